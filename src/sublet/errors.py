@@ -1,0 +1,89 @@
+"""Every exception Sublet raises on purpose.
+
+    SubletError                  base: catch this to catch them all
+    ├── MissingExtraError        an optional dependency is not installed
+    ├── ModelError               a model file is malformed, unreadable or unsafe
+    ├── GraphError               a graph breaks a rule of `ir.verify`; carries all findings
+    ├── TextError                the text form of a graph does not parse; carries the line
+    ├── ProblemError             a packing problem is malformed
+    ├── PackingError             a packing breaks its problem; carries all findings
+    ├── PlanError                a plan file is malformed, or was made for another graph
+    └── PlanViolation            the checker refused a plan; carries all violations
+
+A message says where, what, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class SubletError(Exception):
+    """Base of all of Sublet's own errors."""
+
+
+class MissingExtraError(SubletError, ImportError):
+    """An optional dependency is missing; the message names the extra that brings it."""
+
+
+class ModelError(SubletError):
+    """A model file is malformed, unreadable, unsafe, or leaves a dimension open."""
+
+
+class TextError(SubletError):
+    """The text form of a graph does not parse."""
+
+
+class ProblemError(SubletError):
+    """A packing problem is malformed."""
+
+
+class PlanError(SubletError):
+    """A plan file is malformed, or belongs to another graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong: where it is, what it is, and what to do.
+
+    `rule` is a short stable name (`"undefined-value"`, `"overlap"`), for tests and tools.
+    """
+
+    rule: str
+    where: str
+    what: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        advice = f" ({self.fix})" if self.fix else ""
+        return f"{self.where}: {self.what}{advice} [{self.rule}]"
+
+
+class FindingsError(SubletError):
+    """Base of the errors that report all findings, not only the first."""
+
+    headline = "problem(s) found"
+
+    def __init__(self, findings: Sequence[Finding]):
+        self.findings = tuple(findings)
+        lines = "\n".join(f"  {finding}" for finding in self.findings)
+        super().__init__(f"{len(self.findings)} {self.headline}:\n{lines}")
+
+
+class GraphError(FindingsError):
+    """A graph is not legal; see the numbered rules in `sublet.ir.verify`."""
+
+    headline = "rule(s) of a legal graph broken"
+
+
+class PackingError(FindingsError):
+    """A packing does not satisfy its problem."""
+
+    headline = "violation(s) in the packing"
+
+
+class PlanViolation(FindingsError):
+    """The independent checker refused a memory plan."""
+
+    headline = "violation(s) in the memory plan"

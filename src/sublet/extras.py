@@ -1,0 +1,18 @@
+"""Optional dependencies: imported where they are needed, with an error that names the extra."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+from sublet.errors import MissingExtraError
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import `module`, or raise MissingExtraError naming the extra that installs it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"this needs the package {module.partition('.')[0]!r}: pip install 'sublet[{extra}]'"
+        ) from error

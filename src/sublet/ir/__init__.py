@@ -1,0 +1,1 @@
+"""The symbolic graph and what can be said about it without memory or streams."""

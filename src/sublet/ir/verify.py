@@ -1,0 +1,214 @@
+"""What a legal graph satisfies, as code. Every rule has a number and a name; all findings are told.
+
+ 1 unique-name      value names are unique in the whole program, and so are node names; none is empty
+ 2 undefined-value  a value is used after its definition, in its graph or a sub-graph below it
+ 3 literal          a literal has one element for each element of its tensor
+ 4 weights          only the root graph has weights
+ 5 unknown-op       every op is known to its dialect
+ 6 arity            an op gets and gives as many values as it allows
+ 7 arm              an arm has no inputs and as many outputs as its node, with equal specs
+ 8 index            a branch index is one element, bool or integer; a branch has an arm
+ 9 fallback         there is one fallback an output with its spec, or none at all
+10 loop-arity       a body takes the counter, a value a carry and a slice; gives an update a carry, and the rows
+11 counter          a loop's counter is an i64 scalar
+12 condition        a loop's condition is one bool element, ready after the first `check` nodes
+13 carry            initial value, parameter, update and final value of a carry have equal specs
+14 slice            a slice is its sequence without the sliced axis, and is not read before the check
+15 row              a stacked output is its row with one more axis
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from sublet.errors import Finding, GraphError, SubletError
+from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ops import lookup
+from sublet.tensor import DType, TensorSpec
+
+INTEGERS = frozenset({DType.BOOL, DType.I8, DType.I16, DType.I32, DType.I64, DType.U8, DType.U16, DType.U32, DType.U64})
+CONTROL_OPS = frozenset({"while", "case"})
+
+
+def findings(graph: Graph) -> tuple[Finding, ...]:
+    """Every broken rule of the program, in program order; empty for a legal graph."""
+    return (
+        *_names(graph),
+        *_literals(graph),
+        *_scopes(graph, set()),
+        *(finding for node in graph.walk() for finding in _node(node)),
+    )
+
+
+def verify(graph: Graph) -> None:
+    """Raise GraphError with all findings unless the graph is legal."""
+    found = findings(graph)
+    if found:
+        raise GraphError(found)
+
+
+def _names(graph: Graph) -> Iterator[Finding]:
+    seen: set[str] = set()
+    for value in graph.values():
+        if not value.name or value.name in seen:
+            what = f"%{value.name} is defined twice" if value.name else "a value has an empty name"
+            yield Finding("unique-name", f"graph @{graph.name}", what, "rename one of them")
+        seen.add(value.name)
+    nodes: set[str] = set()
+    for node in graph.walk():
+        if not node.name or node.name in nodes:
+            yield Finding("unique-name", _at(node), f"another node is called @{node.name}", "rename one of them")
+        nodes.add(node.name)
+
+
+def _literals(graph: Graph) -> Iterator[Finding]:
+    for value in graph.values():
+        if value.literal is None:
+            continue
+        if not isinstance(value.spec, TensorSpec) or len(value.literal) != value.spec.size:
+            what = f"the literal of %{value.name} has {len(value.literal)} elements, its type is {value.spec}"
+            yield Finding("literal", f"graph @{graph.name}", what)
+
+
+def _scopes(graph: Graph, outer: set[Value]) -> Iterator[Finding]:
+    visible = outer | set(graph.inputs) | set(graph.weights)
+    for node in graph.nodes:
+        yield from _undefined(node.uses, visible, _at(node))
+        for sub in node.subgraphs:
+            if sub.weights:
+                yield Finding("weights", _at(node), f"sub-graph @{sub.name} has weights", "move them to the root graph")
+            yield from _scopes(sub, visible)
+        if isinstance(node, While):
+            yield from _ready(node, visible)
+        visible |= set(node.defs)
+    yield from _undefined(graph.outputs, visible, f"graph @{graph.name} outputs")
+
+
+def _undefined(values: Iterable[Value], visible: set[Value], where: str) -> Iterator[Finding]:
+    for value in values:
+        if value not in visible:
+            fix = "define it first, or move the use below its definition"
+            yield Finding("undefined-value", where, f"%{value.name} is not defined here", fix)
+
+
+def _ready(node: While, outer: set[Value]) -> Iterator[Finding]:
+    """Rules 12 and 14: what the evaluation nodes of a loop may see."""
+    before = node.body.nodes[: node.check]
+    visible = outer | set(node.body.inputs[: 1 + node.carried]) | {v for n in before for v in n.defs}
+    if node.condition not in visible:
+        fix = "move the check below the node that computes it"
+        yield Finding("condition", _at(node), f"%{node.condition.name} is not known at the check", fix)
+    slices = set(node.slices)
+    for early in before:
+        for value in early.uses:
+            if value in slices:
+                fix = "slices are fetched after the check"
+                yield Finding("slice", _at(early), f"%{value.name} is read before the check", fix)
+
+
+def _node(node: Node) -> Iterator[Finding]:
+    if isinstance(node, While):
+        yield from _while(node)
+    elif isinstance(node, CaseOf):
+        yield from _case(node)
+    else:
+        yield from _op(node)
+
+
+def _op(node: Node) -> Iterator[Finding]:
+    if node.op in CONTROL_OPS:
+        yield Finding("unknown-op", _at(node), f"{node.op!r} needs its own kind of node")
+        return
+    try:
+        op = lookup(node.op)
+    except SubletError as error:
+        yield Finding("unknown-op", _at(node), str(error))
+        return
+    for what, count, allowed in (
+        ("inputs", len(node.inputs), op.inputs),
+        ("outputs", len(node.outputs), op.outputs),
+    ):
+        if allowed is not None and not allowed[0] <= count <= allowed[1]:
+            yield Finding("arity", _at(node), f"{node.op} has {count} {what}, allowed are {allowed[0]} to {allowed[1]}")
+
+
+def _case(node: CaseOf) -> Iterator[Finding]:
+    if not node.uses:
+        yield Finding("index", _at(node), "a branch needs an index")
+        return
+    spec = node.index.spec
+    if not isinstance(spec, TensorSpec) or spec.dtype not in INTEGERS or spec.size != 1:
+        yield Finding("index", _at(node), f"the index %{node.index.name} is {spec}, not one bool or integer")
+    if not node.arms:
+        yield Finding("index", _at(node), "a branch needs at least one arm")
+    for arm in node.arms:
+        if arm.inputs or len(arm.outputs) != len(node.outputs):
+            what = f"arm @{arm.name} has {len(arm.inputs)} inputs and {len(arm.outputs)} outputs"
+            yield Finding("arm", _at(node), what, f"give it 0 inputs and {len(node.outputs)} outputs")
+            continue
+        for output, result in zip(node.outputs, arm.outputs, strict=True):
+            yield from _same("arm", node, f"output of arm @{arm.name}", output, result)
+    if node.fallbacks and len(node.fallbacks) != len(node.outputs):
+        what = f"{len(node.fallbacks)} fallbacks for {len(node.outputs)} outputs"
+        yield Finding("fallback", _at(node), what, "give one an output, or none")
+        return
+    for output, fallback in zip(node.outputs, node.fallbacks, strict=False):
+        yield from _same("fallback", node, "fallback", output, fallback)
+
+
+def _while(node: While) -> Iterator[Finding]:
+    slices, rows = len(node.slice_axes), len(node.row_axes)
+    expected = (
+        ("inputs", len(node.uses), node.carried + slices),
+        ("outputs", len(node.outputs), node.carried + rows),
+        ("body inputs", len(node.body.inputs), 1 + node.carried + slices),
+        ("body outputs", len(node.body.outputs), node.carried + rows),
+        ("directions of slices", len(node.slice_reversed), slices),
+        ("directions of rows", len(node.row_reversed), rows),
+    )
+    wrong = [f"{count} {what} instead of {right}" for what, count, right in expected if count != right]
+    if wrong or not 0 <= node.check <= len(node.body.nodes):
+        what = "; ".join(wrong) or f"the check comes after {node.check} of {len(node.body.nodes)} nodes"
+        yield Finding("loop-arity", _at(node), what)
+        return
+    if node.counter.spec != TensorSpec(DType.I64):
+        yield Finding("counter", _at(node), f"the counter %{node.counter.name} is {node.counter.spec}, not i64[]")
+    condition = node.condition.spec
+    if not isinstance(condition, TensorSpec) or condition.dtype is not DType.BOOL or condition.size != 1:
+        yield Finding("condition", _at(node), f"%{node.condition.name} is {condition}, not one bool")
+    yield from _carries(node)
+    for value, sequence, axis in zip(node.slices, node.sequences, node.slice_axes, strict=True):
+        yield from _without_axis("slice", node, value, sequence, axis)
+    for row, stacked, axis in zip(node.rows, node.stacked, node.row_axes, strict=True):
+        if stacked is not None:
+            yield from _without_axis("row", node, row, stacked, axis)
+
+
+def _carries(node: While) -> Iterator[Finding]:
+    for parameter, init, update, final in zip(node.parameters, node.inits, node.updates, node.finals, strict=True):
+        yield from _same("carry", node, "initial value", parameter, init)
+        yield from _same("carry", node, "update", parameter, update)
+        yield from _same("carry", node, "final value", parameter, final)
+
+
+def _same(rule: str, node: Node, role: str, expected: Value | None, actual: Value | None) -> Iterator[Finding]:
+    if expected is None or actual is None or not (expected.plannable and actual.plannable):
+        return
+    if expected.spec != actual.spec:
+        what = f"{role} %{actual.name} is {actual.spec}, %{expected.name} is {expected.spec}"
+        yield Finding(rule, _at(node), what, "their specs must be equal")
+
+
+def _without_axis(rule: str, node: Node, part: Value, whole: Value, axis: int) -> Iterator[Finding]:
+    if not isinstance(part.spec, TensorSpec) or not isinstance(whole.spec, TensorSpec):
+        return
+    shape = whole.spec.shape
+    fits = 0 <= axis < len(shape) and part.spec == TensorSpec(whole.spec.dtype, shape[:axis] + shape[axis + 1 :])
+    if not fits:
+        what = f"%{part.name} is {part.spec}, not one step of %{whole.name}, {whole.spec}, along axis {axis}"
+        yield Finding(rule, _at(node), what)
+
+
+def _at(node: Node) -> str:
+    source = f" ({node.source})" if node.source else ""
+    return f"node @{node.name}{source}"

@@ -1,0 +1,8 @@
+"""Commands as records of facts, in dialects."""
+
+from sublet.ops.onnx import onnx_op
+from sublet.ops.op import Op, Share, lookup, register
+
+register("onnx", onnx_op)
+
+__all__ = ["Op", "Share", "lookup", "register"]

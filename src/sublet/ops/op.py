@@ -1,0 +1,76 @@
+"""An op is a record of facts. The planner, the passes, the checker and the runtime know only these.
+
+A dialect is a function from an op's name to its record, registered under a prefix; `lookup` finds
+the record of any node. Facts are functions of one node: its specs, attributes and literals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sublet.errors import SubletError
+from sublet.ir.graph import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Output `output` and input `input` of one node may be the same bytes.
+
+    The output's byte 0 and the input's byte 0 are `offset` bytes apart: for a view the output
+    starts at `offset` in the input; for a part the input starts at `offset` in the output.
+    """
+
+    output: int
+    input: int
+    offset: int = 0
+
+
+Shares = Callable[[Node], tuple[Share, ...]]
+
+
+def none(node: Node) -> tuple[Share, ...]:
+    """The fact of an op that shares nothing."""
+    return ()
+
+
+@dataclass(frozen=True)
+class Op:
+    """Facts about one command.
+
+    views     the output *is* bytes of the input (Reshape, a contiguous Slice): no work when they
+              lie at the same place, else a copy. Nothing is overwritten.
+    parts     the output *contains* the input (Concat): no work for an input that was written in
+              its place, else a copy. Nothing is overwritten.
+    inplace   the kernel may overwrite the input with the output (Relu), provided the input is not
+              read afterwards. Both have the same number of bytes.
+    pure      the same inputs give the same outputs, and nothing else happens.
+    arity     least and greatest number of inputs and of outputs; None where the op does not say.
+    """
+
+    name: str
+    views: Shares = none
+    parts: Shares = none
+    inplace: Shares = none
+    pure: bool = True
+    inputs: tuple[int, int] | None = None
+    outputs: tuple[int, int] | None = None
+
+
+_dialects: dict[str, Callable[[str], Op]] = {}
+
+
+def register(prefix: str, dialect: Callable[[str], Op]) -> None:
+    """Make `dialect` answer for every op named `prefix.*`."""
+    _dialects[prefix] = dialect
+
+
+def lookup(name: str) -> Op:
+    """The record of the op called `name` ("dialect.Name"). Raises SubletError when there is none."""
+    prefix = name.partition(".")[0]
+    try:
+        dialect = _dialects[prefix]
+    except KeyError:
+        known = ", ".join(sorted(_dialects)) or "none"
+        raise SubletError(f"op {name!r} is of no known dialect (known: {known})") from None
+    return dialect(name)

@@ -1,0 +1,116 @@
+"""What a tensor is before it has bytes: a data type and a shape.
+
+`TensorSpec` describes a tensor the planner can place; `Unplannable` describes a value it cannot
+(a sequence, a string, a shape that depends on data), with the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from math import prod
+
+from sublet.errors import SubletError
+
+MAX_BYTES = 1 << 56
+"""No single tensor may be larger: offsets then stay exact in 64-bit arithmetic, sums included."""
+
+
+class DType(Enum):
+    """A data type: its short name and the bits one element takes.
+
+    4-bit types are packed two to a byte, as in ONNX and ml_dtypes' serialised form.
+    """
+
+    BOOL = ("bool", 8)
+    I4 = ("i4", 4)
+    I8 = ("i8", 8)
+    I16 = ("i16", 16)
+    I32 = ("i32", 32)
+    I64 = ("i64", 64)
+    U4 = ("u4", 4)
+    U8 = ("u8", 8)
+    U16 = ("u16", 16)
+    U32 = ("u32", 32)
+    U64 = ("u64", 64)
+    F16 = ("f16", 16)
+    BF16 = ("bf16", 16)
+    F32 = ("f32", 32)
+    F64 = ("f64", 64)
+    F8E4M3FN = ("f8e4m3fn", 8)
+    F8E4M3FNUZ = ("f8e4m3fnuz", 8)
+    F8E5M2 = ("f8e5m2", 8)
+    F8E5M2FNUZ = ("f8e5m2fnuz", 8)
+    F8E8M0FNU = ("f8e8m0fnu", 8)
+    F4E2M1 = ("f4e2m1", 4)
+    I2 = ("i2", 2)
+    U2 = ("u2", 2)
+    C64 = ("c64", 64)
+    C128 = ("c128", 128)
+
+    def __init__(self, text: str, bits: int):
+        self.text = text
+        self.bits = bits
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def parse(cls, text: str) -> DType:
+        """The type with this short name. Raises SubletError for an unknown name."""
+        try:
+            return _BY_TEXT[text]
+        except KeyError:
+            known = ", ".join(_BY_TEXT)
+            raise SubletError(f"unknown data type {text!r}; known: {known}") from None
+
+
+_BY_TEXT = {dtype.text: dtype for dtype in DType}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape and data type of a dense row-major tensor.
+
+    Invariant: every dimension is an int >= 0 and `nbytes` is at most `MAX_BYTES`.
+    Raises SubletError when that does not hold.
+    """
+
+    dtype: DType
+    shape: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if any(extent < 0 for extent in self.shape):
+            raise SubletError(f"negative dimension in shape {list(self.shape)}")
+        if any(extent > MAX_BYTES for extent in self.shape) or self.nbytes > MAX_BYTES:
+            raise SubletError(f"{self} is too large: more than {MAX_BYTES} bytes (2^56)")
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, sub-byte types packed and rounded up to a whole byte."""
+        return (self.size * self.dtype.bits + 7) // 8
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Unplannable:
+    """A value that cannot be given bytes ahead of time.
+
+    `type` is how the source names it (`"seq(tensor(float))"`, `"i64[2,?]"`), `reason` says why.
+    """
+
+    type: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"outside<{self.type}>"
+
+
+Spec = TensorSpec | Unplannable
