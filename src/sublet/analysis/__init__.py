@@ -1,0 +1,1 @@
+"""Facts about a graph; nothing here decides anything."""

@@ -1,0 +1,113 @@
+"""What the bytes of a value are copies of, so that two values may share bytes that are equal anyway.
+
+A computed value has bytes of its own. The bytes of a view are those of its base, and the bytes of a
+concatenation are those of its operands. Views (seed 000: "alias") and concatenations written in
+place rest on this: two values may lie on the same bytes at the same time exactly where their
+contents agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sublet.ir.graph import Graph, Node, Value
+from sublet.ops import lookup
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """`nbytes` bytes that are those of value `token` from `start` on, placed at `offset`."""
+
+    offset: int
+    nbytes: int
+    token: Value
+    start: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
+
+
+Content = tuple[Segment, ...]
+
+
+def contents(graph: Graph) -> dict[Value, Content]:
+    """The content of every value of a program, in segments by ascending offset."""
+    found: dict[Value, Content] = {value: _own(value) for value in graph.values()}
+    for node in graph.walk():
+        if node.subgraphs:
+            continue
+        op = lookup(node.op)
+        for share in op.views(node):
+            base, view = node.inputs[share.input], node.outputs[share.output]
+            if base is not None and view is not None:
+                found[view] = _slice(found[base], share.offset, view.nbytes)
+        whole = _joined(node, found)
+        if whole is not None:
+            found[whole] = _cover(whole, [s for s in found[whole] if s.token is not whole])
+    return found
+
+
+def _joined(node: Node, found: dict[Value, Content]) -> Value | None:
+    """Put the contents of a concatenation's operands into its output's, and return that output."""
+    shares = lookup(node.op).parts(node)
+    if not shares:
+        return None
+    whole = node.outputs[shares[0].output]
+    if whole is None:
+        return None
+    parts: list[Segment] = []
+    for share in shares:
+        part = node.inputs[share.input]
+        if part is not None:
+            parts += _shift(found[part], share.offset)
+    found[whole] = tuple(sorted(parts, key=lambda segment: segment.offset))
+    return whole
+
+
+def _own(value: Value) -> Content:
+    return (Segment(0, value.nbytes, value, 0),) if value.nbytes else ()
+
+
+def _slice(content: Content, offset: int, nbytes: int) -> Content:
+    """The segments of bytes [offset, offset + nbytes), moved to start at 0."""
+    cut = []
+    for segment in content:
+        begin, end = max(segment.offset, offset), min(segment.end, offset + nbytes)
+        if begin < end:
+            cut.append(Segment(begin - offset, end - begin, segment.token, segment.start + begin - segment.offset))
+    return tuple(cut)
+
+
+def _shift(content: Content, distance: int) -> Content:
+    return tuple(Segment(s.offset + distance, s.nbytes, s.token, s.start) for s in content)
+
+
+def _cover(value: Value, parts: list[Segment]) -> Content:
+    """`parts` with the bytes they leave uncovered filled by the value's own."""
+    filled: list[Segment] = []
+    position = 0
+    for part in [*parts, Segment(value.nbytes, 0, value, 0)]:
+        if position < part.offset:
+            filled.append(Segment(position, part.offset - position, value, position))
+        if part.nbytes:
+            filled.append(part)
+        position = part.end
+    return tuple(filled)
+
+
+def agree(a: Content, a_offset: int, b: Content, b_offset: int) -> bool:
+    """Whether two contents, placed at these offsets, hold equal bytes wherever they overlap."""
+    i = j = 0
+    while i < len(a) and j < len(b):
+        x, y = a[i], b[j]
+        x_begin, y_begin = x.offset + a_offset, y.offset + b_offset
+        x_end, y_end = x_begin + x.nbytes, y_begin + y.nbytes
+        overlap = max(x_begin, y_begin) < min(x_end, y_end)
+        if overlap and (x.token is not y.token or x_begin - x.start != y_begin - y.start):
+            return False
+        if x_end <= y_end:
+            i += 1
+        if y_end <= x_end:
+            j += 1
+    return True

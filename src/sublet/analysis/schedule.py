@@ -1,0 +1,70 @@
+"""The order of execution. It exists once: planner, checker and executor take the same Schedule.
+
+A schedule lists the steps of a graph and of its sub-graphs. It is a partial order: a stream runs
+its steps in the order listed, and a step waits for the steps it names. A sub-graph starts after
+everything its node waits for and ends before everything that waits for its node; rounds of a loop
+do not overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sublet.ir.graph import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node in one stream; `waits` names nodes of the same graph that must have ended before."""
+
+    node: str
+    stream: int = 0
+    waits: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The steps of one graph in an order that satisfies all waits, and the schedules of sub-graphs.
+
+    Invariant: every wait names an earlier step; all data dependencies are ordered by `happens_before`.
+    `bodies` maps the name of a While or CaseOf node to one schedule a sub-graph.
+    """
+
+    steps: tuple[Step, ...]
+    bodies: Mapping[str, tuple[Schedule, ...]] = field(default_factory=dict)
+
+    @property
+    def streams(self) -> int:
+        """The number of streams of the graph itself, at least 1."""
+        return 1 + max((step.stream for step in self.steps), default=0)
+
+
+def serial(graph: Graph) -> Schedule:
+    """The nodes one after another in the order of the graph."""
+    return Schedule(
+        steps=tuple(Step(node.name) for node in graph.nodes),
+        bodies={node.name: tuple(serial(sub) for sub in node.subgraphs) for node in graph.nodes if node.subgraphs},
+    )
+
+
+def happens_before(schedule: Schedule) -> list[int]:
+    """For each step of one graph, the steps that always end before it starts, as a bit set.
+
+    Bit j of element i is set when step j happens before step i: through the order of a stream,
+    through waits, or through any chain of these.
+    """
+    position: dict[str, int] = {}
+    last_of_stream: dict[int, int] = {}
+    before: list[int] = []
+    for i, step in enumerate(schedule.steps):
+        mask = 0
+        sources = [position[name] for name in step.waits]
+        if step.stream in last_of_stream:
+            sources.append(last_of_stream[step.stream])
+        for j in sources:
+            mask |= before[j] | 1 << j
+        before.append(mask)
+        position[step.node] = i
+        last_of_stream[step.stream] = i
+    return before

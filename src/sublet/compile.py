@@ -1,0 +1,89 @@
+"""The table of contents: from a graph to a proven memory plan, one stage after another.
+
+verify -> schedule -> flow -> liveness -> share -> interference -> pack -> assemble -> check
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from sublet.analysis.flow import flow
+from sublet.analysis.interference import interference
+from sublet.analysis.liveness import liveness
+from sublet.analysis.schedule import Schedule, serial
+from sublet.analysis.sharing import share
+from sublet.analysis.streams import streamed
+from sublet.assemble import always_live, assemble, bound_storages
+from sublet.checker import require_valid
+from sublet.errors import ProblemError
+from sublet.ir.graph import Graph
+from sublet.ir.verify import verify
+from sublet.packing import pack
+from sublet.packing.problem import MAX_ALIGNMENT
+from sublet.plan import MemoryPlan
+
+Where = Literal["arena", "bound"]
+Progress = Callable[[str, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to plan.
+
+    strategy   a name of `sublet.STRATEGIES`, or "auto" for the best of them
+    alignment  the offset of every tensor is a multiple of this many bytes
+    io         whether inputs and outputs lie in the arena, or are bound to memory of the caller
+    weights    the same for weights
+    streams    how many streams may run at the same time
+    timeout    seconds after which "auto" takes the best packing so far; None for no limit
+
+    Raises ProblemError for an alignment or a number of streams that makes no sense.
+    """
+
+    strategy: str = "auto"
+    alignment: int = 64
+    io: Where = "arena"
+    weights: Where = "bound"
+    streams: int = 1
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.alignment <= MAX_ALIGNMENT:
+            raise ProblemError(f"alignment {self.alignment} must be between 1 and 2^32")
+        if self.streams < 1:
+            raise ProblemError(f"there must be at least one stream, not {self.streams}")
+
+
+def plan_memory(
+    graph: Graph,
+    options: Options | None = None,
+    *,
+    schedule: Schedule | None = None,
+    dims: Mapping[str, int] | None = None,
+    progress: Progress | None = None,
+) -> MemoryPlan:
+    """The memory plan of `graph`, proven by the checker.
+
+    `schedule` overrides the order of the graph; `dims` are the dimension bindings to record;
+    `progress` is told each strategy tried and the bytes it needs.
+    Raises GraphError for an illegal graph, ProblemError for an unknown strategy, and PlanViolation if
+    the checker refuses the plan, which would be a mistake of Sublet's.
+    """
+    options = options or Options()
+    align = options.alignment
+    verify(graph)
+    if schedule is None:
+        schedule = serial(graph) if options.streams == 1 else streamed(graph, options.streams)
+    timeline = flow(graph, schedule)
+    storages = bound_storages(graph, io_bound=options.io == "bound", weights_bound=options.weights == "bound")
+    homes = {value: (storage.name, storage.kind == "output") for value, storage in storages.items()}
+    ranges = always_live(liveness(timeline), graph.weights, len(timeline.points))
+    buffers = share(graph, timeline, ranges, alignment=align, homes=homes)
+    planned = tuple(buffer for buffer in buffers if not buffer.home)
+    problem = interference(planned, timeline, alignment=align, name=graph.name)
+    report = pack(problem, options.strategy, timeout=options.timeout, progress=progress)
+    plan = assemble(graph, schedule, timeline, ranges, storages, buffers, report, alignment=align, dims=dims or {})
+    require_valid(graph, schedule, plan)
+    return plan

@@ -1,0 +1,129 @@
+"""A memory plan: which bytes every value of a graph lives in. Pure data, saved as JSON.
+
+A *storage* is a block of memory that somebody allocates once: the arena, or the own memory of a
+bound weight, input or output. A region is a range of bytes of one storage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sublet.analysis.schedule import Schedule
+
+ARENA = "arena"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A block of memory. `kind` is "arena", "weight", "input" or "output".
+
+    Every storage but the arena is named after the value bound to it. A weight or input storage is
+    the caller's, and is never written by the network.
+    """
+
+    name: str
+    kind: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Bytes [offset, offset + nbytes) of a storage."""
+
+    storage: str
+    offset: int
+    nbytes: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one value lives, and what a reader wants to know about it.
+
+    live      half-open ranges of points (see `analysis.flow`) at which its bytes are needed
+    buffer    values of the same buffer are, or overlap, the same bytes on purpose; -1 outside the arena
+    how       "own", "view", "part", "inplace" or "carry": why it shares the buffer of `shares`
+    shares    the value whose bytes it took, "" when it has its own
+    producer  name of the node that writes it; "" for an input or weight
+    """
+
+    value: str
+    spec: str
+    region: Region
+    live: tuple[tuple[int, int], ...]
+    buffer: int
+    how: str = "own"
+    shares: str = ""
+    producer: str = ""
+
+    @property
+    def begin(self) -> int:
+        return self.live[0][0] if self.live else 0
+
+    @property
+    def end(self) -> int:
+        return self.live[-1][1] if self.live else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """A value that could not be planned, with its type and the reason."""
+
+    value: str
+    type: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The point with the most live bytes: what runs there and which values are alive."""
+
+    point: int
+    node: str
+    nbytes: int
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The plan of one graph under one schedule.
+
+    arena_bytes        size of the arena
+    lower_bound_bytes  no placement of the same buffers can do with fewer
+    bound              how the lower bound was found ("peak" or "antichain")
+    total_bytes        sum of all planned tensors, each with bytes of its own: no reuse at all
+    view_bytes, inplace_bytes   part of that sum which needs no buffer thanks to views and parts,
+                       and to in-place outputs and carries
+    points             names of what runs at each point of time, for pictures and messages
+    dims               the dimension bindings the model was read with
+    """
+
+    graph: str
+    fingerprint: str
+    schedule: Schedule
+    alignment: int
+    strategy: str
+    arena_bytes: int
+    lower_bound_bytes: int
+    bound: str
+    total_bytes: int
+    view_bytes: int
+    inplace_bytes: int
+    storages: tuple[Storage, ...]
+    placements: tuple[Placement, ...]
+    outside: tuple[Outside, ...]
+    peak: Peak
+    points: tuple[str, ...]
+    dims: tuple[tuple[str, int], ...] = ()
+    version: int = FORMAT_VERSION
+
+    @property
+    def gap(self) -> float:
+        """Fragmentation over the lower bound: 0.0 is a proof that no packing is smaller."""
+        if self.lower_bound_bytes == 0:
+            return 0.0
+        return (self.arena_bytes - self.lower_bound_bytes) / self.lower_bound_bytes

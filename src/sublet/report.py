@@ -1,0 +1,56 @@
+"""What `sublet plan --json` prints: the plan as one flat object for programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sublet.budget import Verdict, buffers_at_peak
+from sublet.plan import ARENA, MemoryPlan
+
+
+def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) -> dict[str, Any]:
+    """Figures, peak and tensors of a plan. Sizes and offsets are bytes, begin and end are points."""
+    content: dict[str, Any] = {
+        "graph": plan.graph,
+        "arena_bytes": plan.arena_bytes,
+        "lower_bound_bytes": plan.lower_bound_bytes,
+        "bound": plan.bound,
+        "gap": plan.gap,
+        "total_bytes": plan.total_bytes,
+        "view_bytes": plan.view_bytes,
+        "inplace_bytes": plan.inplace_bytes,
+        "bound_bytes": sum(s.nbytes for s in plan.storages if s.kind != ARENA),
+        "alignment": plan.alignment,
+        "strategy": plan.strategy,
+        "seconds": seconds,
+        "dims": dict(plan.dims),
+        "peak": {
+            "point": plan.peak.point,
+            "node": plan.peak.node,
+            "bytes": plan.peak.nbytes,
+            "buffers": [{"nbytes": live.nbytes, "tensors": list(live.values)} for live in buffers_at_peak(plan)],
+        },
+        "tensors": [
+            {
+                "name": place.value,
+                "spec": place.spec,
+                "storage": place.region.storage,
+                "offset": place.region.offset,
+                "nbytes": place.region.nbytes,
+                "begin": place.begin,
+                "end": place.end,
+                "live": [list(piece) for piece in place.live],
+                "producer": place.producer,
+                "buffer": place.buffer,
+                "how": place.how,
+                "shares": place.shares,
+            }
+            for place in plan.placements
+        ],
+        "outside": [{"name": o.value, "type": o.type, "reason": o.reason} for o in plan.outside],
+    }
+    if verdict is not None:
+        content["budget_bytes"] = verdict.budget
+        content["fits"] = verdict.fits
+        content["proof"] = [{"nbytes": p.nbytes, "tensors": list(p.values)} for p in verdict.proof]
+    return content
