@@ -1,0 +1,44 @@
+"""Offline dynamic storage allocation: a Problem in, a Packing out. Knows bytes and time, no tensors.
+
+    problem                           question and answer: Buffer, Precedence, Problem, Packing
+    files, csv_format, json_format    problems from files, packings to files
+    conflicts, succession             who must not overlap whom; who may take over whose bytes
+    greedy                            strategies that fill holes in some order
+    allocation_order, interference_order    strategies that fill an allocation_graph
+    strategies                        all of them by name
+    bounds, antichain                 how few bytes can do
+    validate                          whether a packing is right
+
+`auto.pack` ties these together: the best of all strategies, checked.
+"""
+
+from __future__ import annotations
+
+from sublet.packing.auto import Report, pack
+from sublet.packing.bounds import Bound, lower_bound
+from sublet.packing.csv_format import read_csv, write_csv
+from sublet.packing.files import read_problem
+from sublet.packing.json_format import read_json
+from sublet.packing.problem import Buffer, Packing, Precedence, Problem
+from sublet.packing.strategies import STRATEGIES, Strategy, strategy_named, strategy_names
+from sublet.packing.validate import check_packing
+
+__all__ = [
+    "STRATEGIES",
+    "Bound",
+    "Buffer",
+    "Packing",
+    "Precedence",
+    "Problem",
+    "Report",
+    "Strategy",
+    "check_packing",
+    "lower_bound",
+    "pack",
+    "read_csv",
+    "read_json",
+    "read_problem",
+    "strategy_named",
+    "strategy_names",
+    "write_csv",
+]

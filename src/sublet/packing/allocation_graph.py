@@ -1,0 +1,163 @@
+"""libnnc's allocation graph: buffers hand their bytes on to buffers that come later.
+
+An edge y -> x of w bytes says: w bytes of y, at some offset of the group both live in, are next needed
+by x, so a buffer between the two in time may take them. SOURCE and TARGET are the dummy ends: bytes
+that nobody needed before, or needs afterwards. A group is a range of bytes opened by its first buffer;
+groups never merge, and become one arena by laying them one after another.
+
+Placing a chain a -> b (one buffer, or several that follow one another at one offset) on the edge y -> x:
+
+    y --------w--------> x          y --a--> a --min(a,b)--> b --> x      the rest of w stays y -> x,
+                                    y ---b-a---------------> b            what a has over b goes a -> x
+
+A buffer takes the low bytes of the edge. After "The NNC Tensor Allocation Algorithm" (insertion), with
+the edge costs of libnnc: the fewest hops, edges with a dummy end only when there is no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import lcm
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sublet.packing.addresses import round_up
+from sublet.packing.succession import Hops, Positions, Succession
+
+SOURCE = -1
+TARGET = -2
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Buffers to place at one offset, each following the one before; `size` is the largest's."""
+
+    buffers: tuple[int, ...]
+    size: int
+    alignment: int
+
+
+class AllocationGraph:
+    """Edges in growing arrays, so that a search over all of them is a few vectorised comparisons.
+
+    `number` is the type of sizes and offsets, see `addresses.address_type`.
+    """
+
+    def __init__(self, sizes: Sequence[int], succession: Succession, number: np.dtype[Any]) -> None:
+        self._sizes = sizes
+        self._succession = succession
+        self._from = np.empty(64, dtype=np.int64)
+        self._to = np.empty(64, dtype=np.int64)
+        self._bytes: NDArray[Any] = np.empty(64, dtype=number)
+        self._offset: NDArray[Any] = np.empty(64, dtype=number)
+        self._group = np.empty(64, dtype=np.int64)
+        self._edges = 0
+        self._group_alignment: list[int] = []
+        self._group_size: list[int] = []
+        self.place: dict[int, tuple[int, int]] = {}  # buffer -> (group, offset in it)
+
+    def find_edge(self, chain: Chain) -> int | None:
+        """The cheapest edge that can hold the chain, or None."""
+        wide = self._wide_edges(chain)
+        ends = np.stack((self._from[wide], self._to[wide]))
+        before, after = self._hops_around(ends, chain)
+        usable = (before > 0) & (after > 0)
+        real = (ends >= 0).all(axis=0)
+        for candidates in (np.flatnonzero(usable & real), np.flatnonzero(usable & ~real)):
+            if len(candidates):
+                cost = before[candidates] + after[candidates]
+                cheapest = candidates[cost == cost.min()]
+                return int(wide[_first_of(cheapest, ends, before, after)])
+        return None
+
+    def _wide_edges(self, chain: Chain) -> Positions:
+        edges = slice(0, self._edges)
+        wide = self._bytes[edges] >= chain.size
+        if chain.alignment > 1:
+            wide &= self._bytes[edges] >= chain.size + -self._offset[edges] % chain.alignment
+        return np.flatnonzero(wide)
+
+    def _hops_around(self, ends: Positions, chain: Chain) -> tuple[Hops, Hops]:
+        """Hops from every edge's begin to the chain and from the chain to its end; 1 at a dummy end."""
+        before = np.ones(ends.shape[1], dtype=np.int64)
+        after = np.ones(ends.shape[1], dtype=np.int64)
+        real = ends >= 0
+        before[real[0]] = self._succession.hops_to(ends[0][real[0]], chain.buffers[0])
+        after[real[1]] = self._succession.hops_from(chain.buffers[-1], ends[1][real[1]])
+        return before, after
+
+    def insert(self, chain: Chain, edge: int | None) -> None:
+        """Place the chain on an edge that `find_edge` gave, or in a new group of its own size."""
+        if edge is None:
+            group, source, target, offset = len(self._group_size), SOURCE, TARGET, 0
+            self._group_size.append(chain.size)
+            self._group_alignment.append(1)
+        else:
+            group, source, target = int(self._group[edge]), int(self._from[edge]), int(self._to[edge])
+            offset = self._take_from(edge, chain)
+        held = [(source, chain.size, offset)]  # who has which bytes before the next of the chain, upwards
+        for buffer in chain.buffers:
+            held = self._hand_over(held, buffer, offset, group)
+        for holder, nbytes, begin in held:
+            self._add_edge(holder, target, nbytes, begin, group)
+        self._group_alignment[group] = lcm(self._group_alignment[group], chain.alignment)
+
+    def _take_from(self, edge: int, chain: Chain) -> int:
+        """Take the chain's bytes off the low end of the edge; bytes skipped to align stay an edge of their own."""
+        low = int(self._offset[edge])
+        offset = round_up(low, chain.alignment)
+        taken = offset - low + chain.size
+        self._bytes[edge] -= taken
+        self._offset[edge] += taken
+        if offset > low:
+            self._add_edge(int(self._from[edge]), int(self._to[edge]), offset - low, low, int(self._group[edge]))
+        return offset
+
+    def _hand_over(
+        self, held: list[tuple[int, int, int]], buffer: int, offset: int, group: int
+    ) -> list[tuple[int, int, int]]:
+        """The buffer takes its low bytes from whoever holds them; the others keep the rest."""
+        needed = self._sizes[buffer]
+        kept = [(buffer, needed, offset)]
+        for holder, nbytes, begin in held:
+            taken = min(nbytes, needed)
+            needed -= taken
+            if taken:
+                self._add_edge(holder, buffer, taken, begin, group)
+            if nbytes > taken:
+                kept.append((holder, nbytes - taken, begin + taken))
+        self.place[buffer] = (group, offset)
+        return kept
+
+    def _add_edge(self, source: int, target: int, nbytes: int, offset: int, group: int) -> None:
+        if self._edges == len(self._from):
+            double = 2 * self._edges
+            for name in ("_from", "_to", "_bytes", "_offset", "_group"):
+                grown = np.empty(double, dtype=getattr(self, name).dtype)
+                grown[: self._edges] = getattr(self, name)
+                setattr(self, name, grown)
+        at = self._edges
+        self._from[at], self._to[at], self._group[at] = source, target, group
+        self._bytes[at], self._offset[at] = nbytes, offset
+        self._edges += 1
+
+    def group_begins(self) -> list[int]:
+        """The groups laid one after another: the offset in the arena at which each begins."""
+        begins, top = [], 0
+        for size, alignment in zip(self._group_size, self._group_alignment, strict=True):
+            begins.append(round_up(top, alignment))
+            top = begins[-1] + size
+        return begins
+
+
+def _first_of(cheapest: Positions, ends: Positions, before: Hops, after: Hops) -> int:
+    """Of equally cheap edges, the one libnnc meets first: nearest before, then lowest positions."""
+
+    def scan_order(index: int) -> tuple[int, int, int, int, int, int]:
+        source, target = int(ends[0, index]), int(ends[1, index])
+        return (int(source < 0), int(before[index]), source, int(after[index]), target, index)
+
+    return min((int(index) for index in cheapest), key=scan_order)

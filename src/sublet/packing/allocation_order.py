@@ -1,0 +1,131 @@
+"""Filling an allocation graph: what is inserted next, and the strategy of libnnc.
+
+Each turn has candidates, best first. The first one that some edge can hold is inserted; if there is
+none, the first candidate opens a group of its own.
+
+    allocation_graph   the largest first; of several the one with the most conflicts that are not placed
+                       yet, then the lowest position (libnnc; second edition of "The NNC Tensor
+                       Allocation Algorithm")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from sublet.packing.addresses import address_type
+from sublet.packing.allocation_graph import AllocationGraph, Chain
+from sublet.packing.conflicts import clusters_of, conflicts_of
+from sublet.packing.deadline import stop_when_late
+from sublet.packing.problem import Packing, Problem
+from sublet.packing.succession import succession_of
+
+
+class Unplaced:
+    """What is still to be inserted, and how much each buffer conflicts.
+
+    `chains[k]` is what cluster k inserts: itself, or its companions one after another.
+    `conflicts_left` counts, for each buffer, the conflicting buffers that are not placed.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        conflicts = conflicts_of(problem)
+        clusters = clusters_of(problem, conflicts)
+        self.succession, orders = succession_of(problem, clusters)
+        self.clusters = clusters
+        self.chains = [
+            Chain(order, cluster.size, cluster.alignment) for order, cluster in zip(orders, clusters, strict=True)
+        ]
+        self.sizes = [buffer.size for buffer in problem.buffers]
+        for chain, cluster in zip(self.chains, clusters, strict=True):
+            if len(chain.buffers) == 1:
+                self.sizes[chain.buffers[0]] = cluster.size  # it may stand for all its companions
+        self.degrees = conflicts.degrees()
+        self.conflicts_left = self.degrees.copy()
+        self.waiting = {index: None for index, chain in enumerate(self.chains) if chain.buffers}
+        self.is_waiting = np.zeros(len(self.sizes), dtype=np.bool_)  # by the first buffer of each chain
+        self.is_waiting[[chain.buffers[0] for chain in self.chains if chain.buffers]] = True
+        self._conflicts = conflicts
+        self._cluster_of = {chain.buffers[0]: index for index, chain in enumerate(self.chains) if chain.buffers}
+
+    def remove(self, chain: Chain) -> None:
+        """The chain has been inserted: its clusters wait no longer."""
+        for buffer in chain.buffers:
+            index = self._cluster_of.get(buffer)
+            if index is not None:
+                del self.waiting[index]
+                self.is_waiting[buffer] = False
+                for position in self.clusters[index].members:
+                    self.conflicts_left -= self._conflicts.row(position)
+
+    def related_to(self, chain: Chain) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """True at every buffer that comes before or after one of the chain's."""
+        everyone = np.arange(len(self.sizes))
+        related = np.zeros(len(self.sizes), dtype=np.bool_)
+        for buffer in chain.buffers:
+            related |= self.succession.hops_to(everyone, buffer) > 0
+            related |= self.succession.hops_from(buffer, everyone) > 0
+        return related
+
+
+Turn = Callable[[], Iterator[Chain]]
+Selection = Callable[[Unplaced], Turn]
+
+
+def fill(problem: Problem, selection: Selection, strategy: str) -> Packing:
+    """Insert everything into an allocation graph; the candidates of each turn come best first."""
+    unplaced = Unplaced(problem)
+    next_turn = selection(unplaced)
+    graph = AllocationGraph(unplaced.sizes, unplaced.succession, address_type(problem))
+    # Edges only ever get narrower, so who found none need not look again until a new group offers more.
+    hopeless: set[tuple[int, ...]] = set()
+    while unplaced.waiting:
+        stop_when_late()
+        chosen, edge = None, None
+        for chain in next_turn():
+            chosen = chosen or chain
+            if chain.buffers in hopeless:
+                continue
+            edge = graph.find_edge(chain)
+            if edge is not None:
+                chosen = chain
+                break
+            hopeless.add(chain.buffers)
+        assert chosen is not None, "every turn offers at least one candidate"
+        graph.insert(chosen, edge)
+        unplaced.remove(chosen)
+        if edge is None and hopeless:
+            related = unplaced.related_to(chosen)
+            hopeless = {buffers for buffers in hopeless if not related[list(buffers)].any()}
+    return _packing(problem, unplaced, graph, strategy)
+
+
+def _packing(problem: Problem, unplaced: Unplaced, graph: AllocationGraph, strategy: str) -> Packing:
+    """One arena of all groups; buffers without bytes are at 0."""
+    begins = graph.group_begins()
+    offsets = [0] * len(problem.buffers)
+    for cluster, chain in zip(unplaced.clusters, unplaced.chains, strict=True):
+        if chain.buffers:
+            group, offset = graph.place[chain.buffers[0]]
+            for position in cluster.members:
+                offsets[position] = begins[group] + offset
+    ends = (offset + buffer.size for offset, buffer in zip(offsets, problem.buffers, strict=True))
+    return Packing(tuple(offsets), max(ends, default=0), strategy)
+
+
+def largest_first(unplaced: Unplaced) -> Turn:
+    """All chains of the largest size that waits, those with the most unplaced conflicts first."""
+
+    def turn() -> Iterator[Chain]:
+        size = max(unplaced.chains[index].size for index in unplaced.waiting)
+        left = unplaced.conflicts_left.tolist()
+        largest = [index for index in unplaced.waiting if unplaced.chains[index].size == size]
+        largest.sort(key=lambda index: (-sum(left[position] for position in unplaced.clusters[index].members), index))
+        return (unplaced.chains[index] for index in largest)
+
+    return turn
+
+
+def allocation_graph(problem: Problem) -> Packing:
+    return fill(problem, largest_first, "allocation_graph")

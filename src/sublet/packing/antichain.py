@@ -1,0 +1,55 @@
+"""The heaviest set of buffers none of which precedes another, by maximum flow.
+
+Weighted Dilworth: in the network S -> i (capacity w_i), i -> j' (unlimited, where i precedes j),
+j' -> T (capacity w_j), the heaviest antichain weighs the sum of all w less the maximum flow. The set
+itself is read off the minimum cut: i such that S still reaches i but not i'.
+
+Whatever the relation and however the weights were rounded, no two members of that set are related
+(i reached and i before j make j' reached); rounding and a relation that is not transitive can only cost
+weight. So the set is a proof on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+_CAPACITY = (1 << 31) - 1  # SciPy's flow has 32-bit capacities
+
+
+def heaviest_antichain(related: NDArray[np.bool_], weights: Sequence[int]) -> tuple[int, ...]:
+    """Positions of a set without any related pair; the heaviest if `related` is a strict partial order
+    and the weights, divided by their common divisor, sum to less than 2^31 (else nearly so)."""
+    count = len(weights)
+    if not any(weights):
+        return ()
+    capacities = _small_weights(weights)
+    begins, ends = np.nonzero(related)
+    each = np.arange(count)
+    left, right, source, target = each, each + count, 2 * count, 2 * count + 1
+    rows = np.concatenate((np.full(count, source), left[begins], right))
+    columns = np.concatenate((left, right[ends], np.full(count, target)))
+    values = np.concatenate((capacities, np.full(len(begins), _CAPACITY, dtype=np.int32), capacities))
+    shape = (2 * count + 2, 2 * count + 2)
+    network = csr_array((values.astype(np.int32), (rows, columns)), shape=shape)
+    flow = maximum_flow(network, source, target).flow
+    residual = csr_array(network - flow)
+    residual.data = np.maximum(residual.data, 0)
+    residual.eliminate_zeros()
+    reached = np.zeros(2 * count + 2, dtype=np.bool_)
+    reached[breadth_first_order(residual, source, return_predecessors=False)] = True
+    chosen = reached[left] & ~reached[right] & (capacities > 0)
+    return tuple(int(position) for position in np.flatnonzero(chosen))
+
+
+def _small_weights(weights: Sequence[int]) -> NDArray[np.int32]:
+    """Weights divided by their common divisor and, if their sum is still too large, rounded down."""
+    unit = gcd(*weights)
+    total = sum(weights) // unit
+    unit *= -(-total // (_CAPACITY - 1))
+    return np.array([weight // unit for weight in weights], dtype=np.int32)

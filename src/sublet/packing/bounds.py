@@ -1,0 +1,139 @@
+"""Lower bounds: how many bytes every packing of a problem needs.
+
+The one argument behind all of them: buffers that conflict pairwise (a clique) lie side by side, so the
+arena holds at least the sum of their sizes. A bound here is always such a clique, and is computed from
+its members alone; a search that misses the best clique makes the bound weaker, never wrong.
+
+    peak        the buffers that need bytes at one time (lifetimes; gaps respected)
+    antichain   the heaviest set of which none precedes another (a precedence), by maximum flow
+
+`compatible` pairs of a precedence do not conflict, and so must not meet in a clique. They count as
+related in the flow, which keeps them apart; and the serial peak and the antichain of the precedence
+alone are tried as well, after removing the smaller one of every compatible pair.
+
+Alignment: if every alignment in the clique is a multiple of g, so is every offset, and each member but
+the topmost takes its size rounded up to g before the next can begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sublet.packing.addresses import round_up
+from sublet.packing.antichain import heaviest_antichain
+from sublet.packing.conflicts import PrecedenceConflicts
+from sublet.packing.problem import Precedence, Problem
+
+MAX_FLOW_BUFFERS = 4_000  # beyond, all pairs of a precedence are too many for the flow
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """No packing has fewer `bytes`. `members` are the positions of the buffers that prove it.
+
+    `kind` says how they were found: "peak" or "antichain".
+    """
+
+    bytes: int
+    kind: str
+    members: tuple[int, ...]
+
+
+def lower_bound(problem: Problem) -> Bound:
+    """The best lower bound known here. See the head of this file for why it is valid."""
+    peak = peak_bound(problem)
+    if problem.precedence is None or len(problem.buffers) > MAX_FLOW_BUFFERS:
+        return peak
+    antichain = _antichain_bound(problem, problem.precedence)
+    return antichain if antichain.bytes >= peak.bytes else peak
+
+
+def peak_bound(problem: Problem) -> Bound:
+    """From the times at which most bytes are alive. Fast: one sweep over the lifetimes."""
+    sizes = [buffer.size for buffer in problem.buffers]
+    step = _common_alignment(problem, range(len(sizes)))
+    candidates = [_alive_at_peak(problem, sizes)]
+    if step > 1:
+        candidates.append(_alive_at_peak(problem, [round_up(size, step) for size in sizes]))
+    if problem.precedence is not None:
+        conflicts = PrecedenceConflicts(problem.precedence.conflicts())
+        candidates = [_clique_within(problem, conflicts, members) for members in candidates]
+    return _best(problem, "peak", candidates)
+
+
+def _antichain_bound(problem: Problem, precedence: Precedence) -> Bound:
+    sizes = [buffer.size for buffer in problem.buffers]
+    step = _common_alignment(problem, range(len(sizes)))
+    weights = [round_up(size, step) for size in sizes]
+    before = precedence.distance > 0
+    if precedence.compatible is None:
+        return _best(problem, "antichain", [heaviest_antichain(before, weights)])
+    conflicts = PrecedenceConflicts(precedence.conflicts())
+    apart = before | _in_one_direction(problem, precedence.compatible & ~before & ~before.T)
+    candidates = [heaviest_antichain(apart, weights), heaviest_antichain(before, weights)]
+    return _best(problem, "antichain", [_clique_within(problem, conflicts, members) for members in candidates])
+
+
+def _in_one_direction(problem: Problem, compatible: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Each compatible pair once, from the one that the serial order runs first."""
+    time = sorted(range(len(problem.buffers)), key=lambda position: (problem.buffers[position].lower, position))
+    rank = np.empty(len(time), dtype=np.int64)
+    rank[time] = np.arange(len(time))
+    directed: NDArray[np.bool_] = compatible & (rank[:, None] < rank[None, :])
+    return directed
+
+
+def _best(problem: Problem, kind: str, cliques: Iterable[tuple[int, ...]]) -> Bound:
+    bounds = [Bound(bytes_of_clique(problem, members), kind, members) for members in cliques]
+    return max(bounds, key=lambda bound: bound.bytes)
+
+
+def bytes_of_clique(problem: Problem, members: tuple[int, ...]) -> int:
+    """Bytes that buffers need which all conflict with each other."""
+    sizes = [problem.buffers[position].size for position in members]
+    step = _common_alignment(problem, members)
+    rounded = [round_up(size, step) for size in sizes]
+    slack = max((whole - size for whole, size in zip(rounded, sizes, strict=True)), default=0)
+    return max(sum(sizes), sum(rounded) - slack)
+
+
+def _common_alignment(problem: Problem, positions: Iterable[int]) -> int:
+    alignments = [problem.buffers[position].alignment for position in positions if problem.buffers[position].size > 0]
+    return max(1, gcd(*alignments))
+
+
+def _alive_at_peak(problem: Problem, weights: list[int]) -> tuple[int, ...]:
+    """The buffers with bytes at the first time at which the sum of the weights of those alive is largest."""
+    change: dict[int, int] = {}
+    for weight, buffer in zip(weights, problem.buffers, strict=True):
+        for begin, end in buffer.pieces:
+            change[begin] = change.get(begin, 0) + weight
+            change[end] = change.get(end, 0) - weight
+    alive, most, peak = 0, 0, None
+    for time in sorted(change):
+        alive += change[time]
+        if alive > most:
+            most, peak = alive, time
+    if peak is None:
+        return ()
+    return tuple(
+        position
+        for position, buffer in enumerate(problem.buffers)
+        if buffer.size > 0 and any(begin <= peak < end for begin, end in buffer.pieces)
+    )
+
+
+def _clique_within(problem: Problem, conflicts: PrecedenceConflicts, members: tuple[int, ...]) -> tuple[int, ...]:
+    """Members that all conflict pairwise: the largest first, each kept if it conflicts with all kept so far."""
+    allowed = np.ones(len(problem.buffers), dtype=np.bool_)
+    clique = []
+    for position in sorted(members, key=lambda member: (-problem.buffers[member].size, member)):
+        if allowed[position]:
+            clique.append(position)
+            allowed &= conflicts.row(position)
+    return tuple(sorted(clique))

@@ -1,0 +1,149 @@
+"""Which buffers must not overlap, one row at a time, and which must share an offset.
+
+A problem of 28,000 buffers has 400 million pairs; nothing here ever holds all of them. A row is one
+vectorised comparison of all lifetimes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import lcm
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sublet.errors import ProblemError
+from sublet.packing.problem import Problem
+
+Mask = NDArray[np.bool_]
+
+
+class Conflicts(Protocol):
+    """The interference graph of a problem. Sizes play no part: an empty buffer conflicts too."""
+
+    def row(self, position: int) -> Mask:
+        """True at every buffer that conflicts with the one at `position`, which itself is False."""
+        ...
+
+    def degrees(self) -> NDArray[np.int64]:
+        """How many buffers each buffer conflicts with."""
+        ...
+
+
+class LifetimeConflicts:
+    """Lifetimes without gaps: two buffers conflict when both are alive at some time."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._lower = np.array([buffer.lower for buffer in problem.buffers], dtype=np.int64)
+        self._upper = np.array([buffer.upper for buffer in problem.buffers], dtype=np.int64)
+
+    def row(self, position: int) -> Mask:
+        mask: Mask = self._lower < self._upper[position]
+        mask &= self._upper > self._lower[position]
+        mask[position] = False
+        return mask
+
+    def degrees(self) -> NDArray[np.int64]:
+        born_in_time = np.searchsorted(np.sort(self._lower), self._upper, side="left")
+        dead_before = np.searchsorted(np.sort(self._upper), self._lower, side="right")
+        return (born_in_time - dead_before - 1).astype(np.int64)
+
+
+class PieceConflicts:
+    """Lifetimes with gaps: two buffers conflict when a piece of one overlaps a piece of the other."""
+
+    def __init__(self, problem: Problem) -> None:
+        pieces = [
+            (begin, end, position) for position, buffer in enumerate(problem.buffers) for begin, end in buffer.pieces
+        ]
+        table = np.array(pieces, dtype=np.int64).reshape(-1, 3)
+        self._begin, self._end, self._owner = table.T.copy()
+        self._first = np.searchsorted(self._owner, np.arange(len(problem.buffers) + 1))
+
+    def row(self, position: int) -> Mask:
+        mask = np.zeros(len(self._first) - 1, dtype=np.bool_)
+        for piece in range(self._first[position], self._first[position + 1]):
+            overlaps = (self._begin < self._end[piece]) & (self._end > self._begin[piece])
+            mask[self._owner[overlaps]] = True
+        mask[position] = False
+        return mask
+
+    def degrees(self) -> NDArray[np.int64]:
+        rows = range(len(self._first) - 1)
+        return np.array([np.count_nonzero(self.row(position)) for position in rows], dtype=np.int64)
+
+
+class PrecedenceConflicts:
+    """A partial order: two buffers conflict when neither precedes the other, unless they are compatible."""
+
+    def __init__(self, matrix: Mask) -> None:
+        self._matrix = matrix
+
+    def row(self, position: int) -> Mask:
+        row: Mask = self._matrix[position]
+        return row
+
+    def degrees(self) -> NDArray[np.int64]:
+        degrees: NDArray[np.int64] = self._matrix.sum(axis=1, dtype=np.int64)
+        return degrees
+
+
+def conflicts_of(problem: Problem) -> Conflicts:
+    """The conflicts of a problem, by its precedence if it has one, else by its lifetimes."""
+    if problem.precedence is not None:
+        return PrecedenceConflicts(problem.precedence.conflicts())
+    if any(buffer.gaps for buffer in problem.buffers):
+        return PieceConflicts(problem)
+    return LifetimeConflicts(problem)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Buffers that get one offset: companions, or a buffer by itself.
+
+    `members` ascend; `sized` are those of them that need bytes; `size` is the largest member's;
+    `alignment` is a multiple of every member's.
+    """
+
+    members: tuple[int, ...]
+    sized: tuple[int, ...]
+    size: int
+    alignment: int
+
+
+def clusters_of(problem: Problem, conflicts: Conflicts) -> list[Cluster]:
+    """Join companions (and companions of companions), in order of each cluster's first member.
+
+    Raises ProblemError when two of a cluster conflict, so that no shared offset can exist.
+    """
+    leader = list(range(len(problem.buffers)))
+
+    def find(position: int) -> int:
+        while leader[position] != position:
+            leader[position] = leader[leader[position]]
+            position = leader[position]
+        return position
+
+    for first, second in problem.companions:
+        low, high = sorted((find(first), find(second)))
+        leader[high] = low
+    members: dict[int, list[int]] = {}
+    for position in range(len(leader)):
+        members.setdefault(find(position), []).append(position)
+    return [_cluster(problem, conflicts, tuple(group)) for group in members.values()]
+
+
+def _cluster(problem: Problem, conflicts: Conflicts, members: tuple[int, ...]) -> Cluster:
+    buffers = problem.buffers
+    sized = tuple(position for position in members if buffers[position].size > 0)
+    for position in sized if len(sized) > 1 else ():
+        row = conflicts.row(position)
+        for other in sized:
+            if row[other]:
+                raise ProblemError(
+                    f"buffers {buffers[position].id} and {buffers[other].id} are companions but conflict: "
+                    "they cannot have the same offset"
+                )
+    size = max(buffers[position].size for position in members)
+    return Cluster(members, sized, size, lcm(*(buffers[position].alignment for position in members)))

@@ -1,0 +1,22 @@
+"""Problems from files of either kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sublet.packing.csv_format import read_csv
+from sublet.packing.json_format import read_json
+from sublet.packing.problem import Problem
+from sublet.packing.text_files import read_text
+
+
+def read_problem(path: str | Path) -> Problem:
+    """Read a CSV or JSON problem, told apart by suffix, else by the first character.
+
+    Raises ProblemError saying where the file is wrong. Offsets in a CSV are dropped; `read_csv` keeps them.
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix == ".json" or (suffix != ".csv" and read_text(path).lstrip().startswith("{")):
+        return read_json(path)
+    return read_csv(path)[0]

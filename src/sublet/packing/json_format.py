@@ -1,0 +1,241 @@
+"""Problems with a partial order, as JSON: a graph of nodes and the blocks of memory they touch.
+
+    alignment  bytes                           deps    [from, to] pairs: from runs before to
+    order      nodes in one serial order       blocks  id, size, type, companion, head, tail
+
+`head` and `tail` are the nodes that touch a block first and last. Block a precedes block b when every
+node of a's tail runs before every node of b's head; their distance is the number of edges on the
+longest path between any of these. Lifetimes are positions in `order`, nodes that are missing there
+following as the edges allow. `companion` is the id of a block that must get the same offset, or -1.
+
+Blocks of different memory kinds (`type`) never share bytes: in the Problem none of them precedes one
+of another kind, so they all conflict. One arena then holds every kind side by side, and its size is
+comparable with the sum of separate arenas.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sublet.errors import ProblemError
+from sublet.packing.problem import Buffer, Precedence, Problem
+from sublet.packing.text_files import read_text
+
+MAX_NODES = 16_384  # the distances of all pairs are held at once: 1 GiB at most
+NO_COMPANION = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    id: str
+    size: int
+    kind: str
+    companion: str
+    head: list[int]
+    tail: list[int]
+
+
+class _Reader:
+    """Typed access to a parsed file; every complaint names the file and the field."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def error(self, field: str, what: str) -> ProblemError:
+        return ProblemError(f"{self.path}: {field}: {what}")
+
+    def get(self, record: dict[str, Any], key: str, field: str) -> Any:
+        if key not in record:
+            raise self.error(field, "is missing")
+        return record[key]
+
+    def integer(self, value: Any, field: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.error(field, f"must be an integer, not {_shown(value)}")
+        return value
+
+    def name(self, value: Any, field: str) -> str:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise self.error(field, f"must be an integer or a text, not {_shown(value)}")
+        return str(value)
+
+    def array(self, value: Any, field: str) -> list[Any]:
+        if not isinstance(value, list):
+            raise self.error(field, f"must be a list, not {_shown(value)}")
+        return value
+
+    def integers(self, value: Any, field: str) -> list[int]:
+        return [self.integer(item, f"{field}[{index}]") for index, item in enumerate(self.array(value, field))]
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:40]
+
+
+def read_json(path: str | Path) -> Problem:
+    """The problem in a file; raises ProblemError naming the file and the field that is wrong."""
+    path = Path(path)
+    reader = _Reader(path)
+    document = _parse(reader)
+    alignment = reader.integer(reader.get(document, "alignment", "alignment"), "alignment")
+    blocks = _blocks(reader, document)
+    order = reader.integers(reader.get(document, "order", "order"), "order")
+    edges = _edges(reader, document)
+    nodes = sorted({*order, *(node for edge in edges for node in edge), *(n for b in blocks for n in b.head + b.tail)})
+    if len(nodes) > MAX_NODES or len(blocks) > MAX_NODES:
+        raise reader.error("blocks", f"{len(nodes)} nodes and {len(blocks)} blocks; at most {MAX_NODES} can be read")
+    rank = {node: index for index, node in enumerate(nodes)}
+    successors: list[list[int]] = [[] for _ in nodes]
+    for begin, end in edges:
+        successors[rank[begin]].append(rank[end])
+    run = _serial_order(reader, successors, [rank[node] for node in order])
+    heads = [[rank[node] for node in block.head] for block in blocks]
+    tails = [[rank[node] for node in block.tail] for block in blocks]
+    node_distance = _node_distances(successors, run)
+    _check_lives(reader, node_distance, heads, tails)
+    distance = _block_distances(node_distance, heads, tails)
+    kinds = np.array([block.kind for block in blocks], dtype=object)
+    distance[kinds[:, None] != kinds[None, :]] = 0
+    buffers = _buffers(reader, blocks, heads, tails, run, alignment)
+    return Problem(buffers, Precedence(distance), _companions(reader, blocks), path.stem)
+
+
+def _parse(reader: _Reader) -> dict[str, Any]:
+    try:
+        document = json.loads(read_text(reader.path))
+    except (ValueError, RecursionError) as error:
+        raise ProblemError(f"{reader.path}: not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise ProblemError(f"{reader.path}: must be one JSON object, not {_shown(document)}")
+    return document
+
+
+def _blocks(reader: _Reader, document: dict[str, Any]) -> list[_Block]:
+    blocks = []
+    for index, record in enumerate(reader.array(reader.get(document, "blocks", "blocks"), "blocks")):
+        field = f"blocks[{index}]"
+        if not isinstance(record, dict):
+            raise reader.error(field, f"must be an object, not {_shown(record)}")
+        head = reader.integers(reader.get(record, "head", f"{field}.head"), f"{field}.head")
+        tail = reader.integers(reader.get(record, "tail", f"{field}.tail"), f"{field}.tail")
+        for key, nodes in (("head", head), ("tail", tail)):
+            if not nodes:
+                raise reader.error(f"{field}.{key}", "is empty; it must name at least one node")
+        blocks.append(
+            _Block(
+                id=reader.name(reader.get(record, "id", f"{field}.id"), f"{field}.id"),
+                size=reader.integer(reader.get(record, "size", f"{field}.size"), f"{field}.size"),
+                kind=reader.name(record.get("type", 0), f"{field}.type"),
+                companion=reader.name(record.get("companion", NO_COMPANION), f"{field}.companion"),
+                head=head,
+                tail=tail,
+            )
+        )
+    return blocks
+
+
+def _edges(reader: _Reader, document: dict[str, Any]) -> list[tuple[int, int]]:
+    edges = []
+    for index, pair in enumerate(reader.array(reader.get(document, "deps", "deps"), "deps")):
+        ends = reader.integers(pair, f"deps[{index}]")
+        if len(ends) != 2:
+            raise reader.error(f"deps[{index}]", f"must be a pair [from, to], not {_shown(pair)}")
+        edges.append((ends[0], ends[1]))
+    return edges
+
+
+def _serial_order(reader: _Reader, successors: list[list[int]], wanted: list[int]) -> list[int]:
+    """All nodes so that every edge points forward, as close to the wanted order as the edges allow."""
+    if len(set(wanted)) != len(wanted):
+        raise reader.error("order", "names a node twice")
+    priority = {node: index for index, node in enumerate(wanted)}
+    incoming = [0] * len(successors)
+    for targets in successors:
+        for target in targets:
+            incoming[target] += 1
+    ready = [(priority.get(node, len(wanted)), node) for node, count in enumerate(incoming) if count == 0]
+    heapq.heapify(ready)
+    run = []
+    while ready:
+        _, node = heapq.heappop(ready)
+        run.append(node)
+        for target in successors[node]:
+            incoming[target] -= 1
+            if incoming[target] == 0:
+                heapq.heappush(ready, (priority.get(target, len(wanted)), target))
+    if len(run) < len(successors):
+        raise reader.error("deps", "the edges form a cycle")
+    return run
+
+
+def _node_distances(successors: list[list[int]], run: list[int]) -> NDArray[np.int32]:
+    """distance[b, a]: edges on the longest path from node a to node b, 0 if there is none."""
+    distance = np.zeros((len(run), len(run)), dtype=np.int32)
+    for node in run:
+        through = np.where(distance[node] > 0, distance[node] + 1, 0)
+        through[node] = 1
+        for target in successors[node]:
+            np.maximum(distance[target], through, out=distance[target])
+    return distance
+
+
+def _check_lives(reader: _Reader, nodes: NDArray[np.int32], heads: list[list[int]], tails: list[list[int]]) -> None:
+    """Without a way from some head to some tail of each block, "precedes" would not be transitive."""
+    for index, (head, tail) in enumerate(zip(heads, tails, strict=True)):
+        if not set(head) & set(tail) and not nodes[np.ix_(tail, head)].any():
+            raise reader.error(f"blocks[{index}]", "no node of its head leads to a node of its tail")
+
+
+def _block_distances(nodes: NDArray[np.int32], heads: list[list[int]], tails: list[list[int]]) -> NDArray[np.int32]:
+    """distance[a, b] between blocks: 0 unless all of a's tail runs before all of b's head."""
+    distance = np.zeros((len(heads), len(heads)), dtype=np.int32)
+    if not heads:
+        return distance
+    nearest = np.stack([nodes[head].min(axis=0) for head in heads])  # block b x node: 0 unless before all its heads
+    farthest = np.stack([nodes[head].max(axis=0) for head in heads])
+    for block, tail in enumerate(tails):
+        ordered = nearest[:, tail].min(axis=1) > 0
+        distance[block] = np.where(ordered, farthest[:, tail].max(axis=1), 0)
+    return distance
+
+
+def _buffers(
+    reader: _Reader,
+    blocks: list[_Block],
+    heads: list[list[int]],
+    tails: list[list[int]],
+    run: list[int],
+    alignment: int,
+) -> tuple[Buffer, ...]:
+    time = {node: index for index, node in enumerate(run)}
+    buffers = []
+    for index, (block, head, tail) in enumerate(zip(blocks, heads, tails, strict=True)):
+        lower, upper = min(time[node] for node in head), max(time[node] for node in tail) + 1
+        try:
+            buffers.append(Buffer(block.id, block.size, lower, upper, alignment))
+        except ProblemError as error:
+            raise reader.error(f"blocks[{index}]", str(error)) from error
+    return tuple(buffers)
+
+
+def _companions(reader: _Reader, blocks: list[_Block]) -> tuple[tuple[int, int], ...]:
+    positions: dict[str, int] = {}
+    for index, block in enumerate(blocks):
+        if block.id in positions:
+            raise reader.error(f"blocks[{index}].id", f"{block.id!r} is the id of blocks[{positions[block.id]}] too")
+        positions[block.id] = index
+    pairs = set()
+    for index, block in enumerate(blocks):
+        if block.companion == str(NO_COMPANION):
+            continue
+        if block.companion not in positions or block.companion == block.id:
+            raise reader.error(f"blocks[{index}].companion", f"{block.companion!r} is no other block's id")
+        pairs.add((min(index, positions[block.companion]), max(index, positions[block.companion])))
+    return tuple(sorted(pairs))

@@ -1,0 +1,107 @@
+"""Who may take over whose bytes, and how far apart in time the two are: hop distances.
+
+    lifetimes     hops(i, j) = lower_j - upper_i + 1 when i ends before j begins (over its gaps)
+    a precedence  hops(i, j) = distance[i, j]
+
+0 means that j cannot follow i.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sublet.packing.conflicts import Cluster
+from sublet.packing.problem import Problem
+
+Positions = NDArray[np.int64]
+Hops = NDArray[np.int64]
+
+
+class Succession(Protocol):
+    """The strict order "ends before the other begins" on the buffers of a problem."""
+
+    def hops_to(self, sources: Positions, target: int) -> Hops:
+        """From the end of each source to the begin of `target`."""
+        ...
+
+    def hops_from(self, source: int, targets: Positions) -> Hops:
+        """From the end of `source` to the begin of each target."""
+        ...
+
+
+class LifetimeSuccession:
+    """A gap counts as alive here: bytes are handed over only when a whole life has ended."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._lower = np.array([buffer.lower for buffer in problem.buffers], dtype=np.int64)
+        self._upper = np.array([buffer.upper for buffer in problem.buffers], dtype=np.int64)
+
+    def merge(self, members: tuple[int, ...]) -> None:
+        """Let the first member stand for all: it begins with the first and ends with the last."""
+        chosen = list(members)
+        self._lower[members[0]], self._upper[members[0]] = self._lower[chosen].min(), self._upper[chosen].max()
+
+    def hops_to(self, sources: Positions, target: int) -> Hops:
+        hops: Hops = np.maximum(self._lower[target] - self._upper[sources] + 1, 0)
+        return hops
+
+    def hops_from(self, source: int, targets: Positions) -> Hops:
+        hops: Hops = np.maximum(self._lower[targets] - self._upper[source] + 1, 0)
+        return hops
+
+
+class PrecedenceSuccession:
+    """The distances of a problem's precedence."""
+
+    def __init__(self, distance: NDArray[np.int32]) -> None:
+        self._distance = distance
+
+    def merge(self, members: tuple[int, ...]) -> None:
+        """Let the first member stand for all: related to another only where all members are."""
+        chosen, first = list(members), members[0]
+        self._distance = self._distance.copy()
+        after, before = self._distance[chosen], self._distance[:, chosen]
+        self._distance[first] = np.where((after > 0).all(axis=0), after.max(axis=0), 0)
+        self._distance[:, first] = np.where((before > 0).all(axis=1), before.max(axis=1), 0)
+        self._distance[first, first] = 0
+
+    def hops_to(self, sources: Positions, target: int) -> Hops:
+        hops: Hops = self._distance[sources, target].astype(np.int64)
+        return hops
+
+    def hops_from(self, source: int, targets: Positions) -> Hops:
+        hops: Hops = self._distance[source, targets].astype(np.int64)
+        return hops
+
+
+def succession_of(problem: Problem, clusters: list[Cluster]) -> tuple[Succession, list[tuple[int, ...]]]:
+    """The succession of a problem, and for every cluster its sized members one after another.
+
+    Members of a cluster that do not follow one another (arms of one branch; a life within another's
+    gap) are merged: the first stands for all of them and is related only where all are.
+    """
+    order: LifetimeSuccession | PrecedenceSuccession = (
+        LifetimeSuccession(problem) if problem.precedence is None else PrecedenceSuccession(problem.precedence.distance)
+    )
+    chains = []
+    for cluster in clusters:
+        chain = _one_after_another(order, cluster.sized)
+        if chain is None:
+            order.merge(cluster.sized)
+            chain = cluster.sized[:1]
+        chains.append(chain)
+    return order, chains
+
+
+def _one_after_another(order: Succession, members: tuple[int, ...]) -> tuple[int, ...] | None:
+    if len(members) < 2:
+        return members
+    everyone = np.array(members, dtype=np.int64)
+    earlier = {position: int(np.count_nonzero(order.hops_to(everyone, position))) for position in members}
+    chain = tuple(sorted(members, key=lambda position: (earlier[position], position)))
+    follows = all(order.hops_from(a, np.array([b]))[0] > 0 for a, b in pairwise(chain))
+    return chain if follows else None

@@ -1,0 +1,115 @@
+"""Is a packing right? Judged from the problem alone, by other means than the strategies use.
+
+Lifetimes are swept in time, keeping the live buffers sorted by offset: as long as nothing overlaps, a
+newcomer can only collide with its two neighbours. Only when something does collide are all collisions
+looked up. A precedence is swept in addresses: every pair with a common byte must not conflict.
+All arithmetic is on Python integers, which do not overflow.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from sublet.errors import Finding, PackingError
+from sublet.packing.problem import Buffer, Packing, Precedence, Problem
+
+MAX_OVERLAPS = 10_000  # a hopeless packing would have a finding for every pair
+
+
+def check_packing(problem: Problem, packing: Packing) -> None:
+    """Raise PackingError with all findings (at most MAX_OVERLAPS overlaps) unless the packing is right."""
+    findings = find_violations(problem, packing)
+    if findings:
+        raise PackingError(findings)
+
+
+def find_violations(problem: Problem, packing: Packing) -> list[Finding]:
+    """Everything wrong with a packing: `count`, `outside`, `misaligned`, `companions` and `overlap`."""
+    if len(packing.offsets) != len(problem.buffers):
+        what = f"{len(packing.offsets)} offsets for {len(problem.buffers)} buffers"
+        return [Finding("count", "packing", what, "give one offset a buffer, in the order of the problem")]
+    offsets = [int(offset) for offset in packing.offsets]
+    findings: list[Finding] = []
+    for buffer, offset in zip(problem.buffers, offsets, strict=True):
+        findings.extend(_check_alone(buffer, offset, packing.arena_bytes))
+    for first, second in problem.companions:
+        if offsets[first] != offsets[second]:
+            what = f"at {offsets[first]}, but its companion {problem.buffers[second].id} is at {offsets[second]}"
+            findings.append(Finding("companions", f"buffer {problem.buffers[first].id}", what, "give both one offset"))
+    for first, second in _overlaps(problem, offsets):
+        a, b = problem.buffers[first], problem.buffers[second]
+        what = (
+            f"bytes {offsets[first]}-{offsets[first] + a.size} overlap buffer {b.id} "
+            f"at {offsets[second]}-{offsets[second] + b.size} while both are alive"
+        )
+        findings.append(Finding("overlap", f"buffer {a.id}", what, "move one of them"))
+    return findings
+
+
+def _check_alone(buffer: Buffer, offset: int, arena_bytes: int) -> Iterator[Finding]:
+    if offset < 0 or offset + buffer.size > arena_bytes:
+        what = f"bytes {offset}-{offset + buffer.size} are outside the arena of {arena_bytes} bytes"
+        yield Finding("outside", f"buffer {buffer.id}", what, "move it, or enlarge the arena")
+    if offset % buffer.alignment:
+        what = f"offset {offset} is no multiple of {buffer.alignment}"
+        yield Finding("misaligned", f"buffer {buffer.id}", what, "round the offset up")
+
+
+def _overlaps(problem: Problem, offsets: list[int]) -> list[tuple[int, int]]:
+    """Pairs of positions, ascending, that conflict and have a byte in common; the first MAX_OVERLAPS."""
+    if problem.precedence is None and not _collides(problem, offsets):
+        return []
+    found = []
+    for first, second in _pairs_with_common_bytes(problem, offsets):
+        if _both_alive(problem, problem.precedence, first, second):
+            found.append((min(first, second), max(first, second)))
+            if len(found) == MAX_OVERLAPS:
+                break
+    return sorted(found)
+
+
+def _collides(problem: Problem, offsets: list[int]) -> bool:
+    """Sweep in time: whether any two live buffers have a byte in common."""
+    events = []
+    for position, buffer in enumerate(problem.buffers):
+        if buffer.size:
+            for begin, end in buffer.pieces:
+                events.append((begin, 1, position))
+                events.append((end, 0, position))
+    events.sort()
+    live: list[tuple[int, int]] = []  # (offset, position), sorted
+    for _, begins, position in events:
+        entry = (offsets[position], position)
+        rank = bisect_left(live, entry)
+        if not begins:
+            del live[rank]
+            continue
+        end = offsets[position] + problem.buffers[position].size
+        if rank < len(live) and live[rank][0] < end:
+            return True
+        if rank and live[rank - 1][0] + problem.buffers[live[rank - 1][1]].size > offsets[position]:
+            return True
+        live.insert(rank, entry)
+    return False
+
+
+def _pairs_with_common_bytes(problem: Problem, offsets: list[int]) -> Iterator[tuple[int, int]]:
+    """Sweep in addresses: all pairs of buffers with a byte in common, alive together or not."""
+    sized = [position for position, buffer in enumerate(problem.buffers) if buffer.size]
+    active: list[int] = []
+    for position in sorted(sized, key=lambda each: (offsets[each], each)):
+        active = [other for other in active if offsets[other] + problem.buffers[other].size > offsets[position]]
+        for other in active:
+            yield other, position
+        active.append(position)
+
+
+def _both_alive(problem: Problem, precedence: Precedence | None, first: int, second: int) -> bool:
+    if precedence is not None:
+        ordered = precedence.distance[first, second] > 0 or precedence.distance[second, first] > 0
+        return not ordered and not (precedence.compatible is not None and bool(precedence.compatible[first, second]))
+    a, b = problem.buffers[first], problem.buffers[second]
+    return any(
+        begin < other_end and other_begin < end for begin, end in a.pieces for other_begin, other_end in b.pieces
+    )

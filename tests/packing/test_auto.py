@@ -1,0 +1,81 @@
+"""`pack`: the best of all strategies, and how it ends early."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sublet.packing import STRATEGIES, Buffer, Problem, check_packing, pack, read_problem
+
+PROBLEMS = Path(__file__).parent / "problems"
+
+
+def test_keeps_the_smallest_arena_of_all() -> None:
+    problem = read_problem(PROBLEMS / "A.1048576.csv")
+    report = pack(problem)
+    assert [name for name, _, _ in report.tried] == list(STRATEGIES)
+    assert report.packing.arena_bytes == min(arena for _, arena, _ in report.tried)
+    assert report.packing.strategy == next(
+        name for name, arena, _ in report.tried if arena == report.packing.arena_bytes
+    )
+    assert report.bound.bytes == 1_048_576
+    assert report.gap == (report.packing.arena_bytes - 1_048_576) / 1_048_576
+    assert report.stopped == ""
+
+
+def test_stops_at_the_bound_with_the_earliest_strategy() -> None:
+    report = pack(Problem((Buffer("a", 3, 0, 2), Buffer("b", 3, 2, 4))))
+    assert [name for name, _, _ in report.tried] == ["no_reuse", "first_fit"]
+    assert (report.packing.strategy, report.packing.arena_bytes, report.gap) == ("first_fit", 3, 0.0)
+    tie = pack(Problem((Buffer("a", 3, 0, 2), Buffer("b", 3, 1, 4))))
+    assert tie.packing.strategy == "no_reuse"
+
+
+def test_densenet_forward_needs_less_than_libnnc() -> None:
+    report = pack(read_problem(PROBLEMS / "densenet121.fwd.b1.json"))
+    assert 7_630_784 == report.bound.bytes <= report.packing.arena_bytes < 9_637_824
+
+
+def test_without_time_first_fit_is_the_answer() -> None:
+    problem = read_problem(PROBLEMS / "A.1048576.csv")
+    report = pack(problem, timeout=0.0)
+    assert [name for name, _, _ in report.tried] == ["no_reuse", "first_fit"]
+    assert (report.packing.strategy, report.stopped) == ("first_fit", "timeout")
+    check_packing(problem, report.packing)
+
+
+def test_a_time_limit_ends_a_strategy_half_way() -> None:
+    """The allocation graph of 5,000 buffers of different sizes takes seconds."""
+    spans = ((i, i * 37 % 5_003, 1 + i * 7_919 % 2_003) for i in range(5_000))
+    rows = tuple(Buffer(str(i), 1 + i * 104_729 % 10_007, begin, begin + length) for i, begin, length in spans)
+    report = pack(Problem(rows), timeout=1.0)
+    assert report.seconds < 5
+    assert report.stopped == "timeout"
+    assert report.tried[1][0] == "first_fit"
+    assert len(report.tried) < len(STRATEGIES) - 1
+
+
+def test_an_interrupt_keeps_the_best_so_far() -> None:
+    def interrupt(strategy: str, arena_bytes: int) -> None:
+        if strategy == "best_fit_by_size":
+            raise KeyboardInterrupt
+
+    report = pack(read_problem(PROBLEMS / "A.1048576.csv"), progress=interrupt)
+    assert [name for name, _, _ in report.tried] == ["no_reuse", "first_fit", "best_fit_by_size"]
+    assert report.stopped == "interrupt"
+    assert report.packing.strategy == "best_fit_by_size"
+
+
+def test_one_strategy_by_name() -> None:
+    seen: list[tuple[str, int]] = []
+    report = pack(
+        read_problem(PROBLEMS / "A.1048576.csv"), "best_fit_by_area", progress=lambda *each: seen.append(each)
+    )
+    assert [(report.packing.strategy, report.packing.arena_bytes)] == seen
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_empty_problem(strategy: str) -> None:
+    report = pack(Problem(()), strategy)
+    assert (report.packing.offsets, report.packing.arena_bytes, report.bound.bytes) == ((), 0, 0)
