@@ -24,7 +24,7 @@ def bound_storages(graph: Graph, *, io_bound: bool, weights_bound: bool) -> dict
     if io_bound:
         kinds |= dict.fromkeys(graph.inputs, "input")
         kinds = dict.fromkeys((v for v in graph.outputs if v not in set(graph.weights)), "output") | kinds
-    return {value: Storage(f"%{value.name}", kind, value.nbytes) for value, kind in kinds.items() if value.plannable}
+    return {value: Storage(value.name, kind, value.nbytes) for value, kind in kinds.items() if value.plannable}
 
 
 def always_live(ranges: LiveRanges, values: tuple[Value, ...], points: int) -> LiveRanges:

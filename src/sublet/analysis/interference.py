@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from sublet.analysis.flow import Flow
@@ -24,7 +26,7 @@ def interference(buffers: tuple[SharedBuffer, ...], flow: Flow, *, alignment: in
 
 def _buffer(identity: str, buffer: SharedBuffer, alignment: int) -> Buffer:
     live = buffer.live
-    gaps = tuple((end, begin) for (_, end), (begin, _) in zip(live, live[1:], strict=False))
+    gaps = tuple((end, begin) for (_, end), (begin, _) in pairwise(live))
     return Buffer(identity, buffer.nbytes, live[0][0], live[-1][1], alignment, gaps)
 
 

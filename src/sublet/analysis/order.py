@@ -19,6 +19,7 @@ class Concurrency:
         self.serial = flow.serial
         self._touches: dict[Value, int] = defaultdict(int)
         self._meets: dict[Value, int] = defaultdict(int)
+        self._meets_write: dict[Value, int] = defaultdict(int)
         if self.serial:
             return
         concurrent = _concurrent_points(flow)
@@ -26,10 +27,16 @@ class Concurrency:
             for value in (*point.uses, *point.defs):
                 self._touches[value] |= 1 << t
                 self._meets[value] |= concurrent[t]
+            for value in point.defs:
+                self._meets_write[value] |= concurrent[t]
 
     def may_meet(self, a: Value, b: Value) -> bool:
         """Whether an access to `a` may happen at the same time as an access to `b`."""
         return bool(self._meets[a] & self._touches[b]) if not self.serial else False
+
+    def may_write_during(self, a: Value, b: Value) -> bool:
+        """Whether `a` may be written at the same time as an access to `b`."""
+        return bool(self._meets_write[a] & self._touches[b]) if not self.serial else False
 
     def touches(self, values: list[Value]) -> int:
         """The points that access any of `values`, as a bit set."""

@@ -60,7 +60,8 @@ class _Group:
     high: int
     live: Pieces
     home: str = ""
-    written: bool = True  # whether the caller lets the network write there
+    writable: bool = True  # whether the network may write there
+    filled: bool = False  # whether the caller puts bytes there before the run
 
 
 @dataclass
@@ -75,6 +76,8 @@ class _Merger:
     offsets: dict[Value, int]
     curve: NDArray[np.int64]
     permitted: frozenset[tuple[int, Value, Value]]
+    distances: Mapping[tuple[Value, Value], set[int]]
+    unwritten: set[Value]  # views that lie in their base, so that nothing writes them
 
     def merge(self, how: str, child: Value, parent: Value, offset: int) -> bool:
         """Put `child`'s group into `parent`'s so that child starts `offset` bytes after parent starts."""
@@ -84,10 +87,12 @@ class _Merger:
         shift = self.offsets[parent] + offset - self.offsets[child]
         if shift % self.alignment or not self._homes_allow(how, a, b, shift):
             return False
-        if not all(self._compatible(x, y, shift) for y in b.members for x in a.members):
-            return False
+        if how == "view":
+            self.unwritten.add(child)
         union = _union(a, b, shift)
-        if self._raises_peak(a, b, union):
+        fits = all(self._compatible(x, y, shift) for y in b.members for x in a.members)
+        if not fits or self._raises_peak(a, b, union):
+            self.unwritten.discard(child)
             return False
         self._commit(how, child, parent, a, b, union, shift)
         return True
@@ -98,7 +103,9 @@ class _Merger:
         fixed, guest, base = (a, b, shift) if a.home else (b, a, -shift)
         if not fixed.home:
             return True
-        if not fixed.written and (how != "view" or fixed is b):
+        if guest.filled:
+            return False  # the caller would not find the place
+        if not fixed.writable and (how != "view" or fixed is b):
             return False
         return fixed.low <= guest.low + base and guest.high + base <= fixed.high
 
@@ -107,9 +114,24 @@ class _Merger:
         begin, end = y.offset + shift, y.offset + shift + y.value.nbytes
         if begin >= x.offset + x.value.nbytes or x.offset >= end:
             return True
-        if agree(self.contents[x.value], x.offset, self.contents[y.value], begin):
+        if self._equal(x, y, begin):
             return True
         return self._take_turns(x.value, y.value, same_place=begin == x.offset)
+
+    def _equal(self, x: Member, y: Member, begin: int) -> bool:
+        """Whether x, and y when it begins at `begin`, hold equal bytes, and none is copied over the other.
+
+        Equal bytes do not help when one is an operand of the other and copied from elsewhere in it, nor
+        when one may be written while another stream reads the other.
+        """
+        distance = begin - x.offset
+        into_y, into_x = self.distances.get((x.value, y.value)), self.distances.get((y.value, x.value))
+        if (into_y is not None and distance not in into_y) or (into_x is not None and -distance not in into_x):
+            return False
+        if not agree(self.contents[x.value], x.offset, self.contents[y.value], begin):
+            return False
+        written = ((x.value, y.value), (y.value, x.value))
+        return not any(a not in self.unwritten and self.concurrency.may_write_during(a, b) for a, b in written)
 
     def _take_turns(self, x: Value, y: Value, same_place: bool) -> bool:
         """Whether the lives of two values are disjoint, or touch only where one may replace the other."""
@@ -164,7 +186,8 @@ def _union(a: _Group, b: _Group, shift: int) -> _Group:
         high=max(a.high, b.high + shift),
         live=merge((*a.live, *b.live)),
         home=home.home,
-        written=home.written,
+        writable=home.writable,
+        filled=a.filled or b.filled,
     )
 
 
@@ -209,14 +232,24 @@ def _start(
     """Every value in a group of its own."""
     curve = np.zeros(len(flow.points), dtype=np.int64)
     groups: dict[Value, _Group] = {}
+    filled = {*graph.inputs, *graph.weights}
     for value in graph.values():
         if value.nbytes:
-            home, written = homes.get(value, ("", True))
-            groups[value] = _Group([Member(value, 0)], 0, value.nbytes, ranges.points(value), home, written)
+            home, writable = homes.get(value, ("", True))
+            live = ranges.points(value)
+            groups[value] = _Group([Member(value, 0)], 0, value.nbytes, live, home, writable, value in filled)
             _add(curve, groups[value], 1, 0)
-    offsets = dict.fromkeys(groups, 0)
     return _Merger(
-        alignment, ranges, Concurrency(flow), contents(graph), groups, offsets, curve, frozenset(_permitted(flow))
+        alignment=alignment,
+        ranges=ranges,
+        concurrency=Concurrency(flow),
+        contents=contents(graph),
+        groups=groups,
+        offsets=dict.fromkeys(groups, 0),
+        curve=curve,
+        permitted=frozenset(_permitted(flow)),
+        distances=_distances(flow),
+        unwritten=set(),
     )
 
 
@@ -233,14 +266,39 @@ def _permitted(flow: Flow) -> Iterator[tuple[int, Value, Value]]:
     for t, point in enumerate(flow.points):
         yield from ((t, source, destination) for source, destination in point.moves)
         if point.kind == "run" and point.node:
-            pairs = _pairs(point.node, lookup(point.node.op).inplace(point.node))
-            yield from ((t, source, output) for output, source, _ in pairs)
+            yield from ((t, source, output) for output, source in _inplace(point.node))
+
+
+def _distances(flow: Flow) -> dict[tuple[Value, Value], set[int]]:
+    """For each (input, output) of a view or concatenation, where the output may start relative to the input."""
+    found: dict[tuple[Value, Value], set[int]] = {}
+    for point in flow.points:
+        if point.kind != "run" or point.node is None:
+            continue
+        op, node = lookup(point.node.op), point.node
+        views, parts = op.views(node), op.parts(node)
+        if views or parts:
+            found.update({(source, output): set() for source in node.uses for output in node.defs})
+        for output, source, offset in _pairs(node, views):
+            found[source, output].add(offset)
+        for output, source, offset in _pairs(node, parts):
+            found[source, output].add(-offset)
+    return found
+
+
+def _inplace(node: Node) -> list[tuple[Value, Value]]:
+    """The (output, input) pairs of which the first may overwrite the second.
+
+    An input that is given twice may be overwritten only if the op allows it at both positions.
+    """
+    pairs = [(output, source) for output, source, _ in _pairs(node, lookup(node.op).inplace(node))]
+    return [pair for pair in dict.fromkeys(pairs) if pairs.count(pair) == node.inputs.count(pair[1])]
 
 
 def _take_over(merger: _Merger, node: Node) -> None:
     """Let each output take over the first input it can."""
     done: set[Value] = set()
-    for output, source, _ in _pairs(node, lookup(node.op).inplace(node)):
+    for output, source in _inplace(node):
         if output not in done and merger.merge("inplace", output, source, 0):
             done.add(output)
 
