@@ -1,0 +1,39 @@
+"""Sublet gives a neural network the smallest memory it can run in, proves the plan right, and shows it."""
+
+from sublet.budget import Verdict, verdict
+from sublet.checker import check
+from sublet.compile import Options, plan_memory
+from sublet.errors import SubletError
+from sublet.frontends.model import Model, read_model
+from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ir.text import parse, to_text
+from sublet.packing import STRATEGIES, pack
+from sublet.plan import MemoryPlan
+from sublet.plan_file import load, save
+from sublet.tensor import DType, TensorSpec, Unplannable
+
+__all__ = [
+    "STRATEGIES",
+    "CaseOf",
+    "DType",
+    "Graph",
+    "Model",
+    "MemoryPlan",
+    "Node",
+    "Options",
+    "SubletError",
+    "TensorSpec",
+    "Unplannable",
+    "Value",
+    "Verdict",
+    "While",
+    "check",
+    "load",
+    "pack",
+    "parse",
+    "plan_memory",
+    "read_model",
+    "save",
+    "to_text",
+    "verdict",
+]

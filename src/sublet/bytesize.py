@@ -1,0 +1,66 @@
+"""Numbers of bytes as people write them: `"1.5 MiB"` out, `"256KiB"` in."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from sublet.errors import SubletError
+
+_BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_UNITS = {
+    "": 1,
+    "B": 1,
+    **{unit: 1 << 10 * power for power, unit in enumerate(_BINARY_UNITS, start=1)},
+    **{unit.replace("i", ""): 1000**power for power, unit in enumerate(_BINARY_UNITS, start=1)},
+}
+_BY_LOWER_CASE = {unit.lower(): factor for unit, factor in _UNITS.items()}
+_QUANTITY = re.compile(r"([0-9][0-9_]{0,29}(?:\.[0-9]{1,30})?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
+
+
+def human(nbytes: int) -> str:
+    """Three significant digits and a binary unit: `1536` -> `"1.5 KiB"`. Below 1 KiB it is exact.
+
+    Trailing zeros are dropped and halves are rounded up, as the HTML page does in its own code.
+    """
+    if nbytes < 0:
+        return f"-{human(-nbytes)}"
+    if nbytes < 1024:
+        return f"{nbytes} B"
+    for power, unit in enumerate(_BINARY_UNITS, start=1):
+        whole = nbytes >> 10 * power
+        digits = 2 if whole < 10 else 1 if whole < 100 else 0
+        scaled = _rounded(nbytes * 10**digits, 1 << 10 * power)
+        if scaled < 1024 * 10**digits or unit == _BINARY_UNITS[-1]:
+            return f"{_decimal(scaled, digits)} {unit}"
+    raise AssertionError("the last unit takes everything")
+
+
+def _rounded(numerator: int, denominator: int) -> int:
+    return (2 * numerator + denominator) // (2 * denominator)
+
+
+def _decimal(scaled: int, digits: int) -> str:
+    whole, rest = divmod(scaled, 10**digits)
+    fraction = f"{rest:0{digits}d}".rstrip("0") if digits else ""
+    return f"{whole}.{fraction}" if fraction else str(whole)
+
+
+def parse_bytes(text: str) -> int:
+    """A quantity such as `"256KiB"`, `"1.5 MB"` or `"1048576"` in bytes, rounded down.
+
+    KB, MB, ... are powers of 1000 and KiB, MiB, ... powers of 1024; case does not matter.
+    Raises SubletError when the text is not a quantity of bytes.
+    """
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None:
+        raise SubletError(f"{_shown(text)} is not a number of bytes: write for instance 1048576, 256KiB or 1.5MB")
+    number, unit = match.groups()
+    factor = _BY_LOWER_CASE.get(unit.lower())
+    if factor is None:
+        raise SubletError(f"{_shown(text)} has the unknown unit {unit!r}: use one of {', '.join(filter(None, _UNITS))}")
+    return int(Fraction(number.replace("_", "")) * factor)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:40]}...")

@@ -1,0 +1,269 @@
+"""The command line: `sublet plan | check | show | pack`.
+
+Exit status: 0 it fits (or the plan is right), 1 it does not, 2 the input is bad. Answers go to standard
+output, everything else to standard error; with `--json` standard output holds one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from sublet.budget import verdict
+from sublet.bytesize import human, parse_bytes
+from sublet.checker import check as replay
+from sublet.compile import Options, Progress, plan_memory
+from sublet.errors import ModelError, PlanError, SubletError
+from sublet.frontends.model import read_model
+from sublet.packing import STRATEGIES, Report, pack
+from sublet.packing.csv_format import write_csv
+from sublet.packing.files import read_problem
+from sublet.plan import MemoryPlan
+from sublet.plan_file import fingerprint, load, save
+from sublet.report import as_json
+from sublet.viz.page import write_html
+from sublet.viz.png import write_png
+from sublet.viz.rectangles import Picture, packing_rectangles, rectangles
+from sublet.viz.summary import summary, verdict_line
+from sublet.viz.terminal import memory_map
+
+app = typer.Typer(
+    name="sublet",
+    help="The smallest memory a neural network can run in: planned, proven, shown.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+errors = Console(stderr=True, highlight=False)
+
+
+class Where(StrEnum):
+    arena = "arena"
+    bound = "bound"
+
+
+Model = Annotated[
+    Path, typer.Argument(help="A model: .onnx, or the text form of a graph (.sublet).", show_default=False)
+]
+Dim = Annotated[
+    list[str] | None, typer.Option("--dim", metavar="NAME=V", help="Bind a symbolic dimension; repeat for more.")
+]
+Strategy = Annotated[str, typer.Option(help=f"auto, or one of {', '.join(STRATEGIES)}.", metavar="S")]
+Html = Annotated[Path | None, typer.Option("--html", help="Write the picture as one self-contained page.")]
+Png = Annotated[Path | None, typer.Option("--png", help="Write the picture as PNG or SVG (extra: png).")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
+Timeout = Annotated[float | None, typer.Option(help="Stop searching after this many seconds.", metavar="SECONDS")]
+
+
+@app.command()
+def plan(
+    model: Model,
+    dim: Dim = None,
+    strategy: Strategy = "auto",
+    align: Annotated[int, typer.Option(help="Every tensor's offset is a multiple of this many bytes.")] = 64,
+    budget: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Exit 1 if more is needed: 256KiB, 1.5MB.")
+    ] = None,
+    io: Annotated[Where, typer.Option(help="Where inputs and outputs lie.")] = Where.arena,
+    weights: Annotated[Where, typer.Option(help="Where weights lie.")] = Where.bound,
+    streams: Annotated[int, typer.Option(help="How many streams may run at the same time.")] = 1,
+    timeout: Timeout = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the plan as JSON.")] = None,
+    html: Html = None,
+    png: Png = None,
+    as_json_: Json = False,
+) -> None:
+    """Plan the memory of a model, prove the plan, and show it."""
+    limit = None if budget is None else parse_bytes(budget)
+    started = perf_counter()
+    imported = read_model(model, _dims(dim))
+    options = Options(strategy, align, io.value, weights.value, streams, timeout)
+    with _progress() as progress:
+        made = plan_memory(imported.graph, options, dims=imported.dims, progress=progress)
+    seconds = perf_counter() - started
+    if out is not None:
+        save(made, out)
+    _draw(rectangles(made), html, png)
+    decision = None if limit is None else verdict(made, limit)
+    if as_json_:
+        _print_json(as_json(made, seconds, decision))
+    else:
+        _show(made)
+        if decision is not None:
+            _out().print(verdict_line(decision, made))
+    raise typer.Exit(0 if decision is None or decision.fits else 1)
+
+
+@app.command()
+def check(
+    model: Model,
+    plan_path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan written by `sublet plan --out`.")],
+    as_json_: Json = False,
+) -> None:
+    """Replay a plan against its model, byte by byte, and report every violation."""
+    made = load(plan_path)
+    imported = read_model(model, dict(made.dims))
+    if fingerprint(imported.graph, made.schedule) != made.fingerprint:
+        raise PlanError(f"{plan_path} is not a plan of {model}: the fingerprints differ. Plan the model again.")
+    found = replay(imported.graph, made.schedule, made)
+    if as_json_:
+        _print_json({"valid": not found, "violations": [str(finding) for finding in found]})
+    elif found:
+        for finding in found:
+            _out().print(f"[red]violation[/red] {escape(str(finding))}")
+    else:
+        _out().print(f"[green]valid[/green]: {len(made.placements)} tensors in {human(made.arena_bytes)}")
+    raise typer.Exit(1 if found else 0)
+
+
+@app.command()
+def show(
+    plan_path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan written by `sublet plan --out`.")],
+    html: Html = None,
+    png: Png = None,
+    as_json_: Json = False,
+) -> None:
+    """Show a plan from its file."""
+    made = load(plan_path)
+    _draw(rectangles(made), html, png)
+    if as_json_:
+        _print_json(as_json(made, None, None))
+    else:
+        _show(made)
+
+
+@app.command(name="pack")
+def pack_(
+    problem: Annotated[Path, typer.Argument(help="MiniMalloc's CSV, or a partial order as JSON.", show_default=False)],
+    strategy: Strategy = "auto",
+    capacity: Annotated[str | None, typer.Option(metavar="BYTES", help="Exit 1 if more is needed.")] = None,
+    timeout: Timeout = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the problem with its offsets as CSV.")] = None,
+    html: Html = None,
+    png: Png = None,
+    as_json_: Json = False,
+) -> None:
+    """Pack the buffers of a problem into one arena."""
+    limit = None if capacity is None else parse_bytes(capacity)
+    question = read_problem(problem)
+    with _progress() as progress:
+        report = pack(question, strategy, timeout=timeout, progress=progress)
+    if out is not None:
+        write_csv(question, report.packing, out)
+    picture = packing_rectangles(question, report.packing, report.bound.bytes, report.bound.kind)
+    _draw(picture, html, png)
+    fits = limit is None or report.packing.arena_bytes <= limit
+    if as_json_:
+        _print_json(_packing_json(report, limit, fits))
+    else:
+        _show_packing(report, picture)
+        if not fits:
+            _out().print(f"[red]Does not fit the capacity of {human(limit or 0)}.[/red]")
+    raise typer.Exit(0 if fits else 1)
+
+
+def main() -> NoReturn:
+    """Run the command line; a mistake of the user's is one line on standard error and exit status 2."""
+    try:
+        app()
+    except (SubletError, OSError) as error:
+        errors.print(f"[red]error:[/red] {escape(str(error))}")
+    except KeyboardInterrupt:
+        errors.print("interrupted")
+        sys.exit(130)
+    except RecursionError:
+        errors.print("[red]error:[/red] the model nests graphs too deeply")
+    sys.exit(2)
+
+
+def _dims(pairs: list[str] | None) -> dict[str, int]:
+    """`["batch=1"]` as a dict. Raises ModelError for anything else."""
+    bound: dict[str, int] = {}
+    for pair in pairs or ():
+        name, equals, text = pair.rpartition("=")
+        if not equals or not name or not text.strip().lstrip("+-").isdigit():
+            raise ModelError(f"--dim {pair}: write NAME=INTEGER, for instance --dim batch=1")
+        if name in bound:
+            raise ModelError(f"--dim {name} is given twice")
+        bound[name] = int(text)
+    return bound
+
+
+def _out() -> Console:
+    return Console(highlight=False)
+
+
+@contextmanager
+def _progress() -> Iterator[Progress | None]:
+    """Tell each strategy tried on a terminal; say nothing elsewhere."""
+    if not errors.is_terminal:
+        yield None
+        return
+    with errors.status("packing") as status:
+        yield lambda strategy, nbytes: status.update(f"packing: {strategy} needs {human(nbytes)}")
+
+
+def _draw(picture: Picture, html: Path | None, png: Path | None) -> None:
+    if html is not None:
+        write_html(picture, html)
+    if png is not None:
+        write_png(picture, png)
+
+
+def _show(made: MemoryPlan) -> None:
+    console = _out()
+    console.print(summary(made))
+    _print_map(rectangles(made))
+
+
+def _print_map(picture: Picture) -> None:
+    console = _out()
+    if picture.arena_bytes:
+        console.print()
+        console.print(memory_map(picture, width=min(console.width, 120), height=16))
+
+
+def _show_packing(report: Report, picture: Picture) -> None:
+    packing, bound = report.packing, report.bound
+    console = _out()
+    console.print(f"arena        {packing.arena_bytes:,} bytes ({human(packing.arena_bytes)}) by {packing.strategy}")
+    console.print(f"lower bound  {bound.bytes:,} bytes ({bound.kind}), gap {report.gap:.2%}")
+    for name, nbytes, seconds in report.tried:
+        console.print(f"  {name:<32}{nbytes:>16,} bytes {seconds:8.3f} s", style="dim")
+    if report.stopped:
+        console.print(f"stopped by {report.stopped}: the best so far", style="yellow")
+    _print_map(picture)
+
+
+def _packing_json(report: Report, limit: int | None, fits: bool) -> dict[str, Any]:
+    return {
+        "arena_bytes": report.packing.arena_bytes,
+        "lower_bound_bytes": report.bound.bytes,
+        "bound": report.bound.kind,
+        "strategy": report.packing.strategy,
+        "seconds": report.seconds,
+        "capacity_bytes": limit,
+        "fits": fits,
+        "gap": report.gap,
+        "stopped": report.stopped,
+        "tried": [{"strategy": name, "arena_bytes": size, "seconds": took} for name, size, took in report.tried],
+        "offsets": list(report.packing.offsets),
+    }
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

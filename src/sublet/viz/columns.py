@@ -1,0 +1,58 @@
+"""Columns of integers as little-endian typed arrays, as narrow as their numbers allow."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from array import array
+from base64 import b64encode
+from collections.abc import Iterable
+from typing import Any
+
+Column = tuple[str, int, int]
+"""Type, byte position among the columns, count."""
+
+_WIDTHS = (
+    ("u8", "B", 1 << 8),
+    ("u16", "H", 1 << 16),
+    ("u32", "I", 1 << 32),
+    ("f64", "d", 1 << 53),
+    ("u64", "Q", 1 << 64),
+)
+"""Name for the page, typecode of `array`, and the first number that does not fit.
+
+A double holds integers exactly up to 2^53 and is what JavaScript computes with; only larger numbers
+need its 64-bit integers.
+"""
+
+
+class Columns:
+    """Columns one after another, each at a multiple of 8 bytes, as typed arrays need it."""
+
+    def __init__(self) -> None:
+        self._packed = bytearray()
+
+    def add(self, numbers: Iterable[int]) -> Column:
+        """Append numbers from 0 to 2^64 - 1 and say where they are."""
+        values = list(numbers)
+        largest = max(values, default=0)
+        name, typecode = next((name, typecode) for name, typecode, limit in _WIDTHS if largest < limit)
+        packed = array(typecode, values)
+        if sys.byteorder == "big":
+            packed.byteswap()
+        position = len(self._packed)
+        self._packed += packed.tobytes()
+        self._packed += bytes(-len(self._packed) % 8)
+        return name, position, len(values)
+
+    def deflated(self, model: dict[str, Any]) -> str:
+        """The model as JSON and these columns, compressed, in base64.
+
+        Before compression: the length of the JSON as 8 bytes, the JSON padded to a multiple of 8,
+        the columns.
+        """
+        text = json.dumps(model, ensure_ascii=True, separators=(",", ":")).encode("ascii")
+        text += b" " * (-len(text) % 8)
+        content = len(text).to_bytes(8, "little") + text + self._packed
+        return b64encode(zlib.compress(content, level=6)).decode("ascii")

@@ -1,0 +1,145 @@
+"""The memory map as one HTML page that needs nothing else: no network, no library.
+
+The template, its style and its scripts are files in `viz/page/`. Names and numbers travel compressed
+in base64, in a data block that no browser executes and no name can break out of; the page's own
+Content-Security-Policy allows its one script (by hash) and forbids every request.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from sublet.viz.columns import Columns
+from sublet.viz.rectangles import Picture, reserved
+from sublet.viz.saving import save
+
+HOWS = ("own", "view", "part", "inplace", "carry")
+SCRIPTS = (
+    "model.js",
+    "colours.js",
+    "raster.js",
+    "frame.js",
+    "reuse.js",
+    "panel.js",
+    "state.js",
+    "draw.js",
+    "hands.js",
+    "main.js",
+)
+_EXACT = 1 << 53
+
+
+def write_html(picture: Picture, path: str | Path) -> None:
+    """Write the page. Raises SubletError when the file cannot be written."""
+    save(Path(path), html(picture).encode("utf-8"))
+
+
+def html(picture: Picture) -> str:
+    """The whole page as text; pure ASCII in what comes from the plan."""
+    style = _asset("page.css")
+    script = '"use strict";\n(async () => {\n' + "\n".join(_asset(name) for name in SCRIPTS) + "})();\n"
+    parts = {
+        "STYLE": style,
+        "STYLE-HASH": _hash(style),
+        "SCRIPT": script,
+        "SCRIPT-HASH": _hash(script),
+        "MODEL": _model(picture),
+    }
+    pieces = _asset("page.html").split("@@")
+    return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
+
+
+def _asset(name: str) -> str:
+    return (files("sublet.viz") / "page" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + b64encode(sha256(text.encode("utf-8")).digest()).decode("ascii")
+
+
+def _model(picture: Picture) -> str:
+    columns = Columns()
+    model = {
+        "title": picture.title,
+        "figures": _figures(picture),
+        "origin": _number(picture.begin),
+        "duration": _number(picture.end - picture.begin),
+        "height": _number(picture.height),
+        "points": len(picture.points),
+        "peak": {"point": _number(picture.peak.point - picture.begin), "bytes": _number(picture.peak.nbytes)},
+        **_placements(picture, columns),
+        "rectangles": {
+            "begin": columns.add(piece.begin - picture.begin for piece in picture.rectangles),
+            "length": columns.add(piece.end - piece.begin for piece in picture.rectangles),
+            "placement": columns.add(piece.placement for piece in picture.rectangles),
+        },
+        "blocks": _blocks(picture, columns),
+        "curve": {
+            "point": columns.add(point - picture.begin for point, _ in picture.curve),
+            "bytes": columns.add(level for _, level in picture.curve),
+        },
+    }
+    return columns.deflated(model)
+
+
+def _figures(picture: Picture) -> dict[str, Any]:
+    return {
+        "arena": _number(picture.arena_bytes),
+        "lowerBound": _number(picture.lower_bound_bytes),
+        "boundSource": picture.lower_bound_source,
+        "gap": picture.gap,
+        "total": _number(picture.total_bytes),
+        "views": _number(picture.view_bytes),
+        "inplace": _number(picture.inplace_bytes),
+        "strategy": picture.strategy,
+        "alignment": _number(picture.alignment),
+        "bound": [[kind, _number(nbytes)] for kind, nbytes in picture.bound],
+    }
+
+
+def _number(value: int) -> int | str:
+    """Integers that a double cannot hold exactly travel as decimal text."""
+    return value if abs(value) < _EXACT else str(value)
+
+
+def _placements(picture: Picture, columns: Columns) -> dict[str, Any]:
+    """Columns, one row a placement, and the words they name by position.
+
+    The words begin with the names of the points, then of the placements; both may repeat a text.
+    """
+    places = picture.placements
+    words = [*picture.points, *(place.value for place in places), ""]
+    position = {text: i for i, text in enumerate(words)}
+    for place in places:
+        for text in (place.spec, place.producer, place.shares):
+            if position.setdefault(text, len(words)) == len(words):
+                words.append(text)
+    colour = {block.buffer: i for i, block in enumerate(picture.blocks)}
+    return {
+        "words": words,
+        "placements": {
+            "spec": columns.add(position[place.spec] for place in places),
+            "producer": columns.add(position[place.producer] for place in places),
+            "shares": columns.add(position[place.shares] for place in places),
+            "how": columns.add(HOWS.index(place.how) if place.how in HOWS else 0 for place in places),
+            "block": columns.add(colour.get(place.buffer, len(colour)) for place in places),
+            "offset": columns.add(place.region.offset for place in places),
+            "nbytes": columns.add(place.region.nbytes for place in places),
+        },
+    }
+
+
+def _blocks(picture: Picture, columns: Columns) -> dict[str, Any]:
+    """The buffers, and the live ranges of those with values that are smaller, drawn beneath the values."""
+    pieces = [(i, begin, end) for i, block in reserved(picture) for begin, end in block.live]
+    return {
+        "offset": columns.add(block.offset for block in picture.blocks),
+        "nbytes": columns.add(block.nbytes for block in picture.blocks),
+        "pieceBlock": columns.add(i for i, _, _ in pieces),
+        "pieceBegin": columns.add(begin - picture.begin for _, begin, _ in pieces),
+        "pieceLength": columns.add(end - begin for _, begin, end in pieces),
+    }

@@ -1,0 +1,41 @@
+// Begin.
+
+function recolour() {
+  look = theme();
+  colours = palette(model, state.mode, look);
+  writeLegend(model, state.mode, colours, look);
+  schedule();
+}
+
+const chooser = document.getElementById("mode");
+modes.forEach((mode, i) => chooser.append(el("option", mode.name, { value: i })));
+chooser.addEventListener("change", () => {
+  state.mode = modes[Number(chooser.value)];
+  recolour();
+});
+darkScheme.addEventListener("change", recolour);
+
+writeHeader(model);
+recolour();
+clear();
+new ResizeObserver(() => {
+  fit();
+  schedule();
+}).observe(stage);
+fit();
+draw();
+requestAnimationFrame(() => setTimeout(() => {
+  page.firstPaintMs = performance.now();
+  page.ready = true;
+}));
+
+// For tests: where a tensor lies on the screen, and what is in view.
+page.locate = (name) => {
+  const i = model.piecesOf(model.placements.name.indexOf(name))[0];
+  const box = stage.getBoundingClientRect();
+  return {
+    x: box.left + atTime(panels.map, state.view, (model.left[i] + model.right[i]) / 2),
+    y: box.top + atByte(panels.map, state.view, (model.bottom[i] + model.top[i]) / 2),
+  };
+};
+page.view = () => ({ ...state.view });

@@ -1,0 +1,176 @@
+// State: what is in view, what is lit, and what the panel tells.
+
+const model = await loadModel();
+const modes = colourModes(model);
+const stage = document.getElementById("stage");
+const base = document.getElementById("base");
+const overlay = document.getElementById("overlay");
+const panel = document.getElementById("panel");
+const tip = document.getElementById("tip");
+const search = document.getElementById("search");
+const found = document.getElementById("found");
+const home = { t0: 0, t1: Math.max(model.duration, 1), a0: 0, a1: model.height * 1.07 };
+const curveTop = Math.max(model.height, model.peak.bytes, 1) * 1.22;
+const state = {
+  view: { ...home },
+  mode: modes[0],
+  hover: -1,
+  pointer: null,
+  place: -1, // the selected placement
+  point: -1, // or the selected point of time
+  reuse: null,
+  matches: null, // placements whose name contains the search text
+  match: -1,
+};
+let panels = layout(800, 600, 1);
+let look = theme();
+let colours = palette(model, state.mode, look);
+let image = null;
+let lit = null;
+let waiting = 0;
+
+const page = { ready: false, firstPaintMs: 0, lastDrawMs: 0, rectangles: model.count };
+window.sublet = page;
+
+const colourOf = (place) => {
+  const i = model.piecesOf(place)[0];
+  return i === undefined ? "transparent" : css(colours.fills[colours.tones[i]]);
+};
+
+// ---- what is lit, and what the panel tells
+
+function relight() {
+  lit = null;
+  const light = (place) => {
+    for (const i of model.piecesOf(place)) lit[i] = 1;
+  };
+  if (state.reuse) {
+    lit = new Uint8Array(model.count);
+    state.reuse.chain.forEach(light);
+    for (const [i] of state.reuse.before) lit[i] = 1;
+    for (const [i] of state.reuse.after) lit[i] = 1;
+  } else if (state.point >= 0) {
+    lit = new Uint8Array(model.count);
+    for (const i of aliveAt(model, state.point)) lit[i] = 1;
+  }
+  if (state.matches) {
+    lit ??= new Uint8Array(model.count);
+    state.matches.forEach(light);
+  }
+  schedule();
+}
+
+function choose(place) {
+  state.place = place;
+  state.point = -1;
+  state.reuse = reuseAround(model, place);
+  showReuse(panel, model, colourOf, place, state.reuse, (other) => {
+    choose(other);
+    reveal(other);
+  });
+  relight();
+}
+
+function choosePoint(point) {
+  state.place = -1;
+  state.reuse = null;
+  state.point = point;
+  showPoint(panel, model, colourOf, point, (place) => {
+    choose(place);
+    reveal(place);
+  });
+  relight();
+}
+
+function clear() {
+  choosePoint(model.peak.point);
+  state.point = -1;
+  search.value = "";
+  find("");
+}
+
+// Bring a tensor into view, closer when it is too small to be seen.
+function reveal(place) {
+  const pieces = model.piecesOf(place);
+  if (!pieces.length) return;
+  const i = pieces[0];
+  const { view } = state;
+  const { map } = panels;
+  const spanTime = Math.min(view.t1 - view.t0, ((model.right[i] - model.left[i]) * map.w) / 30);
+  const spanBytes = Math.min(view.a1 - view.a0, ((model.top[i] - model.bottom[i]) * map.h) / 14);
+  const inside = model.left[i] >= view.t0 && model.right[i] <= view.t1 && model.bottom[i] >= view.a0 && model.top[i] <= view.a1;
+  if (inside && spanTime === view.t1 - view.t0 && spanBytes === view.a1 - view.a0) return;
+  const t = (model.left[i] + model.right[i]) / 2;
+  const a = (model.bottom[i] + model.top[i]) / 2;
+  setView({ t0: t - spanTime / 2, t1: t + spanTime / 2, a0: a - spanBytes / 2, a1: a + spanBytes / 2 });
+}
+
+function find(text) {
+  const wanted = text.toLowerCase();
+  model.lowerCase ??= model.placements.name.map((name) => name.toLowerCase());
+  state.matches = null;
+  state.match = -1;
+  if (wanted) {
+    state.matches = [];
+    model.lowerCase.forEach((name, place) => name.includes(wanted) && state.matches.push(place));
+  }
+  found.value = state.matches ? plural(state.matches.length, "match", "matches") : "";
+  relight();
+}
+
+function stepMatch(step) {
+  const count = state.matches?.length ?? 0;
+  if (!count) return;
+  state.match = state.match < 0 && step < 0 ? count - 1 : (state.match + step + count) % count;
+  found.value = `${state.match + 1} of ${count}`;
+  choose(state.matches[state.match]);
+  reveal(state.matches[state.match]);
+}
+
+// The next or previous rectangle in the order of time.
+function stepRectangle(step) {
+  if (!model.count) return;
+  const at = state.place < 0 ? -1 : model.piecesOf(state.place)[0] ?? -1;
+  const next = at < 0 && step < 0 ? model.count - 1 : (at + step + model.count) % model.count;
+  choose(model.placement[next]);
+  reveal(model.placement[next]);
+}
+
+// ---- the view
+
+// The closest look: two points, 64 bytes, or as close as doubles can tell addresses apart.
+const CLOSEST = 2 ** -40;
+const leastTime = Math.min(home.t1, Math.max(2, home.t1 * CLOSEST));
+const leastBytes = Math.min(home.a1, Math.max(64, home.a1 * CLOSEST));
+
+function setView(wanted) {
+  state.view = {
+    ...confined(wanted.t0, wanted.t1, home.t0, home.t1, leastTime, ["t0", "t1"]),
+    ...confined(wanted.a0, wanted.a1, home.a0, home.a1, leastBytes, ["a0", "a1"]),
+  };
+  schedule();
+}
+
+// A range of at least `least` inside [low, high], moved rather than cut.
+function confined(begin, end, low, high, least, [first, second]) {
+  const span = Math.min(high - low, Math.max(least, end - begin));
+  const centre = (begin + end) / 2;
+  const start = Math.min(high - span, Math.max(low, centre - span / 2));
+  return { [first]: start, [second]: start + span };
+}
+
+function zoom(factorTime, factorBytes, t, a) {
+  const { t0, t1, a0, a1 } = state.view;
+  const bytes = (a1 - a0) * factorBytes;
+  const time = (t1 - t0) * factorTime;
+  const low = a - ((a - a0) / (a1 - a0)) * bytes;
+  const begin = t - ((t - t0) / (t1 - t0)) * time;
+  setView({ t0: begin, t1: begin + time, a0: low, a1: low + bytes });
+}
+
+function pan(shareTime, shareBytes) {
+  const { t0, t1, a0, a1 } = state.view;
+  const time = (t1 - t0) * shareTime;
+  const bytes = (a1 - a0) * shareBytes;
+  setView({ t0: t0 + time, t1: t1 + time, a0: a0 + bytes, a1: a1 + bytes });
+}

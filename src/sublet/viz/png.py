@@ -1,0 +1,179 @@
+"""The memory map as PNG, or as SVG when the file is called so; drawn by matplotlib (extra `png`)."""
+
+from __future__ import annotations
+
+import warnings
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from sublet.bytesize import human
+from sublet.errors import SubletError
+from sublet.extras import require
+from sublet.viz.colours import ARENA, BOUND, CURVE, PEAK, mixed, rgb, value_colour
+from sublet.viz.rectangles import Picture, Rectangle, live_columns, point_name, reserved
+from sublet.viz.saving import save
+
+SVG_LIMIT = 5_000
+"""An SVG with more rectangles than this takes minutes to open."""
+
+_OUTLINED = 2_000
+_CURVE_COLUMNS = 1_500
+_INK = "#1b1f27"
+_QUIET = "#5b6472"
+_FORMATS = {".png": "png", ".svg": "svg"}
+_STYLE = {"font.family": "sans-serif", "font.size": 9.0, "svg.hashsalt": "sublet", "text.parse_math": False}
+Corners = list[tuple[float, float]]
+
+
+def write_png(picture: Picture, path: str | Path) -> None:
+    """Write the picture; the suffix (.png or .svg) chooses the format.
+
+    Raises MissingExtraError without matplotlib, and SubletError for another suffix, for an SVG of more
+    than `SVG_LIMIT` rectangles, or when the file cannot be written.
+    """
+    path = Path(path)
+    kind = _FORMATS.get(path.suffix.lower())
+    if kind is None:
+        raise SubletError(f"{path}: a picture is a .png or a .svg file, not {path.suffix or 'one without a suffix'}")
+    if kind == "svg" and len(picture.rectangles) > SVG_LIMIT:
+        raise SubletError(
+            f"{path}: {len(picture.rectangles)} rectangles are too many for an SVG (at most {SVG_LIMIT}); "
+            f"write a .png or the HTML page instead"
+        )
+    matplotlib = require("matplotlib", extra="png")
+    content = BytesIO()
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        # A name in letters that the font lacks is drawn with boxes; nobody can do anything about it.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure = _figure(picture)
+        # Without a date the same plan gives the same bytes.
+        metadata = {"Date": None} if kind == "svg" else {"Software": "sublet"}
+        figure.savefig(content, format=kind, dpi=160, metadata=metadata)
+    save(path, content.getvalue())
+
+
+def _figure(picture: Picture) -> Any:
+    """A figure of its own: no pyplot, so nothing global is touched and nothing stays open."""
+    require("matplotlib.backends.backend_agg", extra="png")
+    figure = require("matplotlib.figure", extra="png").Figure(figsize=(12, 7.2), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
+    figure.suptitle(_plain(picture.title or "packing"), x=0.008, ha="left", fontsize=13, fontweight="bold", color=_INK)
+    above.set_title(_figures(picture), loc="left", fontsize=9, color=_QUIET)
+    _draw_values(above, picture)
+    _draw_curve(below, picture)
+    for panel in (above, below):
+        _draw_levels(panel, picture)
+        _draw_axes(panel, picture)
+    _draw_labels(above, picture)
+    above.set_ylabel("address")
+    below.set_ylabel("live bytes")
+    below.set_xlabel("point of time")
+    figure.legend(*above.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return figure
+
+
+def _figures(picture: Picture) -> str:
+    return "    ".join(
+        (
+            f"arena {human(picture.arena_bytes)}",
+            f"lower bound {human(picture.lower_bound_bytes)}",
+            f"gap {100 * picture.gap:.2g} %",
+            f"without reuse {human(picture.total_bytes)}",
+            f"strategy {_plain(picture.strategy)}",
+        )
+    )
+
+
+def _draw_values(panel: Any, picture: Picture) -> None:
+    collections = require("matplotlib.collections", extra="png")
+    colour = {block.buffer: i for i, block in enumerate(picture.blocks)}
+    kept = [
+        _corners(begin, end, block.offset, block.nbytes) for _, block in reserved(picture) for begin, end in block.live
+    ]
+    panel.add_collection(
+        collections.PolyCollection(kept, facecolors="#eef0f3", edgecolors="#c9ced6", hatch="////", linewidths=0)
+    )
+    many = len(picture.rectangles) > _OUTLINED
+    faces, edges = [], []
+    for piece in picture.rectangles:
+        place = picture.placements[piece.placement]
+        face = value_colour(colour[place.buffer], place.how)
+        faces.append(face)
+        edges.append(face if many else mixed(face, "#10141c", 0.28))
+    corners = [_corners(piece.begin, piece.end, piece.offset, piece.nbytes) for piece in picture.rectangles]
+    panel.add_collection(
+        collections.PolyCollection(corners, facecolors=faces, edgecolors=edges, linewidths=0.3 if many else 0.5)
+    )
+
+
+def _corners(begin: int, end: int, offset: int, nbytes: int) -> Corners:
+    return [(begin, offset), (end, offset), (end, offset + nbytes), (begin, offset + nbytes)]
+
+
+def _draw_labels(panel: Any, picture: Picture) -> None:
+    """Names in the rectangles that have room for them."""
+    per_letter = (picture.end - picture.begin) / 170
+    of_buffer: dict[int, list[Rectangle]] = {}
+    for piece in reversed(picture.rectangles):
+        place = picture.placements[piece.placement]
+        later = of_buffer.setdefault(place.buffer, [])
+        end = min([piece.end, *(other.begin for other in later if other.begin >= piece.begin)])
+        later.append(piece)
+        room = int((end - piece.begin) / per_letter) - 1
+        if piece.nbytes < picture.height / 32 or room < 6:
+            continue
+        text = _shortened(_plain(place.value).removesuffix("_output_0"), room)
+        middle = piece.offset + piece.nbytes / 2
+        panel.text(piece.begin + per_letter / 2, middle, text, fontsize=6.5, color=_INK, va="center", clip_on=True)
+
+
+def _draw_curve(panel: Any, picture: Picture) -> None:
+    span = picture.end - picture.begin
+    count = min(span, _CURVE_COLUMNS)
+    edges = [picture.begin + span * i / count for i in range(count + 1)]
+    levels = live_columns(picture, count)
+    panel.stairs(levels, edges, fill=True, color=mixed(CURVE, "#ffffff", 0.84))
+    panel.stairs(levels, edges, color=CURVE, linewidth=1.2 if count < _CURVE_COLUMNS else 0.6)
+
+
+def _draw_levels(panel: Any, picture: Picture) -> None:
+    panel.axhline(picture.arena_bytes, color=ARENA, linewidth=1.3, label=f"arena {human(picture.arena_bytes)}")
+    bound = f"lower bound {human(picture.lower_bound_bytes)}"
+    panel.axhline(picture.lower_bound_bytes, color=BOUND, linewidth=1.3, dashes=(4, 2.5), label=bound)
+    peak = picture.peak
+    label = f"peak {human(peak.nbytes)} at {_shortened(_plain(point_name(picture, peak.point)), 40)}"
+    if picture.end - picture.begin > 400:
+        panel.axvline(peak.point + 0.5, color=PEAK, linewidth=1.3, alpha=0.8, label=label)
+    else:
+        panel.axvspan(
+            peak.point, peak.point + 1, facecolor=(*_unit(PEAK), 0.1), edgecolor=(*_unit(PEAK), 0.9), label=label
+        )
+
+
+def _unit(colour: str) -> tuple[float, ...]:
+    return tuple(part / 255 for part in rgb(colour))
+
+
+def _draw_axes(panel: Any, picture: Picture) -> None:
+    ticker = require("matplotlib.ticker", extra="png")
+    panel.set_xlim(picture.begin, picture.end)
+    panel.set_ylim(0, picture.height * 1.09)
+    step = 1 << max(0, (picture.height // 6).bit_length())
+    panel.yaxis.set_major_locator(ticker.MultipleLocator(step))
+    panel.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: human(int(value))))
+    panel.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+    panel.ticklabel_format(axis="x", style="plain", useOffset=False)
+    panel.tick_params(colors=_QUIET, labelsize=8)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.spines[["left", "bottom"]].set_color("#b9c0cb")
+
+
+def _shortened(name: str, room: int) -> str:
+    """The end of a long name tells more than its beginning."""
+    return name if len(name) <= room else f"…{name[1 - room :]}"
+
+
+def _plain(name: str) -> str:
+    """A name that every font and file format takes: one line, no control or half characters."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)

@@ -1,0 +1,268 @@
+"""The view model: everything a picture of a plan or of a packing shows, as plain data.
+
+Time runs over the points of the plan (or the times of the problem), addresses from 0 to the arena's
+size. A placement is one rectangle for each range of points at which it is live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+
+from sublet.errors import ProblemError
+from sublet.packing.problem import Packing, Problem
+from sublet.plan import ARENA, MemoryPlan, Peak, Placement, Region
+
+Ranges = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rectangle:
+    """Points [begin, end) x bytes [offset, offset + nbytes) of the placement at this position."""
+
+    begin: int
+    end: int
+    offset: int
+    nbytes: int
+    placement: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The whole extent of one buffer, and when any of its values is live."""
+
+    buffer: int
+    offset: int
+    nbytes: int
+    live: Ranges
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What is drawn.
+
+    placements  the values in the arena; `buffer` is never -1 here
+    rectangles  in the order of drawing: by begin, larger first
+    blocks      one a buffer, by first use; the position is the buffer's colour
+    curve       (point, bytes live from there on), a step function that ends at 0
+    bound       storages outside the arena: (kind, bytes)
+    begin, end  the range of time
+    """
+
+    title: str
+    strategy: str
+    alignment: int
+    arena_bytes: int
+    lower_bound_bytes: int
+    lower_bound_source: str
+    total_bytes: int
+    view_bytes: int
+    inplace_bytes: int
+    bound: tuple[tuple[str, int], ...]
+    placements: tuple[Placement, ...]
+    rectangles: tuple[Rectangle, ...]
+    blocks: tuple[Block, ...]
+    curve: tuple[tuple[int, int], ...]
+    peak: Peak
+    points: tuple[str, ...]
+    begin: int
+    end: int
+
+    @property
+    def gap(self) -> float:
+        """Fragmentation over the lower bound; 0.0 when the bound is 0."""
+        if self.lower_bound_bytes == 0:
+            return 0.0
+        return (self.arena_bytes - self.lower_bound_bytes) / self.lower_bound_bytes
+
+    @cached_property
+    def height(self) -> int:
+        """The highest address drawn, at least 1."""
+        tops = (block.offset + block.nbytes for block in self.blocks)
+        return max(self.arena_bytes, self.lower_bound_bytes, max(tops, default=0), 1)
+
+
+def rectangles(plan: MemoryPlan) -> Picture:
+    """The picture of the arena of a plan; what is bound outside the arena is only summed up."""
+    placements = _own_buffers(place for place in plan.placements if place.region.storage == ARENA)
+    blocks = _blocks(placements)
+    ends = [place.end for place in placements]
+    sums: dict[str, int] = {}
+    for storage in plan.storages:
+        if storage.kind != ARENA:
+            sums[storage.kind] = sums.get(storage.kind, 0) + storage.nbytes
+    return Picture(
+        title=plan.graph,
+        strategy=plan.strategy,
+        alignment=plan.alignment,
+        arena_bytes=plan.arena_bytes,
+        lower_bound_bytes=plan.lower_bound_bytes,
+        lower_bound_source=plan.bound,
+        total_bytes=plan.total_bytes,
+        view_bytes=plan.view_bytes,
+        inplace_bytes=plan.inplace_bytes,
+        bound=tuple(sums.items()),
+        placements=placements,
+        rectangles=_rectangles(placements),
+        blocks=blocks,
+        curve=_live_curve(blocks),
+        peak=plan.peak,
+        points=plan.points,
+        begin=0,
+        end=max([len(plan.points), 1, *ends]),
+    )
+
+
+def packing_rectangles(
+    problem: Problem, packing: Packing, lower_bound_bytes: int | None = None, bound: str = "peak"
+) -> Picture:
+    """The picture of a packing. Without a lower bound, the peak of the lifetimes is drawn as one.
+
+    Raises ProblemError when the packing has another number of buffers.
+    """
+    if len(packing.offsets) != len(problem.buffers):
+        raise ProblemError(
+            f"the packing has {len(packing.offsets)} offsets for the {len(problem.buffers)} buffers of the problem"
+        )
+    placements = tuple(_placements_of(problem, packing))
+    blocks = _blocks(placements)
+    curve = _live_curve(blocks)
+    peak = _peak(curve, placements)
+    return Picture(
+        title=problem.name,
+        strategy=packing.strategy,
+        alignment=max((buffer.alignment for buffer in problem.buffers), default=1),
+        arena_bytes=packing.arena_bytes,
+        lower_bound_bytes=peak.nbytes if lower_bound_bytes is None else lower_bound_bytes,
+        lower_bound_source=bound,
+        total_bytes=sum(buffer.size for buffer in problem.buffers),
+        view_bytes=0,
+        inplace_bytes=0,
+        bound=(),
+        placements=placements,
+        rectangles=_rectangles(placements),
+        blocks=blocks,
+        curve=curve,
+        peak=peak,
+        points=(),
+        begin=min((place.begin for place in placements), default=0),
+        end=max((place.end for place in placements), default=1),
+    )
+
+
+def point_name(picture: Picture, point: int) -> str:
+    """What runs at a point, or the bare time when the picture is of a packing."""
+    if 0 <= point < len(picture.points):
+        return picture.points[point]
+    return f"t = {point}"
+
+
+def reserved(picture: Picture) -> tuple[tuple[int, Block], ...]:
+    """The blocks of which some value needs only a part, with their positions: the rest is kept for the others."""
+    smallest: dict[int, int] = {}
+    for place in picture.placements:
+        smallest[place.buffer] = min(place.region.nbytes, smallest.get(place.buffer, place.region.nbytes))
+    return tuple((i, block) for i, block in enumerate(picture.blocks) if smallest[block.buffer] < block.nbytes)
+
+
+def live_columns(picture: Picture, columns: int) -> list[int]:
+    """The most live bytes in each of so many equal parts of the time."""
+    highest = [0] * columns
+    span = picture.end - picture.begin
+    ends = [point for point, _ in picture.curve[1:]] + [picture.end]
+    for (point, level), end in zip(picture.curve, ends, strict=False):
+        first = (point - picture.begin) * columns // span
+        last = -(-(end - picture.begin) * columns // span)
+        for column in range(first, min(max(last, first + 1), columns)):
+            highest[column] = max(highest[column], level)
+    return highest
+
+
+def _placements_of(problem: Problem, packing: Packing) -> Iterator[Placement]:
+    for position, (buffer, offset) in enumerate(zip(problem.buffers, packing.offsets, strict=True)):
+        yield Placement(
+            value=buffer.id,
+            spec="",
+            region=Region(ARENA, offset, buffer.size),
+            live=tuple(buffer.pieces),
+            buffer=position,
+        )
+
+
+def _own_buffers(placements: Iterable[Placement]) -> tuple[Placement, ...]:
+    """Placements without a buffer get one of their own, so that nothing is counted together by mistake."""
+    placed = tuple(placements)
+    free = 1 + max((place.buffer for place in placed), default=-1)
+    numbered: list[Placement] = []
+    for place in placed:
+        if place.buffer < 0:
+            place = replace(place, buffer=free)
+            free += 1
+        numbered.append(place)
+    return tuple(numbered)
+
+
+def _rectangles(placements: tuple[Placement, ...]) -> tuple[Rectangle, ...]:
+    pieces = [
+        Rectangle(begin, end, place.region.offset, place.region.nbytes, position)
+        for position, place in enumerate(placements)
+        for begin, end in place.live
+        if begin < end and place.region.nbytes > 0
+    ]
+    return tuple(sorted(pieces, key=lambda piece: (piece.begin, -piece.nbytes, piece.placement)))
+
+
+def _blocks(placements: tuple[Placement, ...]) -> tuple[Block, ...]:
+    members: dict[int, list[Placement]] = {}
+    for place in placements:
+        if place.region.nbytes > 0:
+            members.setdefault(place.buffer, []).append(place)
+    blocks = [_block(buffer, places) for buffer, places in members.items()]
+    blocks = [block for block in blocks if block.live]
+    return tuple(sorted(blocks, key=lambda block: (block.live[0][0], block.offset, block.buffer)))
+
+
+def _block(buffer: int, members: list[Placement]) -> Block:
+    offset = min(place.region.offset for place in members)
+    end = max(place.region.end for place in members)
+    live = _merged(piece for place in members for piece in place.live)
+    return Block(buffer, offset, end - offset, live)
+
+
+def _merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """The union of half-open ranges, as sorted disjoint ranges that do not touch; empty ones vanish."""
+    merged: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if begin >= end:
+            continue
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((begin, end))
+    return tuple(merged)
+
+
+def _live_curve(blocks: tuple[Block, ...]) -> tuple[tuple[int, int], ...]:
+    """Bytes held at each point: a buffer counts whole, once, while any of its values is live.
+
+    That is how a packer counts it too, so the highest point of the curve is the peak of the packing
+    problem, and no arena is smaller.
+    """
+    change: dict[int, int] = {}
+    for block in blocks:
+        for begin, end in block.live:
+            change[begin] = change.get(begin, 0) + block.nbytes
+            change[end] = change.get(end, 0) - block.nbytes
+    points = sorted(change)
+    levels = list(accumulate(change[point] for point in points))
+    steps = zip(points, levels, strict=True)
+    return tuple((point, level) for i, (point, level) in enumerate(steps) if level != (levels[i - 1] if i else 0))
+
+
+def _peak(curve: tuple[tuple[int, int], ...], placements: tuple[Placement, ...]) -> Peak:
+    """The first point with the most live bytes, and who is alive there."""
+    point, nbytes = max(curve, key=lambda step: (step[1], -step[0]), default=(0, 0))
+    alive = tuple(place.value for place in placements if any(begin <= point < end for begin, end in place.live))
+    return Peak(point, "", nbytes, alive)

@@ -1,0 +1,111 @@
+"""What `sublet plan` says about a plan, in words and figures, for a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from sublet.budget import LiveBuffer, Verdict, buffers_at_peak
+from sublet.bytesize import human
+from sublet.plan import ARENA, MemoryPlan, Placement
+
+SHOWN = 12
+"""Rows of the peak table; the rest is summed up in one line."""
+
+
+def summary(plan: MemoryPlan) -> RenderableType:
+    """The figures of a plan, its peak, and what was left outside."""
+    parts: list[RenderableType] = [_figures(plan), Text(), *_peak(plan)]
+    if plan.outside:
+        parts += [Text(), *_outside(plan)]
+    return Group(*parts)
+
+
+def verdict_line(verdict: Verdict, plan: MemoryPlan) -> RenderableType:
+    """Whether the plan fits its budget, and the proof when it does not."""
+    budget = human(verdict.budget)
+    if verdict.fits:
+        return Text(f"Fits the budget of {budget}: {human(verdict.budget - plan.arena_bytes)} to spare.", "green")
+    over = human(plan.arena_bytes - verdict.budget)
+    if not verdict.proof:
+        text = f"Does not fit the budget of {budget}: {over} too much. The lower bound would fit; no proof either way."
+        return Text(text, "yellow")
+    total = sum(live.nbytes for live in verdict.proof)
+    head = f"Cannot fit the budget of {budget} in this order: these are alive together at {plan.peak.node!r}"
+    return Group(Text(f"{head} and take {human(total)}:", "red"), _live_table(verdict.proof, plan))
+
+
+def _figures(plan: MemoryPlan) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    proof = "optimal: the arena equals the bound" if plan.gap == 0 else f"gap {plan.gap:.2%}"
+    rows = [
+        ("arena", plan.arena_bytes, f"{plan.arena_bytes:,} bytes, aligned to {plan.alignment}, by {plan.strategy}"),
+        ("lower bound", plan.lower_bound_bytes, f"{proof} ({plan.bound})"),
+        ("without reuse", plan.total_bytes, _ratio(plan)),
+        ("views save", plan.view_bytes, "of that sum: outputs that are bytes of an input"),
+        ("in-place saves", plan.inplace_bytes, "of that sum: outputs written over an input that dies"),
+    ]
+    for kind, nbytes in _bound_sums(plan).items():
+        rows.append((f"{kind}s", nbytes, "bound to memory outside the arena"))
+    for name, nbytes, remark in rows:
+        table.add_row(name, human(nbytes), remark)
+    return table
+
+
+def _ratio(plan: MemoryPlan) -> str:
+    tensors = sum(place.region.storage == ARENA for place in plan.placements)
+    times = f", {plan.total_bytes / plan.arena_bytes:.1f} times the arena" if plan.arena_bytes else ""
+    return f"{tensors} tensors, each with bytes of its own{times}"
+
+
+def _bound_sums(plan: MemoryPlan) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for storage in plan.storages:
+        if storage.kind != ARENA:
+            sums[storage.kind] = sums.get(storage.kind, 0) + storage.nbytes
+    return sums
+
+
+def _peak(plan: MemoryPlan) -> list[RenderableType]:
+    where = f"point {plan.peak.point} of {len(plan.points)}, {plan.peak.node!r}"
+    return [
+        Text.from_markup(f"[bold]Peak[/bold] {human(plan.peak.nbytes)} at {escape(where)}"),
+        _live_table(buffers_at_peak(plan), plan),
+    ]
+
+
+def _live_table(buffers: tuple[LiveBuffer, ...], plan: MemoryPlan) -> RenderableType:
+    places = {place.value: place for place in plan.placements}
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for name, justify in (("bytes", "right"), ("tensor", "left"), ("type", "left"), ("made by", "left")):
+        table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
+    for live in buffers[:SHOWN]:
+        for i, value in enumerate(live.values):
+            place = places[value]
+            size = human(live.nbytes) if i == 0 else "shared"
+            table.add_row(size, Text(value), Text(place.spec), Text(_maker(place)))
+    rest = buffers[SHOWN:]
+    if rest:
+        table.add_row(human(sum(live.nbytes for live in rest)), Text(f"{len(rest)} more"), "", "")
+    return table
+
+
+def _maker(place: Placement) -> str:
+    how = {"view": "view of", "part": "part of", "inplace": "over", "carry": "carried with"}.get(place.how)
+    maker = place.producer or "input"
+    return f"{maker} ({how} {place.shares})" if how else maker
+
+
+def _outside(plan: MemoryPlan) -> list[RenderableType]:
+    count = len(plan.outside)
+    lines: list[RenderableType] = [Text(f"{count} value{'s' if count > 1 else ''} outside the arena", "yellow")]
+    for value in plan.outside[:SHOWN]:
+        lines.append(Text(f"  {value.value}: {value.type}: {value.reason}"))
+    if count > SHOWN:
+        lines.append(Text(f"  and {count - SHOWN} more (all are in the plan file)"))
+    return lines

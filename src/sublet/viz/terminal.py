@@ -1,0 +1,209 @@
+"""The memory map in a terminal: time from left to right, addresses upwards, one colour a buffer.
+
+With colours a character is two cells, one above the other, drawn with half blocks. Without (a file,
+a pipe, NO_COLOR) a character is one cell and buffers are letters. Under the map, on the same axis,
+the live bytes as a sparkline; the peak's column is marked above and below.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import Segment
+from rich.style import Style
+
+from sublet.bytesize import human
+from sublet.viz.colours import BUFFERS, mixed
+from sublet.viz.grid import FREE, grid, name_letters
+from sublet.viz.rectangles import Picture, live_columns, point_name
+
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_BARS = "▁▂▃▄▅▆▇█"
+_PLAIN_BARS = "._-=+*#@"
+_LETTER = "#12161d"
+_PEAK = "#f0508c"
+_CURVE = "#4a90d9"
+"""Brighter than on paper: a terminal may be black or white, and these can be read on both."""
+
+_AXIS = 10
+"""Characters left of the map: a label of nine and the axis."""
+_AROUND = 6
+"""Lines that are not map: peak, axis, point numbers, two of sparkline, figures."""
+
+
+@dataclass(frozen=True)
+class MemoryMap:
+    """What rich prints; it looks at the console for colours and for letters beyond ASCII."""
+
+    picture: Picture
+    width: int
+    height: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = max(8, min(self.width, options.max_width) - _AXIS)
+        rows = max(3, self.height - _AROUND)
+        coloured = console.color_system is not None and not console.no_color
+        draw = _Drawing(self.picture, columns, rows, coloured and not options.ascii_only, options.ascii_only)
+        for line in draw.lines():
+            yield from line
+            yield Segment.line()
+
+
+def memory_map(picture: Picture, width: int = 80, height: int = 24) -> MemoryMap:
+    """The picture for a terminal: at most `width` characters wide and about `height` lines high."""
+    return MemoryMap(picture, width, height)
+
+
+class _Drawing:
+    """The lines of one map, as segments of text with styles."""
+
+    def __init__(self, picture: Picture, columns: int, rows: int, coloured: bool, ascii_only: bool) -> None:
+        self.picture = picture
+        self.columns = columns
+        self.rows = rows
+        self.coloured = coloured
+        self.ascii_only = ascii_only
+        span = picture.end - picture.begin
+        middle = 2 * (picture.peak.point - picture.begin) + 1
+        self.peak = min(columns - 1, max(0, middle * columns // (2 * span)))
+        self.addresses = self._addresses()
+
+    def lines(self) -> list[list[Segment]]:
+        picture = self.picture
+        rows = self._coloured_rows() if self.coloured else self._lettered_rows()
+        corner = "+" if self.ascii_only else "└"
+        rule = ("-" if self.ascii_only else "─") * self.columns
+        return [
+            self._peak_line(),
+            *([self._margin(row), *cells] for row, cells in enumerate(rows)),
+            [self._quiet(" " * (_AXIS - 1) + corner + rule)],
+            self._time_line(),
+            *self._sparkline(),
+            [self._quiet(" " * _AXIS + self._fitting(_figures(picture)))],
+        ]
+
+    def _style(self, colour: str | None = None, background: str | None = None, dim: bool = False) -> Style | None:
+        return Style(color=colour, bgcolor=background, dim=dim) if self.coloured else None
+
+    def _quiet(self, text: str) -> Segment:
+        return Segment(text, self._style(dim=True))
+
+    def _fitting(self, text: str) -> str:
+        clean = "".join(letter if letter.isprintable() else "?" for letter in text)
+        if self.ascii_only:
+            clean = clean.encode("ascii", "replace").decode("ascii")
+        dots = "..." if self.ascii_only else "…"
+        return clean if len(clean) <= self.columns else clean[: self.columns - len(dots)] + dots
+
+    def _peak_line(self) -> list[Segment]:
+        peak = self.picture.peak
+        mark = "v" if self.ascii_only else "▼"
+        told = self._fitting(f"peak {human(peak.nbytes)} at {point_name(self.picture, peak.point)}")
+        before = f"{told} {mark}"
+        if self.peak + 1 >= len(before):
+            text = " " * (self.peak + 1 - len(before)) + before
+        else:
+            text = " " * self.peak + self._fitting(f"{mark} {told}")[: self.columns - self.peak]
+        return [Segment(" " * _AXIS), Segment(text, self._style(_PEAK))]
+
+    def _addresses(self) -> dict[int, str]:
+        """Labels by row: the top, and round addresses where a label is three rows or more from the next."""
+        height = self.picture.height
+        step = 1 << max(0, (height * 3 // self.rows).bit_length())
+        labels = {self.rows - 1 - address * self.rows // height: human(address) for address in range(0, height, step)}
+        return {0: human(height), **{row: text for row, text in labels.items() if row > 1}}
+
+    def _margin(self, row: int) -> Segment:
+        label = self.addresses.get(row, "")
+        axis = "|" if self.ascii_only else "┤" if label else "│"
+        return self._quiet(f"{label:>{_AXIS - 1}}{axis}")
+
+    def _coloured_rows(self) -> list[list[Segment]]:
+        cells = grid(self.picture, self.columns, self.rows * 2)
+        whole = [
+            [upper if upper == lower else FREE for upper, lower in zip(above, below, strict=True)]
+            for above, below in zip(cells[::2], cells[1::2], strict=True)
+        ]
+        letters = name_letters(self.picture, whole)
+        return [
+            [
+                self._letter(letters[row, column], column, whole[row][column])
+                if (row, column) in letters
+                else self._half_blocks(column, cells[2 * row][column], cells[2 * row + 1][column])
+                for column in range(self.columns)
+            ]
+            for row in range(self.rows)
+        ]
+
+    def _letter(self, letter: str, column: int, block: int) -> Segment:
+        return Segment(letter, self._style(_LETTER, self._shade(column, block)))
+
+    def _half_blocks(self, column: int, above: int, below: int) -> Segment:
+        """Two cells in one character. A free half shows the terminal's own background."""
+        upper, lower = self._shade(column, above), self._shade(column, below)
+        if upper is None and lower is None:
+            return Segment("│" if column == self.peak else " ", self._style(_PEAK, dim=True))
+        if upper is None:
+            return Segment("▄", self._style(lower))
+        if lower is None:
+            return Segment("▀", self._style(upper))
+        if upper == lower:
+            return Segment("█", self._style(upper))
+        return Segment("▀", self._style(upper, lower))
+
+    def _shade(self, column: int, block: int) -> str | None:
+        if block == FREE:
+            return None
+        colour = BUFFERS[block % len(BUFFERS)]
+        return mixed(colour, _PEAK, 0.45) if column == self.peak else colour
+
+    def _lettered_rows(self) -> list[list[Segment]]:
+        """Without colour: a letter a buffer, and its name between spaces where there is room."""
+        rows = grid(self.picture, self.columns, self.rows)
+        names = name_letters(self.picture, rows, margin=" ")
+        rule = "|" if self.ascii_only else "│"
+
+        def shown(row: int, column: int) -> str:
+            block = rows[row][column]
+            if block == FREE:
+                return rule if column == self.peak else " "
+            return names.get((row, column), LETTERS[block % len(LETTERS)])
+
+        lines = ("".join(shown(row, column) for column in range(self.columns)) for row in range(self.rows))
+        return [[Segment(line.encode("ascii", "replace").decode() if self.ascii_only else line)] for line in lines]
+
+    def _time_line(self) -> list[Segment]:
+        first, last = str(self.picture.begin), str(self.picture.end)
+        middle = str((self.picture.begin + self.picture.end) // 2)
+        inner = max(0, self.columns - len(first) - len(last))
+        return [self._quiet(" " * _AXIS + first + middle.center(inner)[:inner] + last)]
+
+    def _sparkline(self) -> list[list[Segment]]:
+        """Live bytes in two lines of eight steps each; the peak's column in its colour."""
+        bars = _PLAIN_BARS if self.ascii_only else _BARS
+        steps = 2 * len(bars)
+        top = max(self.picture.height, 1)
+        levels = [-(-level * steps // top) for level in live_columns(self.picture, self.columns)]
+        labels = ("live", "bytes")
+        lines = []
+        for line, floor in enumerate((len(bars), 0)):
+            text = "".join(" " if level <= floor else bars[min(level - floor, len(bars)) - 1] for level in levels)
+            before, at, after = text[: self.peak], text[self.peak], text[self.peak + 1 :]
+            curve, peak = self._style(_CURVE), self._style(_PEAK)
+            lines.append(
+                [
+                    self._quiet(f"{labels[line]:>{_AXIS - 1}} "),
+                    Segment(before, curve),
+                    Segment(at, peak),
+                    Segment(after, curve),
+                ]
+            )
+        return lines
+
+
+def _figures(picture: Picture) -> str:
+    return (
+        f"arena {human(picture.arena_bytes)}  lower bound {human(picture.lower_bound_bytes)}  "
+        f"gap {100 * picture.gap:.2g} %"
+    )

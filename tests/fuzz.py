@@ -1,0 +1,108 @@
+"""Generated programs through the whole planner, and broken plans through the checker.
+
+For a program: every plan must satisfy the checker (`plan_memory` insists), and running it in the
+plan's bytes must give what running it in separate bytes gives. For every mutant of the plan: if the
+checker accepts it, running it must still be right.
+
+    python -m tests.fuzz --seconds 600 --seed 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from sublet.checker import check
+from sublet.compile import Options, plan_memory
+from sublet.ir.graph import Graph
+from sublet.ir.text import parse, to_text
+from sublet.packing import STRATEGIES
+from sublet.plan import MemoryPlan
+from tests.generate import program
+from tests.interpreter import results_match
+from tests.mutants import mutants
+from tests.schedules import random_schedule
+
+
+@dataclass
+class Tally:
+    """What a fuzz run saw. `refused_right` counts mutants the checker refused that ran right all the same."""
+
+    programs: int = 0
+    nodes: int = 0
+    plans: int = 0
+    mutants: Counter[str] = field(default_factory=Counter)
+    accepted: Counter[str] = field(default_factory=Counter)
+    refused_right: Counter[str] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        head = f"{self.programs} programs, {self.nodes} nodes, {self.plans} plans, {self.mutants.total()} mutants"
+        rows = [
+            f"  {kind:<16}{count:>8} mutants {self.accepted[kind]:>8} accepted and right "
+            f"{self.refused_right[kind]:>8} refused, not seen to fail"
+            for kind, count in sorted(self.mutants.items())
+        ]
+        return "\n".join([head, *rows])
+
+
+def options(rng: random.Random, strategy: str) -> Options:
+    """Random ways to plan."""
+    return Options(
+        strategy=strategy,
+        alignment=rng.choice([1, 1, 4, 8, 64]),
+        io=rng.choice(["arena", "arena", "bound"]),
+        weights=rng.choice(["bound", "arena"]),
+    )
+
+
+def one_program(seed: int, tally: Tally, strategies: tuple[str, ...] = (*STRATEGIES, "auto")) -> None:
+    """Generate, plan with every strategy, run, mutate. Raises AssertionError naming the seed."""
+    rng = random.Random(seed)
+    graph = program(rng, rng.choice([4, 8, 16, 30]))
+    assert parse(to_text(graph)) == graph, f"seed {seed}: the text form does not give the graph back"
+    tally.programs += 1
+    tally.nodes += sum(1 for _ in graph.walk())
+    for strategy in strategies:
+        chosen = options(rng, strategy)
+        schedule = random_schedule(rng, graph, rng.choice([1, 1, 2, 3]))
+        try:
+            plan = plan_memory(graph, chosen, schedule=schedule)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, {chosen}: {error}") from error
+        tally.plans += 1
+        assert plan.lower_bound_bytes <= plan.arena_bytes, f"seed {seed}, {chosen}: bound above the arena"
+        assert results_match(graph, plan.schedule, plan, rng, 3), f"seed {seed}, {chosen}: the planned run is wrong"
+        if strategy in ("auto", "allocation_graph"):
+            judge_mutants(seed, rng, graph, plan, tally)
+
+
+def judge_mutants(seed: int, rng: random.Random, graph: Graph, plan: MemoryPlan, tally: Tally) -> None:
+    """Every mutant that the checker accepts must run right."""
+    for kind, broken in mutants(rng, plan):
+        tally.mutants[kind] += 1
+        accepted = not check(graph, broken.schedule, broken)
+        right = results_match(graph, broken.schedule, broken, rng, 3)
+        assert right or not accepted, f"seed {seed}: the checker accepts a wrong plan, mutant {kind}"
+        tally.accepted[kind] += accepted
+        tally.refused_right[kind] += right and not accepted
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--seconds", type=float, default=60)
+    arguments.add_argument("--seed", type=int, default=0)
+    chosen = arguments.parse_args()
+    tally, seed, end = Tally(), chosen.seed, time.monotonic() + chosen.seconds
+    try:
+        while time.monotonic() < end:
+            one_program(seed, tally)
+            seed += 1
+    finally:
+        print(tally)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""The structure, tested like behaviour: floors, cycles, who may import whom, names, documents."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import sublet
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "sublet"
+
+# A module may import from its own floor and the floors above it in this list (the first match counts).
+FLOORS = [
+    ["errors"],
+    ["extras", "bytesize", "tensor", "packing"],
+    ["ir.graph", "ir"],
+    ["ops"],
+    ["ir.printer", "ir.parser", "ir.text", "ir.verify"],
+    ["analysis", "analysis.schedule"],
+    ["plan"],
+    ["plan_file"],
+    ["checker", "passes", "analysis.*"],
+    ["assemble", "budget"],
+    ["compile", "report", "viz"],
+    ["frontends"],
+    ["", "cli"],
+]
+
+CHECKER_MAY_REACH = (
+    "checker",
+    "errors",
+    "tensor",
+    "ops",
+    "ir.graph",
+    "ir",
+    "analysis.schedule",
+    "analysis",
+    "plan",
+    "extras",
+    "",
+)
+EMPTY_NAMES = {"info", "data", "manager", "helper", "helpers", "util", "utils", "prep", "misc", "flags", "process"}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Module name relative to the package ("ir.graph", "" for the package itself) -> file."""
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        found[".".join(part for part in parts if part != "__init__")] = path
+    return found
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(modules()[module].read_text(encoding="utf-8"))
+
+
+def imported(node: ast.AST) -> list[str]:
+    """Full names of the modules (or their members) an import statement names."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return []
+
+
+@cache
+def edges(module: str) -> frozenset[str]:
+    """The modules of the package that `module` imports."""
+    found = set()
+    for node in ast.walk(tree(module)):
+        for name in imported(node):
+            if name == "sublet" or name.startswith("sublet."):
+                inner = name.removeprefix("sublet").removeprefix(".")
+                found.add(inner if inner in modules() else inner.rpartition(".")[0])
+    return frozenset(found)
+
+
+def floor(module: str) -> int:
+    def matches(pattern: str) -> bool:
+        return module == pattern or (pattern.endswith(".*") and module.startswith(pattern[:-1]))
+
+    package = module.partition(".")[0]
+    for i, names in enumerate(FLOORS):
+        if any(matches(name) for name in names):
+            return i
+    return next(i for i, names in enumerate(FLOORS) if package in names)
+
+
+@pytest.mark.parametrize("module", modules())
+def test_imports_only_go_down(module: str) -> None:
+    above = [target for target in edges(module) if floor(target) > floor(module)]
+    assert not above, f"{module} imports {above} from a floor above its own"
+
+
+def test_no_import_cycle() -> None:
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, f"import cycle: {' -> '.join([*path, module])}"
+        if module not in done:
+            for target in sorted(edges(module) - {module}):
+                visit(target, (*path, module))
+            done.add(module)
+
+    for module in modules():
+        visit(module, ())
+
+
+@pytest.mark.parametrize("module", [m for m in modules() if m.partition(".")[0] == "packing"])
+def test_packing_can_be_lifted_out(module: str) -> None:
+    assert all(target == "errors" or target.partition(".")[0] == "packing" for target in edges(module))
+
+
+@pytest.mark.parametrize("module", [m for m in modules() if m.partition(".")[0] == "checker"])
+def test_checker_shares_no_code_with_the_planner(module: str) -> None:
+    reached, todo = set(), [module]
+    while todo:
+        current = todo.pop()
+        if current not in reached:
+            reached.add(current)
+            todo += edges(current)
+    strangers = {r for r in reached if r not in CHECKER_MAY_REACH and r.partition(".")[0] not in ("checker", "ops")}
+    assert not strangers
+
+
+@pytest.mark.parametrize("module", [m for m in modules() if m.partition(".")[0] == "ir"])
+def test_ir_knows_no_memory_and_no_streams(module: str) -> None:
+    assert not [t for t in edges(module) if t.partition(".")[0] in ("plan", "packing", "analysis", "runtime")]
+
+
+@pytest.mark.parametrize("module", modules())
+def test_no_import_inside_a_function(module: str) -> None:
+    inside = [
+        name
+        for function in ast.walk(tree(module))
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        for name in imported(node)
+    ]
+    assert not inside, "use sublet.extras.require for an optional dependency"
+
+
+@pytest.mark.parametrize("module", modules())
+def test_rooms_are_small_and_named(module: str) -> None:
+    lines = modules()[module].read_text(encoding="utf-8").count("\n")
+    assert lines <= 400, f"{module} has {lines} lines"
+    names = set(module.split("."))
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.FunctionDef):
+            length = (node.end_lineno or 0) - node.lineno + 1
+            assert length <= 60, f"{module}.{node.name} has {length} lines"
+            names.add(node.name.strip("_"))
+    assert not names & EMPTY_NAMES
+    assert ast.get_docstring(tree(module)), f"{module} does not say what it is"
+
+
+def test_public_names_exist_and_are_listed() -> None:
+    assert sorted(sublet.__all__) == sorted(set(sublet.__all__))
+    for name in sublet.__all__:
+        assert getattr(sublet, name).__doc__
+
+
+def test_every_exception_is_drawn() -> None:
+    drawn = ast.get_docstring(tree("errors")) or ""
+    for node in tree("errors").body:
+        if isinstance(node, ast.ClassDef) and node.name.endswith(("Error", "Violation")):
+            assert node.name in drawn or node.name == "FindingsError"
+
+
+@pytest.mark.parametrize("document", ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs/glossary.md"])
+def test_documents_name_real_paths(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    paths = set(re.findall(r"`((?:src|tests|docs|benchmarks)/[\w./-]+)`", text))
+    paths |= {
+        f"src/sublet/{path}"
+        for path in re.findall(r"`((?:ir|ops|analysis|packing|viz|frontends|checker)/[\w./]*)`", text)
+    }
+    missing = [path for path in sorted(paths) if not (ROOT / path).exists()]
+    assert not missing

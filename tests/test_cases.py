@@ -1,0 +1,98 @@
+"""Every file of tests/cases: a graph in text form, and what its folder's stage makes of it.
+
+UPDATE_EXPECT=1 rewrites the expectations; read the diff before you commit it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sublet.analysis.flow import flow
+from sublet.analysis.liveness import liveness
+from sublet.analysis.schedule import serial
+from sublet.analysis.sharing import share
+from sublet.compile import Options, plan_memory
+from sublet.errors import TextError
+from sublet.ir.text import parse, to_text
+from sublet.ir.verify import findings
+
+CASES = Path(__file__).parent / "cases"
+DIVIDER = "--- expect\n"
+
+
+def parsed(text: str) -> str:
+    """The text form again, or the error; a graph that parses must survive the round trip."""
+    try:
+        graph = parse(text, "case")
+    except TextError as error:
+        return f"{error}\n"
+    assert parse(to_text(graph)) == graph
+    return to_text(graph)
+
+
+def verified(text: str) -> str:
+    return "".join(f"{finding}\n" for finding in findings(parse(text, "case"))) or "legal\n"
+
+
+def live(text: str) -> str:
+    graph = parse(text, "case")
+    timeline = flow(graph, serial(graph))
+    ranges = liveness(timeline)
+    lines = [f"{t}: {point} -> {list(timeline.followers[t])}" for t, point in enumerate(timeline.points)]
+    for value in graph.values():
+        pieces = " ".join(f"{begin}-{end}" for begin, end in ranges.points(value))
+        lines.append(f"{value} {pieces}")
+    return "\n".join(lines) + "\n"
+
+
+def shared(text: str) -> str:
+    graph = parse(text, "case")
+    timeline = flow(graph, serial(graph))
+    homes = {value: (f"%{value.name}", False) for value in graph.weights}
+    lines = []
+    for buffer in share(graph, timeline, liveness(timeline), homes=homes):
+        members = ", ".join(
+            f"{m.value}@{m.offset}" + (f" {m.how} {m.shares}" if m.shares else "") for m in buffer.members
+        )
+        lines.append(f"{buffer.nbytes}{' in ' + buffer.home if buffer.home else ''}: {members}")
+    return "\n".join(lines) + "\n"
+
+
+def planned(text: str) -> str:
+    made = plan_memory(parse(text, "case"), Options(alignment=4))
+    lines = [f"arena {made.arena_bytes} bound {made.lower_bound_bytes} total {made.total_bytes} peak {made.peak.node}"]
+    for place in made.placements:
+        region = place.region
+        lines.append(
+            f"%{place.value} {region.storage} {region.offset}+{region.nbytes} {place.how} {place.shares}".rstrip()
+        )
+    lines += [f"%{outside.value} outside: {outside.reason}" for outside in made.outside]
+    return "\n".join(lines) + "\n"
+
+
+STAGES: dict[str, Callable[[str], str]] = {
+    "parse": parsed,
+    "verify": verified,
+    "liveness": live,
+    "sharing": shared,
+    "plan": planned,
+}
+
+
+@pytest.mark.parametrize("case", sorted(CASES.rglob("*.txt")), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_case(case: Path) -> None:
+    text, divider, expected = case.read_text(encoding="utf-8").partition(DIVIDER)
+    actual = STAGES[case.parent.name](text)
+    if os.environ.get("UPDATE_EXPECT"):
+        case.write_text(text + DIVIDER + actual, encoding="utf-8")
+    else:
+        assert divider, f"{case} has no expectation: run with UPDATE_EXPECT=1 and read what it writes"
+        assert actual == expected
+
+
+def test_every_folder_has_a_stage() -> None:
+    assert {path.name for path in CASES.iterdir()} == set(STAGES)

@@ -1,0 +1,212 @@
+"""The command line as its users meet it: outputs, files, exit statuses, and errors without tracebacks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from sublet.cli import main
+from sublet.plan_file import load, save
+
+LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+GRAPH = """
+graph @net(%x: f32[16]) {
+  %a: f32[16] = onnx.MatMul(%x, %x)
+  %b: f32[16] = onnx.MatMul(%a, %a)
+  %c: f32[16] = onnx.MatMul(%b, %b)
+  return %c
+}
+"""
+
+
+class Cli:
+    """Runs `sublet` in this process, as the console script does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+        self.monkeypatch = monkeypatch
+        self.capsys = capsys
+
+    def __call__(self, *words: object) -> tuple[int, str, str]:
+        self.monkeypatch.setattr(sys, "argv", ["sublet", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = self.capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return int(stop.value.code or 0), captured.out, captured.err
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    monkeypatch.setenv("COLUMNS", "100")
+    return Cli(monkeypatch, capsys)
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Path:
+    path = tmp_path / "net.sublet"
+    path.write_text(GRAPH)
+    return path
+
+
+def relu_model(path: Path, shape: list[object], name: str = "x") -> Path:
+    """A model of one Relu, with whatever dimensions are asked for."""
+    spec = helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    body = helper.make_graph([helper.make_node("Relu", [name], ["y"])], "relu", [spec], [result])
+    path.write_bytes(helper.make_model(body, opset_imports=[helper.make_opsetid("", 21)]).SerializeToString())
+    return path
+
+
+def test_plan_check_show_of_a_real_network(cli: Cli, tmp_path: Path) -> None:
+    model, plan, page = LIGHT / "light_squeezenet.onnx", tmp_path / "plan.json", tmp_path / "plan.html"
+    status, out, err = cli("plan", model, "--out", plan, "--html", page)
+    assert status == 0, err
+    assert "arena" in out
+    assert "lower bound" in out
+    assert page.read_text().startswith("<!")
+    assert cli("check", model, plan)[:2] == (0, cli("check", model, plan)[1])
+    assert cli("show", plan)[0] == 0
+
+
+def test_json_is_one_object_with_the_promised_keys(cli: Cli) -> None:
+    status, out, _ = cli("plan", LIGHT / "light_squeezenet.onnx", "--json")
+    content = json.loads(out)
+    assert status == 0
+    promised = {"arena_bytes", "lower_bound_bytes", "gap", "total_bytes", "strategy", "seconds", "peak", "tensors"}
+    assert promised <= content.keys()
+    assert {"name", "offset", "nbytes", "begin", "end", "shares"} <= content["tensors"][0].keys()
+    assert content["lower_bound_bytes"] <= content["arena_bytes"] < content["total_bytes"]
+
+
+def test_arena_of_a_chain_is_two_tensors(cli: Cli, graph: Path) -> None:
+    content = json.loads(cli("plan", graph, "--json")[1])
+    assert content["arena_bytes"] == 128
+    assert content["gap"] == 0
+    bound = json.loads(cli("plan", graph, "--json", "--io", "bound")[1])
+    assert bound["bound_bytes"] == 128
+    assert bound["arena_bytes"] == 128
+
+
+def test_budget_decides_the_exit_status_and_is_proven(cli: Cli, graph: Path) -> None:
+    assert cli("plan", graph, "--budget", "128")[0] == 0
+    status, out, _ = cli("plan", graph, "--budget", "127", "--json")
+    content = json.loads(out)
+    assert status == 1
+    assert content["fits"] is False
+    assert sum(live["nbytes"] for live in content["proof"]) > 127
+    status, out, _ = cli("plan", graph, "--budget", "100B")
+    assert status == 1
+    assert "Cannot fit" in out
+
+
+def test_pack_capacity(cli: Cli, tmp_path: Path) -> None:
+    problem, packed = tmp_path / "p.csv", tmp_path / "packed.csv"
+    problem.write_text("id,lower,upper,size\na,0,2,10\nb,1,3,20\nc,2,4,10\n")
+    status, out, _ = cli("pack", problem, "--capacity", "30", "--out", packed, "--json")
+    content = json.loads(out)
+    assert status == 0
+    assert content["arena_bytes"] == content["lower_bound_bytes"] == 30
+    assert packed.read_text().splitlines()[0] == "id,lower,upper,size,offset"
+    assert cli("pack", problem, "--capacity", "29")[0] == 1
+
+
+def test_violations_are_told_with_exit_status_1(cli: Cli, graph: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    cli("plan", graph, "--out", path)
+    plan = load(path)
+    broken = tuple(
+        replace(p, region=replace(p.region, offset=0)) if p.value in ("a", "b") else p for p in plan.placements
+    )
+    save(replace(plan, placements=broken), path)
+    status, out, _ = cli("check", graph, path)
+    assert status == 1
+    assert "violation" in out
+    assert "%b" in out
+
+
+def test_bad_models_are_errors_of_the_user(cli: Cli, tmp_path: Path, graph: Path) -> None:
+    plan = tmp_path / "plan.json"
+    truncated = tmp_path / "truncated.onnx"
+    truncated.write_bytes((LIGHT / "light_squeezenet.onnx").read_bytes()[:1000])
+    cases = {
+        "no such file": (tmp_path / "nowhere.onnx",),
+        "truncated": (truncated,),
+        "an unbound dimension": (relu_model(tmp_path / "sym.onnx", ["batch", 3]),),
+        "a dimension that is none": (relu_model(tmp_path / "sym2.onnx", ["batch", 3]), "--dim", "bach=3"),
+        "a negative dimension": (relu_model(tmp_path / "neg.onnx", [-2, 3]),),
+        "a huge dimension": (relu_model(tmp_path / "huge.onnx", [2**62, 3]),),
+        "a huge binding": (relu_model(tmp_path / "sym3.onnx", ["batch"]), "--dim", f"batch={2**62}"),
+        "a negative binding": (relu_model(tmp_path / "sym4.onnx", ["batch"]), "--dim", "batch=-1"),
+        "no integer": (relu_model(tmp_path / "sym5.onnx", ["batch"]), "--dim", "batch=two"),
+        "an unknown strategy": (graph, "--strategy", "magic"),
+        "an impossible alignment": (graph, "--align", "0"),
+        "an unreadable budget": (graph, "--budget", "lots"),
+        "an unknown format": (tmp_path / "plan.xyz",),
+        "an unwritable place": (graph, "--out", tmp_path / "no" / "such" / "folder.json"),
+    }
+    for what, words in cases.items():
+        status, out, err = cli("plan", *words, "--out", plan) if "--out" not in words else cli("plan", *words)
+        assert status == 2, (what, out, err)
+        assert "error:" in err or "Invalid value" in err or "Usage" in err, what
+        assert not plan.exists(), what
+    unbound = cli("plan", tmp_path / "sym.onnx")[2]
+    assert "--dim batch=" in unbound
+
+
+def test_a_plan_of_another_model_is_refused(cli: Cli, graph: Path, tmp_path: Path) -> None:
+    other, plan = tmp_path / "other.sublet", tmp_path / "plan.json"
+    other.write_text(GRAPH.replace("[16]", "[32]"))
+    assert cli("plan", graph, "--out", plan)[0] == 0
+    status, _, err = cli("check", other, plan)
+    assert status == 2
+    assert "not a plan of" in err
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", '{"version": 99}', '{"version": 1}', '{"version": 1, "graph": 3}'],
+)
+def test_files_that_are_no_plan(cli: Cli, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    status, _, err = cli("show", path)
+    assert status == 2
+    assert "plan.json" in err
+
+
+def test_a_plan_with_wrong_types_is_refused(cli: Cli, graph: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    cli("plan", graph, "--out", path)
+    raw = asdict(load(path))
+    for field, value in (("arena_bytes", "many"), ("placements", {}), ("peak", None), ("alignment", True)):
+        path.write_text(json.dumps({**raw, field: value}))
+        status, _, err = cli("show", path)
+        assert status == 2
+        assert field in err
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("id,lower,upper,size\na,2,2,1\n", "lower"),
+        ("id,lower,upper,size\na,0,2,-1\n", "size"),
+        ("id,lower,upper,size\na,0,2,x\n", "size"),
+        ("id,lower,size\na,0,2\n", "upper"),
+        ("id,lower,upper,size\na,0,2,1\na,0,2,1\n", "a"),
+        ("", "header"),
+    ],
+)
+def test_bad_problems_are_errors_of_the_user(cli: Cli, tmp_path: Path, text: str, word: str) -> None:
+    path, out = tmp_path / "p.csv", tmp_path / "out.csv"
+    path.write_text(text)
+    status, _, err = cli("pack", path, "--out", out)
+    assert status == 2
+    assert "p.csv" in err
+    assert word in err
+    assert not out.exists()

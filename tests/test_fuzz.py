@@ -1,0 +1,22 @@
+"""A few seconds of the fuzz in every test run; `make fuzz` goes on for longer."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz import Tally, one_program
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_generated_program(seed: int) -> None:
+    one_program(seed, Tally())
+
+
+def test_mutants_are_refused() -> None:
+    """The kinds of mutant that can hardly be right by luck are refused nearly always."""
+    tally = Tally()
+    for seed in range(1000, 1030):
+        one_program(seed, tally, ("auto",))
+    assert tally.mutants.total() > 100
+    assert tally.accepted["shrunk arena"] == 0
+    assert tally.accepted["swapped offsets"] < tally.mutants["swapped offsets"] / 4

@@ -1,0 +1,61 @@
+"""Plans survive the way to disk and back, and are tied to their graph and schedule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sublet.analysis.schedule import serial
+from sublet.analysis.streams import streamed
+from sublet.compile import Options, plan_memory
+from sublet.ir.text import parse
+from sublet.plan_file import fingerprint, from_json, load, save, to_json, write_text
+
+TEXT = """
+graph @net(%x: f32[16], %flag: bool[]) {
+  weights %limit: i64[] = [3]
+  %n: outside("i64[?]", "depends on data") = onnx.NonZero(%x)
+  %h: f32[16] = while(%i: i64[]; %p: f32[16] = %x; ) body @b {
+    %c: bool[] = onnx.Less(%i, %limit)
+    continue if %c
+    %q: f32[16] = onnx.Relu(%p)
+    next %q;
+  }
+  %y: f32[16] = case %flag {
+    arm @a {
+      yield %h
+    }
+  }
+  return %y, %n
+}
+"""
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_plan_loads_back_equal(tmp_path: Path, streams: int) -> None:
+    plan = plan_memory(parse(TEXT), Options(streams=streams), dims={"batch": 2})
+    assert from_json(to_json(plan)) == plan
+    save(plan, tmp_path / "plan.json")
+    assert load(tmp_path / "plan.json") == plan
+
+
+def test_the_fingerprint_sees_graph_and_order() -> None:
+    graph = parse(TEXT)
+    prints = {
+        fingerprint(graph, serial(graph)),
+        fingerprint(graph, streamed(graph, 2)),
+        fingerprint(parse(TEXT.replace("[16]", "[8]")), serial(graph)),
+        fingerprint(parse(TEXT.replace("onnx.Relu", "onnx.Sigmoid")), serial(graph)),
+    }
+    assert len(prints) == 4
+    assert fingerprint(parse(TEXT), serial(parse(TEXT))) in prints
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "new \udcff")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

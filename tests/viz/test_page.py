@@ -1,0 +1,94 @@
+"""The HTML page as text: what it holds, and what it must not."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from array import array
+from base64 import b64decode, b64encode
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sublet.errors import SubletError
+from sublet.viz.columns import Columns
+from sublet.viz.page import html, write_html
+from sublet.viz.rectangles import rectangles
+from tests.viz.synthetic import network_plan, small_plan
+
+
+def unpacked(page: str) -> tuple[dict[str, Any], bytes]:
+    block = re.search(r'<script type="text/plain" id="model">([^<]*)</script>', page)
+    assert block is not None
+    content = zlib.decompress(b64decode(block[1]))
+    end = 8 + int.from_bytes(content[:8], "little")
+    return json.loads(content[8:end]), content[end:]
+
+
+def test_the_page_holds_every_name_and_number() -> None:
+    model, columns = unpacked(html(rectangles(small_plan())))
+    assert model["words"][:7] == ["start", "conv1", "flatten", "pool", "relu", "gemm", "softmax"]
+    assert model["words"][7:14] == ["image", "x", "y", "z", "a", "late", "twice"]
+    kind, position, count = model["placements"]["offset"]
+    assert (kind, count) == ("u16", 7)
+    offsets = array("H", columns[position : position + 2 * count])
+    assert offsets.tolist() == [3072, 0, 0, 0, 3072, 3072, 5120]
+
+
+def test_the_page_asks_for_nothing() -> None:
+    page = html(rectangles(network_plan(50)))
+    assert "@@" not in page
+    assert not re.search(r"https?:|//\w+\.|\bsrc\s*=|<link|@import|url\(|fetch\(|XMLHttpRequest", page)
+    assert "default-src 'none'" in page
+
+
+def test_the_policy_allows_exactly_the_script_and_the_style_of_the_page() -> None:
+    page = html(rectangles(small_plan()))
+    [script] = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    [style] = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
+    for text in (script, style):
+        assert f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" in page
+    assert "unsafe" not in page
+
+
+def test_no_name_gets_into_the_markup() -> None:
+    hostile = "</script><script>alert(1)</script>"
+    plan = replace(small_plan(), graph=hostile, points=(hostile,) * 7)
+    page = html(rectangles(plan))
+    assert "alert" not in page
+    assert page.count("<script") == 2
+    assert unpacked(page)[0]["title"] == hostile
+
+
+def test_half_characters_do_not_stop_the_page() -> None:
+    page = html(rectangles(replace(small_plan(), graph="bad \ud800 name")))
+    assert page.encode("utf-8")
+
+
+def test_the_same_plan_gives_the_same_page() -> None:
+    assert html(rectangles(network_plan(80))) == html(rectangles(network_plan(80)))
+
+
+def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(SubletError, match="cannot be written"):
+        write_html(rectangles(small_plan()), tmp_path / "missing" / "plan.html")
+    (tmp_path / "plan.html").mkdir()
+    with pytest.raises(SubletError, match="cannot be written"):
+        write_html(rectangles(small_plan()), tmp_path / "plan.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.html"]
+
+
+@pytest.mark.parametrize(
+    ("largest", "kind", "width"),
+    [(255, "u8", 1), (256, "u16", 2), (1 << 31, "u32", 4), (1 << 32, "f64", 8), (1 << 53, "u64", 8)],
+)
+def test_columns_are_as_narrow_as_their_numbers_and_aligned(largest: int, kind: str, width: int) -> None:
+    columns = Columns()
+    assert columns.add([1]) == ("u8", 0, 1)
+    assert columns.add([0, largest]) == (kind, 8, 2)
+    content = zlib.decompress(b64decode(columns.deflated({})))
+    assert len(content) == 8 + 8 + 8 + (8 if width < 8 else 16)
