@@ -1,0 +1,87 @@
+"""Transformers at full size by default; smaller ones by parameters."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from benchmarks.models.builder import Builder
+
+
+def bert(
+    sequence: int | str = 128, batch: int | str = 1, layers: int = 12, width: int = 768, heads: int = 12,
+    vocabulary: int = 30522, positions: int = 512,
+) -> onnx.ModelProto:
+    """BERT-base, uncased, without a head (Devlin et al. 2018). Dimensions may be names."""
+    b = Builder("bert")
+    tokens = b.input("input_ids", (batch, sequence), TensorProto.INT64)
+    kinds = b.input("token_type_ids", (batch, sequence), TensorProto.INT64)
+    mask = b.input("attention_mask", (batch, sequence), TensorProto.INT64)
+    length = b.op("Gather", b.op("Shape", tokens), b.ints(1))
+    places = b.op("Slice", b.random_weight(positions, width), b.ints(0), length, b.ints(0))
+    x = b.op("Add", b.op("Gather", b.random_weight(vocabulary, width), tokens), places)
+    x = b.op("Add", x, b.op("Gather", b.random_weight(2, width), kinds))
+    x = _norm(b, x, width)
+    blocked = b.op("Sub", b.filled(1.0), b.op("Cast", mask, to=TensorProto.FLOAT))
+    bias = b.op("Mul", b.op("Unsqueeze", blocked, b.ints(1, 2)), b.filled(-1e4))
+    for _ in range(layers):
+        x = _norm(b, b.op("Add", x, _attention(b, x, width, heads, bias)), width)
+        inner = _gelu_erf(b, b.linear(x, width, 4 * width))
+        x = _norm(b, b.op("Add", x, b.linear(inner, 4 * width, width)), width)
+    first = b.op("Gather", x, b.constant(np.array(0, dtype=np.int64)), axis=1)
+    return b.model(last_hidden_state=x, pooled=b.op("Tanh", b.linear(first, width, width)))
+
+
+def gpt2(
+    sequence: int | str = 128, batch: int | str = 1, layers: int = 12, width: int = 768, heads: int = 12,
+    vocabulary: int = 50257, positions: int = 1024,
+) -> onnx.ModelProto:
+    """GPT-2 small (Radford et al. 2019): causal, logits by the transposed embedding."""
+    b = Builder("gpt2")
+    tokens = b.input("input_ids", (batch, sequence), TensorProto.INT64)
+    embedding = b.random_weight(vocabulary, width)
+    length = b.op("Gather", b.op("Shape", tokens), b.ints(1))
+    places = b.op("Slice", b.random_weight(positions, width), b.ints(0), length, b.ints(0))
+    future = np.triu(np.full((1, 1, positions, positions), -1e4, dtype=np.float32), 1)
+    bounds = b.op("Concat", length, length, axis=0)
+    bias = b.op("Slice", b.constant(future), b.ints(0, 0), bounds, b.ints(2, 3))
+    x = b.op("Add", b.op("Gather", embedding, tokens), places)
+    for _ in range(layers):
+        x = b.op("Add", x, _attention(b, _norm(b, x, width), width, heads, bias, fused=True))
+        inner = _gelu_tanh(b, b.linear(_norm(b, x, width), width, 4 * width))
+        x = b.op("Add", x, b.linear(inner, 4 * width, width))
+    return b.model(logits=b.op("MatMul", _norm(b, x, width), b.op("Transpose", embedding, perm=[1, 0])))
+
+
+def _norm(b: Builder, x: str, width: int) -> str:
+    return b.op("LayerNormalization", x, b.filled(1.0, width), b.filled(0.0, width), axis=-1)
+
+
+def _attention(b: Builder, x: str, width: int, heads: int, bias: str, *, fused: bool = False) -> str:
+    """Multi-head attention with an additive mask; `fused` projects once and splits, as GPT-2 does."""
+    if fused:
+        parts = b.ops("Split", 3, b.linear(x, width, 3 * width), b.ints(width, width, width), axis=-1)
+    else:
+        parts = [b.linear(x, width, width) for _ in range(3)]
+    shape = b.ints(0, 0, heads, width // heads)
+    query, key, value = (b.op("Reshape", part, shape) for part in parts)
+    query, value = (b.op("Transpose", part, perm=[0, 2, 1, 3]) for part in (query, value))
+    scores = b.op("MatMul", query, b.op("Transpose", key, perm=[0, 2, 3, 1]))
+    scores = b.op("Div", scores, b.filled(sqrt(width // heads)))
+    weights = b.op("Softmax", b.op("Add", scores, bias), axis=-1)
+    mixed = b.op("Transpose", b.op("MatMul", weights, value), perm=[0, 2, 1, 3])
+    return b.linear(b.op("Reshape", mixed, b.ints(0, 0, width)), width, width)
+
+
+def _gelu_erf(b: Builder, x: str) -> str:
+    half = b.op("Add", b.op("Erf", b.op("Div", x, b.filled(sqrt(2)))), b.filled(1.0))
+    return b.op("Mul", b.op("Mul", x, half), b.filled(0.5))
+
+
+def _gelu_tanh(b: Builder, x: str) -> str:
+    cube = b.op("Mul", b.op("Pow", x, b.filled(3.0)), b.filled(0.044715))
+    inner = b.op("Tanh", b.op("Mul", b.op("Add", x, cube), b.filled(sqrt(2 / np.pi))))
+    return b.op("Mul", b.op("Mul", x, b.filled(0.5)), b.op("Add", inner, b.filled(1.0)))

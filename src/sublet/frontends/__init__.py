@@ -1,0 +1,1 @@
+"""Foreign formats in, graphs out: one front-end a format."""

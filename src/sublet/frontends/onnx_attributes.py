@@ -1,0 +1,58 @@
+"""ONNX attributes as attributes of a node.
+
+    float, int, string      as they are; a string that is not UTF-8 stays bytes
+    lists of these          tuples; a list with a string that is not UTF-8 is stored as below
+    tensor, type, graph     the serialised TensorProto, TypeProto, GraphProto
+    lists of these          the serialised AttributeProto
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sublet.ir.graph import Attr
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def attributes_of(node: onnx.NodeProto) -> Mapping[str, Attr]:
+    """The attributes of a node by name."""
+    return {attribute.name: _attr(attribute) for attribute in node.attribute}
+
+
+def _attr(attribute: onnx.AttributeProto) -> Attr:
+    kind = attribute.type
+    if kind == attribute.FLOAT:
+        return float(attribute.f)
+    if kind == attribute.INT:
+        return int(attribute.i)
+    if kind == attribute.STRING:
+        return _string(attribute.s)
+    if kind == attribute.FLOATS:
+        return tuple(float(number) for number in attribute.floats)
+    if kind == attribute.INTS:
+        return tuple(int(number) for number in attribute.ints)
+    if kind == attribute.STRINGS:
+        strings = tuple(_string(text) for text in attribute.strings)
+        if all(isinstance(text, str) for text in strings):
+            return tuple(str(text) for text in strings)
+    return _serialized(attribute)
+
+
+def _string(content: bytes) -> str | bytes:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        return content
+
+
+def _serialized(attribute: onnx.AttributeProto) -> bytes:
+    message: Any = {
+        attribute.TENSOR: attribute.t,
+        attribute.SPARSE_TENSOR: attribute.sparse_tensor,
+        attribute.TYPE_PROTO: attribute.tp,
+        attribute.GRAPH: attribute.g,
+    }.get(attribute.type, attribute)
+    return bytes(message.SerializeToString(deterministic=True))

@@ -1,0 +1,116 @@
+"""The nodes of an ONNX graph as nodes of ours: sorted, typed, folded, under unique names.
+
+A node with graph attributes that is not If, Loop or Scan (SequenceMap, say) stays one node: its
+graphs are serialised attributes, and the outer values they read follow the node's own inputs, named
+as in the file by the attribute "<graph attribute>.captures".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from sublet.errors import ModelError
+from sublet.frontends.onnx_attributes import attributes_of
+from sublet.frontends.onnx_branch import convert_if
+from sublet.frontends.onnx_file import domain_of
+from sublet.frontends.onnx_fold import fold
+from sublet.frontends.onnx_frame import Frame
+from sublet.frontends.onnx_infer import infer
+from sublet.frontends.onnx_loop import convert_loop
+from sublet.frontends.onnx_order import free_names, sorted_nodes
+from sublet.frontends.onnx_program import Known, Program, Scope
+from sublet.frontends.onnx_scan import convert_scan
+from sublet.frontends.onnx_types import Type, read_type
+from sublet.frontends.onnx_weights import of_tensor, sparse
+from sublet.ir.graph import Node
+
+if TYPE_CHECKING:
+    import onnx
+
+CONTROL = {"If": convert_if, "Loop": convert_loop, "Scan": convert_scan}
+FIRST_SCAN = 9
+"""The first operator set whose Scan is a plain loop."""
+
+
+def convert_graph(program: Program, graph: onnx.GraphProto, scope: Scope) -> Frame:
+    """Convert a graph whose inputs are in `scope`; `scope` gains all its values.
+
+    Raises ModelError when the graph is malformed: undefined and doubly defined names, cycles, nodes
+    that do not follow their schema.
+    """
+    program.spend(1 + len(graph.node))
+    _add_initializers(program, graph, scope)
+    nodes = sorted_nodes(graph.node, scope.maps[0], scope.parents, program.where)
+    frame = Frame(program, scope, {name: program.values.fresh(name) for n in nodes for name in n.output if name})
+    names = [program.nodes.fresh(node.name) if node.name else "" for node in nodes]
+    declared = {value.name: read_type(value.type, program.dims) for value in chain(graph.value_info, graph.output)}
+    for i, node in enumerate(nodes):
+        _convert(frame, node, names[i] or program.nodes.fresh(f"{node.op_type}_{i}"), declared)
+    return frame
+
+
+def _add_initializers(program: Program, graph: onnx.GraphProto, scope: Scope) -> None:
+    for tensor in graph.initializer:
+        _claim(program, tensor.name, scope)
+        weight = of_tensor(tensor, program.folder, program.where)
+        scope[tensor.name] = program.constant(program.values.fresh(tensor.name), weight)
+    for coded in graph.sparse_initializer:
+        _claim(program, coded.values.name, scope)
+        scope[coded.values.name] = program.constant(program.values.fresh(coded.values.name), sparse(coded))
+
+
+def _claim(program: Program, name: str, scope: Scope) -> None:
+    if not name or name in scope.maps[0]:
+        what = "is defined twice" if name else "has no name"
+        raise ModelError(f"{program.where}: the initializer {name!r} {what}")
+
+
+def _convert(frame: Frame, node: onnx.NodeProto, name: str, declared: Mapping[str, Type]) -> None:
+    domain = domain_of(node.domain)
+    old_scan = node.op_type == "Scan" and frame.program.opsets.get("", 1) < FIRST_SCAN
+    if domain == "" and node.op_type in CONTROL and not old_scan:
+        CONTROL[node.op_type](frame, node, name, convert_graph)
+        return
+    inputs = [frame.read(text) for text in node.input]
+    types, reason = infer(frame.program, node, inputs, declared)
+    folded = fold(frame.program, node, inputs, types)
+    if folded is not None:
+        frame.program.folded += 1
+        for text, weight in folded.items():
+            frame.scope[text] = frame.program.constant(frame.names[text], weight)
+        return
+    _add_node(frame, node, name, inputs, (types, reason))
+
+
+def _add_node(
+    frame: Frame, node: onnx.NodeProto, name: str, inputs: Sequence[Known | None], found: tuple[list[Type], str]
+) -> None:
+    domain = domain_of(node.domain)
+    attrs = dict(attributes_of(node))
+    values = [None if known is None else known.value for known in inputs]
+    while values and values[-1] is None:
+        values.pop()
+    for text, captured in _captured(node):
+        attrs[f"{text}.captures"] = captured
+        values.extend(frame.scope[inner].value for inner in captured)
+    types, reason = found
+    outputs = tuple(
+        frame.define(text, type, reason) if text else None
+        for text, type in zip(node.output, types, strict=True)
+    )
+    op = f"onnx.{domain}.{node.op_type}" if domain else f"onnx.{node.op_type}"
+    frame.nodes.append(Node(name, op, tuple(values), outputs, attrs))
+
+
+def _captured(node: onnx.NodeProto) -> list[tuple[str, tuple[str, ...]]]:
+    """For every graph attribute, its name and the outer names its graphs read."""
+    found: list[tuple[str, tuple[str, ...]]] = []
+    for attribute in node.attribute:
+        graphs = (attribute.g, *attribute.graphs) if attribute.HasField("g") else tuple(attribute.graphs)
+        if graphs:
+            found.append((attribute.name, tuple(dict.fromkeys(chain(*map(free_names, graphs))))))
+    return found
+
+

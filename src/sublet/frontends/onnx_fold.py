@@ -1,0 +1,204 @@
+"""Constant folding: what a node computes before the run, because its inputs are constants.
+
+Shape arithmetic is folded so that shapes become known. Small results are computed by ONNX's
+reference implementation at once; results that only move a large weight, or fill memory with one
+number, become constants that are computed when they are read. Anything dearer stays a node.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sublet.errors import ModelError
+from sublet.extras import require
+from sublet.frontends.onnx_program import Known, Program
+from sublet.frontends.onnx_types import DTYPES, TensorType, Type, spec_of
+from sublet.frontends.onnx_weights import SMALL_BYTES, Array, Weight, of_array, of_tensor
+from sublet.tensor import DType, TensorSpec, Unplannable
+
+if TYPE_CHECKING:
+    import onnx
+
+FILL_BYTES = 1 << 30
+"""A ConstantOfShape up to this size counts as a weight; a larger one stays a node."""
+
+MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+FILTERS = frozenset({"Compress", "NonZero", "Unique"})
+"""Their results are not larger than a few times their inputs, although no rule tells the shape."""
+
+EAGER = MOVES | FILTERS | frozenset(
+    {
+        *("Abs", "Add", "And", "ArgMax", "ArgMin", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"),
+        *("CastLike", "Ceil", "Clip", "Concat", "ConstantOfShape", "Cos", "CumSum", "Div", "Equal", "Exp", "Expand"),
+        *("EyeLike", "Floor", "Gather", "GatherElements", "GatherND", "Greater", "GreaterOrEqual", "IsInf", "IsNaN"),
+        *("Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mod", "Mul", "Neg", "Not", "OneHot", "Or", "Pad"),
+        *("Pow", "Range", "Reciprocal", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Relu"),
+        *("Round", "Scatter", "ScatterElements", "ScatterND", "Sign", "Sin", "Slice", "Split", "Sqrt", "Sub"),
+        *("Sum", "Tile", "TopK", "Trilu", "Where", "Xor"),
+    }
+)
+CONSTANT_KINDS: dict[str, DType] = {
+    "value_int": DType.I64,
+    "value_ints": DType.I64,
+    "value_float": DType.F32,
+    "value_floats": DType.F32,
+}
+
+
+def fold(
+    program: Program, node: onnx.NodeProto, inputs: Sequence[Known | None], types: Sequence[Type]
+) -> dict[str, Weight] | None:
+    """The constants that are the node's outputs, by their names in the file; None when it must run."""
+    if node.domain not in ("", "ai.onnx"):
+        return None
+    if node.op_type == "Constant":
+        return {node.output[0]: _constant(program, node, types[0])}
+    if node.op_type in ("Shape", "Size"):
+        return _shape(node, inputs)
+    weights = [None if known is None else known.weight for known in inputs]
+    if any(known is not None and weight is None for known, weight in zip(inputs, weights, strict=True)):
+        return None
+    if node.op_type == "ConstantOfShape":
+        return _fill(program, node, types[0])
+    small = all(weight is None or weight.small for weight in weights)
+    if node.op_type in EAGER and small and (node.op_type in FILTERS or _all_small(types)):
+        return _evaluated(program, node, weights, types)
+    if node.op_type in MOVES:
+        return _moved(program, node, weights, types)
+    return None
+
+
+def _constant(program: Program, node: onnx.NodeProto, type: Type) -> Weight:
+    where = f"{program.where}: Constant {node.output[0]!r}"
+    if len(node.attribute) != 1:
+        raise ModelError(f"{where}: has {len(node.attribute)} attributes instead of one value")
+    attribute = node.attribute[0]
+    if attribute.name == "value":
+        return of_tensor(attribute.t, program.folder, where)
+    if attribute.name in CONSTANT_KINDS:
+        single = attribute.name in ("value_int", "value_float")
+        content: Any = attribute.i if attribute.name == "value_int" else attribute.f
+        content = content if single else list(attribute.ints or attribute.floats)
+        array = np.array(content, dtype="i8" if "int" in attribute.name else "f4")
+        return of_array(array, TensorSpec(CONSTANT_KINDS[attribute.name], array.shape))
+    return _outside(Unplannable(str(type or "?"), f"a constant given as {attribute.name}"), where)
+
+
+def _outside(spec: Unplannable, where: str) -> Weight:
+    def load() -> Array:
+        raise ModelError(f"{where}: {spec.reason} has no array")
+
+    return Weight(spec, load)
+
+
+def _shape(node: onnx.NodeProto, inputs: Sequence[Known | None]) -> dict[str, Weight] | None:
+    type = inputs[0].type if inputs and inputs[0] is not None else None
+    if not isinstance(type, TensorType) or type.dims is None:
+        return None
+    bounds = {attribute.name: int(attribute.i) for attribute in node.attribute}
+    dims = type.dims[bounds.get("start", 0) : bounds.get("end", len(type.dims))]
+    extents = [extent for extent in dims if extent is not None]
+    if len(extents) < len(dims):
+        return None
+    array = np.array(prod(extents) if node.op_type == "Size" else extents, dtype=np.int64)
+    return {node.output[0]: of_array(array, TensorSpec(DType.I64, array.shape))}
+
+
+def _fill(program: Program, node: onnx.NodeProto, type: Type) -> dict[str, Weight] | None:
+    spec = spec_of(type, "")
+    if not isinstance(spec, TensorSpec) or spec.nbytes > FILL_BYTES or spec.dtype.bits < 8:
+        return None
+    number: Any = np.float32(0)
+    if node.attribute:
+        where = f"{program.where}: ConstantOfShape {node.output[0]!r}"
+        content = of_tensor(node.attribute[0].t, program.folder, where).array()
+        if content.size != 1:
+            raise ModelError(f"{where}: fills with {content.size} numbers instead of one")
+        number = content.ravel()[0]
+    return {node.output[0]: Weight(spec, lambda: np.full(spec.shape, number))}
+
+
+def _all_small(types: Sequence[Type]) -> bool:
+    specs = [spec_of(type, "") for type in types]
+    return all(isinstance(spec, TensorSpec) and spec.nbytes <= SMALL_BYTES for spec in specs)
+
+
+def _evaluated(
+    program: Program, node: onnx.NodeProto, weights: Sequence[Weight | None], types: Sequence[Type]
+) -> dict[str, Weight] | None:
+    cost = sum(weight.spec.nbytes for weight in weights if weight and isinstance(weight.spec, TensorSpec))
+    cost += sum(spec.nbytes for type in types if isinstance(spec := spec_of(type, ""), TensorSpec))
+    if cost > program.fold_bytes:
+        return None
+    program.fold_bytes -= cost
+    try:
+        arrays = evaluate(program, node, [weight.array() if weight else None for weight in weights])
+    except ModelError:
+        raise
+    except Exception:  # the reference implementation of an operator may raise anything
+        return None
+    results: dict[str, Weight] = {}
+    named = [(name, type) for name, type in zip(node.output, types, strict=True) if name]
+    for array, (name, type) in zip(arrays, named, strict=True):
+        computed = _spec_of_array(array, type)
+        if computed is None:
+            return None
+        results[name] = of_array(array, computed)
+    return results
+
+
+def _spec_of_array(array: Array, type: Type) -> TensorSpec | None:
+    """The spec of a computed array, None when it contradicts the inferred type."""
+    if not isinstance(type, TensorType) or type.elem not in DTYPES or DTYPES[type.elem].bits < 8:
+        return None
+    spec = spec_of(TensorType(type.elem, array.shape), "")
+    fits = type.dims is None or (
+        len(type.dims) == array.ndim and all(d in (None, n) for d, n in zip(type.dims, array.shape, strict=True))
+    )
+    helper = require("onnx.helper", extra="onnx")
+    same = array.dtype == helper.tensor_dtype_to_np_dtype(type.elem)
+    return spec if fits and same and isinstance(spec, TensorSpec) else None
+
+
+def evaluate(program: Program, node: onnx.NodeProto, arrays: Sequence[Array | None]) -> list[Array]:
+    """The node's outputs by ONNX's reference implementation. It may raise anything."""
+    onnx = require("onnx", extra="onnx")
+    reference = require("onnx.reference", extra="onnx")
+    feeds = {name: array for name, array in zip(node.input, arrays, strict=True) if array is not None}
+    graph = onnx.helper.make_graph(
+        [node],
+        "fold",
+        [onnx.helper.make_empty_tensor_value_info(name) for name in feeds],
+        [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name],
+    )
+    imports = [onnx.helper.make_opsetid(domain, version) for domain, version in program.opsets.items()]
+    model = onnx.helper.make_model(graph, opset_imports=imports)
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        results = reference.ReferenceEvaluator(model).run(None, feeds)
+    return [np.asarray(result) for result in results]
+
+
+def _moved(
+    program: Program, node: onnx.NodeProto, weights: Sequence[Weight | None], types: Sequence[Type]
+) -> dict[str, Weight] | None:
+    """A large weight in another shape, order or type: a weight itself, computed when it is read."""
+    spec = spec_of(types[0], "")
+    if not isinstance(spec, TensorSpec) or spec.dtype.bits < 8:
+        return None
+    where = f"{program.where}: {node.op_type} {node.output[0]!r}"
+
+    def load() -> Array:
+        try:
+            return evaluate(program, node, [weight.array() if weight else None for weight in weights])[0]
+        except ModelError:
+            raise
+        except Exception as error:  # as above
+            raise ModelError(f"{where}: cannot be computed: {error}") from None
+
+    return {node.output[0]: Weight(spec, load)}

@@ -1,0 +1,122 @@
+"""Types of a node's outputs, by ONNX's own rule for its operator.
+
+The rule sees one node, the types of its inputs and the content of those that are small constants.
+Walking a sorted graph node by node, and folding constants on the way, leaves nothing to iterate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from sublet.errors import ModelError
+from sublet.extras import require
+from sublet.frontends.onnx_contrib import contrib_types
+from sublet.frontends.onnx_file import domain_of
+from sublet.frontends.onnx_order import title
+from sublet.frontends.onnx_program import Known, Program
+from sublet.frontends.onnx_types import TensorType, Type, read_type, write_type
+from sublet.tensor import TensorSpec
+
+if TYPE_CHECKING:
+    import onnx
+
+CONTRADICTION = "shape inference failed"
+"""How the reason starts when shapes contradict each other: no run with these dimensions gets there."""
+
+DATA_ELEMENTS = 4096
+"""Constants with more elements than this are not shown to the rule."""
+
+SAME_AS_FIRST_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
+"""Operators whose rule is left out of the onnx package: the output is like the first input."""
+
+
+@lru_cache(maxsize=4096)
+def schema_of(op_type: str, domain: str, version: int) -> Any | None:
+    """The operator's schema in this version of its operator set; None when ONNX has none."""
+    defs = require("onnx.defs", extra="onnx")
+    try:
+        return defs.get_schema(op_type, version, domain)
+    except defs.SchemaError:
+        return None
+
+
+def infer(
+    program: Program, node: onnx.NodeProto, inputs: Sequence[Known | None], declared: Mapping[str, Type]
+) -> tuple[list[Type], str]:
+    """The types of the node's outputs, and why they are open in case they are.
+
+    `declared` are the types the file claims; they are believed only where ONNX has no such operator.
+    Raises ModelError when the node does not follow its operator's schema.
+    """
+    unknown = next((known for known in inputs if known is not None and known.type is None), None)
+    domain = domain_of(node.domain)
+    if domain not in program.opsets and not node.domain.startswith("com.microsoft"):
+        raise ModelError(f"{program.where}: node {title(node)}: the model imports no operator set {domain!r}")
+    version = program.opsets.get(domain, 1)
+    schema = schema_of(node.op_type, domain, version)
+    if schema is None:
+        newest = int(require("onnx.defs", extra="onnx").onnx_opset_version())
+        types = contrib_types(node, inputs, lambda like: _by_schema(program, like, inputs, newest)[0])
+        types = [type or declared.get(name) for name, type in zip(node.output, types, strict=True)]
+        return types, f"no shape rule for the operator {domain or 'ai.onnx'}.{node.op_type} (node {title(node)})"
+    if node.op_type in SAME_AS_FIRST_INPUT and inputs and inputs[0] is not None:
+        return [inputs[0].type] * len(node.output), inputs[0].reason
+    types, error = _by_schema(program, node, inputs, version)
+    _check_dims(program, node, types)
+    if unknown is not None:
+        return types, unknown.reason
+    return types, error or _cause(node, inputs)
+
+
+def _cause(node: onnx.NodeProto, inputs: Sequence[Known | None]) -> str:
+    """Why an output is open: because an input is, or because the operator's shape depends on data."""
+    reasons = (known.reason for known in inputs if known is not None)
+    return next(filter(None, reasons), f"its shape depends on data (node {title(node)})")
+
+
+def _by_schema(
+    program: Program, node: onnx.NodeProto, inputs: Sequence[Known | None], version: int
+) -> tuple[list[Type], str]:
+    onnx = require("onnx", extra="onnx")
+    inference = require("onnx.shape_inference", extra="onnx")
+    schema = schema_of(node.op_type, domain_of(node.domain), version)
+    nothing: list[Type] = [None] * len(node.output)
+    present = {name: known for name, known in zip(node.input, inputs, strict=False) if known is not None}
+    try:
+        found = inference.infer_node_outputs(
+            schema,
+            node,
+            {name: write_type(known.type) for name, known in present.items()},
+            input_data={name: content for name, known in present.items() if (content := _content(known)) is not None},
+            opset_imports=[onnx.helper.make_opsetid(domain, number) for domain, number in program.opsets.items()],
+        )
+    except onnx.checker.ValidationError as error:
+        raise ModelError(f"{program.where}: node {title(node)}: {_first_line(error)}") from None
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError, IndexError, KeyError) as error:
+        return nothing, f"{CONTRADICTION} at node {title(node)}: {_first_line(error)}"
+    return [read_type(found[name]) if name in found else None for name in node.output], ""
+
+
+def _content(known: Known) -> onnx.TensorProto | None:
+    """The content of a small constant as the rule wants it; None for anything else."""
+    weight = known.weight
+    if weight is None or not weight.small or not isinstance(weight.spec, TensorSpec):
+        return None
+    if weight.spec.size > DATA_ELEMENTS:
+        return None
+    tensor: onnx.TensorProto = require("onnx.numpy_helper", extra="onnx").from_array(weight.array())
+    return tensor
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _check_dims(program: Program, node: onnx.NodeProto, types: Sequence[Type]) -> None:
+    for type in types:
+        if isinstance(type, TensorType) and type.dims and any(d is not None and d < 0 for d in type.dims):
+            what = f"node {title(node)} would give {type}: its input is too small for its window or slice"
+            raise ModelError(f"{program.where}: {what}")

@@ -1,0 +1,127 @@
+"""ONNX models in: a file becomes a graph, its weights, and a report of what happened.
+
+    read -> inline functions -> bind dimensions -> convert (sort, infer, fold, loops, branches) -> prune
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sublet.errors import ModelError
+from sublet.frontends.onnx_convert import convert_graph
+from sublet.frontends.onnx_dims import bind_inputs
+from sublet.frontends.onnx_file import all_nodes, check_texts, inlined, opsets_of, read_model
+from sublet.frontends.onnx_frame import Frame, results_of
+from sublet.frontends.onnx_program import ATTEMPTS_PER_NODE, Program, Scope
+from sublet.frontends.onnx_prune import prune
+from sublet.frontends.onnx_weights import Weight
+from sublet.ir.graph import Graph, Value
+
+if TYPE_CHECKING:
+    import onnx
+
+MAX_NODES = 2_000_000
+
+
+@dataclass(frozen=True)
+class ImportReport:
+    """What the import did. `outside` are the values that cannot be planned; their specs say why."""
+
+    nodes_read: int
+    nodes_kept: int
+    nodes_folded: int
+    outside: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """An imported model.
+
+    weights  the constants of `graph.weights` by name; their elements are read when asked for
+    inputs, outputs   names in the file, in the order of the graph's inputs and outputs
+    opsets   the version of each operator set, "" for the default domain: what "onnx.X" means here
+    dims     the dimension bindings the model was read with
+    """
+
+    graph: Graph
+    weights: Mapping[str, Weight]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    opsets: Mapping[str, int]
+    dims: Mapping[str, int]
+    report: ImportReport
+
+
+def load(path: str | Path, dims: Mapping[str, int] | None = None) -> Imported:
+    """The ONNX model in a file, with its open dimensions bound by `dims` (see `onnx_dims`).
+
+    Nothing in the file is executed, and external data is checked but not read.
+    Raises ModelError when the file is malformed, unsafe, or leaves a dimension open.
+    """
+    path = Path(path)
+    return from_proto(read_model(path), dims, where=path.name, folder=path.parent)
+
+
+def from_proto(
+    model: onnx.ModelProto,
+    dims: Mapping[str, int] | None = None,
+    *,
+    where: str = "model",
+    folder: Path | None = None,
+) -> Imported:
+    """Like `load`, of a model in memory; external data is looked for below `folder`."""
+    dims = dict(dims or {})
+    check_texts(model, where)
+    opsets = opsets_of(model, where)
+    model = inlined(model, where)
+    graph = model.graph
+    count = sum(1 for _ in all_nodes(iter(graph.node)))
+    if count > MAX_NODES:
+        raise ModelError(f"{where}: {count} nodes, more than {MAX_NODES}")
+    program = Program(where, folder, opsets, dims, budget=ATTEMPTS_PER_NODE * (count + 100))
+    scope: Scope = ChainMap()
+    inputs = _add_inputs(program, graph, scope)
+    frame = convert_graph(program, graph, scope)
+    return _imported(frame, graph, inputs, count)
+
+
+def _add_inputs(program: Program, graph: onnx.GraphProto, scope: Scope) -> tuple[str, ...]:
+    """Put the inputs that are no initialisers (defaults count as constants) in scope; their names."""
+    defaults = {tensor.name for tensor in graph.initializer}
+    defaults.update(tensor.values.name for tensor in graph.sparse_initializer)
+    free = [value for value in graph.input if value.name not in defaults]
+    for name, type in bind_inputs(free, program.dims, program.where).items():
+        if not name:
+            raise ModelError(f"{program.where}: an input has no name")
+        scope[name] = program.fresh(name, type, "the file does not declare its shape")
+    if len(scope) < len(free):
+        raise ModelError(f"{program.where}: two inputs have the same name")
+    return tuple(scope)
+
+
+def _imported(frame: Frame, graph: onnx.GraphProto, inputs: tuple[str, ...], count: int) -> Imported:
+    program = frame.program
+    results = results_of(program, graph, frame.scope)
+    whole = Graph(
+        graph.name or "graph",
+        tuple(frame.scope[name].value for name in inputs),
+        tuple(frame.nodes),
+        tuple(known.value for known in results),
+        tuple(known.value for known in program.weights.values()),
+    )
+    pruned = prune(whole)
+    outside = tuple(value for value in pruned.values() if not value.plannable)
+    report = ImportReport(count, sum(1 for _ in pruned.walk()), program.folded, outside)
+    return Imported(
+        pruned,
+        {value.name: weight for value in pruned.weights if (weight := program.weights[value.name].weight)},
+        inputs,
+        tuple(value.name for value in graph.output),
+        dict(program.opsets),
+        dict(program.dims),
+        report,
+    )

@@ -1,0 +1,165 @@
+"""What stays the same from round to round of a loop: found by guessing, converting, and guessing less.
+
+The first guess: a carried value that starts as a constant keeps it, and every other one keeps the
+type it starts with. The body is converted under that guess; what its updates contradict is weakened
+and the body converted again, until the guess holds: then it holds in every round, by induction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sublet.errors import ModelError
+from sublet.frontends.onnx_frame import Frame
+from sublet.frontends.onnx_program import Known, Program
+from sublet.frontends.onnx_types import TensorType, Type, merge
+from sublet.ir.graph import Graph, Node, Value, While
+
+if TYPE_CHECKING:
+    import onnx
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """A guess: the value starts as `init`, and is that constant in every round, or is always of `type`."""
+
+    init: Known
+    type: Type
+    constant: bool
+
+    @classmethod
+    def first(cls, init: Known) -> Carry:
+        return cls(init, init.type, init.value.literal is not None)
+
+    def inside(self, program: Program, base: str, loop: str) -> Known:
+        """What the body knows of it: the constant, or a new parameter."""
+        if self.constant:
+            return self.init
+        changes = f"its shape may change from round to round of {loop!r}"
+        return program.fresh(base, self.type, self.init.reason or changes)
+
+    def weakened(self, update: Known) -> Carry:
+        """The guess that also allows `update`; itself when it does already."""
+        if not self.constant:
+            return replace(self, type=merge([self.type, update.type]))
+        return self if _same(self.init, update) else replace(self, constant=False)
+
+
+def _same(a: Known, b: Known) -> bool:
+    if a.weight is None or b.weight is None or a.weight.spec != b.weight.spec or not b.weight.small:
+        return False
+    return bool(np.array_equal(a.weight.array(), b.weight.array()))
+
+
+@dataclass(frozen=True)
+class Round:
+    """A body converted under a guess: `parameters` and `updates` of all carries, then the rest."""
+
+    counter: Known
+    parameters: tuple[Known, ...]
+    slices: tuple[Known, ...]
+    updates: tuple[Known, ...]
+    rows: tuple[Known, ...]
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How the rows of a loop are stacked: along which axes, in which direction, and how many rounds."""
+
+    axes: tuple[int, ...]
+    reversed: tuple[bool, ...]
+    trip: int | None
+
+    def stacked(self, row: Type, axis: int) -> Type:
+        """The type of the stacked output of one row."""
+        if not isinstance(row, TensorType) or row.dims is None:
+            return TensorType(row.elem) if isinstance(row, TensorType) else None
+        return TensorType(row.elem, (*row.dims[:axis], self.trip, *row.dims[axis:]))
+
+
+def settle(
+    program: Program, carries: Sequence[Carry], attempt: Callable[[Sequence[Carry]], Round]
+) -> tuple[list[Carry], Round]:
+    """The strongest guess that holds, and the body converted under it.
+
+    Raises ModelError when the body is malformed whatever is guessed.
+    """
+    guess = list(carries)
+    while True:
+        mark = program.mark
+        try:
+            result = attempt(guess)
+            weaker = [carry.weakened(update) for carry, update in zip(guess, result.updates, strict=True)]
+        except ModelError:
+            weaker = [replace(carry, constant=False) for carry in guess]
+            if weaker == guess:
+                raise
+        else:
+            if weaker == guess:
+                return guess, result
+        program.rewind(mark)
+        guess = weaker
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A settled loop, ready to become a While: `prefix` decides `condition` before each round."""
+
+    node: onnx.NodeProto
+    name: str
+    carries: Sequence[Carry]
+    round: Round
+    rows: Rows
+    prefix: tuple[Node, ...]
+    condition: Value
+    sequences: tuple[Known, ...] = ()
+    slice_axes: tuple[int, ...] = ()
+    slice_reversed: tuple[bool, ...] = ()
+
+
+def add_while(frame: Frame, loop: Loop, finals: Sequence[str], stacked: Sequence[str]) -> None:
+    """Add the While. `finals` and `stacked` name the outputs in the file, "" for one that is not asked for.
+
+    A carried value that is a constant in every round is no parameter: it is that constant.
+    """
+    for name, carry in zip(finals, loop.carries, strict=True):
+        if carry.constant and name:
+            frame.scope[name] = carry.init
+    moving = [i for i, carry in enumerate(loop.carries) if not carry.constant]
+    current, rows = loop.round, loop.rows
+    outputs = [
+        frame.define(finals[i], loop.carries[i].type, current.parameters[i].reason) if finals[i] else None
+        for i in moving
+    ]
+    unknown = f"the number of rounds of {loop.name!r} depends on data"
+    for name, row, axis in zip(stacked, current.rows, rows.axes, strict=True):
+        outputs.append(frame.define(name, rows.stacked(row.type, axis), row.reason or unknown) if name else None)
+    parameters = [current.parameters[i] for i in moving]
+    body = Graph(
+        "body",
+        tuple(known.value for known in (current.counter, *parameters, *current.slices)),
+        (*loop.prefix, *current.nodes),
+        tuple(known.value for known in (*(current.updates[i] for i in moving), *current.rows)),
+    )
+    inits = [loop.carries[i].init for i in moving]
+    frame.nodes.append(
+        While(
+            loop.name,
+            "while",
+            tuple(known.value for known in (*inits, *loop.sequences)),
+            tuple(outputs),
+            body=body,
+            condition=loop.condition,
+            check=len(loop.prefix),
+            carried=len(moving),
+            slice_axes=loop.slice_axes,
+            slice_reversed=loop.slice_reversed,
+            row_axes=rows.axes,
+            row_reversed=rows.reversed,
+        )
+    )

@@ -1,0 +1,136 @@
+"""Scan as a While: the loop fetches one slice of every sequence and stores one row of every output.
+
+Scan of operator set 8 has a batch axis of its own; it stays one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sublet.frontends.onnx_frame import (
+    BOOL_SCALAR,
+    COUNT_SCALAR,
+    Converter,
+    Frame,
+    fail,
+    graph_attribute,
+    integers,
+    results_of,
+)
+from sublet.frontends.onnx_program import Known, Scope
+from sublet.frontends.onnx_rounds import Carry, Loop, Round, Rows, add_while, settle
+from sublet.frontends.onnx_types import TensorType, Type
+
+if TYPE_CHECKING:
+    import onnx
+
+
+@dataclass(frozen=True)
+class _Body:
+    """The body of one Scan, to be converted under guesses."""
+
+    frame: Frame
+    name: str
+    graph: onnx.GraphProto
+    convert: Converter
+    slice_types: tuple[Type, ...]
+    reasons: tuple[str, ...]
+
+    def attempt(self, carries: Sequence[Carry]) -> Round:
+        program, scope = self.frame.program, self.frame.scope.new_child()
+        counter = program.fresh(f"{self.name}.counter", COUNT_SCALAR)
+        names = [value.name for value in self.graph.input]
+        parameters = tuple(
+            carry.inside(program, name, self.name) for carry, name in zip(carries, names, strict=False)
+        )
+        slices = tuple(
+            program.fresh(name, type, reason)
+            for name, type, reason in zip(names[len(carries) :], self.slice_types, self.reasons, strict=True)
+        )
+        scope.update(zip(names, (*parameters, *slices), strict=True))
+        inner = self.convert(program, self.graph, scope)
+        results = results_of(program, self.graph, scope)
+        updates, rows = results[: len(carries)], results[len(carries) :]
+        return Round(counter, parameters, slices, updates, rows, tuple(inner.nodes))
+
+
+def convert_scan(frame: Frame, node: onnx.NodeProto, name: str, convert: Converter) -> None:
+    """Add the scan. Raises ModelError when it is malformed."""
+    graph = graph_attribute(frame, node, "body")
+    inputs = [known for text in node.input if (known := frame.read(text)) is not None]
+    count = next((int(a.i) for a in node.attribute if a.name == "num_scan_inputs"), 0)
+    states, rows = len(inputs) - count, len(graph.output) - (len(inputs) - count)
+    if count < 1 or states < 0 or rows < 0 or len(graph.input) != len(inputs) or len(node.output) > states + rows:
+        what = f"has {len(inputs)} inputs, {count} of them sequences, and {len(node.output)} outputs;"
+        raise fail(frame, node, f"{what} its body has {len(graph.input)} and {len(graph.output)}")
+    sequences = inputs[states:]
+    axes = _axes(frame, node, "scan_input_axes", [_rank(known.type) for known in sequences])
+    types = tuple(_slice(known.type, axis) for known, axis in zip(sequences, axes, strict=True))
+    body = _Body(frame, name, graph, convert, types, tuple(known.reason for known in sequences))
+    carries, final = settle(frame.program, [Carry.first(known) for known in inputs[:states]], body.attempt)
+    trip, limit = _trip(frame, node, name, sequences, axes)
+    prefix = Frame(frame.program, Scope(), {})
+    condition = prefix.emit("onnx.Less", f"{name}.below", (final.counter, limit), BOOL_SCALAR)
+    ranks = [None if (rank := _rank(row.type)) is None else rank + 1 for row in final.rows]
+    stacking = Rows(
+        _axes(frame, node, "scan_output_axes", ranks), _flips(frame, node, "scan_output_directions", rows), trip
+    )
+    flips = _flips(frame, node, "scan_input_directions", count)
+    loop = Loop(
+        node, name, carries, final, stacking, tuple(prefix.nodes), condition.value, tuple(sequences), axes, flips
+    )
+    names = [*node.output, *[""] * (states + rows - len(node.output))]
+    add_while(frame, loop, names[:states], names[states:])
+
+
+def _ints(frame: Frame, node: onnx.NodeProto, name: str, count: int) -> list[int]:
+    """A list attribute of `count` numbers, all 0 when it is absent."""
+    found = next((list(a.ints) for a in node.attribute if a.name == name), [0] * count)
+    if len(found) != count:
+        raise fail(frame, node, f"has {len(found)} {name} instead of {count}")
+    return found
+
+
+def _axes(frame: Frame, node: onnx.NodeProto, name: str, ranks: Sequence[int | None]) -> tuple[int, ...]:
+    """Axes counted from the front; one of a tensor of unknown rank stays as it is."""
+    axes: list[int] = []
+    for axis, rank in zip(_ints(frame, node, name, len(ranks)), ranks, strict=True):
+        if rank is not None and not -rank <= axis < rank:
+            raise fail(frame, node, f"has {axis} in {name}, for a tensor of rank {rank}")
+        axes.append(axis + rank if rank is not None and axis < 0 else axis)
+    return tuple(axes)
+
+
+def _flips(frame: Frame, node: onnx.NodeProto, name: str, count: int) -> tuple[bool, ...]:
+    return tuple(direction == 1 for direction in _ints(frame, node, name, count))
+
+
+def _rank(type: Type) -> int | None:
+    return len(type.dims) if isinstance(type, TensorType) and type.dims is not None else None
+
+
+def _slice(sequence: Type, axis: int) -> Type:
+    if not isinstance(sequence, TensorType) or sequence.dims is None:
+        return TensorType(sequence.elem) if isinstance(sequence, TensorType) else None
+    return TensorType(sequence.elem, sequence.dims[:axis] + sequence.dims[axis + 1 :])
+
+
+def _trip(
+    frame: Frame, node: onnx.NodeProto, name: str, sequences: Sequence[Known], axes: Sequence[int]
+) -> tuple[int | None, Known]:
+    """The number of rounds, None when it depends on data, and the value that holds it."""
+    lengths = {
+        type.dims[axis]: None
+        for known, axis in zip(sequences, axes, strict=True)
+        if isinstance(type := known.type, TensorType) and type.dims is not None
+    }
+    known_lengths = [length for length in lengths if length is not None]
+    if len(known_lengths) > 1:
+        raise fail(frame, node, f"has sequences of different lengths: {', '.join(map(str, known_lengths))}")
+    if known_lengths:
+        return known_lengths[0], integers(frame.program, f"{name}.trip", known_lengths[0], scalar=True)
+    at = integers(frame.program, f"{name}.axis", axes[0], scalar=True)
+    shape = frame.emit("onnx.Shape", f"{name}.shape", (sequences[0],), TensorType(7, (_rank(sequences[0].type),)))
+    return None, frame.emit("onnx.Gather", f"{name}.trip", (shape, at), COUNT_SCALAR)

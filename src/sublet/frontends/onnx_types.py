@@ -1,0 +1,182 @@
+"""ONNX types as Sublet knows them: what is known of a value before it has a spec.
+
+ONNX numbers its element types; `DTYPES` is that numbering. A tensor type may leave dimensions or the
+whole rank open; a spec is made of it once nothing is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sublet.errors import ModelError, SubletError
+from sublet.extras import require
+from sublet.tensor import DType, Spec, TensorSpec, Unplannable
+
+if TYPE_CHECKING:
+    import onnx
+
+DTYPES: dict[int, DType] = {
+    1: DType.F32,
+    2: DType.U8,
+    3: DType.I8,
+    4: DType.U16,
+    5: DType.I16,
+    6: DType.I32,
+    7: DType.I64,
+    9: DType.BOOL,
+    10: DType.F16,
+    11: DType.F64,
+    12: DType.U32,
+    13: DType.U64,
+    14: DType.C64,
+    15: DType.C128,
+    16: DType.BF16,
+    17: DType.F8E4M3FN,
+    18: DType.F8E4M3FNUZ,
+    19: DType.F8E5M2,
+    20: DType.F8E5M2FNUZ,
+    21: DType.U4,
+    22: DType.I4,
+    23: DType.F4E2M1,
+    24: DType.F8E8M0FNU,
+    25: DType.U2,
+    26: DType.I2,
+}
+ELEMENTS = {dtype: number for number, dtype in DTYPES.items()}
+STRING = 8
+Dims = tuple[int | None, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """A tensor type: ONNX's number of the element type, and what is known of the shape.
+
+    An open dimension is None; `dims` is None when even the rank is open.
+    """
+
+    elem: int
+    dims: Dims = None
+
+    def __str__(self) -> str:
+        dims = "..." if self.dims is None else ",".join("?" if d is None else str(d) for d in self.dims)
+        return f"{_element_text(self.elem)}[{dims}]"
+
+
+@dataclass(frozen=True, slots=True)
+class OtherType:
+    """A sequence, optional, map or sparse tensor: its text, and ONNX's own record of it."""
+
+    text: str
+    serialized: bytes
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Type = TensorType | OtherType | None
+"""What is known of a value's type; None when nothing is."""
+
+
+def _element_text(elem: int) -> str:
+    if elem == STRING:
+        return "str"
+    dtype = DTYPES.get(elem)
+    return str(dtype) if dtype else f"onnx{elem}"
+
+
+def type_of(spec: TensorSpec) -> TensorType:
+    """The type with nothing open."""
+    return TensorType(ELEMENTS[spec.dtype], spec.shape)
+
+
+def spec_of(type: Type, reason: str) -> Spec:
+    """The spec of a value; Unplannable with `reason` when its type leaves anything open.
+
+    Raises ModelError for a shape no tensor can have.
+    """
+    if not isinstance(type, TensorType):
+        return Unplannable(str(type) if type else "?", reason)
+    if type.elem == STRING:
+        return Unplannable(str(type), "strings have no fixed size")
+    dtype = DTYPES.get(type.elem)
+    if dtype is None:
+        return Unplannable(str(type), f"ONNX's element type {type.elem} is not supported")
+    if type.dims is None or None in type.dims:
+        return Unplannable(str(type), reason)
+    try:
+        return TensorSpec(dtype, tuple(d for d in type.dims if d is not None))
+    except SubletError as error:
+        raise ModelError(str(error)) from None
+
+
+def read_type(proto: onnx.TypeProto, bindings: Mapping[str, int] | None = None) -> Type:
+    """The type a TypeProto tells.
+
+    `bindings` is for types that a file declares: named dimensions are filled in, and negative ones,
+    which some exporters write, are open. Without it a negative dimension is kept, for an error.
+    """
+    kind = proto.WhichOneof("value")
+    if kind is None:
+        return None
+    if kind != "tensor_type":
+        return OtherType(_other_text(proto), proto.SerializeToString(deterministic=True))
+    tensor = proto.tensor_type
+    if not tensor.HasField("shape"):
+        return TensorType(tensor.elem_type)
+    return TensorType(tensor.elem_type, tuple(_dim(dim, bindings) for dim in tensor.shape.dim))
+
+
+def _dim(dim: Any, bindings: Mapping[str, int] | None) -> int | None:
+    if dim.HasField("dim_value"):
+        return int(dim.dim_value) if dim.dim_value >= 0 or bindings is None else None
+    return bindings.get(dim.dim_param) if bindings else None
+
+
+def _other_text(proto: onnx.TypeProto) -> str:
+    kind = proto.WhichOneof("value")
+    if kind == "sequence_type":
+        return f"seq({_other_text(proto.sequence_type.elem_type)})"
+    if kind == "optional_type":
+        return f"optional({_other_text(proto.optional_type.elem_type)})"
+    if kind == "map_type":
+        return f"map({_element_text(proto.map_type.key_type)},{_other_text(proto.map_type.value_type)})"
+    if kind == "sparse_tensor_type":
+        return f"sparse({_element_text(proto.sparse_tensor_type.elem_type)})"
+    return str(read_type(proto) or "?") if kind == "tensor_type" else kind or "?"
+
+
+def write_type(type: Type) -> onnx.TypeProto:
+    """The TypeProto of a type, for ONNX's own shape inference."""
+    proto: onnx.TypeProto = require("onnx", extra="onnx").TypeProto()
+    if isinstance(type, OtherType):
+        proto.ParseFromString(type.serialized)
+    elif isinstance(type, TensorType):
+        tensor = proto.tensor_type
+        tensor.elem_type = type.elem
+        if type.dims is not None:
+            tensor.shape.SetInParent()
+            for extent in type.dims:
+                dim = tensor.shape.dim.add()
+                if extent is not None:
+                    dim.dim_value = extent
+    return proto
+
+
+def merge(types: Sequence[Type]) -> Type:
+    """What all of `types` have in common: dimensions that differ are open."""
+    first, *others = types
+    for other in others:
+        first = _merge(first, other)
+    return first
+
+
+def _merge(a: Type, b: Type) -> Type:
+    if a == b:
+        return a
+    if not isinstance(a, TensorType) or not isinstance(b, TensorType) or a.elem != b.elem:
+        return None
+    if a.dims is None or b.dims is None or len(a.dims) != len(b.dims):
+        return TensorType(a.elem)
+    return TensorType(a.elem, tuple(x if x == y else None for x, y in zip(a.dims, b.dims, strict=True)))

@@ -1,0 +1,168 @@
+"""Constants of a model: initialisers, external data and folded results, read only when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sublet.errors import ModelError
+from sublet.extras import require
+from sublet.frontends.onnx_types import TensorType, spec_of
+from sublet.tensor import Spec, TensorSpec, Unplannable
+
+if TYPE_CHECKING:
+    import onnx
+
+Array = NDArray[Any]
+LITERAL_ELEMENTS = 64
+SMALL_BYTES = 1 << 20
+"""Constants up to this size are evaluated while importing; larger ones only when they are read."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A constant. `array()` gives its elements, reading the file or computing them on first use.
+
+    Sub-byte types have one element a byte in the array, in the types of ml_dtypes.
+    """
+
+    spec: Spec
+    load: Callable[[], Array] = field(repr=False, compare=False)
+
+    def array(self) -> Array:
+        """The elements. Raises ModelError when the file does not hold them."""
+        return self.load()
+
+    @property
+    def small(self) -> bool:
+        """Whether the elements may be looked at while importing."""
+        return isinstance(self.spec, TensorSpec) and self.spec.nbytes <= SMALL_BYTES and self.spec.dtype.bits >= 8
+
+
+def of_array(array: Array, spec: TensorSpec) -> Weight:
+    """A constant whose elements are here already."""
+    return Weight(spec, lambda: array)
+
+
+def of_tensor(tensor: onnx.TensorProto, folder: Path | None, where: str) -> Weight:
+    """The constant of a TensorProto whose external data, if any, lies below `folder`.
+
+    Raises ModelError when its shape is impossible or its data is missing.
+    """
+    try:
+        spec = spec_of(TensorType(tensor.data_type, tuple(tensor.dims)), "its element type is not supported")
+    except ModelError as error:
+        raise ModelError(f"{where}: tensor {tensor.name!r}: {error}") from None
+    if tensor.data_location == tensor.EXTERNAL:
+        if not isinstance(spec, TensorSpec):
+            raise ModelError(f"{where}: tensor {tensor.name!r}: external data of type {tensor.data_type}")
+        return Weight(spec, external_reader(tensor, spec, folder, where))
+    _check_inline_size(tensor, spec, where)
+    return Weight(spec, lambda: _inline_array(tensor, where))
+
+
+def _check_inline_size(tensor: onnx.TensorProto, spec: Spec, where: str) -> None:
+    if not isinstance(spec, TensorSpec):
+        return
+    if tensor.HasField("raw_data"):
+        held = len(tensor.raw_data)
+        if held != spec.nbytes:
+            raise ModelError(f"{where}: tensor {tensor.name!r} is {spec}, {spec.nbytes} bytes, but holds {held}")
+    elif spec.size and not any(
+        (tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data, tensor.uint64_data)
+    ):
+        raise ModelError(f"{where}: tensor {tensor.name!r} is {spec} but holds no data")
+
+
+def _inline_array(tensor: onnx.TensorProto, where: str) -> Array:
+    numpy_helper = require("onnx.numpy_helper", extra="onnx")
+    try:
+        array: Array = numpy_helper.to_array(tensor)
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"{where}: tensor {tensor.name!r} does not hold its elements: {error}") from None
+    return array
+
+
+def external_reader(
+    tensor: onnx.TensorProto, spec: TensorSpec, folder: Path | None, where: str
+) -> Callable[[], Array]:
+    """A function that reads the tensor's bytes from its file; the file is checked now, and not read.
+
+    The file must lie below `folder` after all links are followed. Raises ModelError otherwise.
+    """
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    name, location = f"{where}: tensor {tensor.name!r}", entries.get("location", "")
+    if folder is None or not location:
+        raise ModelError(f"{name} has external data without a {'folder' if location else 'location'}")
+    offset = _count(entries.get("offset", "0"), "offset", name)
+    length = _count(entries.get("length", str(spec.nbytes)), "length", name)
+    if length != spec.nbytes:
+        raise ModelError(f"{name} is {spec}, {spec.nbytes} bytes, but its external data has length {length}")
+    path = external_file(folder, location, name)
+    if offset + length > path.stat().st_size:
+        raise ModelError(f"{name} needs bytes {offset} to {offset + length} of {location}, which is shorter")
+
+    def read() -> Array:
+        numpy_helper = require("onnx.numpy_helper", extra="onnx")
+        with external_file(folder, location, name).open("rb") as file:
+            file.seek(offset)
+            raw = file.read(length)
+        if len(raw) != length:
+            raise ModelError(f"{name}: {location} became shorter while it was in use")
+        inline = type(tensor)(data_type=tensor.data_type, dims=tensor.dims, raw_data=raw)
+        array: Array = numpy_helper.to_array(inline)
+        return array
+
+    return read
+
+
+def _count(text: str, what: str, name: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise ModelError(f"{name}: external data has the {what} {text!r}, not a count of bytes")
+    return int(text)
+
+
+def external_file(folder: Path, location: str, name: str) -> Path:
+    """The file `location` below `folder`. Raises ModelError when it is missing or lies elsewhere."""
+    try:
+        root = folder.resolve(strict=True)
+        path = (root / location).resolve(strict=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ModelError(f"{name}: external data {location!r} cannot be found: {error}") from None
+    if not path.is_relative_to(root):
+        raise ModelError(f"{name}: external data {location!r} lies outside the model's folder; it is not read")
+    if not path.is_file():
+        raise ModelError(f"{name}: external data {location!r} is not a file")
+    return path
+
+
+def literal_of(weight: Weight) -> tuple[int | float | bool, ...] | None:
+    """The elements of a small bool, integer or finite float constant; None for any other."""
+    spec = weight.spec
+    if not isinstance(spec, TensorSpec) or not weight.small or spec.size > LITERAL_ELEMENTS:
+        return None
+    array = weight.array()
+    if array.dtype.kind in "biu":
+        return tuple(array.ravel().tolist())
+    if array.dtype.kind == "f":
+        with np.errstate(invalid="ignore"):  # a signalling NaN
+            floats = tuple(array.astype(np.float64).ravel().tolist())
+        return floats if all(isfinite(number) for number in floats) else None
+    return None
+
+
+def sparse(coded: onnx.SparseTensorProto) -> Weight:
+    """A sparse initialiser: a constant without a plain array."""
+    name, elem = coded.values.name, coded.values.data_type
+    spec = Unplannable(f"sparse({TensorType(elem, tuple(coded.dims))})", "sparse tensors have no fixed size")
+
+    def load() -> Array:
+        raise ModelError(f"sparse initializer {name!r} has no dense array")
+
+    return Weight(spec, load)

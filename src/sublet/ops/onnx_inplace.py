@@ -1,0 +1,85 @@
+"""Which inputs ONNX operators may overwrite with their output.
+
+An element-wise kernel reads element i of an input of the output's shape only to write element i.
+That every entry is true of ONNX Runtime's CPU kernels is tested by running them in one buffer. Gelu,
+FastGelu and QuickGelu are missing for that reason: they read their input again after writing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sublet.ir.graph import Node, Value
+from sublet.ops.op import Share, Shares
+from sublet.tensor import TensorSpec
+
+UNARY = (
+    *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Cast", "CastLike", "Ceil", "Celu"),
+    *("Clip", "Cos", "Cosh", "Elu", "Erf", "Exp", "Floor", "HardSigmoid", "HardSwish"),
+    *("LeakyRelu", "Log", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign"),
+    *("Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu"),
+)
+BINARY = (
+    *("Add", "And", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "Equal", "Greater"),
+    *("GreaterOrEqual", "Less", "LessOrEqual", "Mod", "Mul", "Or", "PRelu", "Pow", "Sub", "Xor"),
+)
+VARIADIC = ("Mean", "Sum")
+EXTREMES = ("Max", "Min")
+"""Their old kernels copy the first input to the output before they look at the second."""
+
+SCATTERS = ("Scatter", "ScatterElements", "ScatterND", "TensorScatter")
+
+
+def fits(source: Value | None, result: Value | None) -> bool:
+    """Both are planned, of equal shape and of elements of equal size, a byte or more."""
+    if source is None or result is None:
+        return False
+    a, b = source.spec, result.spec
+    if not isinstance(a, TensorSpec) or not isinstance(b, TensorSpec):
+        return False
+    return a.shape == b.shape and a.dtype.bits == b.dtype.bits >= 8 and a.nbytes > 0
+
+
+def _elementwise(positions: Sequence[int]) -> Shares:
+    """A function that lets output 0 overwrite any of the inputs at `positions` that fits."""
+
+    def shares(node: Node) -> tuple[Share, ...]:
+        result = node.outputs[0] if node.outputs else None
+        return tuple(
+            Share(0, i) for i in positions if i < len(node.inputs) and fits(node.inputs[i], result)
+        )
+
+    return shares
+
+
+def _overwritten(node: Node) -> tuple[Share, ...]:
+    """Output 0 may start as input 0, provided that no other input is the same value."""
+    if not node.inputs or not node.outputs or not fits(node.inputs[0], node.outputs[0]):
+        return ()
+    return () if node.inputs[0] in node.inputs[1:] else (Share(0, 0),)
+
+
+def _inference(node: Node) -> tuple[Share, ...]:
+    """BatchNormalization over running statistics: a factor and a term for each channel."""
+    training = node.attrs.get("training_mode", 0) or any(node.outputs[1:])
+    return () if training else _overwritten(node)
+
+
+def _accumulated(node: Node) -> tuple[Share, ...]:
+    """FusedConv with a fourth input: the convolution is added to it."""
+    if len(node.inputs) < 4 or not node.outputs or not fits(node.inputs[3], node.outputs[0]):
+        return ()
+    return () if node.inputs[3] in node.inputs[:3] else (Share(0, 3),)
+
+
+INPLACE: Mapping[str, Shares] = {
+    **dict.fromkeys(UNARY, _elementwise((0,))),
+    **dict.fromkeys(BINARY, _elementwise((0, 1))),
+    **dict.fromkeys(VARIADIC, _elementwise((0, 1))),
+    **dict.fromkeys(EXTREMES, _elementwise((0,))),
+    **dict.fromkeys(SCATTERS, _overwritten),
+    "com.microsoft.BiasGelu": _elementwise((0,)),
+    "Where": _elementwise((1, 2)),
+    "BatchNormalization": _inference,
+    "com.microsoft.FusedConv": _accumulated,
+}

@@ -1,0 +1,200 @@
+"""Which outputs of ONNX operators are bytes of an input (views), and which contain inputs (parts).
+
+A block of a row-major tensor is contiguous when, with k the last dimension in which it is smaller
+than the tensor, it has extent 1 in every dimension before k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from math import prod
+
+from sublet.ir.graph import Node, Value
+from sublet.ops.op import Share, Shares
+from sublet.tensor import DType, TensorSpec
+
+
+def _spec(values: Sequence[Value | None], position: int) -> TensorSpec | None:
+    """The spec of a present, planned, non-empty value."""
+    value = values[position] if position < len(values) else None
+    spec = value.spec if value is not None else None
+    return spec if isinstance(spec, TensorSpec) and spec.nbytes else None
+
+
+def _pair(node: Node) -> tuple[TensorSpec, TensorSpec] | None:
+    """The specs of the first input and output, when both are planned and of one data type."""
+    source, result = _spec(node.inputs, 0), _spec(node.outputs, 0)
+    return (source, result) if source and result and source.dtype is result.dtype else None
+
+
+def _same_bytes(node: Node) -> tuple[Share, ...]:
+    """The output is the whole input: same type, same number of elements in the same order."""
+    pair = _pair(node)
+    return (Share(0, 0),) if pair and pair[0].size == pair[1].size else ()
+
+
+def _dropout(node: Node) -> tuple[Share, ...]:
+    """Nothing is dropped in inference, and without a mask to make there is nothing to do."""
+    masked = len(node.outputs) > 1 and node.outputs[1] is not None
+    training = node.inputs[2] if len(node.inputs) > 2 else None
+    if masked or node.attrs.get("is_test", 1) != 1:
+        return ()
+    return _same_bytes(node) if training is None or training.literal == (False,) else ()
+
+
+def _transpose(node: Node) -> tuple[Share, ...]:
+    """Only dimensions of extent 1 move."""
+    pair = _pair(node)
+    if pair is None:
+        return ()
+    shape = pair[0].shape
+    permutation = _ints(node, "perm") or tuple(reversed(range(len(shape))))
+    moved = [axis for axis in permutation if 0 <= axis < len(shape) and shape[axis] != 1]
+    return _same_bytes(node) if moved == sorted(moved) else ()
+
+
+def _pad(node: Node) -> tuple[Share, ...]:
+    """Every pad is 0."""
+    pads = _numbers(node, "pads", 1)
+    return _same_bytes(node) if pads is not None and not any(pads) else ()
+
+
+def _slice(node: Node) -> tuple[Share, ...]:
+    pair = _pair(node)
+    starts = _numbers(node, "starts", 1)
+    if pair is None or starts is None:
+        return ()
+    shape = pair[0].shape
+    axes: Sequence[int] | None = range(len(starts))
+    if _given(node, "axes", 3):
+        axes = _numbers(node, "axes", 3)
+    steps = _numbers(node, "steps", 4) if _given(node, "steps", 4) else (1,)
+    if axes is None or steps is None or any(step != 1 for step in steps):
+        return ()
+    begin = [0] * len(shape)
+    for start, axis in zip(starts, axes, strict=False):
+        if not -len(shape) <= axis < len(shape):
+            return ()
+        extent = shape[axis]
+        begin[axis] = min(max(start + extent if start < 0 else start, 0), extent)
+    return _block(0, pair[0], pair[1].shape, begin)
+
+
+def _split(node: Node) -> tuple[Share, ...]:
+    source = _spec(node.inputs, 0)
+    if source is None:
+        return ()
+    axis = _axis(node, len(source.shape))
+    begin = [0] * len(source.shape)
+    shares: list[Share] = []
+    for i, output in enumerate(node.outputs):
+        if axis is None or output is None or not isinstance(output.spec, TensorSpec):
+            break
+        if output.spec.dtype is not source.dtype or len(output.spec.shape) != len(source.shape):
+            break
+        shares.extend(_block(i, source, output.spec.shape, begin))
+        begin[axis] += output.spec.shape[axis]
+    return tuple(shares)
+
+
+def _gather(node: Node) -> tuple[Share, ...]:
+    """The indices are constants that count up by one."""
+    pair = _pair(node)
+    indices = node.inputs[1].literal if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    axis = _axis(node, len(pair[0].shape)) if pair else None
+    if pair is None or axis is None or not indices:
+        return ()
+    source, result = pair
+    extent = source.shape[axis]
+    wanted = [int(index) + extent if index < 0 else int(index) for index in indices]
+    if wanted != list(range(wanted[0], wanted[0] + len(wanted))):
+        return ()
+    shape = (*source.shape[:axis], len(wanted), *source.shape[axis + 1 :])
+    begin = [0] * len(shape)
+    begin[axis] = wanted[0]
+    return _block(0, source, shape, begin) if prod(shape) == result.size else ()
+
+
+def _concat(node: Node) -> tuple[Share, ...]:
+    """Inputs lie in the output one after another when no dimension before the axis is larger than 1."""
+    result = _spec(node.outputs, 0)
+    specs = [value.spec if value is not None else None for value in node.inputs]
+    planned = [spec for spec in specs if isinstance(spec, TensorSpec)]
+    axis = _axis(node, len(result.shape)) if result else None
+    if result is None or axis is None or len(planned) < len(specs) or prod(result.shape[:axis]) != 1:
+        return ()
+    begins = accumulate((spec.size for spec in planned), initial=0)
+    shares = (
+        Share(0, i, offset)
+        for i, (spec, begin) in enumerate(zip(planned, begins, strict=False))
+        if spec.nbytes and spec.dtype is result.dtype and (offset := _bytes(result.dtype, begin, spec.size)) is not None
+    )
+    return tuple(shares)
+
+
+def _block(output: int, source: TensorSpec, shape: Sequence[int], begin: Sequence[int]) -> tuple[Share, ...]:
+    """The share of output `output`, the block of `shape` at `begin` in `source`; none if it is not contiguous."""
+    if len(shape) != len(source.shape) or 0 in shape:
+        return ()
+    if any(start < 0 or start + n > whole for start, n, whole in zip(begin, shape, source.shape, strict=True)):
+        return ()
+    smaller = [k for k, (n, whole) in enumerate(zip(shape, source.shape, strict=True)) if n != whole]
+    if smaller and prod(shape[: smaller[-1]]) != 1:
+        return ()
+    strides = [prod(source.shape[axis + 1 :]) for axis in range(len(shape))]
+    first = sum(start * stride for start, stride in zip(begin, strides, strict=True))
+    offset = _bytes(source.dtype, first, prod(shape))
+    return () if offset is None else (Share(output, 0, offset),)
+
+
+def _bytes(dtype: DType, first: int, size: int) -> int | None:
+    """The byte at which element `first` starts; None when the elements do not fill whole bytes."""
+    if first * dtype.bits % 8 or size * dtype.bits % 8:
+        return None
+    return first * dtype.bits // 8
+
+
+def _ints(node: Node, name: str) -> tuple[int, ...] | None:
+    found = node.attrs.get(name)
+    if not isinstance(found, tuple) or not all(isinstance(number, int) for number in found):
+        return None
+    return tuple(int(number) for number in found)
+
+
+def _given(node: Node, name: str, position: int) -> bool:
+    return name in node.attrs or (len(node.inputs) > position and node.inputs[position] is not None)
+
+
+def _numbers(node: Node, name: str, position: int) -> tuple[int, ...] | None:
+    """A list that is an attribute in old versions and a constant input in new ones; None if not known."""
+    if name in node.attrs:
+        return _ints(node, name)
+    value = node.inputs[position] if len(node.inputs) > position else None
+    return None if value is None or value.literal is None else tuple(int(number) for number in value.literal)
+
+
+def _axis(node: Node, rank: int) -> int | None:
+    """The attribute `axis`, counted from the front, 0 by default."""
+    axis = node.attrs.get("axis", 0)
+    return axis % rank if isinstance(axis, int) and -rank <= axis < rank else None
+
+
+VIEWS: Mapping[str, Shares] = {
+    "Cast": _same_bytes,
+    "CastLike": _same_bytes,
+    "Dropout": _dropout,
+    "Expand": _same_bytes,
+    "Flatten": _same_bytes,
+    "Gather": _gather,
+    "Identity": _same_bytes,
+    "Pad": _pad,
+    "Reshape": _same_bytes,
+    "Slice": _slice,
+    "Split": _split,
+    "Squeeze": _same_bytes,
+    "Tile": _same_bytes,
+    "Transpose": _transpose,
+    "Unsqueeze": _same_bytes,
+}
+PARTS: Mapping[str, Shares] = {"Concat": _concat}

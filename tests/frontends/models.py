@@ -1,0 +1,13 @@
+"""Small ONNX models in ONNX's own text form, for tests of the front-end."""
+
+from __future__ import annotations
+
+import onnx
+import onnx.parser
+
+HEADER = '<ir_version: 9, opset_import: ["" : 17]>\n'
+
+
+def parsed(text: str, header: str = HEADER) -> onnx.ModelProto:
+    """The model whose graph is `text`."""
+    return onnx.parser.parse_model(header + text)

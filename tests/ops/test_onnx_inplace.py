@@ -1,0 +1,186 @@
+"""Every in-place fact, run by ONNX Runtime with one buffer for the input and the output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from sublet.frontends.onnx_model import from_proto
+from sublet.ops.onnx import onnx_op
+from sublet.ops.onnx_inplace import BINARY, EXTREMES, INPLACE, UNARY, VARIADIC
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+
+_state = ort.capi.onnxruntime_pybind11_state
+MISSING = (_state.Fail, _state.NotImplemented, _state.InvalidGraph, _state.InvalidArgument)
+OPSETS = (7, 13, 24)
+DTYPES = ("f4", "f8", "i8", "i4", "u1", "i1", "?")
+WHOLE = (9, 37, 29)
+SMALLER = ((9, 37, 29), (29,), (37, 1), (1,), (9, 1, 29), ())
+LARGE = (16, 25_000)
+
+
+@dataclass
+class Case:
+    """A single node: its inputs by position (the first of each is random), attributes, versions."""
+
+    op: str
+    arrays: list[np.ndarray]
+    attrs: dict[str, object] = field(default_factory=dict)
+    domain: str = ""
+    opset: int = 21
+
+
+def _random(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
+    """Numbers that no operator chokes on: positive, not zero, small."""
+    rng = np.random.default_rng(seed)
+    if dtype == "?":
+        return np.asarray(rng.random(shape) < 0.5)
+    if dtype.startswith("f"):
+        return np.asarray(0.05 + 0.9 * rng.random(shape), dtype)
+    return np.asarray(rng.integers(1, 6, shape), dtype)
+
+
+def _cases(op: str) -> Iterator[Case]:
+    name = op.rpartition(".")[2]
+    if op == "com.microsoft.FusedConv":
+        x, w = _random((1, 8, 40, 40), "f4", 1), _random((8, 8, 3, 3), "f4", 2)
+        arrays = [x, w, _random((8,), "f4", 3), _random((1, 8, 40, 40), "f4", 4)]
+        yield Case(name, arrays, {"pads": [1, 1, 1, 1], "activation": "Relu"}, "com.microsoft")
+    elif op.startswith("com.microsoft"):
+        for shape in (WHOLE, LARGE):
+            yield Case(name, [_random(shape, "f4", 1), _random(shape[-1:], "f4", 2)], {}, "com.microsoft")
+    elif op == "BatchNormalization":
+        for shape in ((2, 13, 31, 17), (1, 64, 100, 100)):
+            parameters = [_random((shape[1],), "f4", k) for k in range(2, 6)]
+            for opset in (7, 9, 14, 21):
+                yield Case(op, [_random(shape, "f4", 1), *parameters], {}, "", opset)
+    elif op.startswith("Scatter"):
+        yield from _scatters(op)
+    elif op == "TensorScatter":
+        arrays = [_random((2, 64, 50), "f4", 1), _random((2, 3, 50), "f4", 2), np.array([5, 9])]
+        yield Case(op, arrays, {"axis": 1}, "", 24)
+    else:
+        for opset in OPSETS:
+            yield from _elementwise(op, opset)
+
+
+def _scatters(op: str) -> Iterator[Case]:
+    data = _random((70, 90), "f4", 1)
+    rng = np.random.default_rng(5)
+    if op == "ScatterND":
+        indices = rng.permutation(70)[:40].reshape(40, 1)
+        yield from (Case(op, [data, indices, _random((40, 90), "f4", 2)], {}, "", n) for n in (11, 13, 21))
+    else:
+        indices = np.argsort(rng.random((40, 90)), axis=0)
+        versions = (9,) if op == "Scatter" else (11, 13, 21)
+        yield from (Case(op, [data, indices, _random((40, 90), "f4", 2)], {"axis": 0}, "", n) for n in versions)
+
+
+def _elementwise(op: str, opset: int) -> Iterator[Case]:
+    for dtype in DTYPES:
+        for whole in (WHOLE, LARGE) if (opset, dtype) == (24, "f4") else (WHOLE,):
+            x = _random(whole, dtype, 1)
+            if op in UNARY:
+                yield from _unary(op, x, opset)
+            elif op == "Where":
+                for shape in SMALLER if whole == WHOLE else (LARGE,):
+                    condition, other = _random(shape, "?", 2), _random(shape, dtype, 3)
+                    yield Case(op, [condition, x, other], {}, "", opset)
+                    yield Case(op, [condition, other, x], {}, "", opset)
+                    yield Case(op, [_random(whole, "?", 2), x, other], {}, "", opset)
+            else:
+                attrs = {"direction": "LEFT"} if op == "BitShift" else {}
+                if op == "Mod" and dtype.startswith("f"):
+                    attrs = {"fmod": 1}
+                for shape in SMALLER if whole == WHOLE else (LARGE,):
+                    other = _random(shape, dtype, 3)
+                    yield Case(op, [x, other], attrs, "", opset)
+                    if op != "PRelu":
+                        yield Case(op, [other, x], attrs, "", opset)
+                    if op in VARIADIC + EXTREMES:
+                        yield Case(op, [x, other, _random(whole, dtype, 5)], attrs, "", opset)
+                        yield Case(op, [other, x, other, _random(whole, dtype, 5)], attrs, "", opset)
+
+
+def _unary(op: str, x: np.ndarray, opset: int) -> Iterator[Case]:
+    if op in ("Cast", "CastLike"):
+        for target in ("f4", "i4", "u4", "f8", "i8", "?", "u1", "i1"):
+            if np.dtype(target).itemsize == x.itemsize:
+                like = np.zeros(1, target)
+                to = onnx.helper.np_dtype_to_tensor_dtype(like.dtype)
+                yield Case(op, [x, like], {}, "", opset) if op == "CastLike" else Case(op, [x], {"to": to}, "", opset)
+    elif op == "Clip":
+        bounds = [np.array(number, x.dtype) for number in (0.3, 0.6)]
+        yield Case(op, [x, *bounds], {}, "", opset) if opset >= 11 else Case(op, [x], {"min": 0.3, "max": 0.6}, "", 7)
+    else:
+        y = x + x.dtype.type(1) if op == "Acosh" else x
+        yield Case(op, [y - y.dtype.type(0.5) if y.dtype.kind == "f" and op not in POSITIVE else y], {}, "", opset)
+
+
+POSITIVE = ("Acosh", "Log", "Sqrt")
+
+
+def _session(case: Case) -> tuple[object, object] | None:
+    """The model and a session of it; None when there is no such operator or ONNX Runtime lacks the kernel."""
+    inputs = [f"x{i}" for i in range(len(case.arrays))]
+    element = onnx.helper.np_dtype_to_tensor_dtype
+    node = onnx.helper.make_node(case.op, inputs, ["y"], domain=case.domain, **case.attrs)
+    infos = [
+        onnx.helper.make_tensor_value_info(name, element(array.dtype), array.shape)
+        for name, array in zip(inputs, case.arrays, strict=True)
+    ]
+    graph = onnx.helper.make_graph([node], "one", infos, [onnx.helper.make_empty_tensor_value_info("y")])
+    imports = [onnx.helper.make_opsetid("", case.opset), onnx.helper.make_opsetid("com.microsoft", 1)]
+    model = onnx.helper.make_model(graph, opset_imports=imports, ir_version=8 if case.opset < 20 else 10)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 2
+    try:
+        return model, ort.InferenceSession(model.SerializeToString(), options)
+    except MISSING:
+        return None
+
+
+def _run_in_place(session: object, arrays: list[np.ndarray], position: int, expected: np.ndarray) -> np.ndarray:
+    feeds = [np.ascontiguousarray(array).copy() for array in arrays]
+    binding = session.io_binding()
+    for i, feed in enumerate(feeds):
+        binding.bind_input(f"x{i}", "cpu", 0, feed.dtype, feed.shape, feed.ctypes.data)
+    target = feeds[position]
+    binding.bind_output("y", "cpu", 0, expected.dtype, expected.shape, target.ctypes.data)
+    session.run_with_iobinding(binding)
+    return target.view(expected.dtype).reshape(expected.shape)
+
+
+@pytest.mark.parametrize("op", list(INPLACE))
+def test_in_place_result_is_the_normal_result(op: str) -> None:
+    checked: set[int] = set()
+    for case in _cases(op):
+        made = _session(case)
+        if made is None:
+            continue
+        model, session = made
+        try:
+            expected = session.run(None, {f"x{i}": array for i, array in enumerate(case.arrays)})[0]
+        except MISSING:  # old versions do not broadcast
+            continue
+        info = onnx.helper.make_tensor_value_info(
+            "y", onnx.helper.np_dtype_to_tensor_dtype(expected.dtype), expected.shape
+        )
+        model.graph.output[0].CopyFrom(info)
+        graph = from_proto(model).graph
+        [node] = graph.nodes
+        for share in onnx_op(node.op).inplace(node):
+            result = _run_in_place(session, case.arrays, share.input, expected)
+            shapes = [(array.dtype.str, array.shape) for array in case.arrays]
+            what = f"{op}-{case.opset} {shapes} {case.attrs} in place of {share.input}"
+            assert result.tobytes() == expected.tobytes(), what
+            checked.add(share.input)
+    assert checked, f"no case of {op} ran in place"
+    if op in BINARY and op != "PRelu":
+        assert checked == {0, 1}
