@@ -27,7 +27,7 @@ FLOORS = [
     ["checker", "passes", "analysis.*"],
     ["assemble", "budget"],
     ["compile", "report", "viz"],
-    ["frontends"],
+    ["frontends", "frontends.onnx.*"],
     ["", "cli"],
 ]
 

@@ -8,7 +8,7 @@ from benchmarks.models.architectures import ARCHITECTURES, SMALL
 from benchmarks.models.wheels import ModelsUnavailableError, RealModel, light_models, wheel_models
 from sublet.checker import check
 from sublet.compile import Options, plan_memory
-from sublet.frontends.onnx_model import from_proto, load
+from sublet.frontends.onnx.model import from_proto, load
 from sublet.ir.graph import CaseOf, Graph
 from sublet.plan import MemoryPlan
 

@@ -52,7 +52,9 @@ MOBILENET_STAGES = (
 
 
 def mobilenet_v2(
-    image: int = 224, divisor: int = 1, stages: Sequence[tuple[int, int, int, int]] = MOBILENET_STAGES,
+    image: int = 224,
+    divisor: int = 1,
+    stages: Sequence[tuple[int, int, int, int]] = MOBILENET_STAGES,
     classes: int = 1000,
 ) -> onnx.ModelProto:
     """MobileNetV2; channels divided by `divisor`."""

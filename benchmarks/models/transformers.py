@@ -12,8 +12,13 @@ from benchmarks.models.builder import Builder
 
 
 def bert(
-    sequence: int | str = 128, batch: int | str = 1, layers: int = 12, width: int = 768, heads: int = 12,
-    vocabulary: int = 30522, positions: int = 512,
+    sequence: int | str = 128,
+    batch: int | str = 1,
+    layers: int = 12,
+    width: int = 768,
+    heads: int = 12,
+    vocabulary: int = 30522,
+    positions: int = 512,
 ) -> onnx.ModelProto:
     """BERT-base, uncased, without a head (Devlin et al. 2018). Dimensions may be names."""
     b = Builder("bert")
@@ -36,8 +41,13 @@ def bert(
 
 
 def gpt2(
-    sequence: int | str = 128, batch: int | str = 1, layers: int = 12, width: int = 768, heads: int = 12,
-    vocabulary: int = 50257, positions: int = 1024,
+    sequence: int | str = 128,
+    batch: int | str = 1,
+    layers: int = 12,
+    width: int = 768,
+    heads: int = 12,
+    vocabulary: int = 50257,
+    positions: int = 1024,
 ) -> onnx.ModelProto:
     """GPT-2 small (Radford et al. 2019): causal, logits by the transposed embedding."""
     b = Builder("gpt2")

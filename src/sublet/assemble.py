@@ -67,6 +67,7 @@ def assemble(
         peak=_peak(planned, timeline, ranges),
         points=tuple(str(point) for point in timeline.points),
         dims=tuple(dims.items()),
+        proof=report.bound.members,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sublet.plan import ARENA, MemoryPlan
@@ -9,7 +10,7 @@ from sublet.plan import ARENA, MemoryPlan
 
 @dataclass(frozen=True, slots=True)
 class LiveBuffer:
-    """A buffer that is alive at the peak: its size, and the values alive in it then."""
+    """A buffer: its size, and the values in it that matter where it is told."""
 
     nbytes: int
     values: tuple[str, ...]
@@ -19,9 +20,9 @@ class LiveBuffer:
 class Verdict:
     """Whether the arena fits `budget` bytes.
 
-    `proof` is the smallest set of buffers, alive at one point and so all in memory together, whose
-    bytes exceed the budget: no order of offsets can help. It is empty when the plan fits, and when
-    the budget lies between the lower bound and the arena, where neither is proven.
+    `proof` is the smallest set of the plan's proving buffers whose bytes exceed the budget: no two of
+    them may overlap, so no choice of offsets can help. It is empty when the plan fits, and when the
+    budget lies between the lower bound and the arena, where neither is proven.
     """
 
     budget: int
@@ -30,31 +31,41 @@ class Verdict:
 
 
 def buffers_at_peak(plan: MemoryPlan) -> tuple[LiveBuffer, ...]:
-    """The buffers alive at the peak, largest first."""
-    low: dict[int, int] = {}
-    high: dict[int, int] = {}
-    for place in plan.placements:
-        if place.region.storage == ARENA and place.buffer >= 0:
-            low[place.buffer] = min(low.get(place.buffer, place.region.offset), place.region.offset)
-            high[place.buffer] = max(high.get(place.buffer, 0), place.region.end)
-    alive: dict[int, list[str]] = {}
+    """The buffers alive at the peak with their values alive there, largest first."""
     at_peak = set(plan.peak.values)
-    for place in plan.placements:
-        if place.value in at_peak and place.buffer >= 0:
-            alive.setdefault(place.buffer, []).append(place.value)
-    found = [LiveBuffer(high[buffer] - low[buffer], tuple(names)) for buffer, names in alive.items()]
-    return tuple(sorted(found, key=lambda live: -live.nbytes))
+    sizes, values = _buffers(plan)
+    alive = {number: tuple(v for v in names if v in at_peak) for number, names in values.items()}
+    return _largest_first(LiveBuffer(sizes[number], names) for number, names in alive.items() if names)
 
 
 def verdict(plan: MemoryPlan, budget: int) -> Verdict:
     """Hold a plan against a budget in bytes."""
     if plan.arena_bytes <= budget:
         return Verdict(budget, fits=True)
+    if plan.lower_bound_bytes <= budget:
+        return Verdict(budget, fits=False)
+    sizes, values = _buffers(plan)
     proof: list[LiveBuffer] = []
-    total = 0
-    for live in buffers_at_peak(plan):
-        proof.append(live)
-        total += live.nbytes
-        if total > budget:
-            return Verdict(budget, fits=False, proof=tuple(proof))
-    return Verdict(budget, fits=False)
+    for buffer in _largest_first(LiveBuffer(sizes[number], values[number]) for number in plan.proof):
+        proof.append(buffer)
+        if sum(found.nbytes for found in proof) > budget:
+            break
+    return Verdict(budget, fits=False, proof=tuple(proof))
+
+
+def _buffers(plan: MemoryPlan) -> tuple[dict[int, int], dict[int, tuple[str, ...]]]:
+    """The bytes and the values of every buffer of the arena, by number."""
+    low: dict[int, int] = {}
+    high: dict[int, int] = {}
+    values: dict[int, tuple[str, ...]] = {}
+    for place in plan.placements:
+        region, number = place.region, place.buffer
+        if region.storage == ARENA and number >= 0:
+            low[number] = min(low.get(number, region.offset), region.offset)
+            high[number] = max(high.get(number, 0), region.end)
+            values[number] = (*values.get(number, ()), place.value)
+    return {number: high[number] - low[number] for number in low}, values
+
+
+def _largest_first(buffers: Iterable[LiveBuffer]) -> tuple[LiveBuffer, ...]:
+    return tuple(sorted(buffers, key=lambda buffer: -buffer.nbytes))

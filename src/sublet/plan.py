@@ -100,6 +100,7 @@ class MemoryPlan:
                        and to in-place outputs and carries
     points             names of what runs at each point of time, for pictures and messages
     dims               the dimension bindings the model was read with
+    proof              the buffers that prove the lower bound: no two of them may overlap
     """
 
     graph: str
@@ -119,6 +120,7 @@ class MemoryPlan:
     peak: Peak
     points: tuple[str, ...]
     dims: tuple[tuple[str, int], ...] = ()
+    proof: tuple[int, ...] = ()
     version: int = FORMAT_VERSION
 
     @property

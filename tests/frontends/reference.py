@@ -10,7 +10,7 @@ import onnx
 from onnx import defs, helper
 from onnx.reference import ReferenceEvaluator
 
-from sublet.frontends.onnx_model import Imported
+from sublet.frontends.onnx.model import Imported
 from sublet.ir.graph import Attr, CaseOf, Graph, Node, Value, While
 from sublet.tensor import TensorSpec
 

@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 import pytest
 
-from sublet.frontends.onnx_model import Imported, from_proto
-from sublet.frontends.onnx_types import TensorType, read_type, spec_of
+from sublet.frontends.onnx.model import Imported, from_proto
+from sublet.frontends.onnx.types import TensorType, read_type, spec_of
 from sublet.ir.text import parse, to_text
 from sublet.ir.verify import findings
 from sublet.tensor import TensorSpec

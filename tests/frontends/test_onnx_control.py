@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from sublet.errors import ModelError
-from sublet.frontends.onnx_model import Imported, from_proto
+from sublet.frontends.onnx.model import Imported, from_proto
 from sublet.ir.graph import CaseOf, While
 from sublet.ir.verify import findings
 from sublet.tensor import TensorSpec, Unplannable

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sublet.errors import ModelError
-from sublet.frontends.onnx_model import from_proto
+from sublet.frontends.onnx.model import from_proto
 from sublet.tensor import TensorSpec, Unplannable
 from tests.frontends.models import parsed
 

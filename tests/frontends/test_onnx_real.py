@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.models.architectures import SMALL
 from benchmarks.models.wheels import DIMS, ModelsUnavailableError, RealModel, light_models, wheel_models
-from sublet.frontends.onnx_model import from_proto, load
+from sublet.frontends.onnx.model import from_proto, load
 from sublet.ir.graph import CaseOf
 from sublet.ir.text import parse, to_text
 from sublet.ir.verify import findings

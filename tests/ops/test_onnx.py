@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import defs, helper
 
-from sublet.frontends.onnx_model import from_proto
+from sublet.frontends.onnx.model import from_proto
 from sublet.ir.graph import Node, Value
 from sublet.ops.onnx import onnx_op
 from sublet.tensor import DType, TensorSpec

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from sublet.frontends.onnx_model import from_proto
+from sublet.frontends.onnx.model import from_proto
 from sublet.ops.onnx import onnx_op
 from sublet.ops.onnx_inplace import BINARY, EXTREMES, INPLACE, UNARY, VARIADIC
 

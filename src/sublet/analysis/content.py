@@ -8,6 +8,7 @@ contents agree.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sublet.ir.graph import Graph, Node, Value
@@ -30,39 +31,39 @@ class Segment:
 
 Content = tuple[Segment, ...]
 
+MAX_SEGMENTS = 1024
+"""A concatenation in more segments counts as computed, and its operands as copied."""
+MAX_ALL_SEGMENTS = 1 << 20
+
 
 def contents(graph: Graph) -> dict[Value, Content]:
     """The content of every value of a program, in segments by ascending offset."""
     found: dict[Value, Content] = {value: _own(value) for value in graph.values()}
+    total = 0
     for node in graph.walk():
         if node.subgraphs:
             continue
-        op = lookup(node.op)
-        for share in op.views(node):
-            base, view = node.inputs[share.input], node.outputs[share.output]
-            if base is not None and view is not None:
-                found[view] = _slice(found[base], share.offset, view.nbytes)
-        whole = _joined(node, found)
-        if whole is not None:
-            found[whole] = _cover(whole, [s for s in found[whole] if s.token is not whole])
+        for value, content in _derived(node, found):
+            total += len(content)
+            if len(content) <= MAX_SEGMENTS and total <= MAX_ALL_SEGMENTS:
+                found[value] = content
     return found
 
 
-def _joined(node: Node, found: dict[Value, Content]) -> Value | None:
-    """Put the contents of a concatenation's operands into its output's, and return that output."""
-    shares = lookup(node.op).parts(node)
-    if not shares:
-        return None
-    whole = node.outputs[shares[0].output]
-    if whole is None:
-        return None
-    parts: list[Segment] = []
-    for share in shares:
-        part = node.inputs[share.input]
-        if part is not None:
-            parts += _shift(found[part], share.offset)
-    found[whole] = tuple(sorted(parts, key=lambda segment: segment.offset))
-    return whole
+def _derived(node: Node, found: dict[Value, Content]) -> Iterator[tuple[Value, Content]]:
+    """The outputs of a node that are copies of its inputs, with what they are copies of."""
+    op = lookup(node.op)
+    for share in op.views(node):
+        base, view = node.inputs[share.input], node.outputs[share.output]
+        if base is not None and view is not None:
+            yield view, _slice(found[base], share.offset, view.nbytes)
+    wholes: dict[Value, list[Segment]] = {}
+    for share in op.parts(node):
+        part, whole = node.inputs[share.input], node.outputs[share.output]
+        if part is not None and whole is not None:
+            wholes.setdefault(whole, []).extend(_shift(found[part], share.offset))
+    for whole, parts in wholes.items():
+        yield whole, _cover(whole, sorted(parts, key=lambda segment: segment.offset))
 
 
 def _own(value: Value) -> Content:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sublet.errors import ModelError
-from sublet.frontends.onnx_model import load
+from sublet.frontends.onnx.model import load
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 

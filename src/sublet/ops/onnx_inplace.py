@@ -45,9 +45,7 @@ def _elementwise(positions: Sequence[int]) -> Shares:
 
     def shares(node: Node) -> tuple[Share, ...]:
         result = node.outputs[0] if node.outputs else None
-        return tuple(
-            Share(0, i) for i in positions if i < len(node.inputs) and fits(node.inputs[i], result)
-        )
+        return tuple(Share(0, i) for i in positions if i < len(node.inputs) and fits(node.inputs[i], result))
 
     return shares
 

@@ -12,7 +12,9 @@ from sublet.bytesize import human
 from sublet.plan import ARENA, MemoryPlan, Placement
 
 SHOWN = 12
-"""Rows of the peak table; the rest is summed up in one line."""
+"""Buffers in a table; the rest is summed up in one line."""
+SHARED = 3
+"""Values of one buffer in a table."""
 
 
 def summary(plan: MemoryPlan) -> RenderableType:
@@ -33,8 +35,8 @@ def verdict_line(verdict: Verdict, plan: MemoryPlan) -> RenderableType:
         text = f"Does not fit the budget of {budget}: {over} too much. The lower bound would fit; no proof either way."
         return Text(text, "yellow")
     total = sum(live.nbytes for live in verdict.proof)
-    head = f"Cannot fit the budget of {budget} in this order: these are alive together at {plan.peak.node!r}"
-    return Group(Text(f"{head} and take {human(total)}:", "red"), _live_table(verdict.proof, plan))
+    head = f"Cannot fit the budget of {budget} in this order: these must not overlap"
+    return Group(Text(f"{head} and take {human(total)}:", "red"), _buffer_table(verdict.proof, plan))
 
 
 def _figures(plan: MemoryPlan) -> Table:
@@ -75,20 +77,22 @@ def _peak(plan: MemoryPlan) -> list[RenderableType]:
     where = f"point {plan.peak.point} of {len(plan.points)}, {plan.peak.node!r}"
     return [
         Text.from_markup(f"[bold]Peak[/bold] {human(plan.peak.nbytes)} at {escape(where)}"),
-        _live_table(buffers_at_peak(plan), plan),
+        _buffer_table(buffers_at_peak(plan), plan),
     ]
 
 
-def _live_table(buffers: tuple[LiveBuffer, ...], plan: MemoryPlan) -> RenderableType:
+def _buffer_table(buffers: tuple[LiveBuffer, ...], plan: MemoryPlan) -> RenderableType:
     places = {place.value: place for place in plan.placements}
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for name, justify in (("bytes", "right"), ("tensor", "left"), ("type", "left"), ("made by", "left")):
         table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
     for live in buffers[:SHOWN]:
-        for i, value in enumerate(live.values):
+        for i, value in enumerate(live.values[:SHARED]):
             place = places[value]
             size = human(live.nbytes) if i == 0 else "shared"
             table.add_row(size, Text(value), Text(place.spec), Text(_maker(place)))
+        if len(live.values) > SHARED:
+            table.add_row("shared", Text(f"{len(live.values) - SHARED} more"), "", "")
     rest = buffers[SHOWN:]
     if rest:
         table.add_row(human(sum(live.nbytes for live in rest)), Text(f"{len(rest)} more"), "", "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sublet.frontends.onnx_frame import (
+from sublet.frontends.onnx.frame import (
     BOOL_SCALAR,
     Converter,
     Frame,
@@ -18,9 +18,9 @@ from sublet.frontends.onnx_frame import (
     graph_attribute,
     results_of,
 )
-from sublet.frontends.onnx_infer import CONTRADICTION
-from sublet.frontends.onnx_program import Known
-from sublet.frontends.onnx_types import merge
+from sublet.frontends.onnx.infer import CONTRADICTION
+from sublet.frontends.onnx.program import Known
+from sublet.frontends.onnx.types import merge
 from sublet.ir.graph import CaseOf, Graph, Value
 
 if TYPE_CHECKING:

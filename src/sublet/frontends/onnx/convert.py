@@ -12,18 +12,18 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from sublet.errors import ModelError
-from sublet.frontends.onnx_attributes import attributes_of
-from sublet.frontends.onnx_branch import convert_if
-from sublet.frontends.onnx_file import domain_of
-from sublet.frontends.onnx_fold import fold
-from sublet.frontends.onnx_frame import Frame
-from sublet.frontends.onnx_infer import infer
-from sublet.frontends.onnx_loop import convert_loop
-from sublet.frontends.onnx_order import free_names, sorted_nodes
-from sublet.frontends.onnx_program import Known, Program, Scope
-from sublet.frontends.onnx_scan import convert_scan
-from sublet.frontends.onnx_types import Type, read_type
-from sublet.frontends.onnx_weights import of_tensor, sparse
+from sublet.frontends.onnx.attributes import attributes_of
+from sublet.frontends.onnx.branch import convert_if
+from sublet.frontends.onnx.file import domain_of
+from sublet.frontends.onnx.fold import fold
+from sublet.frontends.onnx.frame import Frame
+from sublet.frontends.onnx.infer import infer
+from sublet.frontends.onnx.loop import convert_loop
+from sublet.frontends.onnx.order import free_names, sorted_nodes
+from sublet.frontends.onnx.program import Known, Program, Scope
+from sublet.frontends.onnx.scan import convert_scan
+from sublet.frontends.onnx.types import Type, read_type
+from sublet.frontends.onnx.weights import of_tensor, sparse
 from sublet.ir.graph import Node
 
 if TYPE_CHECKING:
@@ -97,8 +97,7 @@ def _add_node(
         values.extend(frame.scope[inner].value for inner in captured)
     types, reason = found
     outputs = tuple(
-        frame.define(text, type, reason) if text else None
-        for text, type in zip(node.output, types, strict=True)
+        frame.define(text, type, reason) if text else None for text, type in zip(node.output, types, strict=True)
     )
     op = f"onnx.{domain}.{node.op_type}" if domain else f"onnx.{node.op_type}"
     frame.nodes.append(Node(name, op, tuple(values), outputs, attrs))
@@ -112,5 +111,3 @@ def _captured(node: onnx.NodeProto) -> list[tuple[str, tuple[str, ...]]]:
         if graphs:
             found.append((attribute.name, tuple(dict.fromkeys(chain(*map(free_names, graphs))))))
     return found
-
-

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sublet.errors import ModelError
-from sublet.frontends.onnx_types import TensorType, Type, read_type
+from sublet.frontends.onnx.types import TensorType, Type, read_type
 from sublet.tensor import MAX_BYTES
 
 if TYPE_CHECKING:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from sublet.errors import ModelError
 from sublet.extras import require
-from sublet.frontends.onnx_types import TensorType, spec_of
-from sublet.tensor import Spec, TensorSpec, Unplannable
+from sublet.frontends.onnx.types import TensorType, spec_of
+from sublet.tensor import DType, Spec, TensorSpec, Unplannable
 
 if TYPE_CHECKING:
     import onnx
@@ -89,9 +87,7 @@ def _inline_array(tensor: onnx.TensorProto, where: str) -> Array:
     return array
 
 
-def external_reader(
-    tensor: onnx.TensorProto, spec: TensorSpec, folder: Path | None, where: str
-) -> Callable[[], Array]:
+def external_reader(tensor: onnx.TensorProto, spec: TensorSpec, folder: Path | None, where: str) -> Callable[[], Array]:
     """A function that reads the tensor's bytes from its file; the file is checked now, and not read.
 
     The file must lie below `folder` after all links are followed. Raises ModelError otherwise.
@@ -143,18 +139,16 @@ def external_file(folder: Path, location: str, name: str) -> Path:
 
 
 def literal_of(weight: Weight) -> tuple[int | float | bool, ...] | None:
-    """The elements of a small bool, integer or finite float constant; None for any other."""
+    """The elements of a small constant of a type that axes, extents, indices and switches have; else None.
+
+    Other constants are left out, so that a plan outlives a change of the weights.
+    """
     spec = weight.spec
     if not isinstance(spec, TensorSpec) or not weight.small or spec.size > LITERAL_ELEMENTS:
         return None
-    array = weight.array()
-    if array.dtype.kind in "biu":
-        return tuple(array.ravel().tolist())
-    if array.dtype.kind == "f":
-        with np.errstate(invalid="ignore"):  # a signalling NaN
-            floats = tuple(array.astype(np.float64).ravel().tolist())
-        return floats if all(isfinite(number) for number in floats) else None
-    return None
+    if spec.dtype not in (DType.BOOL, DType.I32, DType.I64):
+        return None
+    return tuple(weight.array().ravel().tolist())
 
 
 def sparse(coded: onnx.SparseTensorProto) -> Weight:

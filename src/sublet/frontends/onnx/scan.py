@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sublet.frontends.onnx_frame import (
+from sublet.frontends.onnx.frame import (
     BOOL_SCALAR,
     COUNT_SCALAR,
     Converter,
@@ -19,9 +19,9 @@ from sublet.frontends.onnx_frame import (
     integers,
     results_of,
 )
-from sublet.frontends.onnx_program import Known, Scope
-from sublet.frontends.onnx_rounds import Carry, Loop, Round, Rows, add_while, settle
-from sublet.frontends.onnx_types import TensorType, Type
+from sublet.frontends.onnx.program import Known, Scope
+from sublet.frontends.onnx.rounds import Carry, Loop, Round, Rows, add_while, settle
+from sublet.frontends.onnx.types import TensorType, Type
 
 if TYPE_CHECKING:
     import onnx
@@ -42,9 +42,7 @@ class _Body:
         program, scope = self.frame.program, self.frame.scope.new_child()
         counter = program.fresh(f"{self.name}.counter", COUNT_SCALAR)
         names = [value.name for value in self.graph.input]
-        parameters = tuple(
-            carry.inside(program, name, self.name) for carry, name in zip(carries, names, strict=False)
-        )
+        parameters = tuple(carry.inside(program, name, self.name) for carry, name in zip(carries, names, strict=False))
         slices = tuple(
             program.fresh(name, type, reason)
             for name, type, reason in zip(names[len(carries) :], self.slice_types, self.reasons, strict=True)

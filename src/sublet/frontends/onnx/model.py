@@ -1,6 +1,6 @@
 """ONNX models in: a file becomes a graph, its weights, and a report of what happened.
 
-    read -> inline functions -> bind dimensions -> convert (sort, infer, fold, loops, branches) -> prune
+read -> inline functions -> bind dimensions -> convert (sort, infer, fold, loops, branches) -> prune
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sublet.errors import ModelError
-from sublet.frontends.onnx_convert import convert_graph
-from sublet.frontends.onnx_dims import bind_inputs
-from sublet.frontends.onnx_file import all_nodes, check_texts, inlined, opsets_of, read_model
-from sublet.frontends.onnx_frame import Frame, results_of
-from sublet.frontends.onnx_program import ATTEMPTS_PER_NODE, Program, Scope
-from sublet.frontends.onnx_prune import prune
-from sublet.frontends.onnx_weights import Weight
+from sublet.frontends.onnx.convert import convert_graph
+from sublet.frontends.onnx.dims import bind_inputs
+from sublet.frontends.onnx.file import all_nodes, check_texts, inlined, opsets_of, read_model
+from sublet.frontends.onnx.frame import Frame, results_of
+from sublet.frontends.onnx.program import ATTEMPTS_PER_NODE, Program, Scope
+from sublet.frontends.onnx.prune import prune
+from sublet.frontends.onnx.weights import Weight
 from sublet.ir.graph import Graph, Value
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Imported:
 
 
 def load(path: str | Path, dims: Mapping[str, int] | None = None) -> Imported:
-    """The ONNX model in a file, with its open dimensions bound by `dims` (see `onnx_dims`).
+    """The ONNX model in a file, with its open dimensions bound by `dims` (see `dims`).
 
     Nothing in the file is executed, and external data is checked but not read.
     Raises ModelError when the file is malformed, unsafe, or leaves a dimension open.

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sublet.extras import require
-from sublet.frontends.onnx_program import Known
-from sublet.frontends.onnx_types import TensorType, Type
+from sublet.frontends.onnx.program import Known
+from sublet.frontends.onnx.types import TensorType, Type
 
 if TYPE_CHECKING:
     import onnx

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sublet.frontends.onnx_frame import (
+from sublet.frontends.onnx.frame import (
     BOOL_SCALAR,
     COUNT_SCALAR,
     Converter,
@@ -23,9 +23,9 @@ from sublet.frontends.onnx_frame import (
     results_of,
     truth,
 )
-from sublet.frontends.onnx_program import Known, Program, Scope
-from sublet.frontends.onnx_rounds import Carry, Loop, Round, Rows, add_while, settle
-from sublet.frontends.onnx_types import TensorType, read_type
+from sublet.frontends.onnx.program import Known, Program, Scope
+from sublet.frontends.onnx.rounds import Carry, Loop, Round, Rows, add_while, settle
+from sublet.frontends.onnx.types import TensorType, read_type
 
 if TYPE_CHECKING:
     import onnx
@@ -92,9 +92,7 @@ def convert_loop(frame: Frame, node: onnx.NodeProto, name: str, convert: Convert
     add_while(frame, loop, ["", *names[:carried]], names[carried:])
 
 
-def _check(
-    program: Program, name: str, limit: Known | None, goon: Carry, final: Round
-) -> tuple[Frame, Known]:
+def _check(program: Program, name: str, limit: Known | None, goon: Carry, final: Round) -> tuple[Frame, Known]:
     """The evaluation nodes of the loop and the condition they find."""
     prefix = Frame(program, Scope(), {})
     if goon.constant and not _true(goon):

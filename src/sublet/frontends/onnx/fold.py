@@ -16,9 +16,9 @@ import numpy as np
 
 from sublet.errors import ModelError
 from sublet.extras import require
-from sublet.frontends.onnx_program import Known, Program
-from sublet.frontends.onnx_types import DTYPES, TensorType, Type, spec_of
-from sublet.frontends.onnx_weights import SMALL_BYTES, Array, Weight, of_array, of_tensor
+from sublet.frontends.onnx.program import Known, Program
+from sublet.frontends.onnx.types import DTYPES, TensorType, Type, spec_of
+from sublet.frontends.onnx.weights import SMALL_BYTES, Array, Weight, of_array, of_tensor
 from sublet.tensor import DType, TensorSpec, Unplannable
 
 if TYPE_CHECKING:
@@ -31,16 +31,53 @@ MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpo
 FILTERS = frozenset({"Compress", "NonZero", "Unique"})
 """Their results are not larger than a few times their inputs, although no rule tells the shape."""
 
-EAGER = MOVES | FILTERS | frozenset(
-    {
-        *("Abs", "Add", "And", "ArgMax", "ArgMin", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"),
-        *("CastLike", "Ceil", "Clip", "Concat", "ConstantOfShape", "Cos", "CumSum", "Div", "Equal", "Exp", "Expand"),
-        *("EyeLike", "Floor", "Gather", "GatherElements", "GatherND", "Greater", "GreaterOrEqual", "IsInf", "IsNaN"),
-        *("Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mod", "Mul", "Neg", "Not", "OneHot", "Or", "Pad"),
-        *("Pow", "Range", "Reciprocal", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Relu"),
-        *("Round", "Scatter", "ScatterElements", "ScatterND", "Sign", "Sin", "Slice", "Split", "Sqrt", "Sub"),
-        *("Sum", "Tile", "TopK", "Trilu", "Where", "Xor"),
-    }
+EAGER = (
+    MOVES
+    | FILTERS
+    | frozenset(
+        {
+            *(
+                "Abs",
+                "Add",
+                "And",
+                "ArgMax",
+                "ArgMin",
+                "BitShift",
+                "BitwiseAnd",
+                "BitwiseNot",
+                "BitwiseOr",
+                "BitwiseXor",
+            ),
+            *(
+                "CastLike",
+                "Ceil",
+                "Clip",
+                "Concat",
+                "ConstantOfShape",
+                "Cos",
+                "CumSum",
+                "Div",
+                "Equal",
+                "Exp",
+                "Expand",
+            ),
+            *(
+                "EyeLike",
+                "Floor",
+                "Gather",
+                "GatherElements",
+                "GatherND",
+                "Greater",
+                "GreaterOrEqual",
+                "IsInf",
+                "IsNaN",
+            ),
+            *("Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mod", "Mul", "Neg", "Not", "OneHot", "Or", "Pad"),
+            *("Pow", "Range", "Reciprocal", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Relu"),
+            *("Round", "Scatter", "ScatterElements", "ScatterND", "Sign", "Sin", "Slice", "Split", "Sqrt", "Sub"),
+            *("Sum", "Tile", "TopK", "Trilu", "Where", "Xor"),
+        }
+    )
 )
 CONSTANT_KINDS: dict[str, DType] = {
     "value_int": DType.I64,

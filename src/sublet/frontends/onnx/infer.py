@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from sublet.errors import ModelError
 from sublet.extras import require
-from sublet.frontends.onnx_contrib import contrib_types
-from sublet.frontends.onnx_file import domain_of
-from sublet.frontends.onnx_order import title
-from sublet.frontends.onnx_program import Known, Program
-from sublet.frontends.onnx_types import TensorType, Type, read_type, write_type
+from sublet.frontends.onnx.contrib import contrib_types
+from sublet.frontends.onnx.file import domain_of
+from sublet.frontends.onnx.order import title
+from sublet.frontends.onnx.program import Known, Program
+from sublet.frontends.onnx.types import TensorType, Type, read_type, write_type
 from sublet.tensor import TensorSpec
 
 if TYPE_CHECKING:

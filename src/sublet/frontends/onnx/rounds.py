@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sublet.errors import ModelError
-from sublet.frontends.onnx_frame import Frame
-from sublet.frontends.onnx_program import Known, Program
-from sublet.frontends.onnx_types import TensorType, Type, merge
+from sublet.frontends.onnx.frame import Frame
+from sublet.frontends.onnx.program import Known, Program
+from sublet.frontends.onnx.types import TensorType, Type, merge
 from sublet.ir.graph import Graph, Node, Value, While
 
 if TYPE_CHECKING:

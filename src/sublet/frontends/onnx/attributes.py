@@ -1,9 +1,9 @@
 """ONNX attributes as attributes of a node.
 
-    float, int, string      as they are; a string that is not UTF-8 stays bytes
-    lists of these          tuples; a list with a string that is not UTF-8 is stored as below
-    tensor, type, graph     the serialised TensorProto, TypeProto, GraphProto
-    lists of these          the serialised AttributeProto
+float, int, string      as they are; a string that is not UTF-8 stays bytes
+lists of these          tuples; a list with a string that is not UTF-8 is stored as below
+tensor, type, graph     the serialised TensorProto, TypeProto, GraphProto
+lists of these          the serialised AttributeProto
 """
 
 from __future__ import annotations

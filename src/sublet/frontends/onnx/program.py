@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sublet.errors import ModelError
-from sublet.frontends.onnx_types import Type, spec_of, type_of
-from sublet.frontends.onnx_weights import Weight, literal_of
+from sublet.frontends.onnx.types import Type, spec_of, type_of
+from sublet.frontends.onnx.weights import Weight, literal_of
 from sublet.ir.graph import Value
 from sublet.tensor import TensorSpec
 

@@ -1,0 +1,207 @@
+"""Whether two groups of values may become one block of bytes, and making them one.
+
+Two values may overlap in a block where their contents agree, or when one is read for the last time
+before, or (where an op or a control flow move permits it) at the very point where, the other is
+written. A merge is made only if it does not raise the live bytes above the highest of its own
+lifetime, so that a small view does not keep a large base alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sublet.analysis.content import Content, agree
+from sublet.analysis.liveness import LiveRanges, Pieces, merge
+from sublet.analysis.order import Concurrency
+from sublet.ir.graph import Value
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A value in a buffer: its offset there, how it came in, and whose bytes it took."""
+
+    value: Value
+    offset: int
+    how: str = "own"
+    shares: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Bytes [begin, end) of an output are copied from `source`, unless that starts `distance` after it."""
+
+    source: Value
+    distance: int
+    begin: int
+    end: int
+
+
+@dataclass(eq=False)
+class Group:
+    """Values that are one block: bytes [low, high) of a frame of its own, live at the points `live`."""
+
+    members: list[Member]
+    low: int
+    high: int
+    live: Pieces
+    home: str = ""
+    writable: bool = True  # whether the network may write there
+    filled: bool = False  # whether the caller puts bytes there before the run
+
+
+@dataclass
+class Merger:
+    """The state of merging: the group of each value, and the live bytes at each point."""
+
+    alignment: int
+    ranges: LiveRanges
+    concurrency: Concurrency
+    contents: Mapping[Value, Content]
+    groups: dict[Value, Group]
+    offsets: dict[Value, int]
+    curve: NDArray[np.int64]
+    permitted: frozenset[tuple[int, Value, Value]]
+    copies: Mapping[tuple[Value, Value], tuple[Copy, ...]]
+    merging: tuple[Group, ...] = ()  # the parent's group and the child's, during a merge
+    unwritten: set[Value] = field(default_factory=set)  # views that lie in their base, so that nothing writes them
+
+    def merge(self, how: str, child: Value, parent: Value, offset: int) -> bool:
+        """Put `child`'s group into `parent`'s so that child starts `offset` bytes after parent starts."""
+        a, b = self.groups.get(parent), self.groups.get(child)
+        if a is None or b is None:
+            return False
+        if a is b:
+            return self.offsets[child] == self.offsets[parent] + offset
+        shift = self.offsets[parent] + offset - self.offsets[child]
+        if shift % self.alignment or not self._homes_allow(how, a, b, shift):
+            return False
+        self.merging = (a, b)
+        if how == "view":
+            self.unwritten.add(child)
+        union = _union(a, b, shift)
+        fits = all(self._compatible(x, y, shift) for y in b.members for x in a.members)
+        if not fits or self._raises_peak(a, b, union):
+            self.unwritten.discard(child)
+            return False
+        self._commit(how, child, parent, a, b, union, shift)
+        return True
+
+    def _homes_allow(self, how: str, a: Group, b: Group, shift: int) -> bool:
+        if a.home and b.home:
+            return False
+        fixed, guest, base = (a, b, shift) if a.home else (b, a, -shift)
+        if not fixed.home:
+            return True
+        if guest.filled:
+            return False  # the caller would not find the place
+        if not fixed.writable and (how != "view" or fixed is b):
+            return False
+        return fixed.low <= guest.low + base and guest.high + base <= fixed.high
+
+    def _compatible(self, x: Member, y: Member, shift: int) -> bool:
+        """Whether x and y, the latter moved by `shift`, may lie where they do."""
+        begin, end = y.offset + shift, y.offset + shift + y.value.nbytes
+        if begin >= x.offset + x.value.nbytes or x.offset >= end:
+            return True
+        # Comparing lives is cheaper than comparing contents, and mostly enough.
+        return self._take_turns(x.value, y.value, same_place=begin == x.offset) or self._equal(x, y, shift)
+
+    def _equal(self, x: Member, y: Member, shift: int) -> bool:
+        """Whether x, and y moved by `shift`, hold equal bytes, and none is written over the other.
+
+        Equal bytes do not help when a node that reads one copies something into them for the other, nor
+        when one may be written while another stream reads the other.
+        """
+        if not agree(self.contents[x.value], x.offset, self.contents[y.value], y.offset + shift):
+            return False
+        if self._copied_over(x.value, y.value, shift) or self._copied_over(y.value, x.value, shift):
+            return False
+        written = ((x.value, y.value), (y.value, x.value))
+        return not any(a not in self.unwritten and self.concurrency.may_write_during(a, b) for a, b in written)
+
+    def _copied_over(self, operand: Value, output: Value, shift: int) -> bool:
+        """Whether the node that makes `output` of `operand` copies anything onto the operand's bytes."""
+        begin, end = self._place(operand, shift), self._place(operand, shift) + operand.nbytes
+        start = self._place(output, shift)
+        return any(
+            start + copy.begin < end and begin < start + copy.end and not self._stays(copy, start, shift)
+            for copy in self.copies.get((operand, output), ())
+        )
+
+    def _stays(self, copy: Copy, start: int, shift: int) -> bool:
+        """Whether the source of a copy already lies where it would go."""
+        group = self.groups.get(copy.source)
+        return group in self.merging and self._place(copy.source, shift) == start + copy.distance
+
+    def _place(self, value: Value, shift: int) -> int:
+        """The offset of a value in the group that a merge would make."""
+        moved = self.groups[value] is self.merging[1]
+        return self.offsets[value] + (shift if moved else 0)
+
+    def _take_turns(self, x: Value, y: Value, same_place: bool) -> bool:
+        """Whether the lives of two values are disjoint, or touch only where one may replace the other."""
+        if self.concurrency.may_meet(x, y):
+            return False
+        i = j = 0
+        p, q = self.ranges.halves[x], self.ranges.halves[y]
+        while i < len(p) and j < len(q):
+            ordered = p[i] <= q[j]
+            (_, end), (begin, _) = (p[i], q[j]) if ordered else (q[j], p[i])
+            if end > begin:
+                return False
+            # An odd half point is a write: here one value is read last and the other written first.
+            if end == begin and end % 2:
+                last, first = (x, y) if ordered else (y, x)
+                if not same_place or (end // 2, last, first) not in self.permitted:
+                    return False
+            if p[i][1] <= q[j][1]:
+                i += 1
+            else:
+                j += 1
+        return True
+
+    def _raises_peak(self, a: Group, b: Group, union: Group) -> bool:
+        if not union.live:
+            return False
+        begin, end = union.live[0][0], union.live[-1][1]
+        window = self.curve[begin:end].copy()
+        before = int(window.max())
+        for group, sign in ((a, -1), (b, -1), (union, 1)):
+            add(window, group, sign, begin)
+        return int(window.max()) > before
+
+    def _commit(self, how: str, child: Value, parent: Value, a: Group, b: Group, union: Group, shift: int) -> None:
+        for group, sign in ((a, -1), (b, -1), (union, 1)):
+            add(self.curve, group, sign, 0)
+        for member in b.members:
+            if member.value == child and member.how == "own":
+                member = Member(child, member.offset, how, parent.name)
+            moved = Member(member.value, member.offset + shift, member.how, member.shares)
+            union.members.append(moved)
+            self.offsets[moved.value] = moved.offset
+        for member in union.members:
+            self.groups[member.value] = union
+
+
+def _union(a: Group, b: Group, shift: int) -> Group:
+    home = a if a.home else b
+    return Group(
+        members=list(a.members),
+        low=min(a.low, b.low + shift),
+        high=max(a.high, b.high + shift),
+        live=merge((*a.live, *b.live)),
+        home=home.home,
+        writable=home.writable,
+        filled=a.filled or b.filled,
+    )
+
+
+def add(curve: NDArray[np.int64], group: Group, sign: int, origin: int) -> None:
+    """Add the bytes of a group of the arena to the points of `curve`, which starts at `origin`."""
+    if not group.home:
+        for begin, end in group.live:
+            curve[begin - origin : end - origin] += sign * (group.high - group.low)

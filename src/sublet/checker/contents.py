@@ -1,0 +1,132 @@
+"""What the bytes of every value are, by the facts of the ops alone.
+
+A value that a kernel computes is new bytes: its own token. A view is a slice of its input's bytes,
+and an output that contains its inputs (Concat) is their bytes one after another. So two values have
+equal contents exactly where they are the same bytes, wherever these lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from sublet.checker.memory import Content, Piece
+from sublet.errors import SubletError
+from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ops.op import Op, Share, lookup
+
+
+MAX_PIECES = 1024
+"""A value in more pieces counts as new bytes: `x = Concat(x, x)` in a row must not cost 2^n of memory."""
+MAX_ALL_PIECES = 1 << 20
+
+
+class Source(NamedTuple):
+    """Bytes [at, at + length) of an output are those of input `input` from `start` on.
+
+    An input of None means that the kernel computes them.
+    """
+
+    at: int
+    length: int
+    input: int | None = None
+    start: int = 0
+
+
+def facts(node: Node) -> Op:
+    """The record of the node's op; an op nobody knows has no facts, which is the strictest reading."""
+    try:
+        return lookup(node.op)
+    except SubletError:
+        return Op(node.op)
+
+
+def sources(node: Node) -> tuple[tuple[Source, ...], ...]:
+    """For each output position of an op's node, where its bytes come from, in order of address."""
+    op = facts(node)
+    views, parts = op.views(node), op.parts(node)
+    return tuple(_sources_of(node, position, views, parts) for position in range(len(node.outputs)))
+
+
+def _sources_of(node: Node, position: int, views: tuple[Share, ...], parts: tuple[Share, ...]) -> tuple[Source, ...]:
+    out = node.outputs[position]
+    if out is None or out.nbytes == 0:
+        return ()
+    for share in views:
+        operand = _operand(node, share.input)
+        if share.output == position and operand and 0 <= share.offset <= operand.nbytes - out.nbytes:
+            return (Source(0, out.nbytes, share.input, share.offset),)
+    return _parts_of(node, out, [share for share in parts if share.output == position])
+
+
+def _parts_of(node: Node, out: Value, parts: list[Share]) -> tuple[Source, ...]:
+    """Parts in order of address; the kernel computes what no part covers."""
+    found: list[Source] = []
+    at = 0
+    for share in sorted(parts, key=lambda share: (share.offset, share.input)):
+        operand = _operand(node, share.input)
+        if not operand or operand.nbytes == 0 or not at <= share.offset <= out.nbytes - operand.nbytes:
+            continue
+        if at < share.offset:
+            found.append(Source(at, share.offset - at))
+        found.append(Source(share.offset, operand.nbytes, share.input))
+        at = share.offset + operand.nbytes
+    if at < out.nbytes:
+        found.append(Source(at, out.nbytes - at))
+    return tuple(found)
+
+
+def _operand(node: Node, position: int) -> Value | None:
+    return node.inputs[position] if 0 <= position < len(node.inputs) else None
+
+
+def contents(graph: Graph, sources_by_node: Mapping[str, tuple[tuple[Source, ...], ...]]) -> dict[str, Content]:
+    """The content of every value of the program, by name."""
+    known = {value.name: whole(value) for value in graph.values()}
+    total = 0
+    for node in graph.walk():
+        if isinstance(node, While | CaseOf):
+            continue
+        for out, pieces in zip(node.outputs, sources_by_node[node.name], strict=True):
+            if out is not None:
+                content = joined(_content(node, out, source, known) for source in pieces)
+                total += len(content)
+                if len(content) <= MAX_PIECES and total <= MAX_ALL_PIECES:
+                    known[out.name] = content
+    return known
+
+
+def _content(node: Node, out: Value, source: Source, known: Mapping[str, Content]) -> Content:
+    operand = None if source.input is None else node.inputs[source.input]
+    if operand is None:
+        return (Piece(out.name, source.at, source.length),)
+    return cut(known.get(operand.name) or whole(operand), source.start, source.length)
+
+
+def whole(value: Value) -> Content:
+    """All bytes of the value's own token."""
+    return (Piece(value.name, 0, value.nbytes),) if value.nbytes else ()
+
+
+def cut(content: Content, begin: int, length: int) -> Content:
+    """Bytes [begin, begin + length) of a content."""
+    pieces = []
+    for token, start, size in content:
+        low, high = max(begin, 0), min(begin + length, size)
+        if low < high:
+            pieces.append(Piece(token, start + low, high - low))
+        begin -= size
+    return tuple(pieces)
+
+
+def joined(contents_in_order: Iterable[Content]) -> Content:
+    """One content after another; neighbours that continue each other become one piece."""
+    pieces: list[Piece] = []
+    for content in contents_in_order:
+        for piece in content:
+            last = pieces[-1] if pieces else None
+            if last and last.token == piece.token and last.start + last.length == piece.start:
+                pieces[-1] = Piece(last.token, last.start, last.length + piece.length)
+            else:
+                pieces.append(piece)
+    return tuple(pieces)

@@ -1,0 +1,167 @@
+"""Where the plan puts every value, and whether that makes sense before anything runs.
+
+Rules: unknown-value, outside-placed, duplicate-placement, unplaced-value, wrong-spec, wrong-size,
+misaligned, bad-alignment, duplicate-storage, storage-kind, unknown-storage, out-of-storage,
+bound-storage, arena-size, initial-overlap, illegal-graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+from sublet.errors import Finding
+from sublet.ir.graph import Graph, Value
+from sublet.plan import ARENA, MemoryPlan, Placement, Region, Storage
+
+READ_ONLY = ("weight", "input")
+"""Kinds of storage that are the caller's and that the network never writes."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The region of every placed value that has bytes, and the storages by name.
+
+    A region here always has as many bytes as its value, whatever the plan says.
+    """
+
+    regions: Mapping[str, Region]
+    storages: Mapping[str, Storage]
+
+    def region(self, value: Value) -> Region | None:
+        """Where the value lies; None when it has no bytes or no place."""
+        return self.regions.get(value.name)
+
+    def read_only(self, region: Region) -> bool:
+        return self.storages[region.storage].kind in READ_ONLY
+
+
+def lay_out(graph: Graph, plan: MemoryPlan) -> tuple[Layout, list[Finding]]:
+    """The layout that the plan describes, and everything that is wrong with it by itself."""
+    values = {value.name: value for value in graph.values()}
+    storages = {storage.name: storage for storage in plan.storages}
+    findings = [*_names(graph), *_storages(graph, plan)]
+    if plan.alignment < 1:
+        findings.append(Finding("bad-alignment", "the plan", f"alignment {plan.alignment} is less than 1"))
+    regions: dict[str, Region] = {}
+    placed: set[str] = set()
+    for placement in plan.placements:
+        if placement.value in placed:
+            findings.append(Finding("duplicate-placement", f"value %{placement.value}", "is placed twice"))
+            continue
+        placed.add(placement.value)
+        value = values.get(placement.value)
+        findings += _placement(placement, value, storages, plan.alignment)
+        region = placement.region
+        if value is not None and value.nbytes and region.storage in storages:
+            regions[value.name] = Region(region.storage, region.offset, value.nbytes)
+    for value in values.values():
+        if value.plannable and value.name not in placed:
+            fix = "every value that is not outside the plan needs bytes"
+            findings.append(Finding("unplaced-value", f"value {value}", f"{value.spec} has no placement", fix))
+    layout = Layout(regions, storages)
+    return layout, [*findings, *_bound(graph, layout), *_initial_overlaps(graph, layout)]
+
+
+def _names(graph: Graph) -> Iterator[Finding]:
+    seen: set[str] = set()
+    for value in graph.values():
+        if value.name in seen:
+            yield Finding("illegal-graph", f"value {value}", "is defined twice", "names are unique in the program")
+        seen.add(value.name)
+    nodes: set[str] = set()
+    for node in graph.walk():
+        if node.name in nodes:
+            yield Finding("illegal-graph", f"node {node.name}", "occurs twice", "names are unique in the program")
+        nodes.add(node.name)
+
+
+def _storages(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
+    owners = {
+        "weight": {value.name: value for value in graph.weights},
+        "input": {value.name: value for value in graph.inputs},
+        "output": {value.name: value for value in graph.outputs},
+    }
+    seen: set[str] = set()
+    for storage in plan.storages:
+        where = f"storage {storage.name}"
+        if storage.name in seen:
+            yield Finding("duplicate-storage", where, "is listed twice")
+        seen.add(storage.name)
+        if storage.kind == "arena" and storage.name == ARENA:
+            if storage.nbytes != plan.arena_bytes:
+                what = f"has {storage.nbytes} bytes, but the plan says the arena has {plan.arena_bytes}"
+                yield Finding("arena-size", where, what)
+        elif storage.kind not in owners:
+            yield Finding("storage-kind", where, f"is of unknown kind {storage.kind!r}")
+        elif storage.name not in owners[storage.kind]:
+            yield Finding("storage-kind", where, f"the graph has no {storage.kind} of this name")
+        elif storage.nbytes != (owned := owners[storage.kind][storage.name].nbytes):
+            yield Finding("bound-storage", where, f"has {storage.nbytes} bytes, its {storage.kind} has {owned}")
+    if ARENA not in seen and plan.arena_bytes:
+        yield Finding("arena-size", "the plan", f"says the arena has {plan.arena_bytes} bytes, but lists no arena")
+
+
+def _placement(
+    placement: Placement, value: Value | None, storages: Mapping[str, Storage], alignment: int
+) -> Iterator[Finding]:
+    where, region = f"value %{placement.value}", placement.region
+    if value is None:
+        yield Finding("unknown-value", where, "is placed, but the graph has no such value")
+        return
+    if not value.plannable:
+        yield Finding("outside-placed", where, f"is placed, but {value.spec} cannot be planned")
+        return
+    if placement.spec != str(value.spec):
+        yield Finding("wrong-spec", where, f"is placed as {placement.spec}, but is {value.spec}")
+    if region.nbytes != value.nbytes:
+        yield Finding("wrong-size", where, f"is given {region.nbytes} bytes, but needs {value.nbytes}")
+    if region.storage not in storages:
+        yield Finding("unknown-storage", where, f"lies in storage {region.storage!r}, which the plan does not list")
+    elif value.nbytes and not 0 <= region.offset <= storages[region.storage].nbytes - value.nbytes:
+        what = f"lies at {span(region)}, but {region.storage} has {storages[region.storage].nbytes} bytes"
+        yield Finding("out-of-storage", where, what)
+    if value.nbytes and alignment > 1 and region.offset % alignment:
+        what = f"lies at offset {region.offset}, which is no multiple of the alignment {alignment}"
+        yield Finding("misaligned", where, what)
+
+
+def _bound(graph: Graph, layout: Layout) -> Iterator[Finding]:
+    """What the caller hands in or takes out lies where the caller looks for it."""
+    owners = (("weight", graph.weights), ("input", graph.inputs), ("output", dict.fromkeys(graph.outputs)))
+    for kind, value in chain.from_iterable(((kind, value) for value in group) for kind, group in owners):
+        region = layout.region(value)
+        if region is None:
+            continue
+        own, actual = layout.storages.get(value.name), layout.storages[region.storage]
+        if own is not None and own.kind == kind and (region.storage, region.offset) != (value.name, 0):
+            what = f"lies at {span(region)}, but the plan binds it to storage {value.name}"
+            yield Finding("bound-storage", f"{kind} {value}", what)
+        elif kind != "output" and actual.kind != "arena" and (actual.kind, actual.name) != (kind, value.name):
+            what = f"lies in storage {actual.name} of kind {actual.kind}, where the caller does not put it"
+            yield Finding("bound-storage", f"{kind} {value}", what)
+
+
+def _initial_overlaps(graph: Graph, layout: Layout) -> Iterator[Finding]:
+    """Inputs and weights are all there before the first step, so none may lie on another."""
+    values = (*graph.inputs, *graph.weights)
+    named = [(region, value.name) for value in values if (region := layout.region(value))]
+    for one, other in overlapping(named):
+        what = f"overlaps %{other[1]} at {span(other[0])}; both are there before the first step"
+        yield Finding("initial-overlap", f"value %{one[1]} at {span(one[0])}", what, "place them apart")
+
+
+def overlapping(named: Iterable[tuple[Region, str]]) -> Iterator[tuple[tuple[Region, str], tuple[Region, str]]]:
+    """All pairs of named regions that share bytes, in order of address."""
+    active: list[tuple[Region, str]] = []
+    for entry in sorted(named, key=lambda entry: (entry[0].storage, entry[0].offset)):
+        region = entry[0]
+        active = [other for other in active if other[0].storage == region.storage and other[0].end > region.offset]
+        for other in active:
+            yield other, entry
+        active.append(entry)
+
+
+def span(region: Region) -> str:
+    return f"{region.storage}[{region.offset}, {region.end})"

@@ -1,0 +1,178 @@
+"""What lies where: the abstract memory that the replay reads and writes.
+
+A *token* is the name of the value whose bytes they are. Every storage is a track: segments of bytes
+in order of address, each saying which bytes of which token lie there. What no segment covers has
+never been written.
+
+Branches and loops need one more operation: `meet`, what two paths agree on. Writing and meeting only
+ever replace facts by fixed facts or by nothing, so the fixpoint of a loop is reached after one round.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from operator import itemgetter
+from typing import NamedTuple
+
+
+class Piece(NamedTuple):
+    """Bytes [start, start + length) of a token."""
+
+    token: str
+    start: int
+    length: int
+
+
+Content = tuple[Piece, ...]
+"""What the bytes of a value are, in order."""
+
+
+class Segment(NamedTuple):
+    """Addresses [begin, end) hold bytes of `token`, whose byte 0 would lie at address `base`.
+
+    A token of None means unknown bytes; `writer` then says why, else it says who wrote them.
+    """
+
+    begin: int
+    end: int
+    token: str | None
+    base: int
+    writer: str
+
+
+Track = list[Segment]
+"""The segments of one storage, sorted and disjoint. Never changed in place: memories share them."""
+
+
+_BEGIN = itemgetter(0)
+_UNWRITTEN = "never written, or not by every path"
+
+
+class Memory:
+    """The content of every storage at one moment."""
+
+    def __init__(self, tracks: dict[str, Track] | None = None) -> None:
+        self.tracks: dict[str, Track] = tracks if tracks is not None else {}
+
+    def copy(self) -> Memory:
+        return Memory(dict(self.tracks))
+
+    def write(self, storage: str, begin: int, content: Content, writer: str) -> None:
+        """Put the bytes of `content` at address `begin` onwards."""
+        fresh: Track = []
+        end = begin
+        for token, start, length in content:
+            fresh.append(Segment(end, end + length, token, end - start, writer))
+            end += length
+        if not fresh:
+            return
+        track = self.tracks.get(storage, [])
+        low, high = _range(track, begin, end)
+        if low < high:
+            first, last = track[low], track[high - 1]
+            if first.begin < begin:
+                fresh.insert(0, first._replace(end=begin))
+            if last.end > end:
+                fresh.append(last._replace(begin=end))
+        self.tracks[storage] = track[:low] + fresh + track[high:]
+
+    def mismatches(self, storage: str, begin: int, content: Content) -> Iterator[Segment]:
+        """The bytes from address `begin` that are not those of `content`, as what they are instead."""
+        for token, start, length in content:
+            for found in self._found(storage, begin, begin + length):
+                if found.token != token or found.base != begin - start:
+                    yield found
+            begin += length
+
+    def _found(self, storage: str, begin: int, end: int) -> Iterator[Segment]:
+        track = self.tracks.get(storage, [])
+        low, high = _range(track, begin, end)
+        for segment in track[low:high]:
+            if begin < segment.begin:
+                yield Segment(begin, segment.begin, None, 0, _UNWRITTEN)
+            yield segment._replace(begin=max(begin, segment.begin), end=min(end, segment.end))
+            begin = segment.end
+        if begin < end:
+            yield Segment(begin, end, None, 0, _UNWRITTEN)
+
+    def known_bytes(self) -> int:
+        """How many bytes hold something known."""
+        return sum(
+            segment.end - segment.begin
+            for track in self.tracks.values()
+            for segment in track
+            if segment.token is not None
+        )
+
+
+def meet(one: Memory, other: Memory) -> Memory:
+    """What both memories agree on."""
+    tracks = {}
+    for storage in {**one.tracks, **other.tracks}:
+        left, right = one.tracks.get(storage, []), other.tracks.get(storage, [])
+        tracks[storage] = left if left is right else _meet(left, right)
+    return Memory(tracks)
+
+
+def _meet(left: Track, right: Track) -> Track:
+    prefix = _common(left, right)
+    suffix = _common_end(left, right, prefix)
+    middle: Track = []
+    for segment in _agreed(left[prefix : len(left) - suffix], right[prefix : len(right) - suffix]):
+        previous = middle[-1] if middle else None
+        if previous and previous.end == segment.begin and previous[2:] == segment[2:]:
+            middle[-1] = previous._replace(end=segment.end)
+        else:
+            middle.append(segment)
+    return left[:prefix] + middle + left[len(left) - suffix :]
+
+
+def _agreed(left: Track, right: Track) -> Iterator[Segment]:
+    """Sweep over both tracks by address; yield what covers them in both, unknown where they differ."""
+    i = j = 0
+    while i < len(left) and j < len(right):
+        a, b = left[i], right[j]
+        begin, end = max(a.begin, b.begin), min(a.end, b.end)
+        if begin < end:
+            same = a.token == b.token and a.base == b.base
+            yield Segment(begin, end, *a[2:]) if same else _either(begin, end, a, b)
+        if a.end <= b.end:
+            i += 1
+        if b.end <= a.end:
+            j += 1
+
+
+def _either(begin: int, end: int, a: Segment, b: Segment) -> Segment:
+    if a.token is None or b.token is None:
+        return Segment(begin, end, None, 0, (a if a.token is None else b).writer)
+    return Segment(begin, end, None, 0, f"%{a.token} by one path, %{b.token} by another")
+
+
+def _range(track: Track, begin: int, end: int) -> tuple[int, int]:
+    """The positions [low, high) of the segments that overlap addresses [begin, end)."""
+    low = bisect_left(track, begin, key=_BEGIN)
+    if low and track[low - 1].end > begin:
+        low -= 1
+    return low, bisect_left(track, end, lo=low, key=_BEGIN)
+
+
+def _common(left: Track, right: Track, chunk: int = 64) -> int:
+    """Length of the common beginning, rounded down to whole chunks (compared in one go)."""
+    length = min(len(left), len(right))
+    same = 0
+    while same + chunk <= length and left[same : same + chunk] == right[same : same + chunk]:
+        same += chunk
+    return same
+
+
+def _common_end(left: Track, right: Track, prefix: int, chunk: int = 64) -> int:
+    """Length of the common end after `prefix`, rounded down to whole chunks."""
+    length = min(len(left), len(right)) - prefix
+    same = 0
+    while same + chunk <= length:
+        stop = (len(left) - same, len(right) - same)
+        if left[stop[0] - chunk : stop[0]] != right[stop[1] - chunk : stop[1]]:
+            break
+        same += chunk
+    return same

@@ -1,0 +1,88 @@
+"""What one node may not do at one go, whatever lies where.
+
+Rules: input-overwritten (a kernel or copy writes over what it still reads), outputs-overlap,
+moves-overlap (two targets of one parallel assignment), read-only-written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sublet.checker.actions import Action, CaseActions, LoopActions
+from sublet.checker.contents import facts
+from sublet.checker.layout import Layout, overlapping, span
+from sublet.errors import Finding
+from sublet.ir.graph import Node, Value
+from sublet.plan import Region
+
+AnyActions = Action | CaseActions | LoopActions
+
+
+def check_overlaps(node: Node, actions: AnyActions, layout: Layout) -> Iterator[Finding]:
+    """All findings about one node alone."""
+    if isinstance(actions, Action):
+        yield from _inputs_overwritten(node, actions, layout)
+        yield from _outputs_overlap(node, actions, layout)
+        yield from _read_only_written(actions, layout)
+        return
+    for action in actions.all():
+        yield from _read_only_written(action, layout)
+        targets = [(write.region, write.value) for write in action.writes]
+        for (one_region, one), (other_region, other) in overlapping(targets):
+            what = f"moves %{one} to {span(one_region)} and %{other} to {span(other_region)} at once"
+            yield Finding("moves-overlap", action.where, what, "place them apart")
+    if isinstance(actions, LoopActions):
+        yield from _clobbered_while_read(actions.fetch, layout)
+        yield from _clobbered_while_read(actions.store, layout)
+
+
+def _inputs_overwritten(node: Node, action: Action, layout: Layout) -> Iterator[Finding]:
+    allowed = {(share.output, share.input) for share in facts(node).inplace(node) if share.offset == 0}
+    reads = set(action.reads)
+    positions = {out.name: i for i, out in enumerate(node.outputs) if out is not None}
+    for write in action.writes:
+        out = positions[write.value]
+        for position, value in enumerate(node.inputs):
+            region = layout.region(value) if value is not None and value in reads else None
+            if value is None or region is None or not shares_bytes(write.region, region):
+                continue
+            if (out, position) in allowed and region == layout.regions[write.value]:
+                continue
+            what = f"writes %{write.value} at {span(write.region)} over its own input {value} at {span(region)}"
+            fix = f"{node.op} does not write output {out} over input {position}; place them apart"
+            yield Finding("input-overwritten", action.where, what, fix)
+
+
+def _outputs_overlap(node: Node, action: Action, layout: Layout) -> Iterator[Finding]:
+    written = {write.value for write in action.writes}
+    written_regions = [(write.region, write.value) for write in action.writes]
+    in_place = [(region, out.name) for out in node.defs if out.name not in written and (region := layout.region(out))]
+    for (one_region, one), (other_region, other) in overlapping(written_regions + in_place):
+        if one != other and (one in written or other in written):
+            what = f"writes %{one} at {span(one_region)} and %{other} at {span(other_region)}"
+            yield Finding("outputs-overlap", action.where, what, "place the outputs of one node apart")
+
+
+def _clobbered_while_read(action: Action, layout: Layout) -> Iterator[Finding]:
+    for write in action.writes:
+        for value in action.reads:
+            region = layout.region(value)
+            if value.name != write.value and region is not None and shares_bytes(write.region, region):
+                yield _over(action, write.value, write.region, value, region)
+
+
+def _over(action: Action, name: str, target: Region, value: Value, region: Region) -> Finding:
+    what = f"writes %{name} at {span(target)} over {value} at {span(region)}, which it still reads"
+    return Finding("input-overwritten", action.where, what, "place them apart")
+
+
+def _read_only_written(action: Action, layout: Layout) -> Iterator[Finding]:
+    for write in action.writes:
+        if write.touched and layout.read_only(write.region):
+            kind = layout.storages[write.region.storage].kind
+            what = f"writes %{write.value} at {span(write.region)}, memory of a bound {kind}"
+            yield Finding("read-only-written", action.where, what, f"the network never writes {kind}s")
+
+
+def shares_bytes(one: Region, other: Region) -> bool:
+    return one.storage == other.storage and one.offset < other.end and other.offset < one.end

@@ -1,0 +1,141 @@
+"""Races: two steps that nothing orders touch the same bytes, and one of them writes.
+
+Without races every execution that keeps the schedule's order reads what the replay of its listed
+order reads, so one replay proves them all.
+
+Rule: race.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from sublet.analysis.schedule import Schedule, happens_before
+from sublet.checker.actions import Action
+from sublet.checker.layout import Layout, span
+from sublet.checker.overlaps import AnyActions
+from sublet.errors import Finding
+from sublet.ir.graph import Graph, Node
+from sublet.plan import Region
+
+
+class Access(NamedTuple):
+    """Bytes that the step at position `step` reads, or writes."""
+
+    region: Region
+    step: int
+    writes: bool
+
+
+def check_races(
+    graph: Graph, schedule: Schedule, layout: Layout, actions: Mapping[str, AnyActions]
+) -> Iterator[Finding]:
+    """Every pair of steps that race, in the graph and its sub-graphs."""
+    if len({step.stream for step in schedule.steps}) > 1:
+        yield from _races(graph, schedule, layout, actions)
+    for node in graph.nodes:
+        for sub, body in zip(node.subgraphs, schedule.bodies.get(node.name, ()), strict=True):
+            yield from check_races(sub, body, layout, actions)
+
+
+def _races(graph: Graph, schedule: Schedule, layout: Layout, actions: Mapping[str, AnyActions]) -> Iterator[Finding]:
+    nodes = {node.name: node for node in graph.nodes}
+    accesses: list[Access] = []
+    for i, step in enumerate(schedule.steps):
+        ranges = dict.fromkeys(_touched(nodes[step.node], layout, actions))
+        accesses += [Access(region, i, writes) for region, writes in ranges]
+    accesses.sort(key=lambda access: (access.region.storage, access.region.offset, access.step, access.writes))
+    reported: set[tuple[int, int]] = set()
+    for one, other in _conflicts(accesses, _ordered(schedule)):
+        pair = (min(one.step, other.step), max(one.step, other.step))
+        if pair not in reported:
+            reported.add(pair)
+            yield _race(schedule, one, other)
+
+
+def _race(schedule: Schedule, one: Access, other: Access) -> Finding:
+    first, second = sorted((one, other), key=lambda access: access.step)
+    early, late = (schedule.steps[access.step].node for access in (first, second))
+    does = [f"{'writes' if access.writes else 'reads'} {span(access.region)}" for access in (first, second)]
+    what = f"{does[1]}, while node {early} {does[0]}; nothing orders the two"
+    return Finding("race", f"node {late}", what, f"wait for {early}, or place the values apart")
+
+
+def _touched(node: Node, layout: Layout, actions: Mapping[str, AnyActions]) -> Iterator[tuple[Region, bool]]:
+    """All bytes that a node and its sub-graphs read (False) and write (True)."""
+    own = actions[node.name]
+    for action in (own,) if isinstance(own, Action) else own.all():
+        for value in action.reads:
+            region = layout.region(value)
+            if region is not None:
+                yield region, False
+        for write in action.writes:
+            if write.touched:
+                yield write.region, True
+    for sub in node.subgraphs:
+        for inner in sub.nodes:
+            yield from _touched(inner, layout, actions)
+
+
+def _ordered(schedule: Schedule) -> list[int]:
+    """For each step, itself and the steps ordered before or after it, as a bit set."""
+    position = {step.node: i for i, step in enumerate(schedule.steps)}
+    before = happens_before(schedule)
+    after = [0] * len(before)
+    next_of_stream: dict[int, int] = {}
+    for i in range(len(before) - 1, -1, -1):
+        step = schedule.steps[i]
+        follower = next_of_stream.get(step.stream)
+        if follower is not None:
+            after[i] |= after[follower] | 1 << follower
+        next_of_stream[step.stream] = i
+        # Every step that waits for step i comes later in the list, so after[i] is complete here.
+        for wait in step.waits:
+            after[position[wait]] |= after[i] | 1 << i
+    return [before[i] | after[i] | 1 << i for i in range(len(before))]
+
+
+def _conflicts(accesses: list[Access], ordered: list[int]) -> Iterator[tuple[Access, Access]]:
+    """Sweep by address. Yields pairs with common bytes, one a write, by steps that nothing orders."""
+    ends: list[tuple[int, int]] = []
+    touching, writing = _Steps(), _Steps()
+    storage = ""
+    for i, access in enumerate(accesses):
+        if access.region.storage != storage:
+            ends, touching, writing = [], _Steps(), _Steps()
+            storage = access.region.storage
+        while ends and ends[0][0] <= access.region.offset:
+            ended = accesses[heappop(ends)[1]]
+            touching.remove(ended.step)
+            if ended.writes:
+                writing.remove(ended.step)
+        racing = (touching if access.writes else writing).mask & ~ordered[access.step]
+        if racing:
+            for _, j in sorted(ends):
+                other = accesses[j]
+                if racing >> other.step & 1 and (access.writes or other.writes):
+                    yield other, access
+        heappush(ends, (access.region.end, i))
+        touching.add(access.step)
+        if access.writes:
+            writing.add(access.step)
+
+
+class _Steps:
+    """A multiset of steps, with the bit set of those in it."""
+
+    def __init__(self) -> None:
+        self.count: Counter[int] = Counter()
+        self.mask = 0
+
+    def add(self, step: int) -> None:
+        self.count[step] += 1
+        self.mask |= 1 << step
+
+    def remove(self, step: int) -> None:
+        self.count[step] -= 1
+        if not self.count[step]:
+            self.mask &= ~(1 << step)

@@ -1,0 +1,1 @@
+"""ONNX models in; `model.load` is the way."""

@@ -1,0 +1,85 @@
+"""The abstract memory against the simplest one: a dict from address to byte."""
+
+from __future__ import annotations
+
+import random
+
+from sublet.checker.memory import Memory, Piece, meet
+
+Cells = dict[int, tuple[str, int]]
+SIZE = 40
+
+
+def random_memory(rng: random.Random, steps: int) -> tuple[Memory, Cells]:
+    memory = Memory()
+    cells: Cells = {}
+    for _ in range(steps):
+        mutate(rng, memory, cells)
+    return memory, cells
+
+
+def mutate(rng: random.Random, memory: Memory, cells: Cells) -> None:
+    begin = address = rng.randrange(SIZE)
+    pieces = [Piece(rng.choice("abcd"), rng.randrange(4), rng.randint(1, 6)) for _ in range(rng.randint(1, 3))]
+    memory.write("arena", begin, tuple(pieces), "a test")
+    for token, start, length in pieces:
+        for i in range(length):
+            cells[address] = (token, start + i)
+            address += 1
+
+
+def known(memory: Memory) -> Cells:
+    """What the memory holds, byte by byte; checks that its segments are sorted and disjoint."""
+    cells: Cells = {}
+    end = 0
+    for segment in memory.tracks.get("arena", []):
+        assert end <= segment.begin < segment.end
+        end = segment.end
+        if segment.token is not None:
+            cells.update((at, (segment.token, at - segment.base)) for at in range(segment.begin, segment.end))
+    return cells
+
+
+def test_writing_agrees_with_single_bytes() -> None:
+    rng = random.Random(1)
+    for _ in range(300):
+        memory, cells = random_memory(rng, rng.randint(0, 20))
+        assert known(memory) == cells
+        assert memory.known_bytes() == len(cells)
+
+
+def test_meeting_keeps_the_bytes_that_agree() -> None:
+    rng = random.Random(2)
+    for _ in range(300):
+        one, one_cells = random_memory(rng, rng.randint(0, 15))
+        other, other_cells = one.copy(), dict(one_cells)
+        for _ in range(rng.randint(0, 5)):
+            mutate(rng, other, other_cells)
+        both = dict(one_cells.items() & other_cells.items())
+        assert known(meet(one, other)) == both == known(meet(other, one))
+        assert known(one) == one_cells
+
+
+def test_meeting_long_tracks_keeps_their_common_ends() -> None:
+    one = Memory()
+    for i in range(1000):
+        one.write("arena", 4 * i, (Piece(f"v{i}", 0, 4),), "a test")
+    other = one.copy()
+    other.write("arena", 1998, (Piece("new", 0, 8),), "a test")
+    both = meet(one, other)
+    assert both.known_bytes() == 4000 - 8
+    assert {at for at, _ in known(one).items() - known(both).items()} == set(range(1998, 2006))
+
+
+def test_mismatches_tell_what_is_there_instead() -> None:
+    memory = Memory()
+    memory.write("arena", 8, (Piece("x", 0, 8),), "node x")
+    memory.write("arena", 12, (Piece("y", 2, 2),), "node y")
+    assert list(memory.mismatches("arena", 8, (Piece("x", 0, 4),))) == []
+    wrong = list(memory.mismatches("arena", 6, (Piece("x", 0, 10),)))
+    assert [(s.begin, s.end, s.token, s.begin - s.base) for s in wrong if s.token] == [
+        (8, 12, "x", 0),
+        (12, 14, "y", 2),
+        (14, 16, "x", 6),
+    ]
+    assert (wrong[0].begin, wrong[0].end, wrong[0].token) == (6, 8, None)

@@ -1,0 +1,169 @@
+"""Schedules: every node once, data in time, and no bytes touched by two steps that nothing orders."""
+
+from __future__ import annotations
+
+import pytest
+
+from sublet.analysis.schedule import Schedule, Step, serial
+from sublet.checker import check
+from sublet.ir.graph import Graph
+from sublet.ir.text import parse
+from tests import dialect
+from tests.plans import own_bytes, plan_at
+
+assert dialect.OPS
+
+DIAMOND = parse("""
+graph @net(%x: u8[8]) {
+  %a: u8[8] = test.matmul(%x)
+  %b: u8[8] = test.matmul(%x)
+  %y: u8[8] = test.add(%a, %b)
+  return %y
+}
+""")
+PARALLEL = (Step("a", 0), Step("b", 1), Step("y", 0, ("b",)))
+APART = {"x": 0, "a": 8, "b": 16, "y": 8}
+
+
+def messages(graph: Graph, places: dict[str, int], schedule: Schedule, arena: int = 128) -> str:
+    return "\n".join(map(str, check(graph, schedule, plan_at(graph, places, arena, schedule=schedule))))
+
+
+@pytest.mark.parametrize(
+    ("steps", "found"),
+    [
+        ((Step("a"), Step("b")), "schedule of net: never runs node y [unscheduled-node]"),
+        ((Step("a"), Step("b"), Step("y"), Step("a")), "schedule of net: runs node a twice [scheduled-twice]"),
+        ((Step("a"), Step("b"), Step("q"), Step("y")), "runs q, which is no node of this graph [unknown-step]"),
+        ((Step("a", 0, ("b",)), Step("b"), Step("y")), "step a waits for b, which is no earlier step"),
+        ((Step("a", 0, ("a",)), Step("b"), Step("y")), "[bad-wait]"),
+    ],
+)
+def test_a_schedule_is_one_of_its_graph(steps: tuple[Step, ...], found: str) -> None:
+    assert found in messages(DIAMOND, APART, Schedule(steps))
+
+
+def test_streams_in_bytes_of_their_own() -> None:
+    assert messages(DIAMOND, APART, Schedule(PARALLEL)) == ""
+
+
+def test_a_dropped_wait_is_missed() -> None:
+    found = messages(DIAMOND, APART, Schedule((*PARALLEL[:2], Step("y", 0)))).splitlines()
+    assert found[0] == "node y: reads %b without being ordered after node b, which makes it (wait for b) [missing-wait]"
+    assert found[1].startswith("node y: reads arena[16, 24), while node b writes arena[16, 24); nothing orders the two")
+    assert found[1].endswith("[race]")
+
+
+def test_a_wait_through_others_is_a_wait() -> None:
+    steps = (Step("b", 1), Step("a", 0, ("b",)), Step("y", 0))
+    assert messages(DIAMOND, APART, Schedule(steps)) == ""
+
+
+CHAINS = parse("""
+graph @net(%x: u8[8]) {
+  %a: u8[8] = test.matmul(%x)
+  %b: u8[8] = test.matmul(%a)
+  %c: u8[8] = test.matmul(%x)
+  %d: u8[8] = test.matmul(%c)
+  return %b, %d
+}
+""")
+
+
+def test_two_streams_do_not_reuse_each_others_bytes() -> None:
+    places = {"x": 0, "a": 8, "b": 16, "c": 24, "d": 8}
+    assert messages(CHAINS, places, serial(CHAINS)) == ""
+    steps = (Step("a", 0), Step("b", 0), Step("c", 1), Step("d", 1))
+    found = messages(CHAINS, places, Schedule(steps)).splitlines()
+    assert found == [
+        "node d: writes arena[8, 16), while node a writes arena[8, 16); nothing orders the two "
+        "(wait for a, or place the values apart) [race]",
+        "node d: writes arena[8, 16), while node b reads arena[8, 16); nothing orders the two "
+        "(wait for b, or place the values apart) [race]",
+    ]
+    waiting = (*steps[:3], Step("d", 1, ("b",)))
+    assert messages(CHAINS, places, Schedule(waiting)) == ""
+
+
+def test_a_later_step_may_use_lower_addresses_too() -> None:
+    """The order of addresses says nothing about the order of steps."""
+    steps = (Step("a", 0), Step("b", 0), Step("c", 1), Step("d", 2, ("b", "c")))
+    places = {"x": 0, "a": 16, "b": 24, "c": 32, "d": 12}
+    assert messages(CHAINS, places, Schedule(steps)) == ""
+    assert "[race]" in messages(CHAINS, places, Schedule((*steps[:3], Step("d", 2, ("c",)))))
+
+
+def test_reading_at_the_same_time_is_no_race_and_a_view_in_place_touches_nothing() -> None:
+    graph = parse("""
+    graph @net(%x: u8[8]) {
+      %v: u8[4] = test.slice(%x) {offset = 4}
+      %a: u8[4] = test.relu(%v)
+      %w: u8[4] = test.slice(%x) {offset = 0}
+      %b: u8[8] = test.matmul(%w)
+      return %a, %b
+    }
+    """)
+    steps = (Step("v", 0), Step("a", 0), Step("w", 1), Step("b", 1))
+    places = {"x": 0, "v": 4, "a": 4, "w": 0, "b": 8}
+    assert messages(graph, places, Schedule(steps)) == ""
+    assert "[race]" in messages(graph, {**places, "w": 16}, Schedule(steps))
+
+
+LOOP = parse("""
+graph @net(%x: u8[8]) {
+  %k: u8[8] = test.matmul(%x)
+  %f: u8[8] = while(%i: i64[]; %p: u8[8] = %x; ) @loop body @body {
+    %c: bool[] = test.below(%i, %i)
+    continue if %c
+    %u: u8[8] = test.add(%p, %k)
+    %v: u8[8] = test.matmul(%p)
+    %t: u8[8] = test.add(%u, %v)
+    next %t;
+  }
+  %d: u8[8] = test.matmul(%x)
+  return %f, %d
+}
+""")
+IN_LOOP = (Step("c", 0), Step("u", 0, ("c",)), Step("v", 1, ("c",)), Step("t", 0, ("u", "v")))
+AROUND = (Step("k", 0), Step("loop", 0), Step("d", 1))
+
+
+def test_a_sub_graph_touches_bytes_for_its_node() -> None:
+    schedule = Schedule(AROUND, {"loop": (Schedule(IN_LOOP),)})
+    plan = own_bytes(LOOP, schedule=schedule)
+    assert check(LOOP, schedule, plan) == ()
+    offsets = {placement.value: placement.region.offset for placement in plan.placements}
+    found = messages(LOOP, {**offsets, "d": offsets["v"]}, schedule)
+    assert "node d: writes arena" in found
+    assert "while node loop" in found
+    assert "[race]" in found
+
+
+def test_a_captured_value_is_waited_for() -> None:
+    steps = (Step("k", 1), Step("loop", 0), Step("d", 1))
+    schedule = Schedule(steps, {"loop": (Schedule(IN_LOOP),)})
+    found = check(LOOP, schedule, own_bytes(LOOP))
+    assert [finding.rule for finding in found] == ["missing-wait", "race"]
+    assert str(found[0]).startswith("node loop: reads %k without being ordered after node k")
+
+
+def test_streams_inside_a_body() -> None:
+    places = {p.value: p.region.offset for p in own_bytes(LOOP).placements}
+    serially = Schedule(AROUND, {"loop": (serial(LOOP.nodes[1].subgraphs[0]),)})
+    assert messages(LOOP, {**places, "u": places["t"]}, serially) == ""
+    schedule = Schedule(AROUND, {"loop": (Schedule(IN_LOOP),)})
+    assert "node v: writes arena" in messages(LOOP, {**places, "v": places["c"], "u": places["c"]}, schedule)
+
+
+def test_evaluation_nodes_come_before_all_others() -> None:
+    steps = (Step("c", 0), Step("u", 0), Step("v", 1), Step("t", 0, ("u", "v")))
+    found = check(LOOP, Schedule(AROUND, {"loop": (Schedule(steps),)}), own_bytes(LOOP))
+    assert [str(finding) for finding in found] == [
+        "node v: is not ordered after node c, which runs before the condition of loop loop (wait for c) [check-order]"
+    ]
+
+
+def test_sub_graphs_have_schedules() -> None:
+    found = check(LOOP, Schedule(AROUND), own_bytes(LOOP))
+    assert [finding.rule for finding in found] == ["missing-body"]
+    assert "has 0 schedules for the 1 sub-graphs of loop" in str(found[0])

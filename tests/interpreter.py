@@ -1,0 +1,335 @@
+"""Runs a program of the "test" dialect: with bytes of its own for every value, or in a plan's bytes.
+
+Kernels mix the bytes of their operands, so that one wrong byte shows in the result. In a plan's
+bytes they behave as badly as a real kernel may: what an output may overwrite in place is read
+first, every other operand only after the outputs that overlap it are written.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import shake_128
+
+import numpy as np
+
+from sublet.analysis.schedule import Schedule, happens_before, serial
+from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ops.op import lookup
+from sublet.plan import MemoryPlan, Region
+from sublet.tensor import TensorSpec
+
+MOST_ROUNDS = 4
+OUTSIDE_BYTES = 8
+"""Bytes that stand for a value that cannot be planned."""
+
+Range = tuple[int, int]
+
+
+class Diverged(Exception):
+    """A run in a plan's bytes left its storages, named no arm, or did not end."""
+
+
+def results_match(graph: Graph, schedule: Schedule, plan: MemoryPlan, rng: random.Random, tries: int = 4) -> bool:
+    """Whether runs in the plan's bytes go right, for random inputs and random orders of the streams.
+
+    Right means: every node in every round computes what it should, also where nobody reads the
+    result, and at the end outputs and weights are there.
+    """
+    for _ in range(tries):
+        values = (*graph.inputs, *graph.weights)
+        fed = {value.name: rng.randbytes(_size(value)) for value in values}
+        salt = rng.randbytes(4)
+        meant = OwnBytes(fed, salt)
+        trace = Trace()
+        _Run(meant, random.Random(0), trace).graph(graph, serial(graph))
+        planned = PlannedBytes(plan, fed, salt, rng)
+        try:
+            planned.load(values)
+            _Run(planned, rng, Trace(trace.seen)).graph(graph, schedule)
+            if any(planned.read(value) != meant.read(value) for value in (*graph.outputs, *graph.weights)):
+                return False
+        except (Diverged, KeyError):
+            return False
+        if not planned.read_only_intact():
+            return False
+    return True
+
+
+class Trace:
+    """What every node read or computed, each time it ran; compared with an earlier run's, if given."""
+
+    def __init__(self, expected: Mapping[str, list[bytes]] | None = None) -> None:
+        self.expected = expected
+        self.seen: dict[str, list[bytes]] = {}
+
+    def note(self, what: str, content: bytes, ranges: Sequence[Range] | None = None) -> None:
+        """Record bytes; compare them, or only those in `ranges`. Raises Diverged when they differ."""
+        times = self.seen.setdefault(what, [])
+        times.append(content)
+        if self.expected is None:
+            return
+        expected = self.expected.get(what, [])
+        if len(expected) < len(times):
+            raise Diverged(f"{what} runs too often")
+        right = expected[len(times) - 1]
+        if any(content[begin:end] != right[begin:end] for begin, end in ranges or [(0, len(right))]):
+            raise Diverged(f"{what} goes wrong")
+
+
+def kernel(node: Node, operands: Sequence[bytes], salt: bytes) -> list[bytes]:
+    """The bytes of every output. `operands` are those of `node.uses`.
+
+    `salt` changes what is computed from run to run, so that every branch and trip count comes up.
+    """
+    name = node.op.partition(".")[2]
+    sizes = [0 if value is None else _size(value) for value in node.outputs]
+    offset = int(str(node.attrs.get("offset", 0)))
+    if name in ("reshape", "slice", "copy"):
+        return [operands[0][offset : offset + sizes[0]]]
+    if name == "split":
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        return [operands[0][start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    if name == "concat":
+        return [b"".join(operands)]
+    if name in ("choose", "below"):
+        return [_scalar(node, name, operands, salt).to_bytes(sizes[0], "little", signed=True)]
+    seed = b"|".join([salt, node.name.encode(), *operands])
+    fresh = [shake_128(seed + bytes([i])).digest(size) for i, size in enumerate(sizes)]
+    if name == "pad":
+        fresh[0] = fresh[0][:offset] + operands[0] + fresh[0][offset + len(operands[0]) :]
+    if name == "drop":
+        fresh[0] = operands[0]
+    return fresh
+
+
+def _scalar(node: Node, name: str, operands: Sequence[bytes], salt: bytes) -> int:
+    """`choose`: one of `count` indices from `low` on. `below`: whether the counter is under a small limit."""
+    drawn = shake_128(salt + node.name.encode() + operands[-1]).digest(1)[0]
+    if name == "choose":
+        return int(str(node.attrs["low"])) + drawn % int(str(node.attrs["count"]))
+    return int(int.from_bytes(operands[0], "little") < drawn % MOST_ROUNDS)
+
+
+def _size(value: Value) -> int:
+    return value.nbytes if value.plannable else OUTSIDE_BYTES
+
+
+class OwnBytes:
+    """Every value in bytes of its own: what the program means."""
+
+    def __init__(self, content: Mapping[str, bytes], salt: bytes) -> None:
+        self.content = dict(content)
+        self.salt = salt
+
+    def read(self, value: Value) -> bytes:
+        return self.content[value.name]
+
+    def write(self, value: Value, content: bytes) -> None:
+        self.content[value.name] = content
+
+    def apply(self, node: Node, trace: Trace) -> None:
+        results = kernel(node, [self.read(value) for value in node.uses], self.salt)
+        for value, result in zip(node.outputs, results, strict=True):
+            if value is not None:
+                trace.note(value.name, result)
+                self.write(value, result)
+
+
+class PlannedBytes:
+    """Every value in its region of the plan's storages, which start out as random bytes."""
+
+    def __init__(self, plan: MemoryPlan, fed: Mapping[str, bytes], salt: bytes, rng: random.Random) -> None:
+        self.salt = salt
+        self.rng = rng
+        self.fed = fed
+        self.regions = {placement.value: placement.region for placement in plan.placements}
+        self.storages = {storage.name: bytearray(rng.randbytes(storage.nbytes)) for storage in plan.storages}
+        self.read_only = [storage.name for storage in plan.storages if storage.kind in ("weight", "input")]
+        self.outside: dict[str, bytes] = {}
+
+    def load(self, values: Sequence[Value]) -> None:
+        for value in values:
+            self.write(value, self.fed[value.name])
+
+    def read_only_intact(self) -> bool:
+        return all(self.storages[name] == self.fed[name] for name in self.read_only)
+
+    def read(self, value: Value) -> bytes:
+        if not value.plannable:
+            return self.outside[value.name]
+        if value.nbytes == 0:
+            return b""
+        region = self.regions[value.name]
+        return bytes(self._storage(region)[region.offset : region.end])
+
+    def write(self, value: Value, content: bytes, ranges: Sequence[Range] | None = None) -> None:
+        """Write the bytes of a value, or only those in `ranges`."""
+        if not value.plannable:
+            self.outside[value.name] = content
+        elif value.nbytes:
+            region = self.regions[value.name]
+            storage = self._storage(region)
+            for begin, end in ranges if ranges is not None else [(0, value.nbytes)]:
+                storage[region.offset + begin : region.offset + end] = content[begin:end]
+
+    def _storage(self, region: Region) -> bytearray:
+        storage = self.storages[region.storage]
+        if not 0 <= region.offset <= region.end <= len(storage):
+            raise Diverged(f"{region} is not there")
+        return storage
+
+    def apply(self, node: Node, trace: Trace) -> None:
+        written = [[] if value is None else list(self._written(node, i)) for i, value in enumerate(node.outputs)]
+        positions = [i for i, value in enumerate(node.inputs) if value is not None]
+        results = kernel(node, [self._operand(node, position, written) for position in positions], self.salt)
+        for value, result, ranges in zip(node.outputs, results, written, strict=True):
+            if value is not None:
+                if ranges or not value.nbytes:
+                    trace.note(value.name, result, ranges)
+                else:
+                    trace.seen.setdefault(value.name, []).append(result)
+                self.write(value, result, ranges)
+
+    def _written(self, node: Node, position: int) -> Iterator[Range]:
+        """The bytes of an output that the node writes: all but views and parts that are in place."""
+        out = node.outputs[position]
+        if out is None or out.nbytes == 0:
+            return
+        region, op = self.regions[out.name], lookup(node.op)
+        fresh = np.ones(out.nbytes, dtype=bool)
+        for views, shares in ((True, op.views(node)), (False, op.parts(node))):
+            for share in shares:
+                operand = node.inputs[share.input]
+                if share.output != position or operand is None or operand.nbytes == 0:
+                    continue
+                place = self.regions[operand.name]
+                start = region.offset + (-share.offset if views else share.offset)
+                if (place.storage, place.offset) == (region.storage, start):
+                    at = 0 if views else share.offset
+                    fresh[at : at + (out.nbytes if views else operand.nbytes)] = False
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], fresh.view(np.int8), [0]))))
+        yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+
+    def _operand(self, node: Node, position: int, written: Sequence[Sequence[Range]]) -> bytes:
+        """What the kernel reads as an operand: spoilt where an output is written over it and may not be."""
+        value = node.inputs[position]
+        assert value is not None
+        content = bytearray(self.read(value))
+        if value.nbytes == 0:
+            return bytes(content)
+        place = self.regions[value.name]
+        allowed = {(share.output, share.input) for share in lookup(node.op).inplace(node)}
+        for i, (out, ranges) in enumerate(zip(node.outputs, written, strict=True)):
+            region = None if out is None or not out.nbytes else self.regions[out.name]
+            if region is None or region.storage != place.storage or ((i, position) in allowed and region == place):
+                continue
+            for begin, end in ranges:
+                low = max(region.offset + begin - place.offset, 0)
+                high = min(region.offset + end - place.offset, value.nbytes)
+                if low < high:
+                    content[low:high] = self.rng.randbytes(high - low)
+        return bytes(content)
+
+
+class _Run:
+    """Executes graphs over either kind of bytes."""
+
+    def __init__(self, store: OwnBytes | PlannedBytes, rng: random.Random, trace: Trace) -> None:
+        self.store = store
+        self.rng = rng
+        self.trace = trace
+
+    def read(self, value: Value, where: str) -> bytes:
+        """What a branch or a loop itself reads."""
+        content = self.store.read(value)
+        self.trace.note(f"{where} reads {value}", content)
+        return content
+
+    def graph(self, graph: Graph, schedule: Schedule) -> None:
+        self.nodes(graph.nodes, schedule)
+
+    def nodes(self, nodes: Sequence[Node], schedule: Schedule) -> None:
+        by_name = {node.name: node for node in nodes}
+        for name in any_order(schedule, self.rng):
+            node = by_name.get(name)
+            if isinstance(node, While):
+                self.loop(node, schedule.bodies[name][0])
+            elif isinstance(node, CaseOf):
+                self.case(node, schedule.bodies[name])
+            elif node is not None:
+                self.store.apply(node, self.trace)
+
+    def case(self, node: CaseOf, bodies: Sequence[Schedule]) -> None:
+        index = int.from_bytes(self.read(node.index, node.name), "little", signed=True)
+        if index < 0 and node.fallbacks:
+            self.assign(node.fallbacks, node.outputs)
+        elif 0 <= index < len(node.arms):
+            self.graph(node.arms[index], bodies[index])
+            self.assign(node.arms[index].outputs, node.outputs)
+        else:
+            raise Diverged(f"case {node.name} has no arm {index}")
+
+    def loop(self, node: While, body: Schedule) -> None:
+        self.assign(node.inits, node.parameters)
+        for stacked in node.stacked:
+            if stacked is not None:
+                self.store.write(stacked, bytes(stacked.nbytes))
+        for round_number in range(MOST_ROUNDS + 2):
+            self.store.write(node.counter, round_number.to_bytes(node.counter.nbytes, "little"))
+            self.nodes(node.body.nodes[: node.check], body)
+            if not self.read(node.condition, node.name)[0]:
+                self.assign(node.parameters, node.finals)
+                return
+            self.fetch(node, round_number)
+            self.nodes(node.body.nodes[node.check :], body)
+            self.stack(node, round_number)
+            self.assign(node.updates, node.parameters)
+        raise Diverged(f"loop {node.name} does not end")
+
+    def fetch(self, node: While, round_number: int) -> None:
+        details = zip(node.slices, node.sequences, node.slice_axes, node.slice_reversed, strict=True)
+        for value, sequence, axis, backwards in details:
+            whole = np.frombuffer(self.read(sequence, node.name), np.uint8).reshape(_byte_shape(sequence))
+            index = _index(whole.shape[axis], round_number, backwards)
+            self.store.write(value, np.take(whole, index, axis).tobytes())
+
+    def stack(self, node: While, round_number: int) -> None:
+        details = list(zip(node.rows, node.stacked, node.row_axes, node.row_reversed, strict=True))
+        rows = [self.read(row, f"{node.name} row") if out is not None else b"" for row, out, _, _ in details]
+        for content, (row, stacked, axis, backwards) in zip(rows, details, strict=True):
+            if stacked is None:
+                continue
+            whole = np.frombuffer(self.read(stacked, node.name), np.uint8).reshape(_byte_shape(stacked)).copy()
+            index = _index(whole.shape[axis], round_number, backwards)
+            np.moveaxis(whole, axis, 0)[index] = np.frombuffer(content, np.uint8).reshape(_byte_shape(row))
+            self.store.write(stacked, whole.tobytes())
+
+    def assign(self, sources: Sequence[Value], targets: Sequence[Value | None]) -> None:
+        """All at once: read every source, then write every target."""
+        pairs = [(source, to) for source, to in zip(sources, targets, strict=True) if to is not None]
+        for target, content in [(target, self.read(source, f"{target} from")) for source, target in pairs]:
+            self.store.write(target, content)
+
+
+def any_order(schedule: Schedule, rng: random.Random) -> Iterator[str]:
+    """The steps in a random order that the schedule allows."""
+    before = happens_before(schedule)
+    done, waiting = 0, list(range(len(before)))
+    while waiting:
+        ready = [i for i in waiting if not before[i] & ~done]
+        chosen = rng.choice(ready)
+        waiting.remove(chosen)
+        done |= 1 << chosen
+        yield schedule.steps[chosen].node
+
+
+def _index(extent: int, round_number: int, backwards: bool) -> int:
+    position = round_number % extent
+    return extent - 1 - position if backwards else position
+
+
+def _byte_shape(value: Value) -> tuple[int, ...]:
+    """The shape in bytes: the last dimension counts bytes, so that every axis but it can be cut."""
+    assert isinstance(value.spec, TensorSpec)
+    return (*value.spec.shape, value.spec.dtype.bits // 8)

@@ -1,0 +1,206 @@
+"""Plans changed at random: broken ones to refuse, and ever tighter ones that the checker lets pass."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from sublet.analysis.schedule import Schedule, Step
+from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ops.op import lookup
+from sublet.plan import ARENA, MemoryPlan, Placement
+from tests.plans import moved, with_arena
+
+Mutation = Callable[[random.Random, MemoryPlan], MemoryPlan | None]
+
+
+def mutants(rng: random.Random, plan: MemoryPlan) -> Iterator[tuple[str, MemoryPlan]]:
+    """One plan for each kind of mistake a planner can make, where the plan leaves room for it.
+
+    Where the schedule is what is broken, it is the plan's own `schedule`.
+    """
+    for kind, mutate in MUTATIONS.items():
+        mutant = mutate(rng, plan)
+        if mutant is not None and mutant != plan:
+            yield kind, mutant
+
+
+def _in_arena(plan: MemoryPlan) -> list[Placement]:
+    return [p for p in plan.placements if p.region.storage == ARENA and p.region.nbytes]
+
+
+def _shifted(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
+    """One value some alignments further up or down, inside the arena."""
+    placed = _in_arena(plan)
+    if not placed:
+        return None
+    one = rng.choice(placed)
+    offset = one.region.offset + plan.alignment * rng.choice((-4, -2, -1, 1, 2, 4))
+    return moved(plan, {one.value: max(0, min(offset, plan.arena_bytes - one.region.nbytes))})
+
+
+def _swapped(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
+    placed = _in_arena(plan)
+    if len(placed) < 2:
+        return None
+    one, other = rng.sample(placed, 2)
+    return moved(plan, {one.value: other.region.offset, other.value: one.region.offset})
+
+
+def _shrunk(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
+    return with_arena(plan, rng.randrange(plan.arena_bytes)) if plan.arena_bytes else None
+
+
+def _onto_another(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
+    """What a range that ends early leads to: a value in bytes that another still needs."""
+    placed = _in_arena(plan)
+    if len(placed) < 2:
+        return None
+    one, other = rng.sample(placed, 2)
+    return moved(plan, {one.value: other.region.offset})
+
+
+def _off_its_base(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
+    """A value that shares bytes with another on purpose, somewhere else in the arena."""
+    sharing = [p for p in _in_arena(plan) if p.how != "own"]
+    if not sharing:
+        return None
+    one = rng.choice(sharing)
+    steps = (plan.arena_bytes - one.region.nbytes) // plan.alignment
+    return moved(plan, {one.value: plan.alignment * rng.randint(0, max(0, steps))})
+
+
+def _wait_dropped(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
+    def drop(schedule: Schedule, i: int) -> Schedule:
+        step = schedule.steps[i]
+        gone = rng.choice(step.waits)
+        waits = tuple(wait for wait in step.waits if wait != gone)
+        return _with_steps(schedule, (*schedule.steps[:i], replace(step, waits=waits), *schedule.steps[i + 1 :]))
+
+    return _in_some_schedule(rng, plan, lambda s: [i for i, step in enumerate(s.steps) if step.waits], drop)
+
+
+def _reordered(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
+    """Two neighbouring steps of one stream in the other order, unless one waits for the other."""
+
+    def swappable(schedule: Schedule) -> list[int]:
+        pairs = zip(schedule.steps, schedule.steps[1:], strict=False)
+        return [i for i, (a, b) in enumerate(pairs) if a.stream == b.stream and a.node not in b.waits]
+
+    def swap(schedule: Schedule, i: int) -> Schedule:
+        a, b = schedule.steps[i : i + 2]
+        return _with_steps(schedule, (*schedule.steps[:i], b, a, *schedule.steps[i + 2 :]))
+
+    return _in_some_schedule(rng, plan, swappable, swap)
+
+
+def _in_some_schedule(
+    rng: random.Random,
+    plan: MemoryPlan,
+    places: Callable[[Schedule], list[int]],
+    change: Callable[[Schedule, int], Schedule],
+) -> MemoryPlan | None:
+    """The plan with one change at one of the places in its schedule or those of sub-graphs."""
+    found = [(path, i) for path, schedule in _schedules(plan.schedule) for i in places(schedule)]
+    if not found:
+        return None
+    path, i = rng.choice(found)
+    return replace(plan, schedule=_changed(plan.schedule, path, lambda schedule: change(schedule, i)))
+
+
+Path = tuple[tuple[str, int], ...]
+
+
+def _schedules(schedule: Schedule, path: Path = ()) -> Iterator[tuple[Path, Schedule]]:
+    yield path, schedule
+    for name, bodies in schedule.bodies.items():
+        for i, body in enumerate(bodies):
+            yield from _schedules(body, (*path, (name, i)))
+
+
+def _changed(schedule: Schedule, path: Path, change: Callable[[Schedule], Schedule]) -> Schedule:
+    if not path:
+        return change(schedule)
+    (name, position), *rest = path
+    bodies = tuple(
+        _changed(body, tuple(rest), change) if i == position else body for i, body in enumerate(schedule.bodies[name])
+    )
+    return Schedule(schedule.steps, {**schedule.bodies, name: bodies})
+
+
+def _with_steps(schedule: Schedule, steps: tuple[Step, ...]) -> Schedule:
+    return Schedule(steps, schedule.bodies)
+
+
+MUTATIONS: dict[str, Mutation] = {
+    "shifted offset": _shifted,
+    "swapped offsets": _swapped,
+    "shrunk arena": _shrunk,
+    "onto another": _onto_another,
+    "off its base": _off_its_base,
+    "dropped wait": _wait_dropped,
+    "reordered steps": _reordered,
+}
+
+
+def tighter(
+    rng: random.Random, graph: Graph, plan: MemoryPlan, accepts: Callable[[MemoryPlan], bool], moves: int
+) -> tuple[MemoryPlan, list[MemoryPlan]]:
+    """Move values over one another at random as long as `accepts` allows it.
+
+    Half of the moves try what a clever planner would: views in place, outputs over inputs, carries in
+    one place. Returns the last accepted plan and those that were refused on the way.
+    """
+    refused = []
+    sharing = list(_sharing(graph))
+    for _ in range(moves):
+        at = {p.value: p.region.offset for p in _in_arena(plan)}
+        if not at:
+            break
+        one = rng.choice(sorted(at))
+        base = ""
+        offset = rng.choice(list(at.values())) + plan.alignment * rng.choice((0, 0, -1, 1))
+        if sharing and rng.random() < 0.5:
+            one, base, distance = rng.choice(sharing)
+            if one not in at or base not in at:
+                continue
+            offset = at[base] + distance
+        candidate = _sharing_with(moved(plan, {one: max(0, offset)}), one, base)
+        if accepts(candidate):
+            plan = candidate
+        else:
+            refused.append(candidate)
+    return plan, refused
+
+
+def _sharing_with(plan: MemoryPlan, one: str, base: str) -> MemoryPlan:
+    """The plan in which `one` says that it shares the bytes of `base`, or has its own."""
+    how = "view" if base else "own"
+    placements = (replace(p, how=how, shares=base) if p.value == one else p for p in plan.placements)
+    return replace(plan, placements=tuple(placements))
+
+
+def _sharing(graph: Graph) -> Iterator[tuple[str, str, int]]:
+    """(value, base, distance): the value could lie `distance` bytes after the base."""
+    for node in graph.walk():
+        for one, other, distance in _shared_by(node):
+            if one is not None and other is not None:
+                yield one.name, other.name, distance
+                yield other.name, one.name, -distance
+
+
+def _shared_by(node: Node) -> Iterator[tuple[Value | None, Value | None, int]]:
+    if isinstance(node, While):
+        for parameter, init, update, final in zip(node.parameters, node.inits, node.updates, node.finals, strict=True):
+            yield from ((parameter, init, 0), (parameter, update, 0), (parameter, final, 0))
+    elif isinstance(node, CaseOf):
+        for arm in node.arms:
+            yield from zip(node.outputs, arm.outputs, [0] * len(arm.outputs), strict=True)
+        yield from zip(node.outputs, node.fallbacks, [0] * len(node.fallbacks), strict=False)
+    else:
+        op = lookup(node.op)
+        for share in (*op.views(node), *op.inplace(node)):
+            yield node.outputs[share.output], node.inputs[share.input], share.offset
+        for share in op.parts(node):
+            yield node.inputs[share.input], node.outputs[share.output], share.offset
