@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from sublet.analysis.flow import Flow
 from sublet.analysis.liveness import LiveRanges
+from sublet.analysis.merging import Member
 from sublet.analysis.schedule import Schedule
-from sublet.analysis.sharing import Member, SharedBuffer
+from sublet.analysis.sharing import SharedBuffer
 from sublet.ir.graph import Graph, Value
 from sublet.packing import Report
 from sublet.plan import ARENA, MemoryPlan, Outside, Peak, Placement, Region, Storage

@@ -15,7 +15,6 @@ from sublet.errors import SubletError
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops.op import Op, Share, lookup
 
-
 MAX_PIECES = 1024
 """A value in more pieces counts as new bytes: `x = Concat(x, x)` in a row must not cost 2^n of memory."""
 MAX_ALL_PIECES = 1 << 20
