@@ -10,7 +10,7 @@ from sublet.analysis.schedule import serial
 from sublet.analysis.streams import streamed
 from sublet.compile import Options, plan_memory
 from sublet.ir.text import parse
-from sublet.plan_file import fingerprint, from_json, load, save, to_json, write_text
+from sublet.plan_file import fingerprint, from_json, load, save, to_json
 
 TEXT = """
 graph @net(%x: f32[16], %flag: bool[]) {
@@ -50,12 +50,3 @@ def test_the_fingerprint_sees_graph_and_order() -> None:
     }
     assert len(prints) == 4
     assert fingerprint(parse(TEXT), serial(parse(TEXT))) in prints
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "plan.json"
-    path.write_text("old")
-    with pytest.raises(UnicodeEncodeError):
-        write_text(path, "new \udcff")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import types
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
 from hashlib import sha256
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any, get_args, get_origin, get_type_hints
 
 from sublet.analysis.schedule import Schedule
 from sublet.errors import PlanError
+from sublet.files import read_text, write
 from sublet.ir.graph import Graph
 from sublet.ir.text import to_text
 from sublet.plan import FORMAT_VERSION, MemoryPlan
@@ -46,36 +45,12 @@ def from_json(text: str, source: str = "plan") -> MemoryPlan:
 
 def save(plan: MemoryPlan, path: str | Path) -> None:
     """Write a plan; the file is complete or untouched."""
-    write_text(path, to_json(plan) + "\n")
+    write(path, f"{to_json(plan)}\n")
 
 
 def load(path: str | Path) -> MemoryPlan:
     """Read a plan. Raises PlanError when the file cannot be read or is no plan."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"cannot read the plan {path}: {error}") from None
-    return from_json(text, str(path))
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Write a file through a temporary one beside it, so that it is never half-written."""
-    target = Path(path)
-    with NamedTemporaryFile("w", encoding="utf-8", dir=target.parent, delete=False, suffix=".part") as part:
-        try:
-            part.write(text)
-            part.close()
-            os.chmod(part.name, 0o666 & ~_umask())
-            os.replace(part.name, target)
-        except BaseException:
-            Path(part.name).unlink(missing_ok=True)
-            raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    return from_json(read_text(path, PlanError), str(path))
 
 
 def _decode(kind: Any, raw: Any, where: str) -> Any:

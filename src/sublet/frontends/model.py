@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sublet.errors import ModelError
+from sublet.files import read_text
 from sublet.frontends.onnx.model import load
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
@@ -36,12 +37,5 @@ def read_model(path: str | Path, dims: Mapping[str, int] | None = None) -> Model
     if path.suffix == TEXT_SUFFIX:
         if dims:
             raise ModelError(f"{path} has no symbolic dimensions to bind: drop --dim {', --dim '.join(dims)}")
-        return Model(parse(_text(path), str(path)), {})
+        return Model(parse(read_text(path, ModelError), str(path)), {})
     raise ModelError(f"{path} is not a known kind of model: expected {ONNX_SUFFIX} or {TEXT_SUFFIX}")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"cannot read {path}: {error}") from None

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TextIO
 
 from sublet.errors import ProblemError
+from sublet.files import read_text, write
 from sublet.packing.problem import MAX_ALIGNMENT, MAX_SIZE, MAX_TIME, Buffer, Packing, Problem
-from sublet.packing.text_files import read_text, write_text
 
 REQUIRED = ("id", "lower", "upper", "size")
 OPTIONAL = ("alignment", "gaps", "offset")
@@ -55,7 +55,7 @@ def read_csv(path: str | Path) -> tuple[Problem, Packing | None]:
     """
     path = Path(path)
     buffers, offsets, lines = [], [], dict[str, int]()
-    for row in _rows(path, read_text(path)):
+    for row in _rows(path, read_text(path, ProblemError)):
         buffer = _buffer(row)
         if buffer.id in lines:
             raise row.error("id", f"{buffer.id!r} was given before, on line {lines[buffer.id]}")
@@ -151,7 +151,7 @@ def write_csv(problem: Problem, packing: Packing | None, path_or_file: str | Pat
     """
     text = _to_text(problem, packing)
     if isinstance(path_or_file, str | Path):
-        write_text(Path(path_or_file), text)
+        write(path_or_file, text, ProblemError)
     else:
         path_or_file.write(text)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sublet.errors import ProblemError
+from sublet.files import read_text
 from sublet.packing.csv_format import read_csv
 from sublet.packing.json_format import read_json
 from sublet.packing.problem import Problem
-from sublet.packing.text_files import read_text
 
 
 def read_problem(path: str | Path) -> Problem:
@@ -17,6 +18,6 @@ def read_problem(path: str | Path) -> Problem:
     """
     path = Path(path)
     suffix = path.suffix.lower()
-    if suffix == ".json" or (suffix != ".csv" and read_text(path).lstrip().startswith("{")):
+    if suffix == ".json" or (suffix != ".csv" and read_text(path, ProblemError).lstrip().startswith("{")):
         return read_json(path)
     return read_csv(path)[0]

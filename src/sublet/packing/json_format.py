@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sublet.errors import ProblemError
+from sublet.files import read_text
 from sublet.packing.problem import Buffer, Precedence, Problem
-from sublet.packing.text_files import read_text
 
 MAX_NODES = 16_384  # the distances of all pairs are held at once: 1 GiB at most
 NO_COMPANION = -1
@@ -109,7 +109,7 @@ def read_json(path: str | Path) -> Problem:
 
 def _parse(reader: _Reader) -> dict[str, Any]:
     try:
-        document = json.loads(read_text(reader.path))
+        document = json.loads(read_text(reader.path, ProblemError))
     except (ValueError, RecursionError) as error:
         raise ProblemError(f"{reader.path}: not JSON: {error}") from error
     if not isinstance(document, dict):

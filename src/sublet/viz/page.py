@@ -13,9 +13,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from sublet.files import write
 from sublet.viz.columns import Columns
 from sublet.viz.rectangles import Picture, reserved
-from sublet.viz.saving import save
 
 HOWS = ("own", "view", "part", "inplace", "carry")
 SCRIPTS = (
@@ -35,7 +35,7 @@ _EXACT = 1 << 53
 
 def write_html(picture: Picture, path: str | Path) -> None:
     """Write the page. Raises SubletError when the file cannot be written."""
-    save(Path(path), html(picture).encode("utf-8"))
+    write(Path(path), html(picture).encode("utf-8"))
 
 
 def html(picture: Picture) -> str:

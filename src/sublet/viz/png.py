@@ -10,9 +10,9 @@ from typing import Any
 from sublet.bytesize import human
 from sublet.errors import SubletError
 from sublet.extras import require
+from sublet.files import write
 from sublet.viz.colours import ARENA, BOUND, CURVE, PEAK, mixed, rgb, value_colour
 from sublet.viz.rectangles import Picture, Rectangle, live_columns, point_name, reserved
-from sublet.viz.saving import save
 
 SVG_LIMIT = 5_000
 """An SVG with more rectangles than this takes minutes to open."""
@@ -50,7 +50,7 @@ def write_png(picture: Picture, path: str | Path) -> None:
         # Without a date the same plan gives the same bytes.
         metadata = {"Date": None} if kind == "svg" else {"Software": "sublet"}
         figure.savefig(content, format=kind, dpi=160, metadata=metadata)
-    save(path, content.getvalue())
+    write(path, content.getvalue())
 
 
 def _figure(picture: Picture) -> Any:

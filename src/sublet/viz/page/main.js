@@ -18,9 +18,10 @@ darkScheme.addEventListener("change", recolour);
 writeHeader(model);
 recolour();
 clear();
+// A new size empties the canvas: draw at once, so that the empty one is never seen.
 new ResizeObserver(() => {
   fit();
-  schedule();
+  draw();
 }).observe(stage);
 fit();
 draw();

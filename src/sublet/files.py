@@ -1,0 +1,39 @@
+"""Files, read with clear errors and written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sublet.errors import SubletError
+
+
+def read_text(path: str | Path, error: type[SubletError]) -> str:
+    """The text of a file. Raises `error` when it cannot be read, or is not text."""
+    try:
+        return Path(path).read_bytes().decode("utf-8-sig")
+    except (OSError, ValueError) as cause:
+        if isinstance(cause, UnicodeDecodeError):
+            raise error(f"{path}: not a text file (byte {cause.start} is not UTF-8)") from cause
+        raise error(f"{path}: cannot be read: {getattr(cause, 'strerror', None) or cause}") from cause
+
+
+def write(path: str | Path, content: str | bytes, error: type[SubletError] = SubletError) -> None:
+    """Replace a file in one step, so that no reader and no failure ever sees half of it.
+
+    Raises `error` when it cannot be written.
+    """
+    try:
+        raw = content.encode() if isinstance(content, str) else content
+        target = Path(path).resolve()
+        if target.exists() and not target.is_file():
+            target.write_bytes(raw)  # a pipe or terminal cannot be replaced
+            return
+        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        try:
+            partial.write_bytes(raw)
+            os.replace(partial, target)
+        finally:
+            partial.unlink(missing_ok=True)
+    except (OSError, ValueError) as cause:
+        raise error(f"{path}: cannot be written: {getattr(cause, 'strerror', None) or cause}") from cause
