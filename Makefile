@@ -1,6 +1,6 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fuzz bench clean
+.PHONY: help demo test check fuzz bench bench-packing clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -10,7 +10,7 @@ help: ## print this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
 
 # The stamp is newer than pyproject.toml once everything in it is installed.
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard src/sublet/packing/core/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --editable '.[all]' --group test --group check
@@ -28,8 +28,20 @@ check: $(VENV)/.installed ## lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-fuzz: $(VENV)/.installed ## generated programs and mutated plans, SECONDS=600
+fuzz: $(VENV)/.installed build/check ## generated programs, mutated plans, the core under sanitizers; SECONDS=600
+	build/check 2000 1
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600)
+
+CORE := src/sublet/packing/core
+build/check: tests/core/check.cpp $(wildcard $(CORE)/*.?pp)
+	mkdir -p build
+	$(CXX) -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS \
+	  -I$(CORE) tests/core/check.cpp $(filter-out %/module.cpp,$(wildcard $(CORE)/*.cpp)) -o $@
+
+bench-packing: $(VENV)/.installed ## packing: every strategy and CP-SAT on ../shared/problems; then how it scales
+	$(BIN)/python -m pip install --quiet --group bench
+	$(BIN)/python -m benchmarks.packing_table
+	$(BIN)/python -m benchmarks.packing_scale
 
 bench: $(VENV)/.installed ## Sublet beside onnxsim on real models, as a table
 	$(BIN)/python -m pip install --quiet --group bench

@@ -65,6 +65,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 Timeout = Annotated[float | None, typer.Option(help="Stop searching after this many seconds.", metavar="SECONDS")]
 
 
+Effort = Annotated[int | None, typer.Option(help="Limit the search to this many steps.", min=1, metavar="STEPS")]
+
+
 @app.command()
 def plan(
     model: Model,
@@ -148,6 +151,8 @@ def pack_(
     strategy: Strategy = "auto",
     capacity: Annotated[str | None, typer.Option(metavar="BYTES", help="Exit 1 if more is needed.")] = None,
     timeout: Timeout = None,
+    effort: Effort = None,
+    seed: Annotated[int, typer.Option(help="Of the search's randomness.", min=0)] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Write the problem with its offsets as CSV.")] = None,
     html: Html = None,
     png: Png = None,
@@ -157,7 +162,7 @@ def pack_(
     limit = None if capacity is None else parse_bytes(capacity)
     question = read_problem(problem)
     with _progress() as progress:
-        report = pack(question, strategy, timeout=timeout, progress=progress)
+        report = pack(question, strategy, timeout, progress, capacity=limit, effort=effort, seed=seed)
     if out is not None:
         write_csv(question, report.packing, out)
     picture = packing_rectangles(question, report.packing, report.bound.bytes, report.bound.kind)
@@ -255,6 +260,7 @@ def _packing_json(report: Report, limit: int | None, fits: bool) -> dict[str, An
         "capacity_bytes": limit,
         "fits": fits,
         "gap": report.gap,
+        "steps": report.steps,
         "stopped": report.stopped,
         "tried": [{"strategy": name, "arena_bytes": size, "seconds": took} for name, size, took in report.tried],
         "offsets": list(report.packing.offsets),

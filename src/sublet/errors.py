@@ -60,6 +60,10 @@ class Finding:
         return f"{self.where}: {self.what}{advice} [{self.rule}]"
 
 
+SHOWN = 20
+"""Findings a message lists; `findings` holds all."""
+
+
 class FindingsError(SubletError):
     """Base of the errors that report all findings, not only the first."""
 
@@ -67,8 +71,10 @@ class FindingsError(SubletError):
 
     def __init__(self, findings: Sequence[Finding]):
         self.findings = tuple(findings)
-        lines = "\n".join(f"  {finding}" for finding in self.findings)
-        super().__init__(f"{len(self.findings)} {self.headline}:\n{lines}")
+        lines = [f"  {finding}" for finding in self.findings[:SHOWN]]
+        if len(self.findings) > SHOWN:
+            lines.append(f"  and {len(self.findings) - SHOWN} more")
+        super().__init__("\n".join([f"{len(self.findings)} {self.headline}:", *lines]))
 
 
 class GraphError(FindingsError):

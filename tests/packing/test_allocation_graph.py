@@ -143,7 +143,7 @@ def test_an_edge_between_buffers_is_taken_before_one_with_a_dummy_end() -> None:
     """m may follow p, which nothing follows (2 hops), or come between y and x (5 and 4 hops): it does the latter."""
     buffers = (Buffer("y", 8, 0, 1), Buffer("p", 8, 0, 4), Buffer("x", 8, 8, 9), Buffer("m", 8, 5, 6))
     y, p, x, m = (Chain((position,), 8, 1) for position in range(4))
-    graph = AllocationGraph([8, 8, 8, 8], LifetimeSuccession(Problem(buffers)), np.dtype(np.int64))
+    graph = AllocationGraph([8, 8, 8, 8], LifetimeSuccession(Problem(buffers)))
     graph.insert(y, None)
     graph.insert(x, graph.find_edge(x))
     graph.insert(p, None)

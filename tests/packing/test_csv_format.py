@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet.errors import ProblemError
-from sublet.packing import Buffer, Packing, Problem, pack, read_csv, read_problem, write_csv
+from sublet.packing import STRATEGIES, Buffer, Packing, Problem, read_csv, read_problem, write_csv
 from tests.packing.random_problems import buffers
 
 HERE = Path(__file__).parent / "problems"
@@ -105,7 +105,7 @@ def test_what_is_written_reads_back(
         if name.strip():
             items[name] = Buffer(name, made.size, made.lower, made.upper, made.alignment, made.gaps)
     problem = Problem(tuple(items.values()), name="round")
-    packing = pack(problem, "no_reuse").packing
+    packing = STRATEGIES["no_reuse"](problem)
     path = tmp_path_factory.mktemp("csv") / "round.csv"
     write_csv(problem, packing, path)
     again, offsets = read_csv(path)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sublet.errors import ProblemError
@@ -25,8 +25,8 @@ from sublet.packing import (
     strategy_named,
     strategy_names,
 )
-from sublet.packing.addresses import address_type
-from sublet.packing.greedy import lowest_hole, smallest_hole
+from sublet.packing._core import Hole
+from sublet.packing._core import problem as core_problem
 from tests.packing.random_problems import problems, smallest_arena
 
 HERE = Path(__file__).parent
@@ -44,22 +44,32 @@ def test_every_strategy_is_right_and_between_the_bound_and_no_reuse(problem: Pro
         assert packing.strategy == name
 
 
-@given(problems(sizes=st.integers((1 << 62) - 3, 1 << 62), alignments=st.integers((1 << 32) - 5, 1 << 32)))
+@given(problems())
+@settings(max_examples=300, deadline=None)
+def test_the_search_finds_the_optimum_and_proves_it(problem: Problem) -> None:
+    best = smallest_arena(problem)
+    report = pack(problem)
+    assert report.packing.arena_bytes == best
+    assert report.bound.bytes == best
+
+
+@given(problems(sizes=st.integers((1 << 58) - 3, 1 << 58), alignments=st.sampled_from([1, 1 << 31, 1 << 32])))
 @settings(max_examples=60, deadline=None)
 def test_huge_sizes_and_alignments_do_not_overflow(problem: Problem) -> None:
     bound = lower_bound(problem)
-    for strategy in STRATEGIES.values():
-        packing = strategy(problem)
-        check_packing(problem, packing)
-        assert packing.arena_bytes >= bound.bytes
+    for name in STRATEGIES:
+        report = pack(problem, name, effort=2_000)
+        check_packing(problem, report.packing)
+        assert report.packing.arena_bytes >= bound.bytes
 
 
-def test_numbers_leave_int64_only_when_they_must() -> None:
-    small = Problem((Buffer("a", 1 << 40, 0, 1, 64), Buffer("b", 1 << 40, 0, 1)))
-    large = Problem((Buffer("a", 1 << 61, 0, 1), Buffer("b", 1 << 61, 0, 1)))
-    assert address_type(small).kind == "i"
-    assert address_type(large).kind == "O"
-    assert pack(large).packing.arena_bytes == 1 << 62
+@given(problems(sizes=st.integers((1 << 62) - 3, 1 << 62), alignments=st.integers((1 << 32) - 5, 1 << 32)))
+@settings(max_examples=20, deadline=None)
+def test_more_than_the_limit_is_refused(problem: Problem) -> None:
+    assume(problem.buffers)
+    for name in (*STRATEGIES, "auto"):
+        with pytest.raises(ProblemError, match=r"the limit is 2\^62"):
+            pack(problem, name)
 
 
 @given(problems(), st.randoms(use_true_random=False))
@@ -73,8 +83,8 @@ def test_shuffled_rows_get_the_same_offsets(problem: Problem, random: object) ->
         precedence = Precedence(precedence.distance[order][:, order], compatible)
     companions = tuple((order.index(i), order.index(j)) for i, j in problem.companions)
     shuffled = Problem(tuple(problem.buffers[i] for i in order), precedence, companions)
-    for strategy in STRATEGIES.values():
-        before, after = strategy(problem).offsets, strategy(shuffled).offsets
+    for name in (*STRATEGIES, "auto"):
+        before, after = pack(problem, name).packing.offsets, pack(shuffled, name).packing.offsets
         assert [before[i] for i in order] == list(after)
 
 
@@ -108,19 +118,34 @@ def test_greedy_orders_and_holes() -> None:
     assert STRATEGIES["no_reuse"](problem).offsets == (0, 4, 6, 9, 11)
 
 
+def placed(neighbours: list[tuple[int, int]], size: int, alignment: int, hole: Hole) -> int:
+    """Where the core places a buffer among others that are pinned to (begin, end)."""
+    count = len(neighbours) + 1
+    core = core_problem(
+        sizes=np.array([*(end - begin for begin, end in neighbours), size]),
+        alignments=np.array([*([1] * len(neighbours)), alignment]),
+        pinned=np.array([*(begin for begin, _ in neighbours), -1]),
+        first_piece=np.arange(count + 1),
+        begins=np.array([*range(0, 2 * len(neighbours), 2), 0]),
+        ends=np.array([*range(1, 2 * len(neighbours), 2), 2 * count]),
+        companions=np.zeros((0, 2), dtype=np.int32),
+    )
+    return int(core.greedy_in_order(np.arange(count, dtype=np.int32), hole)[-1])
+
+
 def test_holes() -> None:
     """Neighbours at 0-4, 9-11 and 14-15: a hole of 5 bytes at 4, one of 3 at 11, and the top at 15."""
-    begins, ends = np.array([0, 9, 14]), np.array([4, 11, 15])
-    assert [lowest_hole(begins, ends, size, 1) for size in (1, 3, 5, 6)] == [4, 4, 4, 15]
-    assert [smallest_hole(begins, ends, size, 1) for size in (1, 3, 5, 6)] == [11, 11, 4, 15]
-    assert [smallest_hole(begins, ends, size, 4) for size in (1, 3, 5, 6)] == [12, 4, 4, 16]
+    near = [(0, 4), (9, 11), (14, 15)]
+    assert [placed(near, size, 1, Hole.lowest) for size in (1, 3, 5, 6)] == [4, 4, 4, 15]
+    assert [placed(near, size, 1, Hole.smallest) for size in (1, 3, 5, 6)] == [11, 11, 4, 15]
+    assert [placed(near, size, 4, Hole.smallest) for size in (1, 3, 5, 6)] == [12, 4, 4, 16]
 
 
 def test_a_hole_ends_where_the_highest_of_overlapping_neighbours_ends() -> None:
     """Neighbours need not conflict with each other: 0-9 hides 2-4, so the first hole is at 9."""
-    begins, ends = np.array([0, 2, 12]), np.array([9, 4, 13])
-    assert lowest_hole(begins, ends, 3, 1) == smallest_hole(begins, ends, 3, 1) == 9
-    assert lowest_hole(begins, ends, 4, 1) == 13
+    near = [(0, 9), (2, 4), (12, 13)]
+    assert placed(near, 3, 1, Hole.lowest) == placed(near, 3, 1, Hole.smallest) == 9
+    assert placed(near, 4, 1, Hole.lowest) == 13
 
 
 def test_buffers_without_bytes_need_no_room() -> None:

@@ -19,10 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sublet.packing.addresses import round_up
 from sublet.packing.succession import Hops, Positions, Succession
@@ -41,18 +39,15 @@ class Chain:
 
 
 class AllocationGraph:
-    """Edges in growing arrays, so that a search over all of them is a few vectorised comparisons.
+    """Edges in growing arrays, so that a search over all of them is a few vectorised comparisons."""
 
-    `number` is the type of sizes and offsets, see `addresses.address_type`.
-    """
-
-    def __init__(self, sizes: Sequence[int], succession: Succession, number: np.dtype[Any]) -> None:
+    def __init__(self, sizes: Sequence[int], succession: Succession) -> None:
         self._sizes = sizes
         self._succession = succession
         self._from = np.empty(64, dtype=np.int64)
         self._to = np.empty(64, dtype=np.int64)
-        self._bytes: NDArray[Any] = np.empty(64, dtype=number)
-        self._offset: NDArray[Any] = np.empty(64, dtype=number)
+        self._bytes = np.empty(64, dtype=np.int64)
+        self._offset = np.empty(64, dtype=np.int64)
         self._group = np.empty(64, dtype=np.int64)
         self._edges = 0
         self._group_alignment: list[int] = []

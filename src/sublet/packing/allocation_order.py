@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from sublet.packing.addresses import address_type
 from sublet.packing.allocation_graph import AllocationGraph, Chain
 from sublet.packing.conflicts import clusters_of, conflicts_of
 from sublet.packing.deadline import stop_when_late
@@ -77,7 +76,7 @@ def fill(problem: Problem, selection: Selection, strategy: str) -> Packing:
     """Insert everything into an allocation graph; the candidates of each turn come best first."""
     unplaced = Unplaced(problem)
     next_turn = selection(unplaced)
-    graph = AllocationGraph(unplaced.sizes, unplaced.succession, address_type(problem))
+    graph = AllocationGraph(unplaced.sizes, unplaced.succession)
     # Edges only ever get narrower, so who found none need not look again until a new group offers more.
     hopeless: set[tuple[int, ...]] = set()
     while unplaced.waiting:

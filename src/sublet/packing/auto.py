@@ -1,4 +1,4 @@
-"""`pack`: one strategy by name, or `auto`, which tries all and keeps the smallest arena.
+"""`pack`: one strategy by name, or `auto`, which tries all, then searches, and keeps the smallest arena.
 
 `auto` goes through the strategies in the order of `STRATEGIES`, leaves out those that would take too
 long on so many buffers, and stops as soon as the arena is as small as the lower bound. A time limit or
@@ -9,18 +9,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sublet.packing.bounds import Bound, lower_bound, peak_bound
-from sublet.packing.deadline import OutOfTime, time_limit
+from sublet.packing.by_id import back_in_order, order_by_id, rearranged
+from sublet.packing.deadline import OutOfTime, stop_when_late, time_limit
+from sublet.packing.native import check_reach
 from sublet.packing.problem import Packing, Problem
+from sublet.packing.search import DECISION_EFFORT, EFFORT, SEARCH, reach, search, searchable
 from sublet.packing.strategies import STRATEGIES, strategy_named
 from sublet.packing.validate import check_packing
 
 AUTO = "auto"
 ALWAYS = ("no_reuse", "first_fit")
-# More buffers than this, and the strategy takes minutes instead of seconds.
-MOST_BUFFERS = {"allocation_graph": 6_000, "allocation_graph_by_interference": 3_000}
+# More buffers than this, and the strategy takes long for the little it can gain.
+MOST_BUFFERS = {
+    "best_fit_by_size": 200_000,
+    "best_fit_by_lifetime": 50_000,
+    "best_fit_by_area": 50_000,
+    "best_fit_by_interference": 50_000,
+    "allocation_graph": 6_000,
+    "allocation_graph_by_interference": 3_000,
+}
+
+ENDLESS = 1 << 62
+"""Steps of a search that a time limit ends."""
 
 Progress = Callable[[str, int], None]
 
@@ -30,6 +43,7 @@ class Report:
     """A checked packing, the lower bound it is held against, and what was tried for it.
 
     tried    (strategy, arena bytes, seconds), in order
+    steps    taken by the search
     stopped  "timeout" or "interrupt" when `auto` was cut short, else ""
     """
 
@@ -37,6 +51,7 @@ class Report:
     bound: Bound
     tried: tuple[tuple[str, int, float], ...]
     seconds: float
+    steps: int = 0
     stopped: str = ""
 
     @property
@@ -50,45 +65,71 @@ def pack(
     strategy: str = AUTO,
     timeout: float | None = None,
     progress: Progress | None = None,
+    *,
+    capacity: int | None = None,
+    effort: int | None = None,
+    seed: int = 0,
 ) -> Report:
     """Pack with a strategy, by default the best of all.
 
-    `timeout` (seconds) limits `auto` only; a single strategy runs to its end. `progress` is told every
-    tried strategy and its arena. Raises ProblemError for an unknown strategy or a problem without any
-    packing, PackingError when a strategy's packing is wrong.
+    `effort` limits the search in steps, which is reproducible; with a `timeout` (seconds) the search
+    goes on until then instead, and so depends on the machine. A single strategy runs to its end. With
+    a `capacity` (bytes), `auto` and the search stop as soon as the arena is no larger.
+    `progress` is told every tried strategy and its arena. Raises ProblemError for an unknown strategy or
+    a problem without any packing, PackingError when a strategy's packing is wrong.
     """
-    search = _Search(problem, timeout, progress)
+    check_reach(problem)
+    order = order_by_id(problem)
+    attempt = _Attempt(rearranged(problem, order), timeout, progress, capacity, effort, seed)
     if strategy == AUTO:
-        search.try_all()
+        attempt.try_all()
+    elif strategy == SEARCH:
+        attempt.find_bound()
+        attempt.search()
     else:
-        search.try_strategy(strategy)
-        search.find_bound()
-    return search.report()
+        attempt.try_strategy(strategy)
+        attempt.find_bound()
+    report = attempt.report()
+    members = tuple(sorted(order[member] for member in report.bound.members))
+    return replace(report, packing=back_in_order(report.packing, order), bound=replace(report.bound, members=members))
 
 
-class _Search:
+class _Attempt:
     """What `pack` knows so far."""
 
-    def __init__(self, problem: Problem, timeout: float | None, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        timeout: float | None,
+        progress: Progress | None,
+        capacity: int | None,
+        effort: int | None,
+        seed: int,
+    ) -> None:
         self._problem = problem
         self._progress = progress
+        self._capacity = capacity
+        self._effort = effort
+        self._seed = seed
         self._begin = time.monotonic()
         self._deadline = None if timeout is None else self._begin + timeout
         self._best: Packing | None = None
         self._bound: Bound | None = None
         self._tried: list[tuple[str, int, float]] = []
+        self._steps = 0
         self._stopped = ""
 
     def try_all(self) -> None:
         try:
             for name in STRATEGIES:
-                if len(self._problem.buffers) > MOST_BUFFERS.get(name, len(self._problem.buffers)):
+                if not self._worth_trying(name):
                     continue
                 with time_limit(None if name in ALWAYS else self._deadline):
-                    self.try_strategy(name)
+                    stop_when_late()
+                    self.search() if name == SEARCH else self.try_strategy(name)
                 if name == ALWAYS[-1]:
                     self.find_bound()
-                if self._bound and self._best and self._best.arena_bytes == self._bound.bytes:
+                if self._content():
                     return
         except OutOfTime:
             self._stopped = "timeout"
@@ -97,9 +138,38 @@ class _Search:
                 raise
             self._stopped = "interrupt"
 
+    def _worth_trying(self, name: str) -> bool:
+        if name == SEARCH:
+            return searchable(self._problem)
+        return len(self._problem.buffers) <= MOST_BUFFERS.get(name, len(self._problem.buffers))
+
     def try_strategy(self, name: str) -> None:
         begin = time.monotonic()
-        packing = strategy_named(name)(self._problem)
+        self._keep(name, strategy_named(name)(self._problem), begin)
+
+    def _content(self) -> bool:
+        """Whether the best packing is known to be, or is small enough."""
+        if self._best is None or self._bound is None:
+            return False
+        return self._best.arena_bytes <= max(self._bound.bytes, self._capacity or 0)
+
+    def search(self) -> None:
+        begin = time.monotonic()
+        assert self._bound is not None
+        endless = None if self._deadline is None else ENDLESS
+        seed, deadline = self._seed, self._deadline
+        if self._capacity is not None and self._best is not None:
+            effort = endless or self._effort or DECISION_EFFORT
+            found = reach(
+                *(self._problem, self._capacity, self._bound, self._best), effort=effort, seed=seed, deadline=deadline
+            )
+        else:
+            effort = endless or self._effort or EFFORT
+            found = search(self._problem, self._bound, self._best, effort=effort, seed=seed, deadline=deadline)
+        self._bound, self._steps, self._stopped = found.bound, found.steps, found.stopped
+        self._keep(SEARCH, found.packing, begin)
+
+    def _keep(self, name: str, packing: Packing, begin: float) -> None:
         check_packing(self._problem, packing)
         self._tried.append((name, packing.arena_bytes, time.monotonic() - begin))
         if self._best is None or packing.arena_bytes < self._best.arena_bytes:
@@ -114,4 +184,5 @@ class _Search:
     def report(self) -> Report:
         assert self._best is not None
         bound = self._bound or peak_bound(self._problem)
-        return Report(self._best, bound, tuple(self._tried), time.monotonic() - self._begin, self._stopped)
+        seconds = time.monotonic() - self._begin
+        return Report(self._best, bound, tuple(self._tried), seconds, self._steps, self._stopped)

@@ -5,108 +5,30 @@
     best_fit_by_lifetime       longest alive first
     best_fit_by_area           largest size x lifetime first
     best_fit_by_interference   most conflicts first
+    first_fit_by_tightness     classes of size raised where the load comes near the peak, then by birth
+    sweep                      one sweep over time, into the smallest hole at birth
 
 If no hole fits, a buffer goes on top of its neighbours. Ties go to the larger buffer, then to the
-earlier position. Companions are placed together: their neighbours are those of any of them.
+earlier position. Companions are placed together, at the turn of the heaviest or of all in sum. The
+placing itself is the core's.
 """
 
 from __future__ import annotations
 
-from bisect import bisect
-from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sublet.packing.addresses import address_type, round_up
-from sublet.packing.conflicts import Cluster, Conflicts, Mask, clusters_of, conflicts_of
-from sublet.packing.deadline import stop_when_late
-from sublet.packing.problem import Buffer, Packing, Problem
+from sublet.errors import ProblemError
+from sublet.packing._core import Hole
+from sublet.packing.addresses import round_up
+from sublet.packing.conflicts import clusters_of, conflicts_of
+from sublet.packing.native import core_of
+from sublet.packing.problem import Packing, Problem
 
-Addresses = NDArray[Any]
-ChooseHole = Callable[[Addresses, Addresses, int, int], int]
-
-
-class PlacedBuffers:
-    """The buffers placed so far, kept in order of their offsets."""
-
-    def __init__(self, problem: Problem) -> None:
-        count = len(problem.buffers)
-        self._begin = np.zeros(count, dtype=address_type(problem))
-        self._end = np.zeros(count, dtype=address_type(problem))
-        self._by_offset = np.empty(count, dtype=np.int32)
-        self._offsets: list[int] = []
-
-    def put(self, position: int, offset: int, size: int) -> None:
-        """Place a buffer. It may overlap others: whoever calls has looked at the conflicts."""
-        self._begin[position] = offset
-        self._end[position] = offset + size
-        if size == 0:
-            return  # an empty buffer is in nobody's way
-        rank, count = bisect(self._offsets, offset), len(self._offsets)
-        self._offsets.insert(rank, offset)
-        self._by_offset[rank + 1 : count + 1] = self._by_offset[rank:count]
-        self._by_offset[rank] = position
-
-    def among(self, mask: Mask) -> tuple[Addresses, Addresses]:
-        """Begins and ends of the placed buffers that `mask` marks, in order of begin."""
-        placed = self._by_offset[: len(self._offsets)]
-        marked = placed[mask[placed]]
-        return self._begin[marked], self._end[marked]
-
-    def packing(self, strategy: str) -> Packing:
-        arena_bytes = max((int(end) for end in self._end), default=0)
-        return Packing(tuple(int(begin) for begin in self._begin), arena_bytes, strategy)
-
-
-def lowest_hole(begins: Addresses, ends: Addresses, size: int, alignment: int) -> int:
-    """The lowest offset that fits between neighbours sorted by begin."""
-    starts, fits, _ = _holes(begins, ends, size, alignment)
-    found = int(fits.argmax()) if fits.any() else -1
-    return int(starts[found])
-
-
-def smallest_hole(begins: Addresses, ends: Addresses, size: int, alignment: int) -> int:
-    """The start of the smallest hole that fits, the lowest of several; else on top of all neighbours."""
-    starts, fits, widths = _holes(begins, ends, size, alignment)
-    fitting = np.flatnonzero(fits)
-    found = int(fitting[widths[fitting].argmin()]) if len(fitting) else -1
-    return int(starts[found])
-
-
-def _holes(begins: Addresses, ends: Addresses, size: int, alignment: int) -> tuple[Addresses, Mask, Addresses]:
-    """Aligned start of the hole below each neighbour (and above the last); whether it fits; its bytes."""
-    starts = np.zeros(len(begins) + 1, dtype=begins.dtype)
-    if len(begins):
-        np.maximum.accumulate(ends, out=starts[1:])
-    if alignment > 1:
-        starts = -(-starts // alignment) * alignment
-    widths = begins - starts[:-1]
-    return starts, widths >= size, widths
-
-
-def place_in_order(problem: Problem, order: Sequence[Cluster], choose: ChooseHole, strategy: str) -> Packing:
-    """Place clusters one after another. Inner loop of all greedy strategies."""
-    conflicts = conflicts_of(problem)
-    placed = PlacedBuffers(problem)
-    for cluster in order:
-        stop_when_late()
-        if not cluster.sized:
-            continue
-        near = conflicts.row(cluster.sized[0])
-        for position in cluster.sized[1:]:
-            near = near | conflicts.row(position)
-        begins, ends = placed.among(near)
-        offset = choose(begins, ends, cluster.size, cluster.alignment)
-        for position in cluster.members:
-            placed.put(position, offset, problem.buffers[position].size)
-    return placed.packing(strategy)
-
-
-def alive_for(buffer: Buffer) -> int:
-    """For how much time the buffer needs its bytes."""
-    return sum(end - begin for begin, end in buffer.pieces)
+Weights = NDArray[Any]
 
 
 def no_reuse(problem: Problem) -> Packing:
@@ -122,42 +44,75 @@ def no_reuse(problem: Problem) -> Packing:
 
 
 def first_fit(problem: Problem) -> Packing:
-    clusters = clusters_of(problem, conflicts_of(problem))
-    born = [min(problem.buffers[position].lower for position in cluster.members) for cluster in clusters]
-    order = sorted(range(len(clusters)), key=lambda index: (born[index], -clusters[index].size, index))
-    return place_in_order(problem, [clusters[index] for index in order], lowest_hole, "first_fit")
+    births = np.array([-buffer.lower for buffer in problem.buffers], dtype=np.int64)
+    return _place(problem, _joined(problem, births, np.maximum), Hole.lowest, "first_fit")
 
 
 def best_fit_by_size(problem: Problem) -> Packing:
-    sizes = [buffer.size for buffer in problem.buffers]
-    return _best_fit(problem, conflicts_of(problem), sizes, max, "best_fit_by_size")
+    return _place(problem, _joined(problem, _sizes(problem), np.maximum), Hole.smallest, "best_fit_by_size")
 
 
 def best_fit_by_lifetime(problem: Problem) -> Packing:
-    lifetimes = [alive_for(buffer) for buffer in problem.buffers]
-    return _best_fit(problem, conflicts_of(problem), lifetimes, sum, "best_fit_by_lifetime")
+    return _place(problem, _joined(problem, _lifetimes(problem), np.add), Hole.smallest, "best_fit_by_lifetime")
 
 
 def best_fit_by_area(problem: Problem) -> Packing:
-    areas = [alive_for(buffer) * buffer.size for buffer in problem.buffers]
-    return _best_fit(problem, conflicts_of(problem), areas, sum, "best_fit_by_area")
+    # Products can exceed 64 bits, and the order of near ties does not matter.
+    areas = _lifetimes(problem).astype(np.float64) * _sizes(problem)
+    return _place(problem, _joined(problem, areas, np.add), Hole.smallest, "best_fit_by_area")
 
 
 def best_fit_by_interference(problem: Problem) -> Packing:
-    conflicts = conflicts_of(problem)
-    degrees = [int(degree) for degree in conflicts.degrees()]
-    return _best_fit(problem, conflicts, degrees, sum, "best_fit_by_interference")
+    degrees = conflicts_of(problem).degrees()
+    return _place(problem, _joined(problem, degrees, np.add), Hole.smallest, "best_fit_by_interference")
 
 
-def _best_fit(
-    problem: Problem,
-    conflicts: Conflicts,
-    weights: Sequence[int],
-    join: Callable[[Sequence[int]], int],
-    strategy: str,
-) -> Packing:
-    """Heaviest cluster first; `join` makes one weight of its members' weights."""
-    clusters = clusters_of(problem, conflicts)
-    heaviness = [join([weights[position] for position in cluster.members]) for cluster in clusters]
-    order = sorted(range(len(clusters)), key=lambda index: (-heaviness[index], -clusters[index].size, index))
-    return place_in_order(problem, [clusters[index] for index in order], smallest_hole, strategy)
+def first_fit_by_tightness(problem: Problem) -> Packing:
+    """The best order on large problems. A partial order has no load: there largest first."""
+    if problem.precedence is not None:
+        return replace(best_fit_by_size(problem), strategy="first_fit_by_tightness")
+    return packing_of(problem, core_of(problem).greedy_by_tightness(), "first_fit_by_tightness")
+
+
+def sweep(problem: Problem) -> Packing:
+    """A simulated allocator, for problems too dense for the others. Lifetimes only: else in order of birth."""
+    if problem.precedence is not None or problem.companions:
+        return replace(first_fit(problem), strategy="sweep")
+    return packing_of(problem, core_of(problem).sweep(), "sweep")
+
+
+def packing_of(problem: Problem, offsets: NDArray[np.int64], strategy: str) -> Packing:
+    """Offsets from the core as a packing; its arena ends where the last buffer does."""
+    ends = offsets + _sizes(problem)
+    return Packing(tuple(offsets.tolist()), int(ends.max(initial=0)), strategy)
+
+
+def _place(problem: Problem, weights: Weights, hole: Hole, strategy: str) -> Packing:
+    """Heaviest first."""
+    sizes = _joined(problem, _sizes(problem), np.maximum)
+    order = np.lexsort((np.arange(len(weights)), -sizes, -weights)).astype(np.int32)
+    try:
+        offsets = core_of(problem).greedy_in_order(order, hole)
+    except ValueError as error:
+        raise ProblemError(f"the problem has no packing: {error}") from None
+    return packing_of(problem, offsets, strategy)
+
+
+def _joined(problem: Problem, weights: Weights, join: np.ufunc) -> Weights:
+    """The weights, with those of companions joined into one that all of them get."""
+    if not problem.companions:
+        return weights
+    joined = weights.copy()
+    for cluster in clusters_of(problem, conflicts_of(problem)):
+        members = list(cluster.members)
+        joined[members] = join.reduce(weights[members])
+    return joined
+
+
+def _sizes(problem: Problem) -> NDArray[np.int64]:
+    return np.array([buffer.size for buffer in problem.buffers], dtype=np.int64)
+
+
+def _lifetimes(problem: Problem) -> NDArray[np.int64]:
+    """For how much time each buffer needs its bytes."""
+    return np.array([sum(end - begin for begin, end in b.pieces) for b in problem.buffers], dtype=np.int64)

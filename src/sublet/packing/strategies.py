@@ -1,82 +1,54 @@
 """The strategies by name: plain functions from a Problem to a Packing.
 
 A package can add its own under the entry-point group "sublet.strategies" (name -> function); those are
-looked up only when asked for by name or listed, and never by `auto`.
+looked up only when asked for by name or listed, and never by `auto`. Ties end with a buffer's position;
+`pack` sorts the buffers by id before, so that shuffled rows get the same offsets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import wraps
 from importlib.metadata import entry_points
-
-import numpy as np
 
 from sublet.errors import ProblemError
 from sublet.packing.allocation_order import allocation_graph
+from sublet.packing.bounds import lower_bound
 from sublet.packing.greedy import (
     best_fit_by_area,
     best_fit_by_interference,
     best_fit_by_lifetime,
     best_fit_by_size,
     first_fit,
+    first_fit_by_tightness,
     no_reuse,
+    sweep,
 )
 from sublet.packing.interference_order import allocation_graph_by_interference
-from sublet.packing.problem import Packing, Precedence, Problem
+from sublet.packing.problem import Packing, Problem
+from sublet.packing.search import SEARCH, search
 
 Strategy = Callable[[Problem], Packing]
 
 ENTRY_POINTS = "sublet.strategies"
 
 
-def in_order_of_ids(strategy: Strategy) -> Strategy:
-    """Show a strategy the buffers sorted by id, so that shuffled rows get the same offsets.
-
-    Shorter ids come first, so numbers ascend. A strategy's ties then end with the id.
-    """
-
-    @wraps(strategy)
-    def sorted_strategy(problem: Problem) -> Packing:
-        buffers = problem.buffers
-        order = sorted(range(len(buffers)), key=lambda position: (len(buffers[position].id), buffers[position].id))
-        if order == list(range(len(buffers))):
-            return strategy(problem)
-        packing = strategy(_rearranged(problem, order))
-        offsets = [0] * len(order)
-        for rank, position in enumerate(order):
-            offsets[position] = packing.offsets[rank]
-        return replace(packing, offsets=tuple(offsets))
-
-    return sorted_strategy
-
-
-def _rearranged(problem: Problem, order: list[int]) -> Problem:
-    rank = {position: rank for rank, position in enumerate(order)}
-    precedence = problem.precedence
-    if precedence is not None:
-        chosen = np.ix_(order, order)
-        compatible = None if precedence.compatible is None else precedence.compatible[chosen]
-        precedence = Precedence(precedence.distance[chosen], compatible)
-    companions = sorted((rank[first], rank[second]) for first, second in problem.companions)
-    return replace(
-        problem,
-        buffers=tuple(problem.buffers[position] for position in order),
-        precedence=precedence,
-        companions=tuple(companions),
-    )
+def searched(problem: Problem) -> Packing:
+    """The search by itself, with its usual effort."""
+    return search(problem, lower_bound(problem)).packing
 
 
 STRATEGIES: dict[str, Strategy] = {
-    "no_reuse": in_order_of_ids(no_reuse),
-    "first_fit": in_order_of_ids(first_fit),
-    "best_fit_by_size": in_order_of_ids(best_fit_by_size),
-    "best_fit_by_lifetime": in_order_of_ids(best_fit_by_lifetime),
-    "best_fit_by_area": in_order_of_ids(best_fit_by_area),
-    "best_fit_by_interference": in_order_of_ids(best_fit_by_interference),
-    "allocation_graph": in_order_of_ids(allocation_graph),
-    "allocation_graph_by_interference": in_order_of_ids(allocation_graph_by_interference),
+    "no_reuse": no_reuse,
+    "first_fit": first_fit,
+    "first_fit_by_tightness": first_fit_by_tightness,
+    "sweep": sweep,
+    "best_fit_by_size": best_fit_by_size,
+    "best_fit_by_lifetime": best_fit_by_lifetime,
+    "best_fit_by_area": best_fit_by_area,
+    "best_fit_by_interference": best_fit_by_interference,
+    "allocation_graph": allocation_graph,
+    "allocation_graph_by_interference": allocation_graph_by_interference,
+    SEARCH: searched,
 }
 
 

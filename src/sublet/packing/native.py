@@ -1,0 +1,77 @@
+"""Problems as the compiled core takes them.
+
+The core does the inner loops: greedy placement and the search. It counts bytes in 64 bits, so a
+problem whose buffers could reach beyond 2^62 bytes is refused here.
+"""
+
+from __future__ import annotations
+
+import weakref
+from math import lcm
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sublet.errors import ProblemError
+from sublet.packing import _core
+from sublet.packing.conflicts import clusters_of, conflicts_of
+from sublet.packing.problem import MAX_SIZE, Problem
+
+Numbers = NDArray[np.int64]
+
+_latest: tuple[weakref.ref[Problem], _core.Problem] | None = None
+"""The strategies of one `pack` ask for the same problem one after another."""
+
+
+def core_of(problem: Problem) -> _core.Problem:
+    """The problem in the core's own form. Raises ProblemError when its offsets could exceed 2^62."""
+    global _latest
+    if _latest is not None and _latest[0]() is problem:
+        return _latest[1]
+    check_reach(problem)
+    if problem.companions:
+        clusters_of(problem, conflicts_of(problem))  # refuses companions that conflict
+    core = _made(problem)
+    _latest = (weakref.ref(problem), core)
+    return core
+
+
+def check_reach(problem: Problem) -> None:
+    """Raise ProblemError unless even buffers stacked on top of each other end below 2^62.
+
+    Some strategies round to the common multiple of several alignments, so that counts.
+    """
+    common = lcm(*(buffer.alignment for buffer in problem.buffers))
+    reach = sum(buffer.size for buffer in problem.buffers) + common * (len(problem.buffers) + 1)
+    if reach > MAX_SIZE:
+        what = f"{reach} bytes with their alignments, whose common multiple is {common}"
+        raise ProblemError(f"the buffers together could take {what}; the limit is 2^62")
+
+
+def _made(problem: Problem) -> _core.Problem:
+    buffers = problem.buffers
+    pieces = [list(buffer.pieces) for buffer in buffers] if any(b.gaps for b in buffers) else None
+    if pieces is None:
+        first_piece = np.arange(len(buffers) + 1, dtype=np.int64)
+        begins, ends = _row([b.lower for b in buffers]), _row([b.upper for b in buffers])
+    else:
+        first_piece = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
+        begins = _row([begin for several in pieces for begin, _ in several])
+        ends = _row([end for several in pieces for _, end in several])
+    core = _core.problem(
+        sizes=_row([buffer.size for buffer in buffers]),
+        alignments=_row([buffer.alignment for buffer in buffers]),
+        pinned=np.full(len(buffers), -1, dtype=np.int64),
+        first_piece=first_piece,
+        begins=begins,
+        ends=ends,
+        companions=np.array(problem.companions, dtype=np.int32).reshape(-1, 2),
+    )
+    if problem.precedence is not None:
+        pairs = np.argwhere(np.triu(problem.precedence.conflicts()))
+        core.set_conflicts(np.ascontiguousarray(pairs, dtype=np.int32))
+    return core
+
+
+def _row(numbers: list[int]) -> Numbers:
+    return np.array(numbers, dtype=np.int64)

@@ -1,0 +1,102 @@
+"""The search for the smallest packing: exact, anytime, and reproducible when it is limited by steps.
+
+The core reduces time to sections (maximal sets of buffers alive together), keeps for each a floor and
+the bytes still to place, for each buffer the lowest offset it can have, and raises all of them to a
+fixpoint. It branches on the buffer that fits the lowest place best, or postpones it; restarts, and
+learns which sections and which states fail. Around that it narrows the capacity between the bound and
+the best packing. Where no packing of a capacity exists, it proves that, and the bound rises.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from sublet.packing.bounds import Bound
+from sublet.packing.greedy import packing_of
+from sublet.packing.native import core_of
+from sublet.packing.problem import Packing, Problem
+
+EFFORT = 1_000_000
+"""Steps (placements or postponements) after which a search ends: a second or two."""
+DECISION_EFFORT = 10_000_000
+"""The same when only a given capacity has to be reached, which mostly takes far less."""
+MOST_OVERLAPS = 5_000_000
+"""The search stores every pair of buffers alive together; with more it would take gigabytes."""
+SEARCH = "search"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best packing, the best bound, the steps taken, and why the search ended early, if it did."""
+
+    packing: Packing
+    bound: Bound
+    steps: int
+    stopped: str
+
+
+def searchable(problem: Problem) -> bool:
+    """Whether the search can hold the problem."""
+    return problem.precedence is not None or core_of(problem).count_overlaps() <= MOST_OVERLAPS
+
+
+def search(
+    problem: Problem,
+    bound: Bound,
+    incumbent: Packing | None = None,
+    *,
+    effort: int = EFFORT,
+    seed: int = 0,
+    deadline: float | None = None,
+) -> Found:
+    """Search between `bound` and `incumbent` for at most `effort` steps, and until `deadline` if given.
+
+    `deadline` is a time of `time.monotonic()`. Ctrl-C ends the search with the best so far.
+    """
+    limit = _Limit(deadline)
+    known = np.array(incumbent.offsets if incumbent else (), dtype=np.int64)
+    offsets, proved, steps = core_of(problem).minimise(bound.bytes, known, seed, effort, limit)
+    packing = packing_of(problem, offsets, SEARCH)
+    if incumbent is not None and packing.arena_bytes >= incumbent.arena_bytes:
+        packing = incumbent
+    if proved > bound.bytes:
+        bound = Bound(proved, SEARCH, ())
+    return Found(packing, bound, steps, limit.reason)
+
+
+def reach(
+    problem: Problem,
+    capacity: int,
+    bound: Bound,
+    incumbent: Packing,
+    *,
+    effort: int = DECISION_EFFORT,
+    seed: int = 0,
+    deadline: float | None = None,
+) -> Found:
+    """Like `search`, but content with any packing of at most `capacity` bytes, or a proof that there is none."""
+    limit = _Limit(deadline)
+    verdict, offsets, steps = core_of(problem).solve(capacity, seed, effort, limit)
+    if verdict == "infeasible":
+        bound = Bound(max(bound.bytes, capacity + 1), SEARCH, ())
+    packing = packing_of(problem, offsets, SEARCH) if verdict == "feasible" else incumbent
+    return Found(packing, bound, steps, limit.reason)
+
+
+class _Limit:
+    """Asked by the core now and then whether to stop; remembers why."""
+
+    def __init__(self, deadline: float | None) -> None:
+        self.deadline = deadline
+        self.reason = ""
+
+    def __call__(self) -> bool:
+        try:
+            if self.deadline is not None and time.monotonic() > self.deadline:
+                self.reason = self.reason or "timeout"
+        except KeyboardInterrupt:
+            self.reason = "interrupt"
+        return bool(self.reason)
