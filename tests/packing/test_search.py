@@ -9,7 +9,7 @@ import pytest
 
 from sublet.packing import Buffer, Problem, check_packing, pack, read_problem
 from sublet.packing.bounds import lower_bound
-from sublet.packing.search import search
+from sublet.packing.search import Limits, search
 
 PROBLEMS = Path(__file__).parent / "problems"
 SHARED = Path(__file__).parents[3] / "shared" / "problems"
@@ -52,7 +52,7 @@ def test_a_capacity_is_reached_or_refuted(seed: int) -> None:
 def test_the_same_steps_give_the_same_packing() -> None:
     problem = read_problem(PROBLEMS / "A.1048576.csv")
     bound = lower_bound(problem)
-    first, again = (search(problem, bound, effort=20_000, seed=3) for _ in range(2))
+    first, again = (search(problem, bound, None, Limits(20_000, seed=3)) for _ in range(2))
     assert first.packing.offsets == again.packing.offsets
     assert first.steps == again.steps <= 20_000 + 1_000
 

@@ -2,7 +2,7 @@
 
 `auto` goes through the strategies in the order of `STRATEGIES`, leaves out those that would take too
 long on so many buffers, and stops as soon as the arena is as small as the lower bound. A time limit or
-Ctrl-C ends it with the best packing so far; `no_reuse` and `first_fit` always run to their end.
+Ctrl-C ends it with the best packing so far; the first strategies always run to their end.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from sublet.packing.by_id import back_in_order, order_by_id, rearranged
 from sublet.packing.deadline import OutOfTime, stop_when_late, time_limit
 from sublet.packing.native import check_reach
 from sublet.packing.problem import Packing, Problem
-from sublet.packing.search import DECISION_EFFORT, EFFORT, SEARCH, reach, search, searchable
+from sublet.packing.search import SEARCH, Limits, reach, search, searchable
 from sublet.packing.strategies import STRATEGIES, strategy_named
 from sublet.packing.validate import check_packing
 
 AUTO = "auto"
-ALWAYS = ("no_reuse", "first_fit")
+ALWAYS = ("no_reuse", "first_fit", "first_fit_by_tightness")
 # More buffers than this, and the strategy takes long for the little it can gain.
 MOST_BUFFERS = {
-    "best_fit_by_size": 200_000,
+    "no_reuse": 50_000,
+    "first_fit": 50_000,
+    "best_fit_by_size": 50_000,
     "best_fit_by_lifetime": 50_000,
     "best_fit_by_area": 50_000,
     "best_fit_by_interference": 50_000,
@@ -127,7 +129,7 @@ class _Attempt:
                 with time_limit(None if name in ALWAYS else self._deadline):
                     stop_when_late()
                     self.search() if name == SEARCH else self.try_strategy(name)
-                if name == ALWAYS[-1]:
+                if self._bound is None and name in ALWAYS[1:]:
                     self.find_bound()
                 if self._content():
                     return
@@ -156,21 +158,16 @@ class _Attempt:
     def search(self) -> None:
         begin = time.monotonic()
         assert self._bound is not None
-        endless = None if self._deadline is None else ENDLESS
-        seed, deadline = self._seed, self._deadline
-        if self._capacity is not None and self._best is not None:
-            effort = endless or self._effort or DECISION_EFFORT
-            found = reach(
-                *(self._problem, self._capacity, self._bound, self._best), effort=effort, seed=seed, deadline=deadline
-            )
+        problem, bound, best = self._problem, self._bound, self._best
+        limits = Limits(self._effort if self._deadline is None else ENDLESS, self._seed, self._deadline)
+        if self._capacity is not None and best is not None:
+            found = reach(problem, self._capacity, bound, best, limits)
         else:
-            effort = endless or self._effort or EFFORT
-            found = search(self._problem, self._bound, self._best, effort=effort, seed=seed, deadline=deadline)
+            found = search(problem, bound, best, limits)
         self._bound, self._steps, self._stopped = found.bound, found.steps, found.stopped
         self._keep(SEARCH, found.packing, begin)
 
     def _keep(self, name: str, packing: Packing, begin: float) -> None:
-        check_packing(self._problem, packing)
         self._tried.append((name, packing.arena_bytes, time.monotonic() - begin))
         if self._best is None or packing.arena_bytes < self._best.arena_bytes:
             self._best = packing
@@ -183,6 +180,7 @@ class _Attempt:
 
     def report(self) -> Report:
         assert self._best is not None
+        check_packing(self._problem, self._best)
         bound = self._bound or peak_bound(self._problem)
         seconds = time.monotonic() - self._begin
         return Report(self._best, bound, tuple(self._tried), seconds, self._steps, self._stopped)

@@ -19,13 +19,31 @@ from sublet.packing.greedy import packing_of
 from sublet.packing.native import core_of
 from sublet.packing.problem import Packing, Problem
 
-EFFORT = 1_000_000
-"""Steps (placements or postponements) after which a search ends: a second or two."""
+EFFORT = 100_000_000
+"""Steps (placements or postponements) times buffers after which a search ends: a few seconds, as a step
+costs more the more buffers there are."""
+MOST_STEPS = 1_000_000
 DECISION_EFFORT = 10_000_000
 """The same when only a given capacity has to be reached, which mostly takes far less."""
 MOST_OVERLAPS = 5_000_000
 """The search stores every pair of buffers alive together; with more it would take gigabytes."""
 SEARCH = "search"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long to search: steps (None for the usual number), and a time of `time.monotonic()` if any.
+
+    Without a deadline the result depends on the problem, the steps and the seed alone. Ctrl-C ends a
+    search with the best so far.
+    """
+
+    effort: int | None = None
+    seed: int = 0
+    deadline: float | None = None
+
+
+NO_LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,55 +56,42 @@ class Found:
     stopped: str
 
 
+def usual_effort(problem: Problem) -> int:
+    """The steps of a search that nobody limits."""
+    return min(MOST_STEPS, 1 + EFFORT // max(1, len(problem.buffers)))
+
+
 def searchable(problem: Problem) -> bool:
     """Whether the search can hold the problem."""
     return problem.precedence is not None or core_of(problem).count_overlaps() <= MOST_OVERLAPS
 
 
-def search(
-    problem: Problem,
-    bound: Bound,
-    incumbent: Packing | None = None,
-    *,
-    effort: int = EFFORT,
-    seed: int = 0,
-    deadline: float | None = None,
-) -> Found:
-    """Search between `bound` and `incumbent` for at most `effort` steps, and until `deadline` if given.
-
-    `deadline` is a time of `time.monotonic()`. Ctrl-C ends the search with the best so far.
-    """
-    limit = _Limit(deadline)
+def search(problem: Problem, bound: Bound, incumbent: Packing | None = None, limits: Limits = NO_LIMITS) -> Found:
+    """The smallest packing between `bound` and `incumbent` that can be found within the limits."""
+    stop = _Stop(limits.deadline)
     known = np.array(incumbent.offsets if incumbent else (), dtype=np.int64)
-    offsets, proved, steps = core_of(problem).minimise(bound.bytes, known, seed, effort, limit)
+    effort = limits.effort or usual_effort(problem)
+    offsets, proved, steps = core_of(problem).minimise(bound.bytes, known, limits.seed, effort, stop)
     packing = packing_of(problem, offsets, SEARCH)
     if incumbent is not None and packing.arena_bytes >= incumbent.arena_bytes:
         packing = incumbent
     if proved > bound.bytes:
         bound = Bound(proved, SEARCH, ())
-    return Found(packing, bound, steps, limit.reason)
+    return Found(packing, bound, steps, stop.reason)
 
 
-def reach(
-    problem: Problem,
-    capacity: int,
-    bound: Bound,
-    incumbent: Packing,
-    *,
-    effort: int = DECISION_EFFORT,
-    seed: int = 0,
-    deadline: float | None = None,
-) -> Found:
+def reach(problem: Problem, capacity: int, bound: Bound, incumbent: Packing, limits: Limits = NO_LIMITS) -> Found:
     """Like `search`, but content with any packing of at most `capacity` bytes, or a proof that there is none."""
-    limit = _Limit(deadline)
-    verdict, offsets, steps = core_of(problem).solve(capacity, seed, effort, limit)
+    stop = _Stop(limits.deadline)
+    effort = limits.effort or DECISION_EFFORT
+    verdict, offsets, steps = core_of(problem).solve(capacity, limits.seed, effort, stop)
     if verdict == "infeasible":
         bound = Bound(max(bound.bytes, capacity + 1), SEARCH, ())
     packing = packing_of(problem, offsets, SEARCH) if verdict == "feasible" else incumbent
-    return Found(packing, bound, steps, limit.reason)
+    return Found(packing, bound, steps, stop.reason)
 
 
-class _Limit:
+class _Stop:
     """Asked by the core now and then whether to stop; remembers why."""
 
     def __init__(self, deadline: float | None) -> None:
