@@ -87,6 +87,7 @@ def main() -> None:
         table.add_row(*row(f"{model.name} ({human(model.path.stat().st_size)})", "as is", proto))
         table.add_row(*row("", "simplified", simplified(proto)))
     console.print(table)
+    console.print('Where tensors are "left out", the figure of onnxsim covers only the others.')
 
 
 if __name__ == "__main__":
