@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -89,3 +94,21 @@ def test_large_problems_are_packed_greedily() -> None:
         rows.append(Buffer(str(i), rng.randrange(1, 1 << 20), begin, begin + rng.randrange(1, 200)))
     report = pack(Problem(tuple(rows)), effort=1_000)
     assert report.gap < 0.05
+
+
+def test_ctrl_c_during_a_search_keeps_the_best_so_far(tmp_path: Path) -> None:
+    """A real signal to a real process, in the middle of a search that would go on for a minute."""
+    rows = (PROBLEMS / "A.1048576.csv").read_text().splitlines()
+    # At this alignment the peak cannot be reached, nor is that easily proved: the search goes on.
+    problem, out = tmp_path / "aligned.csv", tmp_path / "packed.csv"
+    problem.write_text("\n".join([rows[0] + ",alignment", *(f"{row},1536" for row in rows[1:])]) + "\n")
+    words = [sys.executable, "-m", "sublet.cli", "pack", problem, "--timeout", "60", "--out", out, "--json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(3)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 0, stderr
+    content = json.loads(stdout)
+    assert content["stopped"] == "interrupt"
+    assert content["strategy"] == "search"
+    assert out.exists()

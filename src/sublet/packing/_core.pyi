@@ -17,7 +17,7 @@ class Problem:
     def count_overlaps(self) -> int: ...
     def solve(
         self, capacity: int, seed: int, max_steps: int, should_stop: Callable[[], bool]
-    ) -> tuple[Literal["feasible", "infeasible", "unknown"], NDArray[np.int64], int]: ...
+    ) -> tuple[Literal["feasible", "infeasible", "unknown"], NDArray[np.int64], int, bool]: ...
     def minimise(
         self,
         lower_bound: int,
@@ -25,7 +25,7 @@ class Problem:
         seed: int,
         max_steps: int,
         should_stop: Callable[[], bool],
-    ) -> tuple[NDArray[np.int64], int, int]: ...
+    ) -> tuple[NDArray[np.int64], int, int, bool]: ...
 
 def problem(
     sizes: NDArray[np.int64],

@@ -71,24 +71,24 @@ def search(problem: Problem, bound: Bound, incumbent: Packing | None = None, lim
     stop = _Stop(limits.deadline)
     known = np.array(incumbent.offsets if incumbent else (), dtype=np.int64)
     effort = limits.effort or usual_effort(problem)
-    offsets, proved, steps = core_of(problem).minimise(bound.bytes, known, limits.seed, effort, stop)
+    offsets, proved, steps, interrupted = core_of(problem).minimise(bound.bytes, known, limits.seed, effort, stop)
     packing = packing_of(problem, offsets, SEARCH)
     if incumbent is not None and packing.arena_bytes >= incumbent.arena_bytes:
         packing = incumbent
     if proved > bound.bytes:
         bound = Bound(proved, SEARCH, ())
-    return Found(packing, bound, steps, stop.reason)
+    return Found(packing, bound, steps, "interrupt" if interrupted else stop.reason)
 
 
 def reach(problem: Problem, capacity: int, bound: Bound, incumbent: Packing, limits: Limits = NO_LIMITS) -> Found:
     """Like `search`, but content with any packing of at most `capacity` bytes, or a proof that there is none."""
     stop = _Stop(limits.deadline)
     effort = limits.effort or DECISION_EFFORT
-    verdict, offsets, steps = core_of(problem).solve(capacity, limits.seed, effort, stop)
+    verdict, offsets, steps, interrupted = core_of(problem).solve(capacity, limits.seed, effort, stop)
     if verdict == "infeasible":
         bound = Bound(max(bound.bytes, capacity + 1), SEARCH, ())
     packing = packing_of(problem, offsets, SEARCH) if verdict == "feasible" else incumbent
-    return Found(packing, bound, steps, stop.reason)
+    return Found(packing, bound, steps, "interrupt" if interrupted else stop.reason)
 
 
 class _Stop:
@@ -99,9 +99,6 @@ class _Stop:
         self.reason = ""
 
     def __call__(self) -> bool:
-        try:
-            if self.deadline is not None and time.monotonic() > self.deadline:
-                self.reason = self.reason or "timeout"
-        except KeyboardInterrupt:
-            self.reason = "interrupt"
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            self.reason = "timeout"
         return bool(self.reason)

@@ -61,38 +61,52 @@ Problem make_problem(Row<int64_t> sizes, Row<int64_t> alignments, Row<int64_t> p
     return problem;
 }
 
-// Python is asked now and then; what it raises there ends the search and comes out of the call.
-ShouldStop asking(const nb::callable& should_stop) {
-    return [&should_stop] {
-        nb::gil_scoped_acquire gil;
-        return nb::cast<bool>(should_stop());
-    };
-}
+// Python is asked now and then. Ctrl-C there, at whatever instruction, stops the search, which then returns what it
+// has; any other exception comes out of the call.
+struct Asking {
+    const nb::callable& should_stop;
+    bool interrupted = false;
+
+    ShouldStop function() {
+        return [this] {
+            nb::gil_scoped_acquire gil;
+            try {
+                return interrupted || nb::cast<bool>(should_stop());
+            } catch (nb::python_error& error) {
+                if (!error.matches(PyExc_KeyboardInterrupt)) throw;
+                return interrupted = true;
+            }
+        };
+    }
+};
 
 const char* name_of(Verdict verdict) {
     if (verdict == Verdict::feasible) return "feasible";
     return verdict == Verdict::infeasible ? "infeasible" : "unknown";
 }
 
-std::tuple<const char*, Offsets, int64_t> decide(const Problem& problem, int64_t capacity, uint64_t seed,
-                                                 int64_t max_steps, nb::callable should_stop) {
+std::tuple<const char*, Offsets, int64_t, bool> decide(const Problem& problem, int64_t capacity, uint64_t seed,
+                                                       int64_t max_steps, nb::callable should_stop) {
     Decision decision;
+    Asking asking{should_stop};
     {
         nb::gil_scoped_release release;
-        decision = solve(problem, capacity, seed, max_steps, asking(should_stop));
+        decision = solve(problem, capacity, seed, max_steps, asking.function());
     }
-    return {name_of(decision.verdict), as_array(std::move(decision.offsets)), decision.steps};
+    return {name_of(decision.verdict), as_array(std::move(decision.offsets)), decision.steps, asking.interrupted};
 }
 
-std::tuple<Offsets, int64_t, int64_t> smallest(const Problem& problem, int64_t lower_bound, Row<int64_t> incumbent,
-                                               uint64_t seed, int64_t max_steps, nb::callable should_stop) {
+std::tuple<Offsets, int64_t, int64_t, bool> smallest(const Problem& problem, int64_t lower_bound,
+                                                     Row<int64_t> incumbent, uint64_t seed, int64_t max_steps,
+                                                     nb::callable should_stop) {
     const std::vector<int64_t> known(incumbent.data(), incumbent.data() + incumbent.shape(0));
     Minimum minimum;
+    Asking asking{should_stop};
     {
         nb::gil_scoped_release release;
-        minimum = minimise(problem, lower_bound, known, seed, max_steps, asking(should_stop));
+        minimum = minimise(problem, lower_bound, known, seed, max_steps, asking.function());
     }
-    return {as_array(std::move(minimum.offsets)), minimum.bound, minimum.steps};
+    return {as_array(std::move(minimum.offsets)), minimum.bound, minimum.steps, asking.interrupted};
 }
 
 Offsets in_order(const Problem& problem, Row<int32_t> order, Hole hole) {
