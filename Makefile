@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 DEMO ?= resnet50
 
 help: ## print this help
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 # The stamp is newer than pyproject.toml once everything in it is installed.
 $(VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard src/sublet/packing/core/*)

@@ -153,7 +153,7 @@ class PlannedBytes:
             self.write(value, self.fed[value.name])
 
     def read_only_intact(self) -> bool:
-        return all(self.storages[name] == self.fed[name] for name in self.read_only)
+        return all(self.storages[name] == self.fed[name.removeprefix("%")] for name in self.read_only)
 
     def read(self, value: Value) -> bytes:
         if not value.plannable:

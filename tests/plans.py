@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from sublet.analysis.schedule import Schedule, serial
 from sublet.ir.graph import Graph, Value
-from sublet.plan import ARENA, MemoryPlan, Peak, Placement, Region, Storage
+from sublet.plan import ARENA, MemoryPlan, Outside, Peak, Placement, Region, Storage, bound_to
+from sublet.tensor import Unplannable
 
 Place = int | tuple[str, int]
 """An offset in the arena, or a storage and an offset in it."""
@@ -25,10 +26,11 @@ def plan_at(
     values = {value.name: value for value in graph.values()}
     bound = bound or {}
     storages = [Storage(ARENA, "arena", arena_bytes)]
-    storages += [Storage(name, kind, values[name].nbytes) for name, kind in bound.items()]
+    storages += [Storage(bound_to(name), kind, values[name].nbytes) for name, kind in bound.items()]
     placements = []
     for name, place in places.items():
         storage, offset = (ARENA, place) if isinstance(place, int) else place
+        storage = bound_to(storage) if storage in bound else storage
         value = values[name]
         placements.append(Placement(name, str(value.spec), Region(storage, offset, value.nbytes), ((0, 1),), 0))
     return MemoryPlan(
@@ -45,7 +47,11 @@ def plan_at(
         inplace_bytes=0,
         storages=tuple(storages),
         placements=tuple(placements),
-        outside=(),
+        outside=tuple(
+            Outside(value.name, value.spec.type, value.spec.reason)
+            for value in values.values()
+            if isinstance(value.spec, Unplannable)
+        ),
         peak=Peak(0, "", 0, ()),
         points=(),
     )
@@ -74,6 +80,7 @@ def moved(plan: MemoryPlan, places: Mapping[str, Place]) -> MemoryPlan:
     def region(placement: Placement) -> Region:
         place = places.get(placement.value, (placement.region.storage, placement.region.offset))
         storage, offset = (ARENA, place) if isinstance(place, int) else place
+        storage = bound_to(storage) if bound_to(storage) in {known.name for known in plan.storages} else storage
         return Region(storage, offset, placement.region.nbytes)
 
     return replace(plan, placements=tuple(replace(p, region=region(p)) for p in plan.placements))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -210,3 +211,93 @@ def test_bad_problems_are_errors_of_the_user(cli: Cli, tmp_path: Path, text: str
     assert "p.csv" in err
     assert word in err
     assert not out.exists()
+
+
+def test_no_output_replaces_an_input_or_another_output(cli: Cli, graph: Path, tmp_path: Path) -> None:
+    before = graph.read_text()
+    for words in (("plan", graph, "--out", graph), ("plan", graph, "--html", tmp_path / "." / graph.name)):
+        status, _, err = cli(*words)
+        assert status == 2
+        assert "would overwrite the input" in err
+    assert graph.read_text() == before
+    status, _, err = cli("plan", graph, "--out", tmp_path / "a", "--html", tmp_path / "a")
+    assert status == 2
+    assert "another output" in err
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_value_called_arena_is_not_the_arena(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "net.sublet"
+    path.write_text(
+        "graph @net(%arena: f32[16]) {\n  weights %w: f32[16]\n"
+        "  %y: f32[16] = onnx.MatMul(%arena, %w)\n  return %y\n}\n"
+    )
+    assert cli("plan", path, "--io", "bound")[0] == 0
+    path.write_text(path.read_text().replace("%arena", "%x").replace("%w", "%arena"))
+    assert cli("plan", path)[0] == 0
+
+
+def test_padding_counts_in_a_proof(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "net.sublet"
+    path.write_text("graph @net(%x: u8[65], %y: u8[65]) {\n  %z: u8[1] = onnx.Foo(%x, %y)\n  return %z\n}\n")
+    content = json.loads(cli("plan", path, "--json", "--budget", "190")[1])
+    assert content["arena_bytes"] == content["lower_bound_bytes"] == 65 + 63 + 65 + 64 - 63 + 63
+    assert sum(live["nbytes"] for live in content["proof"]) > 190
+
+
+def test_what_is_not_counted_is_told_with_the_verdict(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "net.sublet"
+    path.write_text(
+        'graph @net(%x: f32[4]) {\n  %n: outside("i64[1,?]", "depends on data") = onnx.NonZero(%x)\n'
+        "  %y: f32[4] = onnx.Relu(%x)\n  return %n, %y\n}\n"
+    )
+    status, out, _ = cli("plan", path, "--budget", "1KiB")
+    assert status == 0
+    assert "not counting 1 values" in " ".join(out.split())
+
+
+def test_names_cannot_steer_the_terminal(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "net.sublet"
+    path.write_text('graph @net(%"a\\u001b[31mred": f32[4]) {\n  return %"a\\u001b[31mred"\n}\n')
+    status, out, err = cli("plan", path)
+    assert status == 0
+    assert "\x1b[31m" not in out + err
+    assert "\\x1b[31mred" in out
+
+
+def test_numbers_that_are_none(cli: Cli, graph: Path) -> None:
+    for words in (("--timeout", "nan"), ("--timeout", "-1"), ("--dim", "batch=²"), ("--dim", "b=" + "9" * 5000)):
+        assert cli("plan", graph, *words)[0] == 2
+
+
+def test_plans_with_absurd_numbers_are_refused(cli: Cli, graph: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    cli("plan", graph, "--out", path)
+    raw = json.loads(path.read_text())
+    for change in (
+        {"arena_bytes": 10**400},
+        {"alignment": -5},
+        {"points": [], "peak": {**raw["peak"], "point": 10**30}},
+    ):
+        path.write_text(json.dumps({**raw, **change}))
+        assert cli("show", path)[0] == 2
+
+
+def test_false_claims_are_violations(cli: Cli, graph: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    cli("plan", graph, "--out", path)
+    raw = json.loads(path.read_text())
+    for change in (
+        {"lower_bound_bytes": 10**9},
+        {"proof": [99]},
+        {"outside": [{"value": "a", "type": "", "reason": ""}]},
+    ):
+        path.write_text(json.dumps({**raw, **change}))
+        assert cli("check", graph, path)[0] == 1
+
+
+def test_a_reader_that_leaves_early_is_no_failure_of_the_model(graph: Path) -> None:
+    command = f"{sys.executable} -m sublet plan {graph} --json | head -c 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] in ("0", "141")
+    assert "Traceback" not in done.stderr

@@ -12,7 +12,7 @@ from sublet.analysis.schedule import Schedule
 from sublet.analysis.sharing import SharedBuffer
 from sublet.ir.graph import Graph, Value
 from sublet.packing import Report
-from sublet.plan import ARENA, MemoryPlan, Outside, Peak, Placement, Region, Storage
+from sublet.plan import ARENA, MemoryPlan, Outside, Peak, Placement, Region, Storage, bound_to
 from sublet.plan_file import fingerprint
 from sublet.tensor import TensorSpec, Unplannable
 
@@ -25,7 +25,8 @@ def bound_storages(graph: Graph, *, io_bound: bool, weights_bound: bool) -> dict
     if io_bound:
         kinds |= dict.fromkeys(graph.inputs, "input")
         kinds = dict.fromkeys((v for v in graph.outputs if v not in set(graph.weights)), "output") | kinds
-    return {value: Storage(value.name, kind, value.nbytes) for value, kind in kinds.items() if value.plannable}
+    bound = {value: kind for value, kind in kinds.items() if value.plannable}
+    return {value: Storage(bound_to(value.name), kind, value.nbytes) for value, kind in bound.items()}
 
 
 def always_live(ranges: LiveRanges, values: tuple[Value, ...], points: int) -> LiveRanges:
@@ -69,6 +70,7 @@ def assemble(
         points=tuple(str(point) for point in timeline.points),
         dims=tuple(dims.items()),
         proof=report.bound.members,
+        stopped=report.stopped,
     )
 
 

@@ -10,7 +10,11 @@ from sublet.plan import ARENA, MemoryPlan
 
 @dataclass(frozen=True, slots=True)
 class LiveBuffer:
-    """A buffer: its size, and the values in it that matter where it is told."""
+    """A buffer: its size, and the values in it that matter where it is told.
+
+    In a proof the size counts the bytes up to where the next buffer can begin: all but the one on top
+    are rounded up to the alignment.
+    """
 
     nbytes: int
     values: tuple[str, ...]
@@ -45,8 +49,12 @@ def verdict(plan: MemoryPlan, budget: int) -> Verdict:
     if plan.lower_bound_bytes <= budget:
         return Verdict(budget, fits=False)
     sizes, values = _buffers(plan)
+    rounded = {number: -(-sizes[number] // plan.alignment) * plan.alignment for number in plan.proof}
+    # The one whose padding is largest lies on top, where it needs none.
+    top = max(plan.proof, key=lambda number: rounded[number] - sizes[number], default=-1)
+    taken = {number: sizes[number] if number == top else rounded[number] for number in plan.proof}
     proof: list[LiveBuffer] = []
-    for buffer in _largest_first(LiveBuffer(sizes[number], values[number]) for number in plan.proof):
+    for buffer in _largest_first(LiveBuffer(taken[number], values[number]) for number in plan.proof):
         proof.append(buffer)
         if sum(found.nbytes for found in proof) > budget:
             break

@@ -7,13 +7,16 @@ output, everything else to standard error; with `--json` standard output holds o
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, ParamSpec
 
 import typer
 from rich.console import Console
@@ -23,13 +26,14 @@ from sublet.budget import verdict
 from sublet.bytesize import human, parse_bytes
 from sublet.checker import check as replay
 from sublet.compile import Options, Progress, plan_memory
-from sublet.errors import ModelError, PlanError, SubletError
+from sublet.errors import ModelError, PlanError, ProblemError, SubletError
 from sublet.frontends.model import read_model
 from sublet.packing import STRATEGIES, Report, pack
 from sublet.packing.csv_format import write_csv
 from sublet.packing.files import read_problem
 from sublet.plan import MemoryPlan
 from sublet.plan_file import fingerprint, load, save
+from sublet.printable import printable
 from sublet.report import as_json
 from sublet.viz.page import write_html
 from sublet.viz.png import write_png
@@ -44,6 +48,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+P = ParamSpec("P")
+NEWLINE = "\n"
 errors = Console(stderr=True, highlight=False)
 
 
@@ -68,7 +74,34 @@ Timeout = Annotated[float | None, typer.Option(help="Stop searching after this m
 Effort = Annotated[int | None, typer.Option(help="Limit the search to this many steps.", min=1, metavar="STEPS")]
 
 
+def answered(command: Callable[P, None]) -> Callable[P, None]:
+    """A mistake of the user's is one message on standard error and exit status 2, never a traceback."""
+
+    @wraps(command)
+    def guarded(*arguments: P.args, **options: P.kwargs) -> None:
+        try:
+            command(*arguments, **options)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Whoever read the output has seen enough. Point it elsewhere, or the interpreter complains at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(141) from None
+        except (SubletError, OSError) as error:
+            errors.print(f"[red]error:[/red] {escape(printable(str(error), keep=NEWLINE))}")
+        except KeyboardInterrupt:
+            errors.print("interrupted")
+            raise typer.Exit(130) from None
+        except RecursionError:
+            errors.print("[red]error:[/red] the model nests graphs too deeply; about 100 levels are supported")
+        else:
+            return
+        raise typer.Exit(2)
+
+    return guarded
+
+
 @app.command()
+@answered
 def plan(
     model: Model,
     dim: Dim = None,
@@ -87,6 +120,7 @@ def plan(
     as_json_: Json = False,
 ) -> None:
     """Plan the memory of a model, prove the plan, and show it."""
+    _refuse_overwriting(model, out, html, png)
     limit = None if budget is None else parse_bytes(budget)
     started = perf_counter()
     imported = read_model(model, _dims(dim))
@@ -104,10 +138,12 @@ def plan(
         _show(made)
         if decision is not None:
             _out().print(verdict_line(decision, made))
-    raise typer.Exit(0 if decision is None or decision.fits else 1)
+    if decision is not None and not decision.fits:
+        raise typer.Exit(1)
 
 
 @app.command()
+@answered
 def check(
     model: Model,
     plan_path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan written by `sublet plan --out`.")],
@@ -123,13 +159,15 @@ def check(
         _print_json({"valid": not found, "violations": [str(finding) for finding in found]})
     elif found:
         for finding in found:
-            _out().print(f"[red]violation[/red] {escape(str(finding))}")
+            _out().print(f"[red]violation[/red] {escape(printable(str(finding)))}")
     else:
         _out().print(f"[green]valid[/green]: {len(made.placements)} tensors in {human(made.arena_bytes)}")
-    raise typer.Exit(1 if found else 0)
+    if found:
+        raise typer.Exit(1)
 
 
 @app.command()
+@answered
 def show(
     plan_path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan written by `sublet plan --out`.")],
     html: Html = None,
@@ -137,6 +175,7 @@ def show(
     as_json_: Json = False,
 ) -> None:
     """Show a plan from its file."""
+    _refuse_overwriting(plan_path, html, png)
     made = load(plan_path)
     _draw(rectangles(made), html, png)
     if as_json_:
@@ -146,6 +185,7 @@ def show(
 
 
 @app.command(name="pack")
+@answered
 def pack_(
     problem: Annotated[Path, typer.Argument(help="MiniMalloc's CSV, or a partial order as JSON.", show_default=False)],
     strategy: Strategy = "auto",
@@ -159,7 +199,10 @@ def pack_(
     as_json_: Json = False,
 ) -> None:
     """Pack the buffers of a problem into one arena."""
+    _refuse_overwriting(problem, out, html, png)
     limit = None if capacity is None else parse_bytes(capacity)
+    if timeout is not None and not timeout >= 0:
+        raise ProblemError(f"--timeout {timeout} must be a number of seconds, at least 0")
     question = read_problem(problem)
     with _progress() as progress:
         report = pack(question, strategy, timeout, progress, capacity=limit, effort=effort, seed=seed)
@@ -174,21 +217,24 @@ def pack_(
         _show_packing(report, picture)
         if not fits:
             _out().print(f"[red]Does not fit the capacity of {human(limit or 0)}.[/red]")
-    raise typer.Exit(0 if fits else 1)
+    if not fits:
+        raise typer.Exit(1)
 
 
-def main() -> NoReturn:
-    """Run the command line; a mistake of the user's is one line on standard error and exit status 2."""
-    try:
-        app()
-    except (SubletError, OSError) as error:
-        errors.print(f"[red]error:[/red] {escape(str(error))}")
-    except KeyboardInterrupt:
-        errors.print("interrupted")
-        sys.exit(130)
-    except RecursionError:
-        errors.print("[red]error:[/red] the model nests graphs too deeply")
-    sys.exit(2)
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+def _refuse_overwriting(source: Path, *targets: Path | None) -> None:
+    """No output may replace the input, or another output. Raises PlanError naming both."""
+    taken = {source.resolve(): "the input"}
+    for target in targets:
+        if target is None or (target.exists() and not target.is_file()):
+            continue
+        if target.resolve() in taken:
+            raise PlanError(f"{target} would overwrite {taken[target.resolve()]}: choose another name")
+        taken[target.resolve()] = f"another output, {target}"
 
 
 def _dims(pairs: list[str] | None) -> dict[str, int]:
@@ -196,8 +242,8 @@ def _dims(pairs: list[str] | None) -> dict[str, int]:
     bound: dict[str, int] = {}
     for pair in pairs or ():
         name, equals, text = pair.rpartition("=")
-        if not equals or not name or not text.strip().lstrip("+-").isdigit():
-            raise ModelError(f"--dim {pair}: write NAME=INTEGER, for instance --dim batch=1")
+        if not equals or not name or not re.fullmatch(r"[+-]?[0-9]{1,20}", text.strip()):
+            raise ModelError(f"--dim {pair[:80]}: write NAME=INTEGER, for instance --dim batch=1")
         if name in bound:
             raise ModelError(f"--dim {name} is given twice")
         bound[name] = int(text)

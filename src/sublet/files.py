@@ -25,10 +25,10 @@ def write(path: str | Path, content: str | bytes, error: type[SubletError] = Sub
     """
     try:
         raw = content.encode() if isinstance(content, str) else content
-        target = Path(path).resolve()
-        if target.exists() and not target.is_file():
-            target.write_bytes(raw)  # a pipe or terminal cannot be replaced
+        if Path(path).exists() and not Path(path).is_file():
+            Path(path).write_bytes(raw)  # a pipe or terminal cannot be replaced
             return
+        target = Path(path).resolve()
         partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
         try:
             partial.write_bytes(raw)

@@ -14,11 +14,16 @@ ARENA = "arena"
 FORMAT_VERSION = 1
 
 
+def bound_to(value: str) -> str:
+    """The name of the storage bound to a value; a value called "arena" does not clash with the arena."""
+    return f"%{value}"
+
+
 @dataclass(frozen=True, slots=True)
 class Storage:
     """A block of memory. `kind` is "arena", "weight", "input" or "output".
 
-    Every storage but the arena is named after the value bound to it. A weight or input storage is
+    Every storage but the arena is named after the value bound to it, see `bound_to`. A weight or input storage is
     the caller's, and is never written by the network.
     """
 
@@ -101,6 +106,7 @@ class MemoryPlan:
     points             names of what runs at each point of time, for pictures and messages
     dims               the dimension bindings the model was read with
     proof              the buffers that prove the lower bound: no two of them may overlap
+    stopped            "timeout" or "interrupt" when the search for a packing was cut short, else ""
     """
 
     graph: str
@@ -121,6 +127,7 @@ class MemoryPlan:
     points: tuple[str, ...]
     dims: tuple[tuple[str, int], ...] = ()
     proof: tuple[int, ...] = ()
+    stopped: str = ""
     version: int = FORMAT_VERSION
 
     @property

@@ -17,6 +17,9 @@ from sublet.ir.graph import Graph
 from sublet.ir.text import to_text
 from sublet.plan import FORMAT_VERSION, MemoryPlan
 
+LARGEST = 1 << 62
+"""No size, offset or point in a plan is beyond this."""
+
 
 def fingerprint(graph: Graph, schedule: Schedule) -> str:
     """A hash of everything a plan depends on: the whole program, and the order it runs in."""
@@ -34,7 +37,7 @@ def from_json(text: str, source: str = "plan") -> MemoryPlan:
     try:
         raw = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise PlanError(f"{source} is not JSON: {error}") from None
+        raise PlanError(f"{source} is not JSON that can be read: {error}") from None
     version = raw.get("version") if isinstance(raw, dict) else None
     if version != FORMAT_VERSION:
         raise PlanError(f"{source} has format version {version!r}; this Sublet reads version {FORMAT_VERSION}")
@@ -67,6 +70,8 @@ def _decode(kind: Any, raw: Any, where: str) -> Any:
         return {key: _decode(item, value, f"{where}.{key}") for key, value in raw.items()}
     if origin is types.UnionType or not isinstance(raw, kind) or isinstance(raw, bool) is not (kind is bool):
         raise PlanError(f"{where} must be of type {kind.__name__}, found {json.dumps(raw)[:40]}")
+    if kind is int and not -1 <= raw <= LARGEST:
+        raise PlanError(f"{where} must be between -1 and 2^62, found {str(raw)[:40]}")
     return raw
 
 
@@ -77,7 +82,10 @@ def _decode_record(kind: Any, raw: Any, where: str) -> Any:
     names = [field.name for field in fields(kind)]
     missing, unknown = [n for n in names if n not in raw], [n for n in raw if n not in names]
     if missing or unknown:
-        raise PlanError(f"{where} lacks the fields {missing} or has unknown ones {unknown}")
+        found = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has the unknown {', '.join(unknown)}"] * bool(
+            unknown
+        )
+        raise PlanError(f"{where} {' and '.join(found)}")
     return kind(**{name: _decode(hints[name], raw[name], f"{where}.{name}") for name in names})
 
 

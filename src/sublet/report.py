@@ -22,6 +22,7 @@ def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) ->
         "bound_bytes": sum(s.nbytes for s in plan.storages if s.kind != ARENA),
         "alignment": plan.alignment,
         "strategy": plan.strategy,
+        "stopped": plan.stopped,
         "seconds": seconds,
         "dims": dict(plan.dims),
         "peak": {

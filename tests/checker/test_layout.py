@@ -104,10 +104,10 @@ def test_storages_are_known_and_have_the_size_of_what_they_hold() -> None:
     plan = own_bytes(GRAPH, bound=True)
     assert rules(GRAPH, moved(plan, {"y": ("nowhere", 0)}))[0] == "unknown-storage"
     for storage, rule in (
-        (Storage("y", "input", 64), "storage-kind"),
-        (Storage("y", "disk", 64), "storage-kind"),
+        (Storage("%y", "input", 64), "storage-kind"),
+        (Storage("%y", "disk", 64), "storage-kind"),
         (Storage("arena2", "arena", 64), "storage-kind"),
-        (Storage("w", "weight", 64), "duplicate-storage"),
+        (Storage("%w", "weight", 64), "duplicate-storage"),
     ):
         assert rule in rules(GRAPH, replace(plan, storages=(*plan.storages, storage)))
     larger = tuple(replace(s, nbytes=65) if s.kind == "weight" else s for s in plan.storages)
@@ -116,8 +116,8 @@ def test_storages_are_known_and_have_the_size_of_what_they_hold() -> None:
 
 def test_what_the_caller_binds_lies_where_the_caller_looks() -> None:
     plan = own_bytes(GRAPH, bound=True)
-    elsewhere = replace(plan, storages=(*plan.storages, Storage("y", "output", 64)))
-    assert "output %y: lies at arena[0, 64), but the plan binds it to storage y" in told(GRAPH, elsewhere)
+    elsewhere = replace(plan, storages=(*plan.storages, Storage("%y", "output", 64)))
+    assert "output %y: lies at arena[0, 64), but the plan binds it to storage %y" in told(GRAPH, elsewhere)
     assert rules(GRAPH, moved(elsewhere, {"y": ("y", 0)})) == []
     assert "bound-storage" in rules(GRAPH, moved(plan, {"x": ("w", 0)}))
 

@@ -154,7 +154,7 @@ def test_memory_of_the_caller_is_read_only(kind: str) -> None:
     bound = {"x": kind}
     assert messages(graph, {"x": ("x", 0), "v": ("x", 0), "y": 8}, bound=bound) == ""
     found = messages(graph, {"x": ("x", 0), "v": ("x", 0), "y": ("x", 0)}, bound=bound)
-    assert f"node y: writes %y at x[0, 8), memory of a bound {kind} (the network never writes {kind}s)" in found
+    assert f"node y: writes %y at %x[0, 8), memory of a bound {kind} (the network never writes {kind}s)" in found
 
 
 def test_reading_what_was_never_written() -> None:

@@ -1,7 +1,7 @@
 """What the bytes of a value are copies of, so that two values may share bytes that are equal anyway.
 
 A computed value has bytes of its own. The bytes of a view are those of its base, and the bytes of a
-concatenation are those of its operands. Views (seed 000: "alias") and concatenations written in
+concatenation are those of its operands. Views (NNC: "alias") and concatenations written in
 place rest on this: two values may lie on the same bytes at the same time exactly where their
 contents agree.
 """

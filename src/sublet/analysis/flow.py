@@ -1,4 +1,4 @@
-"""The control flow graph of a program under a schedule (seed 004).
+"""The control flow graph of a program under a schedule (as in PaddlePaddle's memory optimisation design).
 
 The program is laid out as a list of points, sub-graphs included, so that loops and branches are
 only edges and every later analysis is one plain algorithm over points. Point 0 starts the run (it

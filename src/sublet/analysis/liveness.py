@@ -1,4 +1,4 @@
-"""Liveness of every value, by the dataflow equations of seed 004 solved to a fixpoint.
+"""Liveness of every value, by the dataflow equations (Appel, ch. 10) solved to a fixpoint.
 
     live_in(n)  = use(n) | (live_out(n) - def(n))
     live_out(n) = union of live_in(s) over the points s that may follow n

@@ -2,7 +2,7 @@
 
 Rules: unknown-value, outside-placed, duplicate-placement, unplaced-value, wrong-spec, wrong-size,
 misaligned, bad-alignment, duplicate-storage, storage-kind, unknown-storage, out-of-storage,
-bound-storage, arena-size, initial-overlap, illegal-graph.
+bound-storage, arena-size, initial-overlap, illegal-graph, false-bound, outside-untold.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import chain
 
 from sublet.errors import Finding
 from sublet.ir.graph import Graph, Value
-from sublet.plan import ARENA, MemoryPlan, Placement, Region, Storage
+from sublet.plan import ARENA, MemoryPlan, Placement, Region, Storage, bound_to
 
 READ_ONLY = ("weight", "input")
 """Kinds of storage that are the caller's and that the network never writes."""
@@ -41,7 +41,7 @@ def lay_out(graph: Graph, plan: MemoryPlan) -> tuple[Layout, list[Finding]]:
     """The layout that the plan describes, and everything that is wrong with it by itself."""
     values = {value.name: value for value in graph.values()}
     storages = {storage.name: storage for storage in plan.storages}
-    findings = [*_names(graph), *_storages(graph, plan)]
+    findings = [*_names(graph), *_storages(graph, plan), *_claims(graph, plan)]
     if plan.alignment < 1:
         findings.append(Finding("bad-alignment", "the plan", f"alignment {plan.alignment} is less than 1"))
     regions: dict[str, Region] = {}
@@ -79,9 +79,9 @@ def _names(graph: Graph) -> Iterator[Finding]:
 
 def _storages(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
     owners = {
-        "weight": {value.name: value for value in graph.weights},
-        "input": {value.name: value for value in graph.inputs},
-        "output": {value.name: value for value in graph.outputs},
+        "weight": {bound_to(value.name): value for value in graph.weights},
+        "input": {bound_to(value.name): value for value in graph.inputs},
+        "output": {bound_to(value.name): value for value in graph.outputs},
     }
     seen: set[str] = set()
     for storage in plan.storages:
@@ -101,6 +101,22 @@ def _storages(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
             yield Finding("bound-storage", where, f"has {storage.nbytes} bytes, its {storage.kind} has {owned}")
     if ARENA not in seen and plan.arena_bytes:
         yield Finding("arena-size", "the plan", f"says the arena has {plan.arena_bytes} bytes, but lists no arena")
+
+
+def _claims(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
+    """What the plan says beside its regions, as far as it can be held against the graph."""
+    if plan.lower_bound_bytes > plan.arena_bytes:
+        what = f"claims that no packing is below {plan.lower_bound_bytes} bytes, in {plan.arena_bytes}"
+        yield Finding("false-bound", "the plan", what)
+    left_out = {value.name for value in graph.values() if not value.plannable}
+    told = {outside.value for outside in plan.outside}
+    for name in sorted(left_out ^ told):
+        what = "cannot be planned, but the plan does not say so" if name in left_out else "is said to be outside"
+        yield Finding("outside-untold", f"value %{name}", what)
+    buffers = {placement.buffer for placement in plan.placements if placement.buffer >= 0}
+    for number in plan.proof:
+        if number not in buffers:
+            yield Finding("false-bound", "the plan", f"proves its bound by buffer {number}, which it does not have")
 
 
 def _placement(
@@ -134,11 +150,11 @@ def _bound(graph: Graph, layout: Layout) -> Iterator[Finding]:
         region = layout.region(value)
         if region is None:
             continue
-        own, actual = layout.storages.get(value.name), layout.storages[region.storage]
-        if own is not None and own.kind == kind and (region.storage, region.offset) != (value.name, 0):
-            what = f"lies at {span(region)}, but the plan binds it to storage {value.name}"
+        own, actual = layout.storages.get(bound_to(value.name)), layout.storages[region.storage]
+        if own is not None and own.kind == kind and (region.storage, region.offset) != (bound_to(value.name), 0):
+            what = f"lies at {span(region)}, but the plan binds it to storage {bound_to(value.name)}"
             yield Finding("bound-storage", f"{kind} {value}", what)
-        elif kind != "output" and actual.kind != "arena" and (actual.kind, actual.name) != (kind, value.name):
+        elif kind != "output" and actual.kind != "arena" and (actual.kind, actual.name) != (kind, bound_to(value.name)):
             what = f"lies in storage {actual.name} of kind {actual.kind}, where the caller does not put it"
             yield Finding("bound-storage", f"{kind} {value}", what)
 

@@ -20,7 +20,7 @@ Attr = int | float | str | bytes | tuple[int, ...] | tuple[float, ...] | tuple[s
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An SSA name with its spec [seed: tensor symbol].
+    """An SSA name with its spec [NNC: tensor symbol].
 
     `literal` holds the elements, in row-major order, of a small constant (an axis list, a scalar);
     the facts of ops such as Slice depend on them. It is None everywhere else.
@@ -48,7 +48,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Node:
-    """One application of an op [seed: exec symbol].
+    """One application of an op [NNC: exec symbol].
 
     `op` is a dialect-qualified name (`"onnx.Conv"`). An omitted optional input or output is None.
     `source` says where the node comes from (a line of a file, a name in a model), for messages only.
@@ -78,7 +78,7 @@ class Node:
 
 @dataclass(frozen=True)
 class While(Node):
-    """A loop [seed: while type sub-graph].
+    """A loop [NNC: while type sub-graph].
 
     One round: the first `check` nodes of the body run (the evaluation nodes), `condition` is read;
     if it is false the loop ends, else the slices are fetched, the remaining nodes run, the rows are
@@ -143,7 +143,7 @@ class While(Node):
 
 @dataclass(frozen=True)
 class CaseOf(Node):
-    """A branch [seed: case..of type sub-graph].
+    """A branch [NNC: case..of type sub-graph].
 
     inputs   the index (a bool or integer scalar), then the fallbacks: one an output, or none at all
     arms     graphs without inputs; arm i runs when the index is i (False is 0, True is 1) and each

@@ -10,6 +10,7 @@ from rich.text import Text
 from sublet.budget import LiveBuffer, Verdict, buffers_at_peak
 from sublet.bytesize import human
 from sublet.plan import ARENA, MemoryPlan, Placement
+from sublet.printable import printable
 
 SHOWN = 12
 """Buffers in a table; the rest is summed up in one line."""
@@ -20,6 +21,8 @@ SHARED = 3
 def summary(plan: MemoryPlan) -> RenderableType:
     """The figures of a plan, its peak, and what was left outside."""
     parts: list[RenderableType] = [_figures(plan), Text(), *_peak(plan)]
+    if plan.stopped:
+        parts.insert(1, Text(f"the search was stopped by {plan.stopped}: the best so far", "yellow"))
     if plan.outside:
         parts += [Text(), *_outside(plan)]
     return Group(*parts)
@@ -28,15 +31,17 @@ def summary(plan: MemoryPlan) -> RenderableType:
 def verdict_line(verdict: Verdict, plan: MemoryPlan) -> RenderableType:
     """Whether the plan fits its budget, and the proof when it does not."""
     budget = human(verdict.budget)
+    missing = f", not counting {len(plan.outside)} values that could not be planned" if plan.outside else ""
     if verdict.fits:
-        return Text(f"Fits the budget of {budget}: {human(verdict.budget - plan.arena_bytes)} to spare.", "green")
+        spare = human(verdict.budget - plan.arena_bytes)
+        return Text(f"Fits the budget of {budget}: {spare} to spare{missing}.", "yellow" if missing else "green")
     over = human(plan.arena_bytes - verdict.budget)
     if not verdict.proof:
         text = f"Does not fit the budget of {budget}: {over} too much. The lower bound would fit; no proof either way."
         return Text(text, "yellow")
     total = sum(live.nbytes for live in verdict.proof)
     head = f"Cannot fit the budget of {budget} in this order: these must not overlap"
-    return Group(Text(f"{head} and take {human(total)}:", "red"), _buffer_table(verdict.proof, plan))
+    return Group(Text(f"{head} and take {human(total)} with their padding:", "red"), _buffer_table(verdict.proof, plan))
 
 
 def _figures(plan: MemoryPlan) -> Table:
@@ -61,8 +66,9 @@ def _figures(plan: MemoryPlan) -> Table:
 
 def _ratio(plan: MemoryPlan) -> str:
     tensors = sum(place.region.storage == ARENA for place in plan.placements)
+    word = "tensor" if tensors == 1 else "tensors"
     times = f", {plan.total_bytes / plan.arena_bytes:.1f} times the arena" if plan.arena_bytes else ""
-    return f"{tensors} tensors, each with bytes of its own{times}"
+    return f"{tensors} {word}, each with bytes of its own{times}"
 
 
 def _bound_sums(plan: MemoryPlan) -> dict[str, int]:
@@ -76,7 +82,7 @@ def _bound_sums(plan: MemoryPlan) -> dict[str, int]:
 def _peak(plan: MemoryPlan) -> list[RenderableType]:
     where = f"point {plan.peak.point} of {len(plan.points)}, {plan.peak.node!r}"
     return [
-        Text.from_markup(f"[bold]Peak[/bold] {human(plan.peak.nbytes)} at {escape(where)}"),
+        Text.from_markup(f"[bold]Peak[/bold] {human(plan.peak.nbytes)} at {escape(printable(where))}"),
         _buffer_table(buffers_at_peak(plan), plan),
     ]
 
@@ -90,7 +96,7 @@ def _buffer_table(buffers: tuple[LiveBuffer, ...], plan: MemoryPlan) -> Renderab
         for i, value in enumerate(live.values[:SHARED]):
             place = places[value]
             size = human(live.nbytes) if i == 0 else "shared"
-            table.add_row(size, Text(value), Text(place.spec), Text(_maker(place)))
+            table.add_row(size, Text(printable(value)), Text(place.spec), Text(printable(_maker(place))))
         if len(live.values) > SHARED:
             table.add_row("shared", Text(f"{len(live.values) - SHARED} more"), "", "")
     rest = buffers[SHOWN:]
@@ -106,10 +112,15 @@ def _maker(place: Placement) -> str:
 
 
 def _outside(plan: MemoryPlan) -> list[RenderableType]:
+    """One line a reason: one cause often leaves many values outside."""
+    reasons: dict[str, list[str]] = {}
+    for value in plan.outside:
+        reasons.setdefault(value.reason, []).append(f"{value.value}: {value.type}")
     count = len(plan.outside)
     lines: list[RenderableType] = [Text(f"{count} value{'s' if count > 1 else ''} outside the arena", "yellow")]
-    for value in plan.outside[:SHOWN]:
-        lines.append(Text(f"  {value.value}: {value.type}: {value.reason}"))
-    if count > SHOWN:
-        lines.append(Text(f"  and {count - SHOWN} more (all are in the plan file)"))
+    for reason, names in list(reasons.items())[:SHOWN]:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        lines.append(Text(printable(f"  {names[0]}{more}: {reason}")))
+    if len(reasons) > SHOWN:
+        lines.append(Text(f"  and {len(reasons) - SHOWN} more reasons (all are in the plan file)"))
     return lines
