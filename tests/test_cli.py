@@ -218,7 +218,7 @@ def test_no_output_replaces_an_input_or_another_output(cli: Cli, graph: Path, tm
     for words in (("plan", graph, "--out", graph), ("plan", graph, "--html", tmp_path / "." / graph.name)):
         status, _, err = cli(*words)
         assert status == 2
-        assert "would overwrite the input" in err
+        assert "would overwrite the input" in " ".join(err.split())
     assert graph.read_text() == before
     status, _, err = cli("plan", graph, "--out", tmp_path / "a", "--html", tmp_path / "a")
     assert status == 2
@@ -297,7 +297,7 @@ def test_false_claims_are_violations(cli: Cli, graph: Path, tmp_path: Path) -> N
 
 
 def test_a_reader_that_leaves_early_is_no_failure_of_the_model(graph: Path) -> None:
-    command = f"{sys.executable} -m sublet plan {graph} --json | head -c 1; echo ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m sublet plan {graph} --json | head -c 1 >/dev/null; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] in ("0", "141")
     assert "Traceback" not in done.stderr

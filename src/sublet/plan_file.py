@@ -82,10 +82,8 @@ def _decode_record(kind: Any, raw: Any, where: str) -> Any:
     names = [field.name for field in fields(kind)]
     missing, unknown = [n for n in names if n not in raw], [n for n in raw if n not in names]
     if missing or unknown:
-        found = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has the unknown {', '.join(unknown)}"] * bool(
-            unknown
-        )
-        raise PlanError(f"{where} {' and '.join(found)}")
+        wrong = [f"lacks {name}" for name in missing] + [f"has the unknown field {name}" for name in unknown]
+        raise PlanError(f"{where} {', '.join(wrong)}")
     return kind(**{name: _decode(hints[name], raw[name], f"{where}.{name}") for name in names})
 
 
