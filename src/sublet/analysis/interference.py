@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
 
 from sublet.analysis.flow import Flow
-from sublet.analysis.liveness import Pieces
-from sublet.analysis.order import Concurrency
+from sublet.analysis.order import Concurrency, Mask
 from sublet.analysis.sharing import SharedBuffer
+from sublet.errors import ProblemError
 from sublet.packing.problem import Buffer, Precedence, Problem
+
+MAX_BUFFERS = 8_192
+"""Buffers of a program with several streams: the distances of all pairs are held at once, 256 MiB."""
 
 
 def interference(buffers: tuple[SharedBuffer, ...], flow: Flow, *, alignment: int, name: str = "") -> Problem:
     """The problem of placing `buffers` in one arena; ids are positions in `buffers`.
 
     In one stream two buffers conflict when they live at a common point. With several, they conflict
-    too when some access to one is not ordered with some access to the other.
+    too when some access to one is not ordered with some access to the other. Raises ProblemError for
+    more than MAX_BUFFERS of them then.
     """
     items = tuple(_buffer(str(i), buffer, alignment) for i, buffer in enumerate(buffers))
-    precedence = None if flow.serial else _precedence(buffers, items, flow)
+    if flow.serial:
+        return Problem(items, name=name)
+    if len(items) > MAX_BUFFERS:
+        raise ProblemError(
+            f"graph {name}: {len(items)} buffers are more than the {MAX_BUFFERS} that can be planned in several "
+            "streams; plan it with one (--streams 1)"
+        )
+    precedence = _precedence(buffers, items, flow)
     return Problem(items, precedence, name=name)
 
 
@@ -32,31 +44,47 @@ def _buffer(identity: str, buffer: SharedBuffer, alignment: int) -> Buffer:
 
 def _precedence(buffers: tuple[SharedBuffer, ...], items: tuple[Buffer, ...], flow: Flow) -> Precedence:
     """Buffer i precedes j when it dies before j is born and all their accesses are ordered."""
-    concurrency = Concurrency(flow)
-    values = [[member.value for member in buffer.members] for buffer in buffers]
-    touches = [concurrency.touches(members) for members in values]
-    meets = [concurrency.meets(members) for members in values]
+    unordered = _unordered(buffers, flow)
+    overlaps = _Overlaps(items, len(flow.points))
+    lower = np.array([item.lower for item in items], dtype=np.int32)
+    upper = np.array([item.upper for item in items], dtype=np.int32)
     distance = np.zeros((len(items), len(items)), dtype=np.int32)
     compatible = np.zeros((len(items), len(items)), dtype=np.bool_)
-    for i, a in enumerate(items):
-        for j, b in enumerate(items):
-            if i == j or meets[i] & touches[j]:
-                continue
-            if a.upper <= b.lower:
-                distance[i, j] = b.lower - a.upper + 1
-            elif b.upper > a.lower:
-                compatible[i, j] = not intersect(buffers[i].live, buffers[j].live)
+    for i, (item, clash) in enumerate(zip(items, unordered, strict=True)):
+        distance[i] = np.where((lower >= item.upper) & ~clash, lower - item.upper + 1, 0)
+        if item.gaps:  # two lives that span a common point without having one need a gap
+            apart = (lower < item.upper) & (upper > item.lower) & ~clash & ~overlaps.with_(item)
+            compatible[i] |= apart
+            compatible[:, i] |= apart
     return Precedence(distance, compatible)
 
 
-def intersect(a: Pieces, b: Pieces) -> bool:
-    """Whether two sorted sets of half-open ranges have a point in common."""
-    i = j = 0
-    while i < len(a) and j < len(b):
-        if a[i][0] < b[j][1] and b[j][0] < a[i][1]:
-            return True
-        if a[i][1] <= b[j][1]:
-            i += 1
-        else:
-            j += 1
-    return False
+def _unordered(buffers: tuple[SharedBuffer, ...], flow: Flow) -> Iterator[Mask]:
+    """For each buffer the buffers with an access that may happen at the same time as one to it."""
+    concurrency = Concurrency(flow)
+    members = [[member.value for member in buffer.members] for buffer in buffers]
+    accesses = [(point, j) for j, values in enumerate(members) for point in concurrency.touches(values)]
+    point, owner = np.array(accesses, dtype=np.int64).reshape(-1, 2).T.copy()
+    for values in members:
+        clash = np.zeros(len(buffers), dtype=np.bool_)
+        clash[owner[concurrency.meets(values)[point]]] = True
+        yield clash
+
+
+class _Overlaps:
+    """Which lives have a point in common with a given one."""
+
+    def __init__(self, items: tuple[Buffer, ...], points: int):
+        pieces = [(begin, end, j) for j, item in enumerate(items) for begin, end in item.pieces]
+        self._begin, self._end, self._owner = np.array(pieces, dtype=np.int64).reshape(-1, 3).T.copy()
+        self._count, self._points = len(items), points
+
+    def with_(self, item: Buffer) -> Mask:
+        """True at each item alive at a point at which `item` is."""
+        alive_before = np.zeros(self._points + 1, dtype=np.int64)  # points of `item` before each point
+        for begin, end in item.pieces:
+            alive_before[begin + 1 : end + 1] = 1
+        alive_before = alive_before.cumsum()
+        meets = np.zeros(self._count, dtype=np.bool_)
+        meets[self._owner[alive_before[self._end] > alive_before[self._begin]]] = True
+        return meets

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sublet.analysis.flow import Flow
 from sublet.ir.graph import Value
+
+Mask = NDArray[np.bool_]
+BLOCK = 1024  # steps taken at once; a multiple of 8
 
 
 class Concurrency:
@@ -17,6 +24,7 @@ class Concurrency:
 
     def __init__(self, flow: Flow):
         self.serial = flow.serial
+        self._points = len(flow.points)
         self._touches: dict[Value, int] = defaultdict(int)
         self._meets: dict[Value, int] = defaultdict(int)
         self._meets_write: dict[Value, int] = defaultdict(int)
@@ -38,38 +46,68 @@ class Concurrency:
         """Whether `a` may be written at the same time as an access to `b`."""
         return bool(self._meets_write[a] & self._touches[b]) if not self.serial else False
 
-    def touches(self, values: list[Value]) -> int:
-        """The points that access any of `values`, as a bit set."""
-        mask = 0
-        for value in values:
-            mask |= self._touches[value]
-        return mask
+    def touches(self, values: Iterable[Value]) -> list[int]:
+        """The points that access any of `values`, ascending."""
+        return [int(point) for point in np.flatnonzero(self._row(self._touches, values))]
 
-    def meets(self, values: list[Value]) -> int:
-        """The points that may run at the same time as an access to any of `values`, as a bit set."""
-        mask = 0
+    def meets(self, values: Iterable[Value]) -> Mask:
+        """The points that may run at the same time as an access to any of `values`: True at them."""
+        return self._row(self._meets, values)
+
+    def _row(self, bits: Mapping[Value, int], values: Iterable[Value]) -> Mask:
+        """The bit sets of all `values` together, as one bool for each point."""
+        together = 0
         for value in values:
-            mask |= self._meets[value]
-        return mask
+            together |= bits[value]
+        row: Mask = _unpacked([together], self._points)[0].astype(np.bool_)
+        return row
 
 
 def _concurrent_points(flow: Flow) -> list[int]:
     """For each point the bit set of points that may run at the same time."""
-    below: dict[tuple[int, int], int] = defaultdict(int)
+    count = len(flow.points)
+    step_at = np.full((len(flow.levels), count), -1, dtype=np.int32)  # the step of each level a point lies below
     for t, point in enumerate(flow.points):
-        for step in point.path:
-            below[step] |= 1 << t
-    beside: dict[tuple[int, int], int] = defaultdict(int)
+        for level, step in point.path:
+            step_at[level, t] = step
+    concurrent = [0] * count
     for level, before in enumerate(flow.levels):
-        for i, mask in enumerate(before):
-            for j in range(i):
-                if not mask >> j & 1:
-                    beside[level, i] |= below[level, j]
-                    beside[level, j] |= below[level, i]
-    concurrent = []
-    for point in flow.points:
-        mask = 0
-        for step in point.path:
-            mask |= beside[step]
-        concurrent.append(mask)
+        below = np.flatnonzero(step_at[level] >= 0)
+        rank = step_at[level, below]
+        for i, beside in enumerate(_beside(before)):
+            row = np.zeros(count, dtype=np.bool_)
+            row[below] = beside[rank]
+            if not row.any():
+                continue
+            mask = int.from_bytes(np.packbits(row, bitorder="little").tobytes(), "little")
+            for t in below[rank == i]:
+                concurrent[t] |= mask
     return concurrent
+
+
+def _beside(before: tuple[int, ...]) -> Iterator[Mask]:
+    """For each step of one level the steps that are not ordered with it, as one bool for each step.
+
+    Works on blocks of steps, because the relation of all pairs as bools is large.
+    """
+    count = len(before)
+    packed = _packed(before, count)
+    for begin in range(0, count, BLOCK):
+        end = min(begin + BLOCK, count)
+        earlier = np.unpackbits(packed[begin:end], axis=1, count=count, bitorder="little")
+        later = np.unpackbits(packed[:, begin // 8 : (end + 7) // 8], axis=1, count=end - begin, bitorder="little")
+        beside = (earlier | later.T) == 0
+        beside[np.arange(end - begin), np.arange(begin, end)] = False
+        yield from beside
+
+
+def _packed(bit_sets: Sequence[int], count: int) -> NDArray[np.uint8]:
+    """One row of bytes for each bit set of `count` bits, the low bits first."""
+    width = (count + 7) // 8
+    joined = b"".join(bits.to_bytes(width, "little") for bits in bit_sets)
+    return np.frombuffer(joined, dtype=np.uint8).reshape(len(bit_sets), width)
+
+
+def _unpacked(bit_sets: Sequence[int], count: int) -> NDArray[np.uint8]:
+    """One row of `count` zeros and ones for each bit set."""
+    return np.unpackbits(_packed(bit_sets, count), axis=1, count=count, bitorder="little")

@@ -83,13 +83,15 @@ class Precedence:
             if matrix.shape != (count, count):
                 raise ProblemError(f"precedence: a matrix of shape {matrix.shape} cannot order {count} buffers")
         before = self.distance > 0
-        if bool((before & before.T).any()):
-            first, second = np.argwhere(before & before.T)[0]
+        both = before & before.T
+        if bool(both.any()):
+            first, second = np.argwhere(both)[0]
             raise ProblemError(f"precedence: buffers {first} and {second} each precede the other")
 
     def conflicts(self) -> NDArray[np.bool_]:
         """Symmetric matrix: True where two different buffers must not overlap."""
-        conflict = ~((self.distance > 0) | (self.distance.T > 0))
+        before = self.distance > 0
+        conflict = ~(before | before.T)
         if self.compatible is not None:
             conflict &= ~self.compatible
         np.fill_diagonal(conflict, False)

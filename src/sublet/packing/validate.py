@@ -2,7 +2,7 @@
 
 Lifetimes are swept in time, keeping the live buffers sorted by offset: as long as nothing overlaps, a
 newcomer can only collide with its two neighbours. Only when something does collide are all collisions
-looked up. A precedence is swept in addresses: every pair with a common byte must not conflict.
+looked up. Under a precedence every pair with a common byte must not conflict.
 All arithmetic is on Python integers, which do not overflow.
 """
 
@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
 
 from sublet.errors import Finding, PackingError
 from sublet.packing.problem import Buffer, Packing, Precedence, Problem
@@ -58,15 +61,33 @@ def _check_alone(buffer: Buffer, offset: int, arena_bytes: int) -> Iterator[Find
 
 def _overlaps(problem: Problem, offsets: list[int]) -> list[tuple[int, int]]:
     """Pairs of positions, ascending, that conflict and have a byte in common; the first MAX_OVERLAPS."""
-    if problem.precedence is None and not _collides(problem, offsets):
+    if problem.precedence is not None:
+        return list(islice(_overlaps_in_order(problem, problem.precedence, offsets), MAX_OVERLAPS))
+    if not _collides(problem, offsets):
         return []
     found = []
     for first, second in _pairs_with_common_bytes(problem, offsets):
-        if _both_alive(problem, problem.precedence, first, second):
+        if _both_alive(problem, first, second):
             found.append((min(first, second), max(first, second)))
             if len(found) == MAX_OVERLAPS:
                 break
     return sorted(found)
+
+
+def _overlaps_in_order(problem: Problem, order: Precedence, offsets: list[int]) -> Iterator[tuple[int, int]]:
+    """The pairs of `_overlaps` under a precedence, one buffer against all later ones at once."""
+    ends = [offset + buffer.size for offset, buffer in zip(offsets, problem.buffers, strict=True)]
+    # Addresses only get compared, so their ranks do, and those always fit 64 bits.
+    rank = {address: rank for rank, address in enumerate(sorted({*offsets, *ends}))}
+    begin = np.array([rank[offset] for offset in offsets], dtype=np.int64)
+    end = np.array([rank[address] for address in ends], dtype=np.int64)
+    for first in range(len(offsets)):
+        low, high = np.maximum(begin[first + 1 :], begin[first]), np.minimum(end[first + 1 :], end[first])
+        near = first + 1 + np.flatnonzero(low < high)
+        apart = (order.distance[first, near] > 0) | (order.distance[near, first] > 0)
+        if order.compatible is not None:
+            apart |= order.compatible[first, near]
+        yield from ((first, int(second)) for second in near[~apart])
 
 
 def _collides(problem: Problem, offsets: list[int]) -> bool:
@@ -105,10 +126,7 @@ def _pairs_with_common_bytes(problem: Problem, offsets: list[int]) -> Iterator[t
         active.append(position)
 
 
-def _both_alive(problem: Problem, precedence: Precedence | None, first: int, second: int) -> bool:
-    if precedence is not None:
-        ordered = precedence.distance[first, second] > 0 or precedence.distance[second, first] > 0
-        return not ordered and not (precedence.compatible is not None and bool(precedence.compatible[first, second]))
+def _both_alive(problem: Problem, first: int, second: int) -> bool:
     a, b = problem.buffers[first], problem.buffers[second]
     return any(
         begin < other_end and other_begin < end for begin, end in a.pieces for other_begin, other_end in b.pieces
