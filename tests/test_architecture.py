@@ -177,7 +177,9 @@ def test_every_exception_is_drawn() -> None:
             assert node.name in drawn or node.name == "FindingsError"
 
 
-@pytest.mark.parametrize("document", ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs/glossary.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs/glossary.md", "docs/text_form.md"]
+)
 def test_documents_name_real_paths(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
     paths = set(re.findall(r"`((?:src|tests|docs|benchmarks)/[\w./-]+)`", text))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sublet.compile import plan_memory
+from sublet.errors import GraphError
 from sublet.ir.text import parse
+from sublet.ir.verify import MAX_LOOPS
 
 
 def test_a_value_doubled_forty_times() -> None:
@@ -35,3 +39,21 @@ def test_deep_nesting() -> None:
         inner = f"%y{i}"
     lines += [f"  return {inner}", "}"]
     assert plan_memory(parse("\n".join(lines))).arena_bytes <= 64 * 3
+
+
+def loops(depth: int) -> str:
+    """Loops in loops, each of one carried value."""
+    lines = ["graph @loops(%x: f32[4], %go: bool[]) {"]
+    for i in range(depth):
+        start = "%x" if i == 0 else f"%p{i - 1}"
+        lines.append(f"  %y{i}: f32[4] = while(%i{i}: i64[]; %p{i}: f32[4] = {start}; ) body @b{i} {{ continue if %go")
+    for i in reversed(range(depth)):
+        update = f"%p{i}" if i == depth - 1 else f"%y{i + 1}"
+        lines.append(f"  next {update}; }}")
+    return "\n".join([*lines, "  return %y0", "}"])
+
+
+def test_loops_nest_as_deep_as_allowed_and_no_deeper() -> None:
+    assert plan_memory(parse(loops(MAX_LOOPS))).outside == ()
+    with pytest.raises(GraphError, match="loops nest more than"):
+        plan_memory(parse(loops(MAX_LOOPS + 1)))

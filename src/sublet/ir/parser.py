@@ -1,137 +1,59 @@
-"""Reads the text form that `printer` writes; see there for the grammar by example."""
+"""Reads the text form that `printer` writes; docs/text_form.md is its grammar by example.
+
+Every mistake in a text is a TextError with the line. What a graph means (arities, specs, where a
+value may be used) is judged by `verify`: the specs of a text are taken as they are written.
+"""
 
 from __future__ import annotations
 
-import json
+import math
 import re
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
 
-from sublet.errors import SubletError, TextError
+from sublet.errors import SubletError
 from sublet.ir.graph import Attr, CaseOf, Graph, Node, Value, While
 from sublet.ir.printer import default_node_name
+from sublet.ir.tokens import MAX_SHOWN, Cursor, short
 from sublet.tensor import DType, Spec, TensorSpec, Unplannable
 
-T = TypeVar("T")
-Literal = int | float | bool | str | bytes
+Scalar = int | float | bool | str | bytes
 
-_TOKEN = re.compile(
-    r"""
-    (?P<space>[ \t\r\n]+|\#[^\n]*)
-  | (?P<name>[%@](?:[A-Za-z0-9_./+$-]+|"(?:[^"\\\n]|\\.)*"))
-  | (?P<string>"(?:[^"\\\n]|\\.)*")
-  | (?P<number>-?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|inf\b|nan\b))
-  | (?P<word>[A-Za-z_][A-Za-z0-9_.]*)
-  | (?P<mark>[{}()\[\],;:=])
-    """,
-    re.VERBOSE,
-)
-
-
-class _Token(NamedTuple):
-    kind: str
-    text: str
-    line: int
+MAX_DEPTH = 100
+"""Sub-graphs inside one another: what walks a graph recurses, and must not run out of stack."""
 
 
 def parse(text: str, source: str = "<text>") -> Graph:
     """The graph a text describes. Raises TextError with the line of the first mistake."""
-    parser = _Parser(_tokens(text, source), source)
+    parser = _Parser(text, source)
     graph = parser.graph()
     parser.expect_end()
     return graph
 
 
-def _tokens(text: str, source: str) -> list[_Token]:
-    tokens: list[_Token] = []
-    line, position = 1, 0
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if match is None:
-            raise TextError(f"{source}:{line}: unexpected character {text[position]!r}")
-        kind = match.lastgroup or ""
-        if kind != "space":
-            tokens.append(_Token(kind, match.group(), line))
-        line += match.group().count("\n")
-        position = match.end()
-    tokens.append(_Token("end", "end of text", line))
-    return tokens
+def _fits(item: Scalar, dtype: DType) -> bool:
+    """Whether `item` is an element of a tensor of `dtype`; a complex one cannot be written."""
+    if dtype is DType.BOOL or isinstance(item, bool):
+        return dtype is DType.BOOL and isinstance(item, bool)
+    if dtype.text.startswith("i"):
+        return isinstance(item, int) and -(1 << dtype.bits - 1) <= item < 1 << dtype.bits - 1
+    if dtype.text.startswith("u"):
+        return isinstance(item, int) and 0 <= item < 1 << dtype.bits
+    return isinstance(item, int | float) and dtype not in (DType.C64, DType.C128)
 
 
-class _Parser:
-    """A cursor over tokens, and the values defined so far: names are unique in the whole program."""
+class _Parser(Cursor):
+    """A cursor, and the values defined so far: names are unique in the whole program."""
 
-    def __init__(self, tokens: list[_Token], source: str):
-        self.tokens = tokens
-        self.source = source
-        self.at = 0
+    def __init__(self, text: str, source: str):
+        super().__init__(text, source)
+        self.depth = 0
         self.values: dict[str, Value] = {}
 
-    # -- tokens ---------------------------------------------------------------------------------
-
-    @property
-    def next(self) -> _Token:
-        return self.tokens[self.at]
-
-    def fail(self, message: str) -> TextError:
-        return TextError(f"{self.source}:{self.next.line}: {message}")
-
-    def take(self, kind: str, what: str) -> str:
-        if self.next.kind != kind:
-            raise self.fail(f"expected {what}, found {self.next.text!r}")
-        self.at += 1
-        return self.tokens[self.at - 1].text
-
-    def accept(self, text: str) -> bool:
-        if self.next.text != text or self.next.kind in ("string", "name"):
-            return False
-        self.at += 1
-        return True
-
-    def expect(self, text: str) -> None:
-        if not self.accept(text):
-            raise self.fail(f"expected {text!r}, found {self.next.text!r}")
-
-    def expect_end(self) -> None:
-        if self.next.kind != "end":
-            raise self.fail(f"expected the end, found {self.next.text!r}")
-
-    def sequence(self, item: Callable[[], T], *ends: str) -> list[T]:
-        """Items separated by commas, up to one of `ends` (not consumed)."""
-        items: list[T] = []
-        while self.next.text not in ends:
-            if items:
-                self.expect(",")
-            items.append(item())
-        return items
-
-    # -- names and types ------------------------------------------------------------------------
-
-    def name(self, sigil: str) -> str:
-        text = self.take("name", f"a name that starts with {sigil}")
-        if text[0] != sigil:
-            self.at -= 1
-            raise self.fail(f"expected a name that starts with {sigil}, found {text!r}")
-        return str(json.loads(text[1:])) if text[1] == '"' else text[1:]
-
-    def key(self) -> str:
-        if self.next.kind == "string":
-            return str(json.loads(self.take("string", "a name")))
-        return self.take("word", "a name")
-
-    def integer(self) -> int:
-        text = self.take("number", "an integer")
-        try:
-            return int(text)
-        except ValueError:
-            self.at -= 1
-            raise self.fail(f"expected an integer, found {text!r}") from None
+    # -- values and types -----------------------------------------------------------------------
 
     def use(self) -> Value:
         name = self.name("%")
         if name not in self.values:
-            self.at -= 1
-            raise self.fail(f"%{name} is not defined before this line")
+            raise self.fail_back("is not defined before this line")
         return self.values[name]
 
     def use_or_omitted(self) -> Value | None:
@@ -140,83 +62,112 @@ class _Parser:
     def declare(self) -> Value:
         name = self.name("%")
         if name in self.values:
-            self.at -= 1
-            raise self.fail(f"%{name} is defined twice")
+            raise self.fail_back("is defined twice")
         self.expect(":")
         spec = self.spec()
-        literal = self.attr() if isinstance(spec, TensorSpec) and self.literal_follows() else None
-        value = Value(name, spec, literal)  # type: ignore[arg-type]
+        literal = None
+        if isinstance(spec, TensorSpec) and self.next.text == "=" and self.peek(1) == "[":
+            self.expect("=")
+            literal = self.literal(spec.dtype)
+        value = Value(name, spec, literal)
         self.values[name] = value
         return value
 
-    def literal_follows(self) -> bool:
-        if self.next.text == "=" and self.tokens[self.at + 1].text == "[":
-            self.at += 1
-            return True
-        return False
+    def literal(self, dtype: DType) -> tuple[int | float | bool, ...]:
+        def element() -> int | float | bool:
+            mark = self.at
+            item = self.scalar()
+            if isinstance(item, str | bytes) or not _fits(item, dtype):
+                self.at = mark
+                raise self.fail(f"{short(self.next.text)} is not an element of {dtype}")
+            return item
+
+        self.expect("[")
+        items = self.sequence(element, "]")
+        self.expect("]")
+        return tuple(items)
 
     def declare_or_omitted(self) -> Value | None:
         return None if self.accept("_") else self.declare()
 
     def spec(self) -> Spec:
+        mark = self.at
         word = self.take("word", "a type such as f32[2,3]")
         if word == "outside":
             self.expect("(")
-            kind = str(json.loads(self.take("string", "the type as a string")))
+            kind = self.string("the type as a string")
             self.expect(",")
-            reason = str(json.loads(self.take("string", "the reason as a string")))
+            reason = self.string("the reason as a string")
             self.expect(")")
             return Unplannable(kind, reason)
         self.expect("[")
         shape = self.sequence(self.integer, "]")
         self.expect("]")
         try:
-            return TensorSpec(DType.parse(word), tuple(shape))
+            return TensorSpec(DType.parse(short(word)), tuple(shape))
         except SubletError as error:
-            raise self.fail(str(error)) from None
+            self.at = mark
+            raise self.fail(short(str(error), 10 * MAX_SHOWN)) from None
 
     # -- attributes -----------------------------------------------------------------------------
 
     def attr(self) -> Attr:
-        if self.accept("["):
-            items = self.sequence(self.scalar, "]")
-            self.expect("]")
-            return tuple(items)  # type: ignore[return-value]
-        return self.scalar()
+        if not self.accept("["):
+            return self.scalar()
+        mark = self.at
+        items = self.sequence(self.scalar, "]")
+        if {type(item) for item in items} not in ({int}, {float}, {int, float}, {str}, set()):
+            self.at = mark
+            raise self.fail("a list holds numbers only or strings only")
+        self.expect("]")
+        return tuple(items)  # type: ignore[return-value]
 
-    def scalar(self) -> Literal:
+    def scalar(self) -> Scalar:
         kind, text, _ = self.next
-        self.at += 1
         if kind == "string":
-            return str(json.loads(text))
+            return self.string("a string")
+        if kind == "number" and re.fullmatch("-?[0-9]+", text):
+            return self.integer()
         if kind == "number":
-            return int(text) if re.fullmatch(r"-?\d+", text) else float(text)
+            self.at += 1
+            # There is one nan, so that a graph that is read twice is equal to itself.
+            return math.nan if text.endswith("nan") else float(text)
         if text in ("true", "false"):
+            self.at += 1
             return text == "true"
-        if text in ("inf", "nan"):
-            return float(text)
-        if text == "bytes":
-            self.expect("(")
-            raw = bytes.fromhex(json.loads(self.take("string", "hexadecimal digits")))
-            self.expect(")")
-            return raw
-        self.at -= 1
-        raise self.fail(f"expected a value, found {text!r}")
+        if self.accept("bytes"):
+            return self.raw()
+        raise self.unexpected("a value")
+
+    def raw(self) -> bytes:
+        self.expect("(")
+        digits = self.string("hexadecimal digits")
+        try:
+            found = bytes.fromhex(digits)
+        except ValueError:
+            raise self.fail_back("is not an even number of hexadecimal digits") from None
+        self.expect(")")
+        return found
 
     def attrs(self) -> dict[str, Attr]:
         found: dict[str, Attr] = {}
-        # A block of a case also opens with "{"; attributes are `key = value`.
-        if self.next.text == "{" and self.tokens[self.at + 2].text == "=":
-            self.expect("{")
-            for key, value in self.sequence(self.attribute, "}"):
-                found[key] = value
+
+        def attribute() -> None:
+            mark = self.at
+            key = self.key()
+            if key in found:
+                self.at = mark
+                raise self.fail(f"the attribute {short(self.next.text)} is given twice")
+            self.expect("=")
+            found[key] = self.attr()
+
+        if self.accept("{"):
+            self.sequence(attribute, "}")
             self.expect("}")
         return found
 
-    def attribute(self) -> tuple[str, Attr]:
-        key = self.key()
-        self.expect("=")
-        return key, self.attr()
+    def node_name(self, outputs: tuple[Value | None, ...]) -> str:
+        return self.name("@") if self.next.text.startswith("@") else default_node_name(outputs)
 
     # -- graphs and nodes -----------------------------------------------------------------------
 
@@ -249,25 +200,32 @@ class _Parser:
 
     def node(self) -> Node:
         line = self.next.line
-        mark = self.at
         known = dict(self.values) if self.opens_subgraph() else None
         outputs = tuple(self.sequence(self.declare_or_omitted, "="))
         self.expect("=")
         if known is not None:
             # The results of a loop or branch are defined after its sub-graphs.
             results, self.values = self.values, known
-            node = self.while_(outputs) if self.accept("while") else self.case_(outputs)
+            node = self.control(outputs)
             self.values |= {v.name: results[v.name] for v in outputs if v is not None}
             return node
-        if mark == self.at:
-            raise self.fail("expected a node")
         op = self.key()
+        if op in ("while", "case"):
+            raise self.fail_back("is not an op: write a loop or a branch without quotes")
         self.expect("(")
         inputs = tuple(self.sequence(self.use_or_omitted, ")"))
         self.expect(")")
         attrs = self.attrs()
-        name = self.name("@") if self.next.text.startswith("@") else default_node_name(outputs)
+        name = self.node_name(outputs)
         return Node(name, op, inputs, outputs, attrs, source=f"{self.source}:{line}")
+
+    def control(self, outputs: tuple[Value | None, ...]) -> Node:
+        if self.depth == MAX_DEPTH:
+            raise self.fail(f"sub-graphs are nested more than {MAX_DEPTH} deep")
+        self.depth += 1
+        node = self.while_(outputs) if self.accept("while") else self.case_(outputs)
+        self.depth -= 1
+        return node
 
     def opens_subgraph(self) -> bool:
         """Whether the node that starts here is a while or a case: the word after its `=`."""
@@ -275,7 +233,8 @@ class _Parser:
         for i in range(self.at, len(self.tokens)):
             kind, text, _ = self.tokens[i]
             depth += (text in "([{") - (text in ")]}") if kind == "mark" else 0
-            if text == "=" and kind == "mark" and depth == 0:
+            # "= [" starts the literal of an output.
+            if text == "=" and kind == "mark" and depth == 0 and self.tokens[i + 1].text != "[":
                 return self.tokens[i + 1].text in ("while", "case")
         return False
 
@@ -289,7 +248,7 @@ class _Parser:
         sliced = self.sequence(self.slice, ")")
         self.expect(")")
         attrs = self.attrs()
-        name = self.name("@") if self.next.text.startswith("@") else default_node_name(outputs)
+        name = self.node_name(outputs)
         self.expect("body")
         body_name = self.name("@")
         self.expect("{")
@@ -298,6 +257,8 @@ class _Parser:
         condition = self.use()
         after = self.nodes("next")
         updates = self.sequence(self.use, ";")
+        if len(updates) != len(carried):
+            raise self.fail(f"the loop carries {len(carried)} value(s), its next has {len(updates)} update(s)")
         self.expect(";")
         rows = self.sequence(self.row, "}")
         self.expect("}")
@@ -346,8 +307,9 @@ class _Parser:
             fallbacks.append(self.use())
             while self.accept(","):
                 fallbacks.append(self.use())
-        attrs = self.attrs()
-        name = self.name("@") if self.next.text.startswith("@") else default_node_name(outputs)
+        # The block of arms opens with "{" too; attributes are `key = value`.
+        attrs = self.attrs() if self.peek(2) == "=" else {}
+        name = self.node_name(outputs)
         self.expect("{")
         arms: list[Graph] = []
         while not self.accept("}"):

@@ -8,7 +8,7 @@
     }
 
 A node is called after its first output unless `@name` says otherwise; `_` stands for an omitted
-input or output. Loops and branches:
+input or output. docs/text_form.md explains every part. Loops and branches:
 
     %h: f32[3], %ys: f32[9,3] = while(%i: i64[]; %p: f32[3] = %h0; %x: f32[3] in %xs axis 0) body @b {
       %c: bool[] = onnx.Less(%i, %limit)

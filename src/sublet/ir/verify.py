@@ -15,6 +15,8 @@
 13 carry            initial value, parameter, update and final value of a carry have equal specs
 14 slice            a slice is its sequence without the sliced axis, and is not read before the check
 15 row              a stacked output is its row with one more axis
+16 depth            sub-graphs nest at most MAX_DEPTH deep, loops at most MAX_LOOPS: every analysis descends
+                    into them, and the checker replays each round of a loop twice
 """
 
 from __future__ import annotations
@@ -26,12 +28,18 @@ from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops import lookup
 from sublet.tensor import DType, TensorSpec
 
+MAX_DEPTH = 100
+MAX_LOOPS = 12
+
 INTEGERS = frozenset({DType.BOOL, DType.I8, DType.I16, DType.I32, DType.I64, DType.U8, DType.U16, DType.U32, DType.U64})
 CONTROL_OPS = frozenset({"while", "case"})
 
 
 def findings(graph: Graph) -> tuple[Finding, ...]:
     """Every broken rule of the program, in program order; empty for a legal graph."""
+    too_deep = tuple(_depth(graph))
+    if too_deep:
+        return too_deep  # the other rules descend into it
     return (
         *_names(graph),
         *_literals(graph),
@@ -45,6 +53,27 @@ def verify(graph: Graph) -> None:
     found = findings(graph)
     if found:
         raise GraphError(found)
+
+
+def _depth(graph: Graph) -> Iterator[Finding]:
+    """Level by level, so that a program of any depth is refused and not recursed into."""
+    level: list[tuple[Graph, int]] = [(graph, 0)]
+    for depth in range(MAX_DEPTH + 1):
+        for outer, loops in level:
+            if loops > MAX_LOOPS:
+                what = f"loops nest more than {MAX_LOOPS} deep"
+                yield Finding("depth", f"graph @{outer.name}", what, "merge some of them")
+                return
+            if depth == MAX_DEPTH and any(node.subgraphs for node in outer.nodes):
+                what = f"sub-graphs nest more than {MAX_DEPTH} deep"
+                yield Finding("depth", f"graph @{outer.name}", what, "merge some of them")
+                return
+        level = [
+            (sub, loops + isinstance(node, While))
+            for outer, loops in level
+            for node in outer.nodes
+            for sub in node.subgraphs
+        ]
 
 
 def _names(graph: Graph) -> Iterator[Finding]:

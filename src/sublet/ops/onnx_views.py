@@ -101,13 +101,13 @@ def _split(node: Node) -> tuple[Share, ...]:
 def _gather(node: Node) -> tuple[Share, ...]:
     """The indices are constants that count up by one."""
     pair = _pair(node)
-    indices = node.inputs[1].literal if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    indices = _whole(node.inputs[1].literal) if len(node.inputs) > 1 and node.inputs[1] is not None else None
     axis = _axis(node, len(pair[0].shape)) if pair else None
     if pair is None or axis is None or not indices:
         return ()
     source, result = pair
     extent = source.shape[axis]
-    wanted = [int(index) + extent if index < 0 else int(index) for index in indices]
+    wanted = [index + extent if index < 0 else index for index in indices]
     if wanted != list(range(wanted[0], wanted[0] + len(wanted))):
         return ()
     shape = (*source.shape[:axis], len(wanted), *source.shape[axis + 1 :])
@@ -156,7 +156,11 @@ def _bytes(dtype: DType, first: int, size: int) -> int | None:
 
 
 def _ints(node: Node, name: str) -> tuple[int, ...] | None:
-    found = node.attrs.get(name)
+    return _whole(node.attrs.get(name))
+
+
+def _whole(found: object) -> tuple[int, ...] | None:
+    """A list of integers; None for anything else."""
     if not isinstance(found, tuple) or not all(isinstance(number, int) for number in found):
         return None
     return tuple(int(number) for number in found)
@@ -171,7 +175,7 @@ def _numbers(node: Node, name: str, position: int) -> tuple[int, ...] | None:
     if name in node.attrs:
         return _ints(node, name)
     value = node.inputs[position] if len(node.inputs) > position else None
-    return None if value is None or value.literal is None else tuple(int(number) for number in value.literal)
+    return None if value is None else _whole(value.literal)
 
 
 def _axis(node: Node, rank: int) -> int | None:
