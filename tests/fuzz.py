@@ -13,13 +13,18 @@ import argparse
 import random
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from sublet.analysis.flow import flow
+from sublet.analysis.interference import interference
+from sublet.analysis.liveness import liveness
+from sublet.analysis.sharing import share
+from sublet.assemble import always_live, assemble, bound_storages
 from sublet.checker import check
 from sublet.compile import Options, plan_memory
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
-from sublet.packing import STRATEGIES
+from sublet.packing import STRATEGIES, pack
 from sublet.plan import MemoryPlan
 from tests.generate import program
 from tests.interpreter import results_match
@@ -41,7 +46,7 @@ class Tally:
     def __str__(self) -> str:
         head = f"{self.programs} programs, {self.nodes} nodes, {self.plans} plans, {self.mutants.total()} mutants"
         rows = [
-            f"  {kind:<16}{count:>8} mutants {self.accepted[kind]:>8} accepted and right "
+            f"  {kind:<18}{count:>8} mutants {self.accepted[kind]:>8} accepted and right "
             f"{self.refused_right[kind]:>8} refused, not seen to fail"
             for kind, count in sorted(self.mutants.items())
         ]
@@ -79,9 +84,30 @@ def one_program(seed: int, tally: Tally, strategies: tuple[str, ...] = (*STRATEG
             judge_mutants(seed, rng, graph, plan, tally)
 
 
+def ended_early(rng: random.Random, graph: Graph, plan: MemoryPlan) -> MemoryPlan | None:
+    """The plan a planner would make that believes one value dies before its last use."""
+    timeline = flow(graph, plan.schedule)
+    ranges = always_live(liveness(timeline), graph.weights, len(timeline.points))
+    inner = {value: pieces for value, pieces in ranges.halves.items() if pieces and pieces[-1][1] - pieces[-1][0] > 2}
+    victims = [value for value in inner if value.nbytes and value not in graph.weights]
+    if not victims:
+        return None
+    victim = rng.choice(victims)
+    *earlier, (begin, end) = inner[victim]
+    cut = (begin, rng.randrange(begin + 1, end - 1))
+    ranges = replace(ranges, halves={**ranges.halves, victim: (*earlier, cut)})
+    storages = bound_storages(graph, io_bound=False, weights_bound=True)
+    homes = {value: (storage.name, storage.kind == "output") for value, storage in storages.items()}
+    buffers = share(graph, timeline, ranges, homes=homes)
+    problem = interference(tuple(b for b in buffers if not b.home), timeline, alignment=1)
+    report = pack(problem, "best_fit_by_size")
+    return assemble(graph, plan.schedule, timeline, ranges, storages, buffers, report, alignment=1, dims={})
+
+
 def judge_mutants(seed: int, rng: random.Random, graph: Graph, plan: MemoryPlan, tally: Tally) -> None:
     """Every mutant that the checker accepts must run right."""
-    for kind, broken in mutants(rng, plan):
+    early = ended_early(rng, graph, plan)
+    for kind, broken in (*mutants(rng, plan), *([("range ended early", early)] if early else ())):
         tally.mutants[kind] += 1
         accepted = not check(graph, broken.schedule, broken)
         right = results_match(graph, broken.schedule, broken, rng, 3)
