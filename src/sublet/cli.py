@@ -26,7 +26,7 @@ from sublet.budget import verdict
 from sublet.bytesize import human, parse_bytes
 from sublet.checker import check as replay
 from sublet.compile import Options, Progress, plan_memory
-from sublet.errors import ModelError, PlanError, ProblemError, SubletError
+from sublet.errors import ModelError, PlanError, SubletError
 from sublet.frontends.model import read_model
 from sublet.packing import STRATEGIES, Report, pack
 from sublet.packing.csv_format import write_csv
@@ -130,12 +130,13 @@ def plan(
     seconds = perf_counter() - started
     if out is not None:
         save(made, out)
-    _draw(rectangles(made), html, png)
+    picture = rectangles(made)
+    _draw(picture, html, png)
     decision = None if limit is None else verdict(made, limit)
     if as_json_:
         _print_json(as_json(made, seconds, decision))
     else:
-        _show(made)
+        _show(made, picture)
         if decision is not None:
             _out().print(verdict_line(decision, made))
     if decision is not None and not decision.fits:
@@ -177,11 +178,12 @@ def show(
     """Show a plan from its file."""
     _refuse_overwriting(plan_path, html, png)
     made = load(plan_path)
-    _draw(rectangles(made), html, png)
+    picture = rectangles(made)
+    _draw(picture, html, png)
     if as_json_:
         _print_json(as_json(made, None, None))
     else:
-        _show(made)
+        _show(made, picture)
 
 
 @app.command(name="pack")
@@ -201,8 +203,6 @@ def pack_(
     """Pack the buffers of a problem into one arena."""
     _refuse_overwriting(problem, out, html, png)
     limit = None if capacity is None else parse_bytes(capacity)
-    if timeout is not None and not timeout >= 0:
-        raise ProblemError(f"--timeout {timeout} must be a number of seconds, at least 0")
     question = read_problem(problem)
     with _progress() as progress:
         report = pack(question, strategy, timeout, progress, capacity=limit, effort=effort, seed=seed)
@@ -271,10 +271,9 @@ def _draw(picture: Picture, html: Path | None, png: Path | None) -> None:
         write_png(picture, png)
 
 
-def _show(made: MemoryPlan) -> None:
-    console = _out()
-    console.print(summary(made))
-    _print_map(rectangles(made))
+def _show(made: MemoryPlan, picture: Picture) -> None:
+    _out().print(summary(made))
+    _print_map(picture)
 
 
 def _print_map(picture: Picture) -> None:

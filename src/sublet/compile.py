@@ -56,8 +56,6 @@ class Options:
         for name in ("alignment", "streams"):
             if type(getattr(self, name)) is not int:
                 raise ProblemError(f"{name} {getattr(self, name)!r} must be an integer")
-        if self.timeout is not None and not self.timeout >= 0:
-            raise ProblemError(f"timeout {self.timeout!r} must be a number of seconds, at least 0")
         if not 1 <= self.alignment <= MAX_ALIGNMENT:
             raise ProblemError(f"alignment {self.alignment} must be between 1 and 2^32")
         if self.streams < 1:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sublet.packing import Buffer, Problem, check_packing, pack, read_problem
+from sublet.packing import STRATEGIES, Buffer, Problem, check_packing, pack, read_problem
 from sublet.packing.bounds import lower_bound
 from sublet.packing.search import Limits, search
 
@@ -54,10 +54,19 @@ def test_a_capacity_is_reached_or_refuted(seed: int) -> None:
     assert below.bound.bytes == 1 << 16
 
 
+@pytest.mark.parametrize("effort", [1, 50])
+def test_a_search_with_hardly_any_steps_keeps_what_it_began_with(effort: int) -> None:
+    problem = read_problem(PROBLEMS / "A.1048576.csv")
+    report = pack(problem, "search", effort=effort)
+    assert report.packing.arena_bytes <= STRATEGIES["first_fit"](problem).arena_bytes
+    check_packing(problem, report.packing)
+    assert pack(problem, "search", timeout=0.0).stopped == "timeout"
+
+
 def test_the_same_steps_give_the_same_packing() -> None:
     problem = read_problem(PROBLEMS / "A.1048576.csv")
     bound = lower_bound(problem)
-    first, again = (search(problem, bound, None, Limits(20_000, seed=3)) for _ in range(2))
+    first, again = (search(problem, bound, STRATEGIES["first_fit"](problem), Limits(20_000, seed=3)) for _ in range(2))
     assert first.packing.offsets == again.packing.offsets
     assert first.steps == again.steps <= 20_000 + 1_000
 

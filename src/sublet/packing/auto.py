@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from sublet.errors import ProblemError
 from sublet.packing.bounds import Bound, lower_bound, peak_bound
 from sublet.packing.by_id import back_in_order, order_by_id, rearranged
 from sublet.packing.deadline import OutOfTime, stop_when_late, time_limit
@@ -78,14 +79,17 @@ def pack(
     goes on until then instead, and so depends on the machine. A single strategy runs to its end. With
     a `capacity` (bytes), `auto` and the search stop as soon as the arena is no larger.
     `progress` is told every tried strategy and its arena. Raises ProblemError for an unknown strategy or
-    a problem without any packing, PackingError when a strategy's packing is wrong.
+    a problem without any packing or a timeout that is none, PackingError when a strategy's packing is wrong.
     """
+    if timeout is not None and not timeout >= 0:
+        raise ProblemError(f"the timeout {timeout} must be a number of seconds, at least 0")
     check_reach(problem)
     order = order_by_id(problem)
     attempt = _Attempt(rearranged(problem, order), timeout, progress, capacity, effort, seed)
     if strategy == AUTO:
         attempt.try_all()
-    elif strategy == SEARCH:
+    elif strategy == SEARCH and searchable(attempt.problem):
+        attempt.try_strategy("first_fit")
         attempt.find_bound()
         attempt.search()
     else:
@@ -108,7 +112,7 @@ class _Attempt:
         effort: int | None,
         seed: int,
     ) -> None:
-        self._problem = problem
+        self.problem = problem
         self._progress = progress
         self._capacity = capacity
         self._effort = effort
@@ -142,12 +146,12 @@ class _Attempt:
 
     def _worth_trying(self, name: str) -> bool:
         if name == SEARCH:
-            return searchable(self._problem)
-        return len(self._problem.buffers) <= MOST_BUFFERS.get(name, len(self._problem.buffers))
+            return searchable(self.problem)
+        return len(self.problem.buffers) <= MOST_BUFFERS.get(name, len(self.problem.buffers))
 
     def try_strategy(self, name: str) -> None:
         begin = time.monotonic()
-        self._keep(name, strategy_named(name)(self._problem), begin)
+        self._keep(name, strategy_named(name)(self.problem), begin)
 
     def _content(self) -> bool:
         """Whether the best packing is known to be, or is small enough."""
@@ -158,9 +162,10 @@ class _Attempt:
     def search(self) -> None:
         begin = time.monotonic()
         assert self._bound is not None
-        problem, bound, best = self._problem, self._bound, self._best
+        assert self._best is not None
+        problem, bound, best = self.problem, self._bound, self._best
         limits = Limits(self._effort if self._deadline is None else ENDLESS, self._seed, self._deadline)
-        if self._capacity is not None and best is not None:
+        if self._capacity is not None:
             found = reach(problem, self._capacity, bound, best, limits)
         else:
             found = search(problem, bound, best, limits)
@@ -176,11 +181,11 @@ class _Attempt:
 
     def find_bound(self) -> None:
         late = self._deadline is not None and time.monotonic() > self._deadline
-        self._bound = peak_bound(self._problem) if late else lower_bound(self._problem)
+        self._bound = peak_bound(self.problem) if late else lower_bound(self.problem)
 
     def report(self) -> Report:
         assert self._best is not None
-        check_packing(self._problem, self._best)
-        bound = self._bound or peak_bound(self._problem)
+        check_packing(self.problem, self._best)
+        bound = self._bound or peak_bound(self.problem)
         seconds = time.monotonic() - self._begin
         return Report(self._best, bound, tuple(self._tried), seconds, self._steps, self._stopped)

@@ -66,14 +66,14 @@ def searchable(problem: Problem) -> bool:
     return problem.precedence is not None or core_of(problem).count_overlaps() <= MOST_OVERLAPS
 
 
-def search(problem: Problem, bound: Bound, incumbent: Packing | None = None, limits: Limits = NO_LIMITS) -> Found:
+def search(problem: Problem, bound: Bound, incumbent: Packing, limits: Limits = NO_LIMITS) -> Found:
     """The smallest packing between `bound` and `incumbent` that can be found within the limits."""
     stop = _Stop(limits.deadline)
-    known = np.array(incumbent.offsets if incumbent else (), dtype=np.int64)
+    known = np.array(incumbent.offsets, dtype=np.int64)
     effort = limits.effort or usual_effort(problem)
     offsets, proved, steps, interrupted = core_of(problem).minimise(bound.bytes, known, limits.seed, effort, stop)
     packing = packing_of(problem, offsets, SEARCH)
-    if incumbent is not None and packing.arena_bytes >= incumbent.arena_bytes:
+    if packing.arena_bytes >= incumbent.arena_bytes:
         packing = incumbent
     if proved > bound.bytes:
         bound = Bound(proved, SEARCH, ())

@@ -8,6 +8,7 @@ looked up only when asked for by name or listed, and never by `auto`. Ties end w
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import entry_points
 
 from sublet.errors import ProblemError
@@ -25,7 +26,7 @@ from sublet.packing.greedy import (
 )
 from sublet.packing.interference_order import allocation_graph_by_interference
 from sublet.packing.problem import Packing, Problem
-from sublet.packing.search import SEARCH, search
+from sublet.packing.search import MOST_OVERLAPS, SEARCH, search, searchable
 
 Strategy = Callable[[Problem], Packing]
 
@@ -33,8 +34,14 @@ ENTRY_POINTS = "sublet.strategies"
 
 
 def searched(problem: Problem) -> Packing:
-    """The search by itself, with its usual effort."""
-    return search(problem, lower_bound(problem)).packing
+    """The search from `first_fit` on, with its usual effort.
+
+    Raises ProblemError when too many buffers are alive together for the search to hold.
+    """
+    if not searchable(problem):
+        raise ProblemError(f"more than {MOST_OVERLAPS} pairs of buffers are alive together: too many to search")
+    found = search(problem, lower_bound(problem), first_fit(problem))
+    return replace(found.packing, strategy=SEARCH)
 
 
 STRATEGIES: dict[str, Strategy] = {
