@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from io import StringIO
+
+from rich.console import Console
+
 from sublet.budget import buffers_at_peak, verdict
 from sublet.compile import Options, plan_memory
 from sublet.ir.text import parse
+from sublet.viz.summary import verdict_line
 
 TEXT = """
 graph @net(%x: f32[64]) {
@@ -54,3 +60,25 @@ def test_buffers_at_the_peak_are_largest_first() -> None:
     plan = plan_memory(parse(TEXT), Options(alignment=4))
     assert [live.values for live in buffers_at_peak(plan)] == [("x",), ("a",), ("b",)]
     assert sum(live.nbytes for live in buffers_at_peak(plan)) == plan.peak.nbytes
+
+
+def test_padding_is_counted_for_the_buffers_named_and_no_more() -> None:
+    """65 bytes take 128 beside another, 65 on top: two take 193, not 256, whatever else is alive."""
+    text = """
+    graph @net(%x: u8[65], %y: u8[65]) {
+      %z: u8[1] = onnx.Foo(%x, %y)
+      return %z
+    }
+    """
+    plan = plan_memory(parse(text))
+    assert [live.nbytes for live in verdict(plan, 192).proof] == [128, 65]
+    assert len(verdict(plan, 193).proof) == 3
+
+
+def test_a_bound_proven_by_search_needs_no_buffers() -> None:
+    plan = replace(plan_memory(parse(TEXT), Options(alignment=4)), arena_bytes=1000, lower_bound_bytes=900)
+    refused = verdict(replace(plan, bound="search", proof=()), 800)
+    assert (refused.fits, refused.proof) == (False, ())
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(verdict_line(refused, replace(plan, bound="search", proof=())))
+    assert "the search refuted every arena below 900 B" in console.export_text()

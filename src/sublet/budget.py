@@ -25,8 +25,9 @@ class Verdict:
     """Whether the arena fits `budget` bytes.
 
     `proof` is the smallest set of the plan's proving buffers whose bytes exceed the budget: no two of
-    them may overlap, so no choice of offsets can help. It is empty when the plan fits, and when the
-    budget lies between the lower bound and the arena, where neither is proven.
+    them may overlap, so no choice of offsets can help. It is empty when the plan fits, when the budget
+    lies between the lower bound and the arena, where neither is proven, and when the bound is proven
+    by a search that refuted every smaller arena, which no set of buffers shows.
     """
 
     budget: int
@@ -49,16 +50,29 @@ def verdict(plan: MemoryPlan, budget: int) -> Verdict:
     if plan.lower_bound_bytes <= budget:
         return Verdict(budget, fits=False)
     sizes, values = _buffers(plan)
-    rounded = {number: -(-sizes[number] // plan.alignment) * plan.alignment for number in plan.proof}
-    # The one whose padding is largest lies on top, where it needs none.
-    top = max(plan.proof, key=lambda number: rounded[number] - sizes[number], default=-1)
-    taken = {number: sizes[number] if number == top else rounded[number] for number in plan.proof}
-    proof: list[LiveBuffer] = []
-    for buffer in _largest_first(LiveBuffer(taken[number], values[number]) for number in plan.proof):
-        proof.append(buffer)
-        if sum(found.nbytes for found in proof) > budget:
-            break
-    return Verdict(budget, fits=False, proof=tuple(proof))
+    chosen: list[int] = []
+    total = slack = 0
+    for number in sorted(plan.proof, key=lambda number: -sizes[number]):
+        chosen.append(number)
+        total += _rounded(sizes[number], plan.alignment)
+        slack = max(slack, _rounded(sizes[number], plan.alignment) - sizes[number])
+        if total - slack > budget:
+            return Verdict(budget, fits=False, proof=_stacked(chosen, sizes, values, plan.alignment))
+    return Verdict(budget, fits=False)
+
+
+def _stacked(
+    numbers: list[int], sizes: dict[int, int], values: dict[int, tuple[str, ...]], alignment: int
+) -> tuple[LiveBuffer, ...]:
+    """Buffers side by side: the one whose padding is largest lies on top, where it needs none."""
+    top = max(numbers, key=lambda number: _rounded(sizes[number], alignment) - sizes[number])
+    return _largest_first(
+        LiveBuffer(sizes[n] if n == top else _rounded(sizes[n], alignment), values[n]) for n in numbers
+    )
+
+
+def _rounded(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
 
 
 def _buffers(plan: MemoryPlan) -> tuple[dict[int, int], dict[int, tuple[str, ...]]]:

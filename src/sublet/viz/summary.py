@@ -36,6 +36,9 @@ def verdict_line(verdict: Verdict, plan: MemoryPlan) -> RenderableType:
         spare = human(verdict.budget - plan.arena_bytes)
         return Text(f"Fits the budget of {budget}: {spare} to spare{missing}.", "yellow" if missing else "green")
     over = human(plan.arena_bytes - verdict.budget)
+    if not verdict.proof and plan.lower_bound_bytes > verdict.budget:
+        bound = f"the search refuted every arena below {human(plan.lower_bound_bytes)}"
+        return Text(f"Cannot fit the budget of {budget} in this order: {bound}.", "red")
     if not verdict.proof:
         text = f"Does not fit the budget of {budget}: {over} too much. The lower bound would fit; no proof either way."
         return Text(text, "yellow")
@@ -90,8 +93,9 @@ def _peak(plan: MemoryPlan) -> list[RenderableType]:
 def _buffer_table(buffers: tuple[LiveBuffer, ...], plan: MemoryPlan) -> RenderableType:
     places = {place.value: place for place in plan.placements}
     table = Table(box=None, padding=(0, 2), header_style="dim")
-    for name, justify in (("bytes", "right"), ("tensor", "left"), ("type", "left"), ("made by", "left")):
-        table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
+    table.add_column("bytes", justify="right", overflow="fold")
+    for name in ("tensor", "type", "made by"):
+        table.add_column(name, overflow="fold")
     for live in buffers[:SHOWN]:
         for i, value in enumerate(live.values[:SHARED]):
             place = places[value]
