@@ -27,7 +27,9 @@ FLOORS = [
     ["checker", "passes", "analysis.*"],
     ["assemble", "budget"],
     ["compile", "report", "viz"],
+    ["runtime.kernel", "runtime.dtypes", "runtime"],
     ["frontends", "frontends.onnx.*"],
+    ["compiling", "onnx_backend"],
     ["", "cli", "__main__"],
 ]
 

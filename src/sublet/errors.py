@@ -8,7 +8,9 @@
     ├── ProblemError             a packing problem is malformed
     ├── PackingError             a packing breaks its problem; carries all findings
     ├── PlanError                a plan file is malformed, or was made for another graph
-    └── PlanViolation            the checker refused a plan; carries all violations
+    ├── PlanViolation            the checker refused a plan; carries all violations
+    └── RunError                 a run went wrong, or what it was given is wrong
+        └── KernelError          a kernel raised; names its node
 
 A message says where, what, and what to do about it.
 """
@@ -93,3 +95,11 @@ class PlanViolation(FindingsError):
     """The independent checker refused a memory plan."""
 
     headline = "violation(s) in the memory plan"
+
+
+class RunError(SubletError):
+    """A run went wrong, or an input or memory given to an executable is wrong. The executable stays usable."""
+
+
+class KernelError(RunError):
+    """A kernel raised while it computed a node; the cause is attached."""

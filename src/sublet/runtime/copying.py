@@ -1,0 +1,63 @@
+"""Nodes that only move bytes, run from their facts: no work where the plan put a view or part in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sublet.ir.graph import Node, Value
+from sublet.ops.op import lookup
+from sublet.runtime.kernel import Call
+from sublet.runtime.memory import Memory, Raw
+from sublet.runtime.moves import nothing
+
+Copy = tuple[Value, int, Value, int, int]
+"""Bytes [b, b + n) of the first value become bytes [d, d + n) of the second: (first, b, second, d, n)."""
+
+
+def byte_copies(node: Node) -> list[Copy] | None:
+    """The copies that compute the node, when its views or parts explain every byte of its outputs; else None."""
+    if not all(value.plannable for value in (*node.uses, *node.defs)):
+        return None
+    op = lookup(node.op)
+    copies: list[Copy] = []
+    for share in op.views(node):
+        source, output = node.inputs[share.input], node.outputs[share.output]
+        if source is not None and output is not None:
+            copies.append((source, share.offset, output, 0, output.nbytes))
+    if not copies:
+        for share in op.parts(node):
+            source, output = node.inputs[share.input], node.outputs[share.output]
+            if source is not None and output is not None:
+                copies.append((source, 0, output, share.offset, source.nbytes))
+    return copies if _complete(node.defs, copies) else None
+
+
+def _complete(outputs: Sequence[Value], copies: list[Copy]) -> bool:
+    """Whether the copies write every byte of every output exactly once."""
+    for output in outputs:
+        end = 0
+        for _, _, _, begin, nbytes in sorted((c for c in copies if c[2] == output), key=lambda copy: copy[3]):
+            if begin != end:
+                return False
+            end += nbytes
+        if end != output.nbytes:
+            return False
+    return True
+
+
+def bind_copies(copies: Sequence[Copy], memory: Memory) -> Call:
+    """A call that makes those of the copies that are not in place already."""
+    pairs: list[tuple[Raw, Raw]] = []
+    for source, begin, output, at, nbytes in copies:
+        read = memory.bytes_of(source)[begin : begin + nbytes]
+        write = memory.bytes_of(output)[at : at + nbytes]
+        if nbytes and read.ctypes.data != write.ctypes.data:
+            pairs.append((read, write))
+    if not pairs:
+        return nothing
+
+    def copy() -> None:
+        for read, write in pairs:
+            write[:] = read
+
+    return copy

@@ -1,0 +1,237 @@
+"""The Executable: a graph, its plan and its kernels, bound to memory and ready to run [NNC: computation graph]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from sublet.analysis.flow import flow
+from sublet.errors import PlanError, RunError
+from sublet.ir.graph import Graph, Value
+from sublet.plan import ARENA, MemoryPlan, bound_to
+from sublet.plan_file import fingerprint
+from sublet.printable import printable
+from sublet.runtime.dtypes import NUMPY, pack, packed, plain
+from sublet.runtime.kernel import Array, Cell
+from sublet.runtime.kernels import Kernels, bind_node
+from sublet.runtime.memory import Memory, aligned_bytes, array_of, raw_bytes
+from sublet.runtime.program import Program, Watch, build, unwatched
+from sublet.runtime.streams import Workers
+from sublet.tensor import TensorSpec
+
+MakeKernels = Callable[[Mapping[Value, Array]], Kernels]
+"""Chooses the kernels, given the weights that lie in memory."""
+
+
+class Executable:
+    """Runs a planned graph in exactly the memory of its plan.
+
+    Calling it copies the inputs to their places, runs, and returns copies of the outputs. After the first
+    run nothing is allocated but those copies. It holds a lock while it runs: calls from several threads
+    come one after another. After an error or an interrupt it can be called again.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        plan: MemoryPlan,
+        make_kernels: MakeKernels,
+        weights: Mapping[Value, Any],
+        inputs: Sequence[str] = (),
+        outputs: Sequence[str] = (),
+    ) -> None:
+        """`weights` are the contents of `graph.weights`; `inputs` and `outputs` name those of the graph anew.
+
+        Raises PlanError when the plan was made for another graph or order.
+        """
+        if fingerprint(graph, plan.schedule) != plan.fingerprint:
+            raise PlanError(f"the plan of {plan.graph!r} was not made for this graph: plan the model again")
+        self.graph = graph
+        self.plan = plan
+        self.inputs = dict(zip(inputs or [v.name for v in graph.inputs], graph.inputs, strict=True))
+        self.outputs = dict(zip(outputs or [v.name for v in graph.outputs], graph.outputs, strict=True))
+        self._flow = flow(graph, plan.schedule)
+        self._make_kernels = make_kernels
+        self._kernels: Kernels | None = None
+        self._weights = dict(weights)
+        self._memory = Memory(graph, plan)
+        self._bound: set[Value] = set()
+        self._workers = Workers()
+        self._program: Program | None = None
+        self._lock = Lock()
+        self._load_weights()
+
+    def __call__(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
+        """Run once. Inputs by name, as a mapping or as keywords; the outputs by name, as copies.
+
+        Raises RunError for a wrong input, KernelError when a kernel fails.
+        """
+        with self._lock:
+            self._run({**(inputs or {}), **named})
+            return {name: self._result(value, copy=True) for name, value in self.outputs.items()}
+
+    def views(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
+        """Like a call, but the outputs are arrays over the arena itself: valid until the next run."""
+        with self._lock:
+            self._run({**(inputs or {}), **named})
+            return {name: self._result(value, copy=False) for name, value in self.outputs.items()}
+
+    def bind(self, name: str, memory: Any) -> None:
+        """Let an input, output or weight, or the whole arena (name "arena"), be the caller's memory.
+
+        `memory` has the buffer protocol or DLPack, and is used where it is: an input is read there at each
+        run. An input or output can be bound when it was planned so (`io="bound"`). Raises RunError when
+        name, size, alignment, type or layout do not fit.
+        """
+        with self._lock:
+            if name == ARENA and ARENA not in (*self.inputs, *self.outputs):
+                self._memory.bring(ARENA, raw_bytes(array_of(memory, "the arena")), "the arena", self.plan.alignment)
+                self._load_weights()
+            else:
+                self._bind_value(name, memory)
+            self._program = None
+
+    @property
+    def arena_bytes(self) -> int:
+        """Size of the arena."""
+        return self.plan.arena_bytes
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes that loops and branches moved in the latest run."""
+        return self._program.moved.nbytes if self._program else 0
+
+    def close(self) -> None:
+        """Let the threads of its streams end."""
+        self._workers.close()
+
+    def program(self, watch: Watch = unwatched) -> Program:
+        """The graph as bound calls, each action wrapped by `watch`."""
+        kernels, memory = self._chosen(), self._memory
+        return build(
+            self.graph,
+            self.plan.schedule,
+            self._flow,
+            memory,
+            lambda node: bind_node(node, kernels, memory),
+            self._workers,
+            watch,
+        )
+
+    def _chosen(self) -> Kernels:
+        if self._kernels is None:
+            constants = {
+                value: self._memory.array(value) for value in self.graph.weights if isinstance(value.spec, TensorSpec)
+            }
+            self._kernels = self._make_kernels(constants)
+        return self._kernels
+
+    def _run(self, given: Mapping[str, Any]) -> None:
+        self._feed(given)
+        if self._program is None:
+            self._program = self.program()
+        self._program.moved.nbytes = 0
+        for call in self._program.calls:
+            call()
+
+    def _feed(self, given: Mapping[str, Any]) -> None:
+        """Check every input, then put them in their places."""
+        unknown = [name for name in given if name not in self.inputs]
+        if unknown:
+            raise RunError(f"there is no input {printable(unknown[0])!r}; the inputs are {_listed(self.inputs)}")
+        missing = [name for name, value in self.inputs.items() if name not in given and value not in self._bound]
+        if missing:
+            raise RunError(f"the input {missing[0]!r} is missing; the inputs are {_listed(self.inputs)}")
+        contents = {name: _content_for(self.inputs[name], content, f"input {name}") for name, content in given.items()}
+        for name, content in contents.items():
+            self._put(self.inputs[name], content)
+
+    def _put(self, value: Value, content: Any) -> None:
+        if isinstance(value.spec, TensorSpec):
+            self._memory.array(value)[...] = content
+        else:
+            self._memory.cells[value.name].content = content
+
+    def _result(self, value: Value, *, copy: bool) -> Any:
+        operand = self._memory.operand(value)
+        if isinstance(operand, Cell):
+            return operand.content
+        assert isinstance(value.spec, TensorSpec)
+        if packed(value.spec):
+            return plain(operand, value.spec)
+        return operand.copy() if copy else operand
+
+    def _load_weights(self) -> None:
+        """Weights with storages of their own are used where they are; those in the arena are copied there."""
+        for value, given in self._weights.items():
+            if not isinstance(value.spec, TensorSpec):
+                self._memory.cells[value.name].content = given
+                continue
+            content = _content_for(value, given, f"weight {value.name}")
+            storage = bound_to(value.name)
+            if storage in self._memory.storages:
+                raw = _aligned(raw_bytes(np.ascontiguousarray(content)), value.spec.dtype.bits // 8)
+                self._memory.bring(storage, raw, f"weight {value.name}", 1)
+            else:
+                self._put(value, content)
+
+    def _bind_value(self, name: str, memory: Any) -> None:
+        value = self._named(name)
+        storage = bound_to(value.name)
+        if storage not in self._memory.storages:
+            raise RunError(f"{name!r} lies in the arena: plan with io='bound' (or weights='bound') to bind it")
+        assert isinstance(value.spec, TensorSpec)
+        array = array_of(memory, name)
+        raw = raw_bytes(_checked(value.spec, array, name))
+        self._memory.bring(storage, raw, name, max(1, value.spec.dtype.bits // 8))
+        self._bound.add(value)
+        if value in self._weights:
+            self._weights[value] = self._memory.array(value)
+            self._kernels = None
+
+    def _named(self, name: str) -> Value:
+        for values in (self.inputs, self.outputs, {value.name: value for value in self.graph.weights}):
+            if name in values:
+                return values[name]
+        known = _listed([*self.inputs, *self.outputs, ARENA])
+        raise RunError(f"there is no input, output or weight {printable(name)!r}; there are {known} and the weights")
+
+
+def _aligned(raw: Array, alignment: int) -> Array:
+    """The bytes, copied only when they do not lie at a multiple of `alignment`, as those of a mapped file may."""
+    if alignment < 2 or raw.ctypes.data % alignment == 0:
+        return raw
+    moved = aligned_bytes(raw.size, 64)
+    moved[:] = raw
+    return moved
+
+
+def _checked(spec: TensorSpec, array: Array, name: str) -> Array:
+    """`array`, once it is plain bytes of the right number, or has the type and shape of `spec`."""
+    as_bytes = array.dtype == np.uint8 and array.ndim == 1 and array.size == spec.nbytes
+    if not as_bytes and (array.dtype != NUMPY[spec.dtype] or array.shape != spec.shape):
+        raise RunError(f"{name}: must be {spec}, not {array.dtype}{list(array.shape)}")
+    return array
+
+
+def _content_for(value: Value, given: Any, what: str) -> Any:
+    """The array to store for `value`. Raises RunError when type or shape differ from what was planned."""
+    spec = value.spec
+    if not isinstance(spec, TensorSpec):
+        return given
+    try:
+        array = given if isinstance(given, np.ndarray) else np.asarray(given)
+    except (ValueError, TypeError) as error:
+        raise RunError(f"{what}: {type(given).__name__} is no array: {error}") from None
+    wanted = NUMPY[spec.dtype]
+    if array.dtype != wanted or array.shape != spec.shape:
+        raise RunError(f"{what}: must be {spec}, {wanted}{list(spec.shape)}, not {array.dtype}{list(array.shape)}")
+    return pack(array, spec) if packed(spec) else array
+
+
+def _listed(names: Any) -> str:
+    shown = [repr(printable(name)) for name in list(names)[:20]]
+    return ", ".join(shown) or "none"

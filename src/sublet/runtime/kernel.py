@@ -1,0 +1,67 @@
+"""What a backend is: the kernels it has for nodes, and how they are tied to memory.
+
+A kernel is asked once what it needs (`scratch`), before anything is planned, and then bound to the bytes
+the plan gave it; the call that comes out has no arguments and touches only those bytes [NNC: a command
+with its backend]. A backend that has no kernel for a node says None, and the next one is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from sublet.ir.graph import Node, Value
+
+Array = NDArray[Any]
+Call = Callable[[], Any]
+
+
+@dataclass(eq=False, slots=True)
+class Cell:
+    """Holds the content of a value that the plan cannot place: an array, a list of arrays, None.
+
+    Its content is nobody else's memory: a kernel that fills a cell copies what it was given.
+    """
+
+    name: str
+    content: Any = None
+
+
+Operand = Array | Cell
+"""Where a kernel reads or writes: an array over the value's bytes, which never moves, or a cell.
+
+The array has the value's shape and type (ml_dtypes for types NumPy lacks); of a type with fewer than 8 bits
+it is the packed bytes, flat and of type uint8.
+"""
+
+
+class Kernel(Protocol):
+    """One way to compute one node."""
+
+    @property
+    def scratch(self) -> int:
+        """Bytes of memory it needs while it runs, planned like a tensor; 0 for none."""
+
+    def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
+        """A call that computes the node, each time from what then lies in the inputs.
+
+        An output may lie on an input's bytes where the op's facts allow it. Outputs are written in full.
+        The bytes outlive the call; the kernel may keep pointers to them.
+        """
+
+
+class Backend(Protocol):
+    """A source of kernels."""
+
+    @property
+    def name(self) -> str:
+        """As the user calls it."""
+
+    def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
+        """How this backend computes the node; None when it cannot.
+
+        `constants` are the weights the node may read, in memory already: a kernel may prepare them.
+        """

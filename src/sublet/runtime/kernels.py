@@ -1,0 +1,88 @@
+"""Which kernel computes which node, and the scratch memory the kernels ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from sublet.errors import RunError
+from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.runtime.copying import bind_copies, byte_copies
+from sublet.runtime.kernel import Array, Backend, Call, Kernel
+from sublet.runtime.memory import Memory
+from sublet.runtime.program import operands
+from sublet.tensor import DType, TensorSpec
+
+Kernels = Mapping[str, Kernel | None]
+"""By name of the node; None for one that only moves bytes and runs from its facts."""
+
+SHOWN = 10
+
+
+def choose_kernels(graph: Graph, backends: Sequence[Backend], constants: Mapping[Value, Array]) -> Kernels:
+    """For every node the kernel of the first backend that has one.
+
+    Raises RunError naming the nodes that no backend computes.
+    """
+    chosen: dict[str, Kernel | None] = {}
+    missing: list[Node] = []
+    for node in graph.walk():
+        if isinstance(node, While | CaseOf):
+            continue
+        if byte_copies(node) is not None:
+            chosen[node.name] = None
+            continue
+        kernel = next(filter(None, (backend.kernel(node, constants) for backend in backends)), None)
+        if kernel is None:
+            missing.append(node)
+        chosen[node.name] = kernel
+    if missing:
+        nodes = ", ".join(f"{node.op} (node {node.name})" for node in missing[:SHOWN])
+        more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+        raise RunError(f"no backend of {', '.join(b.name for b in backends)} computes {nodes}{more}")
+    return chosen
+
+
+def with_scratch(graph: Graph, kernels: Kernels) -> Graph:
+    """The graph with one more output for every node whose kernel needs scratch memory: bytes nobody reads.
+
+    Written by the node and never read, they live for that one step, and are planned like any tensor.
+    """
+    taken = {value.name for value in graph.values()}
+    return _with_scratch(graph, kernels, taken) if any(k and k.scratch for k in kernels.values()) else graph
+
+
+def _with_scratch(graph: Graph, kernels: Kernels, taken: set[str]) -> Graph:
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        kernel = kernels.get(node.name)
+        if isinstance(node, While):
+            nodes.append(replace(node, body=_with_scratch(node.body, kernels, taken)))
+        elif isinstance(node, CaseOf):
+            nodes.append(replace(node, arms=tuple(_with_scratch(arm, kernels, taken) for arm in node.arms)))
+        elif kernel and kernel.scratch:
+            name = f"{node.name}.scratch"
+            while name in taken:
+                name += "_"
+            taken.add(name)
+            value = Value(name, TensorSpec(DType.U8, (kernel.scratch,)))
+            nodes.append(replace(node, outputs=(*node.outputs, value)))
+        else:
+            nodes.append(node)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def bind_node(node: Node, kernels: Kernels, memory: Memory) -> Call:
+    """The call that computes a node of a graph that `with_scratch` returned."""
+    kernel = kernels[node.name]
+    if kernel is None:
+        copies = byte_copies(node)
+        assert copies is not None
+        return bind_copies(copies, memory)
+    outputs = node.outputs
+    scratch = None
+    if kernel.scratch:
+        value = outputs[-1]
+        assert value is not None
+        outputs, scratch = outputs[:-1], memory.array(value)
+    return kernel.bind(operands(node.inputs, memory), operands(outputs, memory), scratch)

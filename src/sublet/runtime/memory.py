@@ -1,0 +1,102 @@
+"""The memory of one executable: an array for each storage of its plan, and a cell for each value outside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sublet.errors import RunError
+from sublet.ir.graph import Graph, Value
+from sublet.plan import MemoryPlan, Placement, Storage
+from sublet.runtime.dtypes import array_over
+from sublet.runtime.kernel import Array, Cell, Operand
+from sublet.tensor import TensorSpec
+
+Raw = NDArray[np.uint8]
+
+
+def aligned_bytes(nbytes: int, alignment: int) -> Raw:
+    """Fresh bytes, not initialised, at an address that is a multiple of `alignment`.
+
+    Raises RunError when the machine has not that much memory.
+    """
+    try:
+        whole = np.empty(nbytes + alignment - 1, np.uint8)
+    except (MemoryError, ValueError) as error:
+        raise RunError(f"{nbytes:,} bytes cannot be allocated: {error}") from None
+    begin = -whole.ctypes.data % alignment
+    return whole[begin : begin + nbytes]
+
+
+def array_of(given: Any, what: str) -> NDArray[Any]:
+    """An array over the memory of an object with the buffer protocol or DLPack, without a copy.
+
+    Raises RunError when it offers neither, or is not contiguous.
+    """
+    try:
+        if isinstance(given, np.ndarray):
+            array = given
+        elif hasattr(given, "__dlpack__"):
+            array = np.from_dlpack(given)
+        else:
+            array = np.frombuffer(given, np.uint8)
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+        raise RunError(f"{what}: {type(given).__name__} does not give access to its bytes: {error}") from None
+    if not array.flags.c_contiguous:
+        raise RunError(f"{what}: its elements do not lie one after another; give a contiguous array")
+    return array
+
+
+def raw_bytes(array: NDArray[Any]) -> Raw:
+    """The bytes of a contiguous array."""
+    return array.reshape(-1).view(np.uint8)
+
+
+class Memory:
+    """Allocates the storages of a plan, unless the caller brings them, and knows where every value lies.
+
+    Invariant: an array handed out by `operand` stays valid until `bring` changes its storage.
+    """
+
+    def __init__(self, graph: Graph, plan: MemoryPlan) -> None:
+        self.plan = plan
+        self.storages: dict[str, Storage] = {storage.name: storage for storage in plan.storages}
+        self.placements: dict[str, Placement] = {placement.value: placement for placement in plan.placements}
+        self.cells = {value.name: Cell(value.name) for value in graph.values() if not value.plannable}
+        self._raw: dict[str, Raw] = {}
+
+    def raw(self, storage: str) -> Raw:
+        """The bytes of a storage; allocated when they are first asked for."""
+        if storage not in self._raw:
+            self._raw[storage] = aligned_bytes(self.storages[storage].nbytes, self.plan.alignment)
+        return self._raw[storage]
+
+    def bring(self, storage: str, raw: Raw, what: str, alignment: int) -> None:
+        """Let a storage be the caller's bytes. Raises RunError when they are too few or lie at a bad address."""
+        needed = self.storages[storage].nbytes
+        if raw.size < needed:
+            raise RunError(f"{what}: needs {needed:,} bytes, but has {raw.size:,}")
+        if needed and raw.ctypes.data % alignment:
+            raise RunError(f"{what}: its address must be a multiple of {alignment}; see sublet.aligned_bytes")
+        if self.storages[storage].kind not in ("weight", "input") and not raw.flags.writeable:
+            raise RunError(f"{what}: is read-only, but the network writes to it")
+        self._raw[storage] = raw[:needed]
+
+    def bytes_of(self, value: Value) -> Raw:
+        """The bytes of a planned value."""
+        region = self.placements[value.name].region
+        return self.raw(region.storage)[region.offset : region.end]
+
+    def operand(self, value: Value) -> Operand:
+        """The array or cell of a value."""
+        if not isinstance(value.spec, TensorSpec):
+            return self.cells[value.name]
+        return array_over(self.bytes_of(value), value.spec)
+
+    def array(self, value: Value) -> Array:
+        """The array of a planned value."""
+        operand = self.operand(value)
+        assert not isinstance(operand, Cell)
+        return operand

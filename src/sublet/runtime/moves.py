@@ -1,0 +1,209 @@
+"""What loops and branches do themselves: parallel moves, slices in, rows out. They count the bytes they move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from sublet.errors import RunError
+from sublet.ir.graph import Value, While
+from sublet.runtime.dtypes import NUMPY, packed
+from sublet.runtime.kernel import Array, Call, Cell, Operand
+from sublet.tensor import TensorSpec
+
+Pair = tuple[Operand, Operand]
+
+
+class Moved:
+    """Counts the bytes that loops and branches copy in one run, in whatever stream."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._lock = Lock()
+
+    def add(self, nbytes: int) -> None:
+        with self._lock:
+            self.nbytes += nbytes
+
+
+def nothing() -> None:
+    """The action of a point that has nothing to do."""
+
+
+def parallel_move(pairs: Sequence[Pair], moved: Moved) -> Call:
+    """A call that assigns every source to its destination, all at once.
+
+    Pairs that are the same bytes cost nothing. A destination that overlaps a source still to be read is
+    taken care of: the order of the copies avoids it, or the source is read first.
+    """
+    work = [(source, to) for source, to in pairs if not _same_place(source, to)]
+    if not work:
+        return nothing
+    ordered, clash = _ordered(work)
+    nbytes = sum(to.nbytes for _, to in work if not isinstance(to, Cell))
+
+    def in_order() -> None:
+        for source, to in ordered:
+            assign(source, to)
+        moved.add(nbytes)
+
+    def all_read_first() -> None:
+        contents = [_content(source) for source, _ in ordered]
+        for content, (_, to) in zip(contents, ordered, strict=True):
+            _put(content, to)
+        moved.add(nbytes)
+
+    return all_read_first if clash else in_order
+
+
+def _same_place(a: Operand, b: Operand) -> bool:
+    if isinstance(a, Cell) or isinstance(b, Cell):
+        return a is b
+    return a.nbytes == 0 or (a.ctypes.data == b.ctypes.data and a.nbytes == b.nbytes)
+
+
+def _ordered(work: list[Pair]) -> tuple[list[Pair], bool]:
+    """The pairs in an order in which no copy destroys a source of a later one; and whether there is none."""
+    left, ordered = list(work), list[Pair]()
+    while left:
+        free = [pair for pair in left if not any(_overlap(pair[1], other[0]) for other in left if other is not pair)]
+        if not free:
+            return work, True
+        ordered += free[:1]
+        left = [pair for pair in left if pair is not free[0]]
+    return ordered, False
+
+
+def _overlap(a: Operand, b: Operand) -> bool:
+    if isinstance(a, Cell) or isinstance(b, Cell):
+        return a is b
+    return bool(np.may_share_memory(a, b))
+
+
+def _content(source: Operand) -> Any:
+    return source.content if isinstance(source, Cell) else source.copy()
+
+
+def _put(content: Any, to: Operand) -> None:
+    if isinstance(to, Cell):
+        to.content = content
+        return
+    array = np.asarray(content)
+    if array.shape != to.shape or array.dtype != to.dtype:
+        raise RunError(f"a value turned out to be {array.dtype}{list(array.shape)}, not {to.dtype}{list(to.shape)}")
+    to[...] = array
+
+
+def assign(source: Operand, to: Operand) -> None:
+    """Copy the content of one operand to another."""
+    if isinstance(source, Cell) or isinstance(to, Cell):
+        _put(_content(source), to)
+    else:
+        to[...] = source
+
+
+def round_limit(node: While) -> int | None:
+    """The number of rounds that every planned sequence and stacked output of the loop has room for."""
+    axes = (*zip(node.sequences, node.slice_axes, strict=True), *zip(node.stacked, node.row_axes, strict=True))
+    extents = [v.spec.shape[axis] for v, axis in axes if v is not None and isinstance(v.spec, TensorSpec)]
+    return min(extents, default=None)
+
+
+Take = Callable[[int], None]
+Operands = Callable[[Value], Operand]
+
+
+def fetcher(node: While, at: Operands) -> Take | None:
+    """A function of the round that copies one slice of every sequence; None without slices."""
+    details = zip(node.slices, node.sequences, node.slice_axes, node.slice_reversed, strict=True)
+    copies = [_taker(at(value), at(sequence), axis, back) for value, sequence, axis, back in details]
+    return _each(copies)
+
+
+def storer(node: While, at: Operands) -> Take | None:
+    """A function of the round that copies every row to its place in the stacked output; None without rows."""
+    details = zip(node.rows, node.stacked, node.row_axes, node.row_reversed, strict=True)
+    copies = [_placer(at(row), at(whole), axis, back) for row, whole, axis, back in details if whole is not None]
+    return _each(copies)
+
+
+def _each(copies: list[Take]) -> Take | None:
+    if len(copies) < 2:
+        return copies[0] if copies else None
+
+    def all_of_them(k: int) -> None:
+        for copy in copies:
+            copy(k)
+
+    return all_of_them
+
+
+def _taker(value: Operand, sequence: Operand, axis: int, backwards: bool) -> Take:
+    def take(k: int) -> None:
+        whole = np.asarray(sequence.content if isinstance(sequence, Cell) else sequence)
+        if k >= whole.shape[axis]:
+            raise RunError(f"the loop goes on beyond the {whole.shape[axis]} slices of its input")
+        index = whole.shape[axis] - 1 - k if backwards else k
+        _put(np.take(whole, index, axis), value)
+
+    if isinstance(sequence, Cell) or isinstance(value, Cell):
+        return take
+    return _between(np.moveaxis(sequence, axis, 0), value, backwards, store=False)
+
+
+def _placer(row: Operand, whole: Operand, axis: int, backwards: bool) -> Take:
+    if not isinstance(whole, Cell) and not isinstance(row, Cell):
+        return _between(np.moveaxis(whole, axis, 0), row, backwards, store=True)
+
+    def place(k: int) -> None:
+        if isinstance(whole, Cell):
+            whole.content.append(_content(row))
+        else:
+            index = whole.shape[axis] - 1 - k if backwards else k
+            _put(_content(row), np.moveaxis(whole, axis, 0)[index])
+
+    return place
+
+
+def _between(lanes: Array, item: Array, backwards: bool, *, store: bool) -> Take:
+    if backwards:
+        lanes = lanes[::-1]
+
+    def store_lane(k: int) -> None:
+        lanes[k, ...] = item
+
+    def take_lane(k: int) -> None:
+        item[...] = lanes[k]
+
+    return store_lane if store else take_lane
+
+
+def open_rows(node: While, at: Operands) -> list[Cell]:
+    """The cells of stacked outputs whose number of rows nobody knows; they collect a list."""
+    return [cell for value in node.stacked if value is not None and isinstance(cell := at(value), Cell)]
+
+
+def close_rows(node: While, at: Operands) -> None:
+    """Turn the collected lists into arrays."""
+    for row, value, axis, backwards in zip(node.rows, node.stacked, node.row_axes, node.row_reversed, strict=True):
+        cell = at(value) if value is not None else None
+        if isinstance(cell, Cell):
+            rows = cell.content[::-1] if backwards else cell.content
+            cell.content = np.stack(rows, axis) if rows else _no_rows(row, axis)
+
+
+def _no_rows(row: Value, axis: int) -> Array:
+    if not isinstance(row.spec, TensorSpec):
+        return np.empty((0,), np.float32)
+    shape = (*row.spec.shape[:axis], 0, *row.spec.shape[axis:])
+    return np.empty(shape, NUMPY[row.spec.dtype])
+
+
+def check_rows(node: While) -> None:
+    """Raises RunError for rows or slices of types whose elements share a byte."""
+    for value in (*node.slices, *node.rows):
+        if isinstance(value.spec, TensorSpec) and packed(value.spec):
+            raise RunError(f"loop {node.name}: slices and rows of {value.spec.dtype} elements cannot be run yet")
