@@ -38,6 +38,8 @@ class Options:
     weights    the same for weights
     streams    how many streams may run at the same time
     timeout    seconds after which "auto" takes the best packing so far; None for no limit
+    share      whether views, in-place outputs and carries may be the same bytes; with strategy "no_reuse"
+               and share=False every tensor has bytes of its own, for debugging
 
     Raises ProblemError for an alignment or a number of streams that makes no sense.
     """
@@ -48,6 +50,7 @@ class Options:
     weights: Where = "bound"
     streams: int = 1
     timeout: float | None = None
+    share: bool = True
 
     def __post_init__(self) -> None:
         for name, allowed in (("io", ("arena", "bound")), ("weights", ("arena", "bound"))):
@@ -86,7 +89,7 @@ def plan_memory(
     storages = bound_storages(graph, io_bound=options.io == "bound", weights_bound=options.weights == "bound")
     homes = {value: (storage.name, storage.kind == "output") for value, storage in storages.items()}
     ranges = always_live(liveness(timeline), graph.weights, len(timeline.points))
-    buffers = share(graph, timeline, ranges, alignment=align, homes=homes)
+    buffers = share(graph, timeline, ranges, alignment=align, homes=homes, merging=options.share)
     planned = tuple(buffer for buffer in buffers if not buffer.home)
     problem = interference(planned, timeline, alignment=align, name=graph.name)
     report = pack(problem, options.strategy, timeout=options.timeout, progress=progress)

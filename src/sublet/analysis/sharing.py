@@ -45,13 +45,16 @@ def share(
     *,
     alignment: int = 1,
     homes: Mapping[Value, tuple[str, bool]] | None = None,
+    merging: bool = True,
 ) -> tuple[SharedBuffer, ...]:
-    """Merge the values of a program into buffers, in order of definition.
+    """Merge the values of a program into buffers, in order of definition; without `merging`, one a value.
 
     `homes` gives the values bound outside the arena: the name of the storage and whether the network
     may write it. Values of zero bytes and values that cannot be planned get no buffer.
     """
     merger = _start(graph, flow, ranges, alignment, homes or {})
+    if not merging:
+        return _finish(merger)
     nodes = [point.node for point in flow.points if point.kind == "run" and point.node]
     for node in nodes:
         for view, base, offset in _pairs(node, lookup(node.op).views(node)):

@@ -17,7 +17,7 @@ from sublet.printable import printable
 from sublet.runtime.dtypes import NUMPY, pack, packed, plain
 from sublet.runtime.kernel import Array, Cell
 from sublet.runtime.kernels import Kernels, bind_node
-from sublet.runtime.memory import Memory, aligned_bytes, array_of, raw_bytes
+from sublet.runtime.memory import Memory, Raw, aligned_bytes, array_of, raw_bytes
 from sublet.runtime.program import Program, Watch, build, unwatched
 from sublet.runtime.streams import Workers
 from sublet.tensor import TensorSpec
@@ -53,7 +53,7 @@ class Executable:
         self.plan = plan
         self.inputs = dict(zip(inputs or [v.name for v in graph.inputs], graph.inputs, strict=True))
         self.outputs = dict(zip(outputs or [v.name for v in graph.outputs], graph.outputs, strict=True))
-        self._flow = flow(graph, plan.schedule)
+        self.flow = flow(graph, plan.schedule)
         self._make_kernels = make_kernels
         self._kernels: Kernels | None = None
         self._weights = dict(weights)
@@ -71,13 +71,13 @@ class Executable:
         """
         with self._lock:
             self._run({**(inputs or {}), **named})
-            return {name: self._result(value, copy=True) for name, value in self.outputs.items()}
+            return self._results(copy=True)
 
     def views(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
         """Like a call, but the outputs are arrays over the arena itself: valid until the next run."""
         with self._lock:
             self._run({**(inputs or {}), **named})
-            return {name: self._result(value, copy=False) for name, value in self.outputs.items()}
+            return self._results(copy=False)
 
     def bind(self, name: str, memory: Any) -> None:
         """Let an input, output or weight, or the whole arena (name "arena"), be the caller's memory.
@@ -104,22 +104,49 @@ class Executable:
         """Bytes that loops and branches moved in the latest run."""
         return self._program.moved.nbytes if self._program else 0
 
+    def bytes_of(self, value: Value) -> Raw:
+        """The bytes of a planned value, as they are now."""
+        return self._memory.bytes_of(value)
+
     def close(self) -> None:
         """Let the threads of its streams end."""
         self._workers.close()
 
-    def program(self, watch: Watch = unwatched) -> Program:
-        """The graph as bound calls, each action wrapped by `watch`."""
-        kernels, memory = self._chosen(), self._memory
+    def watched(
+        self,
+        inputs: Mapping[str, Any],
+        watch: Watch,
+        *,
+        arena: Raw | None = None,
+        serial: bool = False,
+    ) -> dict[str, Any]:
+        """Run once with the action of every point wrapped by `watch`; the outputs are copies.
+
+        The run may have another `arena`, and `serial` runs several streams in one thread.
+        """
+        with self._lock:
+            before = self._memory.raw(ARENA)
+            try:
+                if arena is not None:
+                    self._memory.bring(ARENA, arena, "the arena", self.plan.alignment)
+                self._load_weights()
+                self._feed(inputs)
+                program = self._built(watch, None if serial else self._workers)
+                for call in program.calls:
+                    call()
+                return self._results(copy=True)
+            finally:
+                if arena is not None:
+                    self._memory.bring(ARENA, before, "the arena", 1)
+
+    def _built(self, watch: Watch, workers: Workers | None) -> Program:
+        kernels, memory, order = self._chosen(), self._memory, self.plan.schedule
         return build(
-            self.graph,
-            self.plan.schedule,
-            self._flow,
-            memory,
-            lambda node: bind_node(node, kernels, memory),
-            self._workers,
-            watch,
+            self.graph, order, self.flow, memory, lambda node: bind_node(node, kernels, memory), workers, watch
         )
+
+    def _results(self, *, copy: bool) -> dict[str, Any]:
+        return {name: self._result(value, copy=copy) for name, value in self.outputs.items()}
 
     def _chosen(self) -> Kernels:
         if self._kernels is None:
@@ -132,7 +159,7 @@ class Executable:
     def _run(self, given: Mapping[str, Any]) -> None:
         self._feed(given)
         if self._program is None:
-            self._program = self.program()
+            self._program = self._built(unwatched, self._workers)
         self._program.moved.nbytes = 0
         for call in self._program.calls:
             call()

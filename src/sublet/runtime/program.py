@@ -55,10 +55,13 @@ def build(
     timeline: Flow,
     memory: Memory,
     bind: BindNode,
-    workers: Workers,
+    workers: Workers | None,
     watch: Watch = unwatched,
 ) -> Program:
-    """The program of `graph` in the order of `schedule`, whose flow is `timeline`, in bound memory."""
+    """The program of `graph` in the order of `schedule`, whose flow is `timeline`, in bound memory.
+
+    Without `workers` the streams run in this thread, their steps in the order the schedule lists.
+    """
     builder = _Builder(timeline, memory, bind, workers, watch)
     start = builder.point("start", None, nothing)
     body = builder.graph(graph, schedule)
@@ -70,7 +73,7 @@ def build(
 class _Builder:
     """Walks the program in the order in which `analysis.flow` lays out its points."""
 
-    def __init__(self, timeline: Flow, memory: Memory, bind: BindNode, workers: Workers, watch: Watch) -> None:
+    def __init__(self, timeline: Flow, memory: Memory, bind: BindNode, workers: Workers | None, watch: Watch) -> None:
         self._points = timeline.points
         self._next = 0
         self._memory = memory
@@ -95,7 +98,7 @@ class _Builder:
         for step in schedule.steps[begin:end]:
             node = by_name[step.node]
             tasks.append(Task(step, self.step(node, schedule.bodies.get(node.name, ()))))
-        if schedule.streams > 1:
+        if schedule.streams > 1 and self._workers:
             return streamed_calls(tasks, self._workers)
         return [task.call for task in tasks if task.call is not nothing]
 

@@ -1,0 +1,95 @@
+"""One network run several ways, which must agree bit for bit: unplanned, planned, and planned in poison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from sublet.ir.graph import Value
+from sublet.runtime.executable import Executable
+from sublet.runtime.kernel import Call
+from sublet.runtime.poison import run_poisoned
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The outputs of the planned run, and how the runs differ: nothing, when all is right."""
+
+    outputs: Mapping[str, Any]
+    differences: tuple[str, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether all runs agree."""
+        return not self.differences
+
+
+def compare(unplanned: Executable, planned: Executable, inputs: Mapping[str, Any]) -> Comparison:
+    """Run `unplanned`, `planned`, and `planned` in a poisoned arena, with the same inputs.
+
+    Both have the same kernels; `unplanned` is planned with `Options(strategy="no_reuse", share=False)`, so that
+    every tensor has bytes of its own. A difference names the first step whose result differs.
+    """
+    meant, ran = _Trace(unplanned), _Trace(planned)
+    right = unplanned.watched(inputs, meant.watch, serial=True)
+    plain = planned(inputs)
+    traced = planned.watched(inputs, ran.watch, serial=True)
+    poisoned = run_poisoned(planned, inputs)
+    differences = [
+        f"output {name}: {how} differs from the unplanned run{meant.first_difference(ran)}"
+        for how, found in (("the planned run", plain), ("the traced run", traced), ("the poisoned run", poisoned))
+        for name in right
+        if not equal_bits(right[name], found[name])
+    ]
+    return Comparison(plain, tuple(differences))
+
+
+def equal_bits(a: Any, b: Any) -> bool:
+    """Whether two results of runs are the same, bit for bit; nested lists and None included."""
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(equal_bits(x, y) for x, y in zip(a, b, strict=True))
+    if a is None or b is None:
+        return a is b
+    first, second = np.asarray(a), np.asarray(b)
+    if first.dtype != second.dtype or first.shape != second.shape:
+        return False
+    if first.dtype.hasobject or first.dtype.kind in "US":
+        return bool(np.array_equal(first, second))
+    return first.tobytes() == second.tobytes()
+
+
+class _Trace:
+    """A digest of what each step wrote, in the order of the run."""
+
+    def __init__(self, executable: Executable) -> None:
+        self._executable = executable
+        self._points = executable.flow.points
+        self._seen: list[tuple[str, bytes]] = []
+
+    def watch(self, index: int, action: Call) -> Call:
+        point = self._points[index]
+        written = [value for value in point.defs if value.plannable]
+
+        def act() -> Any:
+            result = action()
+            self._seen.append((str(point), self._digest(written)))
+            return result
+
+        return act if point.kind == "run" else action
+
+    def _digest(self, values: list[Value]) -> bytes:
+        digest = blake2b(digest_size=16)
+        for value in values:
+            digest.update(self._executable.bytes_of(value).data)
+        return digest.digest()
+
+    def first_difference(self, other: _Trace) -> str:
+        """Where two runs part: the first step that wrote something else."""
+        for (name, digest), (_, theirs) in zip(self._seen, other._seen, strict=False):
+            if digest != theirs:
+                return f" from {name} on"
+        return ""
