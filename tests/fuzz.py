@@ -19,7 +19,7 @@ from sublet.analysis.flow import flow
 from sublet.analysis.interference import interference
 from sublet.analysis.liveness import liveness
 from sublet.analysis.sharing import share
-from sublet.assemble import always_live, assemble, bound_storages
+from sublet.assemble import always_live, assemble, bound_storages, in_one_arena
 from sublet.checker import check
 from sublet.compile import Options, plan_memory
 from sublet.ir.graph import Graph
@@ -101,7 +101,9 @@ def ended_early(rng: random.Random, graph: Graph, plan: MemoryPlan) -> MemoryPla
     buffers = share(graph, timeline, ranges, homes=homes)
     problem = interference(tuple(b for b in buffers if not b.home), timeline, alignment=1)
     report = pack(problem, "best_fit_by_size")
-    return assemble(graph, plan.schedule, timeline, ranges, storages, buffers, report, alignment=1, dims={})
+    return assemble(
+        graph, plan.schedule, timeline, ranges, storages, buffers, in_one_arena(report), alignment=1, dims={}
+    )
 
 
 def judge_mutants(seed: int, rng: random.Random, graph: Graph, plan: MemoryPlan, tally: Tally) -> None:

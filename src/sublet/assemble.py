@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from sublet.analysis.flow import Flow
 from sublet.analysis.liveness import LiveRanges
@@ -11,7 +11,7 @@ from sublet.analysis.merging import Member
 from sublet.analysis.schedule import Schedule
 from sublet.analysis.sharing import SharedBuffer
 from sublet.ir.graph import Graph, Value
-from sublet.packing import Report
+from sublet.packing import Bound, Problem, RegionPacking, Report, lower_bound
 from sublet.plan import ARENA, MemoryPlan, Outside, Peak, Placement, Region, Storage, bound_to
 from sublet.plan_file import fingerprint
 from sublet.tensor import TensorSpec, Unplannable
@@ -34,6 +34,35 @@ def always_live(ranges: LiveRanges, values: tuple[Value, ...], points: int) -> L
     return replace(ranges, halves={**ranges.halves, **dict.fromkeys(values, ((0, 2 * points),))})
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Where the buffers without a home are: for each the name of an arena and an offset in it."""
+
+    arenas: tuple[Storage, ...]
+    homes: tuple[str, ...]
+    offsets: tuple[int, ...]
+    strategy: str
+    bound: Bound
+    stopped: str
+
+
+def in_one_arena(report: Report) -> Packed:
+    """The packing of a report."""
+    packing = report.packing
+    homes = (ARENA,) * len(packing.offsets)
+    arenas = (Storage(ARENA, ARENA, packing.arena_bytes),)
+    return Packed(arenas, homes, packing.offsets, packing.strategy, report.bound, report.stopped)
+
+
+def in_several_arenas(problem: Problem, packing: RegionPacking) -> Packed:
+    """An arena in every memory region. Their bytes together are bounded without padding between buffers."""
+    arenas = tuple(Storage(share.region.name, ARENA, share.arena_bytes) for share in packing.shares)
+    strategies = dict.fromkeys(share.strategy for share in packing.shares if share.members)
+    bound = lower_bound(problem)
+    bound = replace(bound, bytes=sum(problem.buffers[member].size for member in bound.members))
+    return Packed(arenas, packing.names(), packing.offsets, ", ".join(strategies), bound, packing.stopped)
+
+
 def assemble(
     graph: Graph,
     schedule: Schedule,
@@ -41,36 +70,36 @@ def assemble(
     ranges: LiveRanges,
     storages: Mapping[Value, Storage],
     buffers: tuple[SharedBuffer, ...],
-    report: Report,
+    packed: Packed,
     *,
     alignment: int,
     dims: Mapping[str, int],
 ) -> MemoryPlan:
     """The plan, from the packing of those `buffers` that have no home."""
     planned = [buffer for buffer in buffers if not buffer.home]
-    arena = Storage(ARENA, "arena", report.packing.arena_bytes)
-    placements = _placements(graph, timeline, ranges, storages, buffers, report.packing.offsets)
-    in_arena = [p for p in placements if p.region.storage == ARENA]
+    placements = _placements(graph, timeline, ranges, storages, buffers, packed)
+    names = {arena.name for arena in packed.arenas}
+    in_arena = [p for p in placements if p.region.storage in names]
     return MemoryPlan(
         graph=graph.name,
         fingerprint=fingerprint(graph, schedule),
         schedule=schedule,
         alignment=alignment,
-        strategy=report.packing.strategy,
-        arena_bytes=arena.nbytes,
-        lower_bound_bytes=report.bound.bytes,
-        bound=report.bound.kind,
+        strategy=packed.strategy,
+        arena_bytes=sum(arena.nbytes for arena in packed.arenas),
+        lower_bound_bytes=packed.bound.bytes,
+        bound=packed.bound.kind,
         total_bytes=sum(p.region.nbytes for p in in_arena),
         view_bytes=sum(p.region.nbytes for p in in_arena if p.how in ("view", "part")),
         inplace_bytes=sum(p.region.nbytes for p in in_arena if p.how in ("inplace", "carry")),
-        storages=(arena, *storages.values()),
+        storages=(*packed.arenas, *storages.values()),
         placements=placements,
         outside=tuple(_outside(graph)),
         peak=_peak(planned, timeline, ranges),
         points=tuple(str(point) for point in timeline.points),
         dims=tuple(dims.items()),
-        proof=report.bound.members,
-        stopped=report.stopped,
+        proof=packed.bound.members,
+        stopped=packed.stopped,
     )
 
 
@@ -80,22 +109,23 @@ def _placements(
     ranges: LiveRanges,
     storages: Mapping[Value, Storage],
     buffers: tuple[SharedBuffer, ...],
-    offsets: tuple[int, ...],
+    packed: Packed,
 ) -> tuple[Placement, ...]:
     """One placement a plannable value, in order of definition."""
     where: dict[Value, tuple[Member, str, int, int]] = {}
     index = 0
     for buffer in buffers:
-        number, base = (-1, 0) if buffer.home else (index, offsets[index])
+        number, base = (-1, 0) if buffer.home else (index, packed.offsets[index])
+        home = buffer.home or packed.homes[index]
         index += not buffer.home
         for member in buffer.members:
-            where[member.value] = (member, buffer.home or ARENA, base + member.offset, number)
+            where[member.value] = (member, home, base + member.offset, number)
     producer = {value: node.name for node in graph.walk() for value in node.defs}
     placements = []
     for value in graph.values():
         if not isinstance(value.spec, TensorSpec):
             continue
-        nowhere = (Member(value, 0), storages[value].name if value in storages else ARENA, 0, -1)
+        nowhere = (Member(value, 0), storages[value].name if value in storages else packed.arenas[0].name, 0, -1)
         member, storage, offset, number = where.get(value, nowhere)
         region = Region(storage, offset, value.nbytes)
         placements.append(

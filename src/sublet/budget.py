@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sublet.plan import ARENA, MemoryPlan
+from sublet.plan import MemoryPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,15 @@ def verdict(plan: MemoryPlan, budget: int) -> Verdict:
     if plan.lower_bound_bytes <= budget:
         return Verdict(budget, fits=False)
     sizes, values = _buffers(plan)
+    alignment = plan.alignment if len(plan.arenas) == 1 else 1  # the last one in every arena needs no padding
     chosen: list[int] = []
     total = slack = 0
     for number in sorted(plan.proof, key=lambda number: -sizes[number]):
         chosen.append(number)
-        total += _rounded(sizes[number], plan.alignment)
-        slack = max(slack, _rounded(sizes[number], plan.alignment) - sizes[number])
+        total += _rounded(sizes[number], alignment)
+        slack = max(slack, _rounded(sizes[number], alignment) - sizes[number])
         if total - slack > budget:
-            return Verdict(budget, fits=False, proof=_stacked(chosen, sizes, values, plan.alignment))
+            return Verdict(budget, fits=False, proof=_stacked(chosen, sizes, values, alignment))
     return Verdict(budget, fits=False)
 
 
@@ -76,13 +77,13 @@ def _rounded(size: int, alignment: int) -> int:
 
 
 def _buffers(plan: MemoryPlan) -> tuple[dict[int, int], dict[int, tuple[str, ...]]]:
-    """The bytes and the values of every buffer of the arena, by number."""
+    """The bytes and the values of every buffer of the arenas, by number."""
     low: dict[int, int] = {}
     high: dict[int, int] = {}
     values: dict[int, tuple[str, ...]] = {}
-    for place in plan.placements:
+    for place in plan.in_arenas:
         region, number = place.region, place.buffer
-        if region.storage == ARENA and number >= 0:
+        if number >= 0:
             low[number] = min(low.get(number, region.offset), region.offset)
             high[number] = max(high.get(number, 0), region.end)
             values[number] = (*values.get(number, ()), place.value)

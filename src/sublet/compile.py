@@ -15,12 +15,13 @@ from sublet.analysis.liveness import liveness
 from sublet.analysis.schedule import Schedule, serial
 from sublet.analysis.sharing import share
 from sublet.analysis.streams import streamed
-from sublet.assemble import always_live, assemble, bound_storages
+from sublet.assemble import Packed, always_live, assemble, bound_storages, in_one_arena, in_several_arenas
 from sublet.checker import require_valid
 from sublet.errors import ProblemError
 from sublet.ir.graph import Graph
 from sublet.ir.verify import verify
-from sublet.packing import pack
+from sublet.packing import Problem, pack, place_in_regions
+from sublet.packing import Region as MemoryRegion
 from sublet.packing.problem import MAX_ALIGNMENT
 from sublet.plan import MemoryPlan
 
@@ -38,6 +39,7 @@ class Options:
     weights    the same for weights
     streams    how many streams may run at the same time
     timeout    seconds after which "auto" takes the best packing so far; None for no limit
+    regions    memory regions to spread the arena over, one arena in each; none for one arena without a limit
     share      whether views, in-place outputs and carries may be the same bytes; with strategy "no_reuse"
                and share=False every tensor has bytes of its own, for debugging
 
@@ -51,6 +53,7 @@ class Options:
     streams: int = 1
     timeout: float | None = None
     share: bool = True
+    regions: tuple[MemoryRegion, ...] = ()
 
     def __post_init__(self) -> None:
         for name, allowed in (("io", ("arena", "bound")), ("weights", ("arena", "bound"))):
@@ -77,8 +80,9 @@ def plan_memory(
 
     `schedule` overrides the order of the graph; `dims` are the dimension bindings to record;
     `progress` is told each strategy tried and the bytes it needs.
-    Raises GraphError for an illegal graph, ProblemError for an unknown strategy, and PlanViolation if
-    the checker refuses the plan, which would be a mistake of Sublet's.
+    Raises GraphError for an illegal graph, ProblemError for an unknown strategy, CapacityError when the
+    memory regions are too small, and PlanViolation if the checker refuses the plan, which would be a
+    mistake of Sublet's.
     """
     options = options or Options()
     align = options.alignment
@@ -92,7 +96,15 @@ def plan_memory(
     buffers = share(graph, timeline, ranges, alignment=align, homes=homes, merging=options.share)
     planned = tuple(buffer for buffer in buffers if not buffer.home)
     problem = interference(planned, timeline, alignment=align, name=graph.name)
-    report = pack(problem, options.strategy, timeout=options.timeout, progress=progress)
-    plan = assemble(graph, schedule, timeline, ranges, storages, buffers, report, alignment=align, dims=dims or {})
+    packed = _packed(problem, options, progress)
+    plan = assemble(graph, schedule, timeline, ranges, storages, buffers, packed, alignment=align, dims=dims or {})
     require_valid(graph, schedule, plan)
     return plan
+
+
+def _packed(problem: Problem, options: Options, progress: Progress | None) -> Packed:
+    """The buffers in one arena, or in one a memory region."""
+    if not options.regions:
+        return in_one_arena(pack(problem, options.strategy, timeout=options.timeout, progress=progress))
+    placed = place_in_regions(problem, options.regions, options.strategy, options.timeout, progress)
+    return in_several_arenas(problem, placed)

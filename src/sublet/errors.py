@@ -6,6 +6,7 @@
     ├── GraphError               a graph breaks a rule of `ir.verify`; carries all findings
     ├── TextError                the text form of a graph does not parse; carries the line
     ├── ProblemError             a packing problem is malformed
+    ├── CapacityError            buffers do not fit the capacities of the memory regions
     ├── PackingError             a packing breaks its problem; carries all findings
     ├── PlanError                a plan file is malformed, or was made for another graph
     ├── PlanViolation            the checker refused a plan; carries all violations
@@ -39,6 +40,10 @@ class TextError(SubletError):
 
 class ProblemError(SubletError):
     """A packing problem is malformed."""
+
+
+class CapacityError(SubletError):
+    """No way was found to fit all buffers into the capacities of the memory regions."""
 
 
 class PlanError(SubletError):

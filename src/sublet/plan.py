@@ -23,7 +23,8 @@ def bound_to(value: str) -> str:
 class Storage:
     """A block of memory. `kind` is "arena", "weight", "input" or "output".
 
-    Every storage but the arena is named after the value bound to it, see `bound_to`. A weight or input storage is
+    There is one arena, called "arena", or one in each memory region the plan was made for, with its name.
+    Every other storage is named after the value bound to it, see `bound_to`. A weight or input storage is
     the caller's, and is never written by the network.
     """
 
@@ -97,7 +98,7 @@ class Peak:
 class MemoryPlan:
     """The plan of one graph under one schedule.
 
-    arena_bytes        size of the arena
+    arena_bytes        size of the arena; of all arenas together when there are several memory regions
     lower_bound_bytes  no placement of the same buffers can do with fewer
     bound              how the lower bound was found ("peak" or "antichain")
     total_bytes        sum of all planned tensors, each with bytes of its own: no reuse at all
@@ -129,6 +130,17 @@ class MemoryPlan:
     proof: tuple[int, ...] = ()
     stopped: str = ""
     version: int = FORMAT_VERSION
+
+    @property
+    def arenas(self) -> tuple[Storage, ...]:
+        """The storages that the planner fills; none when the plan was read from a file that lists none."""
+        return tuple(storage for storage in self.storages if storage.kind == ARENA)
+
+    @property
+    def in_arenas(self) -> tuple[Placement, ...]:
+        """The values that lie in an arena, in order."""
+        names = {storage.name for storage in self.arenas}
+        return tuple(place for place in self.placements if place.region.storage in names)
 
     @property
     def gap(self) -> float:

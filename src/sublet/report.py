@@ -13,6 +13,7 @@ def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) ->
     content: dict[str, Any] = {
         "graph": plan.graph,
         "arena_bytes": plan.arena_bytes,
+        "arenas": {storage.name: storage.nbytes for storage in plan.arenas},
         "lower_bound_bytes": plan.lower_bound_bytes,
         "bound": plan.bound,
         "gap": plan.gap,

@@ -106,7 +106,8 @@ def test_storages_are_known_and_have_the_size_of_what_they_hold() -> None:
     for storage, rule in (
         (Storage("%y", "input", 64), "storage-kind"),
         (Storage("%y", "disk", 64), "storage-kind"),
-        (Storage("arena2", "arena", 64), "storage-kind"),
+        (Storage("%y", "arena", 64), "storage-kind"),
+        (Storage("arena2", "arena", 64), "arena-size"),
         (Storage("%w", "weight", 64), "duplicate-storage"),
     ):
         assert rule in rules(GRAPH, replace(plan, storages=(*plan.storages, storage)))

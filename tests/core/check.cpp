@@ -1,5 +1,5 @@
-// The compiled core on thousands of tiny random problems against brute force: gaps, alignment, pins, companions,
-// partial orders; and on sizes near 2^62. Built with sanitizers by `make fuzz`.   check TRIALS SEED
+// The compiled core on thousands of tiny random problems against brute force: gaps, alignment, pins, companions (also
+// at distances), partial orders; and on sizes near 2^62. Built with sanitizers by `make fuzz`.   check TRIALS SEED
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -28,12 +28,12 @@ static bool ok(const Problem& p, const std::vector<int64_t>& o, int64_t cap) {
     for (int i = 0; i < n; i++) {
         const Item& it = p.items[i];
         if (it.pinned >= 0 && o[i] != it.pinned) return false;
-        if (it.size && (o[i] < 0 || o[i] > cap - it.size || o[i] % it.alignment)) return false;
+        if (it.size && (o[i] < 0 || o[i] > cap - it.size || (o[i] - it.shift) % it.alignment)) return false;
         for (int j = 0; j < i; j++)
             if (conflict(p, i, j) && o[i] < o[j] + p.items[j].size && o[j] < o[i] + it.size) return false;
     }
     for (auto [a, b] : p.companions)
-        if (o[a] != o[b]) return false;
+        if (o[a] - p.items[a].shift != o[b] - p.items[b].shift) return false;
     return true;
 }
 // Smallest arena by trying every offset of every leader up to `top`, with conflicts checked pair by pair.
@@ -82,6 +82,27 @@ static std::vector<int> in_order(int n) {
     std::vector<int> order(n);
     std::iota(order.begin(), order.end(), 0);
     return order;
+}
+// Companions at distances: greedy places them right, the lowest hole in some order no worse than side by side.
+static bool shifted(Problem p, Random& r) {
+    int64_t top = 0, most = 0;
+    for (Item& it : p.items) {
+        if (it.pinned >= 0) return true;
+        it.alignment = 1;
+        it.shift = r.below(7);
+        top += it.size;
+        most = std::max(most, it.shift);
+    }
+    bool fine = true;
+    std::vector<int> order = in_order(p.items.size());
+    std::reverse(order.begin(), order.end());
+    for (Hole hole : {Hole::lowest, Hole::smallest}) {
+        auto offsets = greedy_in_order(p, order, hole);
+        int64_t arena = arena_of(p, offsets);
+        fine &= ok(p, offsets, arena) && arena <= 2 * (top + most * (int64_t)p.items.size());
+        for (size_t i = 0; i < p.items.size(); i++) fine &= offsets[i] >= p.items[i].shift;
+    }
+    return fine;
 }
 // Sizes near 2^62 and alignments near 2^32: no overflow, and what is found is right.
 static long extremes(long trials, Random& r) {
@@ -156,7 +177,7 @@ int main(int, char** argv) {
                 time = e + 1 + r.below(2);
             }
             if (p.partial_order && r.below(2)) it.pieces.clear();
-            if (kind == 3 && r.below(5) == 0) it.pinned = it.alignment * r.below(6);
+            if (kind >= 3 && r.below(5) == 0) it.pinned = it.alignment * r.below(6);
             p.items.push_back(it);
         }
         if (p.partial_order)
@@ -180,10 +201,13 @@ int main(int, char** argv) {
             Minimum m = minimise(p, 0, {}, t, 1000000, nullptr);
             fine &= m.arena == want && m.bound == want && ok(p, m.offsets, want);
             for (Hole hole : {Hole::lowest, Hole::smallest}) {
-                if (p.partial_order) break;
-                for (const auto& off : {greedy_in_order(p, in_order(n), hole), greedy_by_tightness(p)})
-                    fine &= ok(p, off, arena_of(p, off)) && arena_of(p, off) >= want;
+                auto right = [&](const std::vector<int64_t>& off) {
+                    return ok(p, off, arena_of(p, off)) && arena_of(p, off) >= want;
+                };
+                fine &= right(greedy_in_order(p, in_order(n), hole));
+                if (!p.partial_order) fine &= right(greedy_by_tightness(p));
             }
+            fine &= shifted(p, r);
         } else {
             none++;
             fine &= at.verdict == Verdict::infeasible;

@@ -7,7 +7,7 @@ from itertools import permutations
 import numpy as np
 from hypothesis import strategies as st
 
-from sublet.packing import Buffer, Precedence, Problem
+from sublet.packing import Buffer, Companion, Precedence, Problem
 
 SMALL_SIZES = st.integers(0, 12)
 SMALL_ALIGNMENTS = st.sampled_from([1, 1, 2, 3, 4, 8])
@@ -36,8 +36,9 @@ def smallest_arena(problem: Problem) -> int:
     """The optimum: in the order of their offsets, every group of companions lies as low as the earlier allow."""
     conflicts = conflict_pairs(problem)
     groups: list[list[int]] = []
+    ties = [(companion.first, companion.second) for companion in problem.companions]
     for position in range(len(problem.buffers)):
-        linked = {other for pair in problem.companions if position in pair for other in pair}
+        linked = {other for pair in ties if position in pair for other in pair}
         joined = [group for group in groups if linked & set(group)]
         groups = [group for group in groups if group not in joined]
         groups.append(sorted([position, *(member for group in joined for member in group)]))
@@ -86,7 +87,7 @@ def problems(
         members = {p for other in companions if set(other) & set(pair) for p in other} | set(pair)
         if not any((i, j) in conflicts for i in members for j in members):
             companions.append(pair)
-    return Problem(items, problem.precedence, tuple(companions))
+    return Problem(items, problem.precedence, tuple(Companion(*pair) for pair in companions))
 
 
 @st.composite

@@ -12,6 +12,7 @@ import pytest
 
 from sublet.packing import (
     Buffer,
+    Companion,
     Packing,
     Precedence,
     Problem,
@@ -69,7 +70,7 @@ def test_reproduces_libnnc_on_the_shared_files(path: Path) -> None:
     check_against_libnnc(path)
 
 
-def ordered(*sizes: int, alignment: int = 1, companions: tuple[tuple[int, int], ...] = ()) -> Problem:
+def ordered(*sizes: int, alignment: int = 1, companions: tuple[Companion, ...] = ()) -> Problem:
     """Buffers that live one after another."""
     buffers = tuple(Buffer(str(i), size, i, i + 1, alignment) for i, size in enumerate(sizes))
     return Problem(buffers, companions=companions)
@@ -91,7 +92,7 @@ def test_groups_never_merge() -> None:
 
 
 def test_companions_share_an_offset_inside_a_larger_edge() -> None:
-    problem = ordered(2, 9, 3, 7, 1, companions=((2, 3),))
+    problem = ordered(2, 9, 3, 7, 1, companions=(Companion(2, 3),))
     packing = STRATEGIES["allocation_graph"](problem)
     check_packing(problem, packing)
     assert packing.arena_bytes == 9
@@ -105,7 +106,7 @@ def test_unordered_companions_keep_others_out_of_their_bytes() -> None:
     compatible = np.zeros((3, 3), dtype=np.bool_)
     compatible[0, 1] = compatible[1, 0] = True
     buffers = (Buffer("a", 4, 0, 1), Buffer("b", 6, 1, 2), Buffer("c", 4, 2, 3))
-    problem = Problem(buffers, Precedence(distance, compatible), ((0, 1),))
+    problem = Problem(buffers, Precedence(distance, compatible), (Companion(0, 1),))
     for name in ("allocation_graph", "allocation_graph_by_interference"):
         packing = STRATEGIES[name](problem)
         check_packing(problem, packing)
@@ -124,7 +125,7 @@ def test_all_bytes_of_unordered_companions_are_taken() -> None:
     buffers = tuple(
         Buffer(name, size, time, time + 1) for time, (name, size) in enumerate(zip("yabcx", sizes, strict=True))
     )
-    problem = Problem(buffers, Precedence(distance, compatible), ((a, b),))
+    problem = Problem(buffers, Precedence(distance, compatible), (Companion(a, b),))
     packing = STRATEGIES["allocation_graph"](problem)
     check_packing(problem, packing)
     assert packing.arena_bytes == 8 + 3, "only two bytes are left beside b"
@@ -133,7 +134,7 @@ def test_all_bytes_of_unordered_companions_are_taken() -> None:
 def test_a_companion_in_a_gap_keeps_the_whole_life() -> None:
     """b lives in a gap of a, at its offset; c begins when b has ended but a has not."""
     a, b, c = Buffer("a", 4, 0, 9, gaps=((2, 6),)), Buffer("b", 4, 3, 5), Buffer("c", 4, 7, 9)
-    problem = Problem((b, a, c), companions=((0, 1),))
+    problem = Problem((b, a, c), companions=(Companion(0, 1),))
     packing = STRATEGIES["allocation_graph"](problem)
     check_packing(problem, packing)
     assert packing.arena_bytes == 8

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet.errors import ProblemError
-from sublet.packing import Buffer, Precedence, Problem
+from sublet.packing import Buffer, Companion, Precedence, Problem
 from sublet.packing.conflicts import clusters_of, conflicts_of
 from tests.packing.random_problems import conflict_pairs, problems
 
@@ -35,7 +35,7 @@ def test_companions_of_companions_are_one_cluster() -> None:
     buffers = tuple(
         Buffer(str(i), size, i, i + 1, alignment) for i, (size, alignment) in enumerate([(3, 4), (0, 6), (5, 1)])
     )
-    problem = Problem(buffers, companions=((0, 2), (2, 1)))
+    problem = Problem(buffers, companions=(Companion(0, 2), Companion(2, 1)))
     (cluster,) = clusters_of(problem, conflicts_of(problem))
     assert (cluster.members, cluster.sized, cluster.size, cluster.alignment) == ((0, 1, 2), (0, 2), 5, 12)
 
@@ -55,4 +55,4 @@ def test_a_precedence_that_is_no_order_is_refused(distance: np.ndarray, message:
 
 def test_companions_must_be_positions() -> None:
     with pytest.raises(ProblemError, match="two positions below 1"):
-        Problem((Buffer("a", 1, 0, 1),), companions=((0, 1),))
+        Problem((Buffer("a", 1, 0, 1),), companions=(Companion(0, 1),))

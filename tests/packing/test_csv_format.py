@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet.errors import ProblemError
-from sublet.packing import STRATEGIES, Buffer, Packing, Problem, read_csv, read_problem, write_csv
+from sublet.packing import (
+    STRATEGIES,
+    Buffer,
+    Companion,
+    Lifetimes,
+    Packing,
+    Problem,
+    pack,
+    read_csv,
+    read_problem,
+    write_csv,
+)
 from tests.packing.random_problems import buffers
 
 HERE = Path(__file__).parent / "problems"
@@ -41,6 +53,7 @@ def test_offsets_of_some_rows_are_no_packing(tmp_path: Path) -> None:
     assert read_csv(written(tmp_path, "id,lower,upper,size\n"))[0].buffers == ()
 
 
+TIES = "id,lower,upper,size,pinned,companion,distance,may_overlap,accesses\n"
 HEADER = "id,lower,upper,size,alignment,gaps,offset\n"
 
 
@@ -71,6 +84,15 @@ HEADER = "id,lower,upper,size,alignment,gaps,offset\n"
         (HEADER + "a,0,9,8,,3..5,\n", ":2: column gaps: '3..5' is not a range such as 5-7"),
         (HEADER + "a,0,9,8,,,-4\n", ":2: column offset: -4 is negative"),
         (HEADER + '"a,0,1,8,,,\n', "not CSV"),
+        (TIES + "a,0,1,8,-1,,,,\n", ":2: column pinned: buffer a: pinned -1 must be between 0"),
+        (TIES + "a,0,1,8,x,,,,\n", ":2: column pinned: 'x' is not an integer"),
+        (TIES + "a,0,1,8,,b,,,\n", ":2: column companion: 'b' is no other buffer's id"),
+        (TIES + "a,0,1,8,,a,,,\n", ":2: column companion: 'a' is no other buffer's id"),
+        (TIES + "a,0,1,8,,,4,,\n", ":2: column distance: needs a companion"),
+        (TIES + "a,0,1,8,,,,a,\n", ":2: column may_overlap: 'a' is no other buffer's id"),
+        (TIES + "a,0,1,8,,,,c d,\n", ":2: column may_overlap: 'c' is no other buffer's id"),
+        (TIES + 'a,0,1,8,,,,"""c",\n', ":2: column may_overlap: not ids separated by spaces"),
+        (TIES + "a,0,1,8,,,,,-2\n", ":2: column accesses: buffer a: accesses -2 must be between 0"),
         (HEADER.encode() + b"\xff\xfe,0,1,8,,,\n", "not a text file \\(byte 42 is not UTF-8\\)"),
         (HEADER + "a\0b,0,1,8,,,\n", "not a text file \\(it contains zero bytes\\)"),
     ],
@@ -102,10 +124,13 @@ def test_what_is_written_reads_back(
     items = {}
     for index, (name, data) in enumerate(rows):
         made = data.draw(buffers(index, st.integers(0, 1 << 62), st.integers(1, 1 << 32)))
+        pin = made.alignment * data.draw(st.integers(0, 99)) if data.draw(st.booleans()) else None
+        accesses = data.draw(st.integers(0, 1 << 53))
         if name.strip():
-            items[name] = Buffer(name, made.size, made.lower, made.upper, made.alignment, made.gaps)
-    problem = Problem(tuple(items.values()), name="round")
-    packing = STRATEGIES["no_reuse"](problem)
+            items[name] = Buffer(name, made.size, made.lower, made.upper, made.alignment, made.gaps, pin, accesses)
+    packing = STRATEGIES["no_reuse"](Problem(tuple(replace(item, pinned=None) for item in items.values())))
+    pairs = ((0, 1), (0, 2), (1, 2))[: max(0, 2 * len(items) - 3)]
+    problem = Problem(tuple(items.values()), name="round", may_overlap=pairs)
     path = tmp_path_factory.mktemp("csv") / "round.csv"
     write_csv(problem, packing, path)
     again, offsets = read_csv(path)
@@ -143,3 +168,46 @@ def test_the_kind_of_a_file_is_told_by_suffix_or_content(tmp_path: Path) -> None
     (tmp_path / "b.txt").write_bytes((HERE / "A.1048576.csv").read_bytes())
     assert len(read_problem(tmp_path / "a.txt").buffers) == 15
     assert len(read_problem(tmp_path / "b.txt").buffers) == 154
+
+
+def test_ties_in_columns(tmp_path: Path) -> None:
+    text = TIES + 'a,0,3,8,64,,,,\n"b c",0,3,4,,a,4,a,7\nd,1,2,4,,b c,-2,"""b c"" a",\ne,1,2,1,,,,,\n'
+    problem, packing = read_csv(written(tmp_path, text))
+    assert packing is None
+    assert problem.buffers[0].pinned == 64
+    assert [buffer.accesses for buffer in problem.buffers] == [1, 7, 1, 1]
+    assert problem.companions == (Companion(0, 1, 4), Companion(1, 2, -2))
+    assert problem.may_overlap == ((0, 1), (0, 2), (1, 2))
+    offsets = pack(problem).packing.offsets
+    assert offsets[:3] == (64, 68, 66)
+    write_csv(problem, offsets, tmp_path / "out.csv", regions=["r"] * 4)
+    again, packing = read_csv(tmp_path / "out.csv")
+    assert packing is None, "offsets in regions are no packing of one arena"
+    assert again.companions == (Companion(0, 1, 4), Companion(0, 2, 2))
+    assert (again.buffers, again.may_overlap) == (problem.buffers, problem.may_overlap)
+
+
+def test_lifetimes_are_read_and_written_in_three_ways(tmp_path: Path) -> None:
+    path = written(tmp_path, "id,lower,upper,size\na,0,2,8\nb,1,3,8\nc,2,4,8\n")
+    arenas = {}
+    for lifetimes in Lifetimes:
+        problem = read_problem(path, lifetimes)
+        packing = pack(problem).packing
+        arenas[str(lifetimes)] = packing.arena_bytes
+        write_csv(problem, packing, tmp_path / "out.csv", lifetimes=lifetimes)
+        assert [line.rpartition(",")[0] for line in (tmp_path / "out.csv").read_text().splitlines()] == (
+            path.read_text().splitlines()
+        )
+        assert read_csv(tmp_path / "out.csv", lifetimes) == (
+            replace(problem, name="out"),
+            replace(packing, strategy="file"),
+        )
+    assert arenas == {"in-ex": 16, "ex-ex": 8, "in-in": 24}
+    for lifetimes, life, wrong in (
+        (Lifetimes.open, "0,1", "lower 0 must be at least 2 less than upper 1"),
+        (Lifetimes.closed, "1,0", "lower 1 must be at most upper 0"),
+    ):
+        with pytest.raises(ProblemError, match=f":2: column upper: {wrong}"):
+            read_csv(written(tmp_path, f"id,lower,upper,size\na,{life},8\n"), lifetimes)
+    with pytest.raises(ProblemError, match="a partial order has no lifetimes"):
+        read_problem(HERE / "unit_while.15.json", Lifetimes.closed)

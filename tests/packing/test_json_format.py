@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from sublet.errors import ProblemError
-from sublet.packing import STRATEGIES, check_packing, lower_bound, read_json
+from sublet.packing import STRATEGIES, Companion, check_packing, lower_bound, read_json
 
 HERE = Path(__file__).parent / "problems"
 
 
-def block(id: int, head: list[int], tail: list[int], size: int = 64, **more: Any) -> dict[str, Any]:
+def block(id: int | str, head: list[int], tail: list[int], size: int = 64, **more: Any) -> dict[str, Any]:
     return {"id": id, "size": size, "type": 1, "companion": -1, "head": head, "tail": tail, **more}
 
 
@@ -80,10 +80,23 @@ def test_memory_kinds_never_share(tmp_path: Path) -> None:
         assert packing.arena_bytes == (384 if name == "no_reuse" else 192)
 
 
+def test_pins_distances_and_pairs_that_may_overlap(tmp_path: Path) -> None:
+    blocks = [
+        block(7, [0], [1], pinned=64, accesses=3),
+        block("x", [0], [1], companion=7, distance=8),
+        block(3, [1], [2], companion="x", distance=-4),
+    ]
+    made = {**document(*blocks, may_overlap=[["x", 7], [3, "x"]]), "alignment": 4}
+    problem = read_json(written(tmp_path, made))
+    assert [(b.pinned, b.accesses) for b in problem.buffers] == [(64, 3), (None, 1), (None, 1)]
+    assert problem.companions == (Companion(0, 1, 8), Companion(1, 2, -4))
+    assert problem.may_overlap == ((0, 1), (1, 2))
+
+
 def test_companions_and_no_blocks(tmp_path: Path) -> None:
     problem = read_json(HERE / "unit_while.15.json")
     ids = [buffer.id for buffer in problem.buffers]
-    assert [(ids[i], ids[j]) for i, j in problem.companions] == [("0", "18"), ("5", "24"), ("9", "30")]
+    assert [(ids[c.first], ids[c.second]) for c in problem.companions] == [("0", "18"), ("5", "24"), ("9", "30")]
     assert read_json(written(tmp_path, document())).buffers == ()
 
 
@@ -112,6 +125,10 @@ def test_companions_and_no_blocks(tmp_path: Path) -> None:
             document(block(0, [0], [0], companion=None)),
             "blocks\\[0\\].companion: must be an integer or a text, not None",
         ),
+        (document(block(0, [0], [0], distance="4")), "blocks\\[0\\].distance: must be an integer, not '4'"),
+        (document(block(0, [0], [0], pinned=None)), "blocks\\[0\\].pinned: must be an integer, not None"),
+        (document(block(0, [0], [0], pinned=32)), "blocks\\[0\\]: buffer 0: pinned 32 must be a multiple"),
+        (document(block(0, [0], [0]), may_overlap=[[0, 0]]), "may_overlap\\[0\\]: must be the ids of two blocks"),
         (document(deps=[[0, 1, 2]]), "deps\\[0\\]: must be a pair"),
         (document(deps=[[0, 1], [1, 0]]), "deps: the edges form a cycle"),
         (document(deps=[[0, 0]]), "deps: the edges form a cycle"),

@@ -16,6 +16,7 @@ from sublet.errors import ProblemError
 from sublet.packing import (
     STRATEGIES,
     Buffer,
+    Companion,
     Precedence,
     Problem,
     check_packing,
@@ -81,7 +82,7 @@ def test_shuffled_rows_get_the_same_offsets(problem: Problem, random: object) ->
     if precedence is not None:
         compatible = None if precedence.compatible is None else precedence.compatible[order][:, order]
         precedence = Precedence(precedence.distance[order][:, order], compatible)
-    companions = tuple((order.index(i), order.index(j)) for i, j in problem.companions)
+    companions = tuple(Companion(order.index(c.first), order.index(c.second)) for c in problem.companions)
     shuffled = Problem(tuple(problem.buffers[i] for i in order), precedence, companions)
     for name in (*STRATEGIES, "auto"):
         before, after = pack(problem, name).packing.offsets, pack(shuffled, name).packing.offsets
@@ -156,7 +157,7 @@ def test_buffers_without_bytes_need_no_room() -> None:
 
 
 def test_conflicting_companions_are_refused() -> None:
-    problem = Problem((Buffer("a", 1, 0, 2), Buffer("b", 1, 1, 3)), companions=((0, 1),))
+    problem = Problem((Buffer("a", 1, 0, 2), Buffer("b", 1, 1, 3)), companions=(Companion(0, 1),))
     for strategy in STRATEGIES.values():
         with pytest.raises(ProblemError, match="a and b are companions but conflict"):
             strategy(problem)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet.errors import PackingError
-from sublet.packing import Buffer, Packing, Problem, check_packing
+from sublet.packing import Buffer, Companion, Packing, Problem, check_packing
 from sublet.packing.validate import MAX_OVERLAPS, find_violations
 from tests.packing.random_problems import conflict_pairs, problems
 
@@ -29,7 +29,7 @@ def test_finds_exactly_the_overlaps(problem: Problem, offsets: list[int]) -> Non
 
 def test_tells_all_findings() -> None:
     buffers = (Buffer("a", 8, 0, 4, 4), Buffer("b", 8, 3, 5), Buffer("c", 8, 5, 6))
-    problem = Problem(buffers, companions=((0, 2),))
+    problem = Problem(buffers, companions=(Companion(0, 2),))
     with pytest.raises(PackingError) as error:
         check_packing(problem, Packing((2, 9, -1), 16, "test"))
     assert [finding.rule for finding in error.value.findings] == [

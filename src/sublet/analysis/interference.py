@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +12,7 @@ from sublet.analysis.flow import Flow
 from sublet.analysis.order import Concurrency, Mask
 from sublet.analysis.sharing import SharedBuffer
 from sublet.errors import ProblemError
+from sublet.ir.graph import Value
 from sublet.packing.problem import Buffer, Precedence, Problem
 
 MAX_BUFFERS = 8_192
@@ -24,7 +26,8 @@ def interference(buffers: tuple[SharedBuffer, ...], flow: Flow, *, alignment: in
     too when some access to one is not ordered with some access to the other. Raises ProblemError for
     more than MAX_BUFFERS of them then.
     """
-    items = tuple(_buffer(str(i), buffer, alignment) for i, buffer in enumerate(buffers))
+    touched = Counter(value for point in flow.points for value in (*point.uses, *point.defs))
+    items = tuple(_buffer(str(i), buffer, alignment, touched) for i, buffer in enumerate(buffers))
     if flow.serial:
         return Problem(items, name=name)
     if len(items) > MAX_BUFFERS:
@@ -36,10 +39,12 @@ def interference(buffers: tuple[SharedBuffer, ...], flow: Flow, *, alignment: in
     return Problem(items, precedence, name=name)
 
 
-def _buffer(identity: str, buffer: SharedBuffer, alignment: int) -> Buffer:
+def _buffer(identity: str, buffer: SharedBuffer, alignment: int, touched: Mapping[Value, int]) -> Buffer:
+    """Accesses are the reads and writes of the buffer's values in the program, those in a loop counted once."""
     live = buffer.live
+    accesses = sum(touched.get(member.value, 0) for member in buffer.members)
     gaps = tuple((end, begin) for (_, end), (begin, _) in pairwise(live))
-    return Buffer(identity, buffer.nbytes, live[0][0], live[-1][1], alignment, gaps)
+    return Buffer(identity, buffer.nbytes, live[0][0], live[-1][1], alignment, gaps, None, accesses)
 
 
 def _precedence(buffers: tuple[SharedBuffer, ...], items: tuple[Buffer, ...], flow: Flow) -> Precedence:

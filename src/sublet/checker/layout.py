@@ -89,18 +89,19 @@ def _storages(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
         if storage.name in seen:
             yield Finding("duplicate-storage", where, "is listed twice")
         seen.add(storage.name)
-        if storage.kind == "arena" and storage.name == ARENA:
-            if storage.nbytes != plan.arena_bytes:
-                what = f"has {storage.nbytes} bytes, but the plan says the arena has {plan.arena_bytes}"
-                yield Finding("arena-size", where, what)
+        if storage.kind == ARENA:
+            if not storage.name or storage.name.startswith("%"):
+                yield Finding("storage-kind", where, "is an arena with the name of something bound")
         elif storage.kind not in owners:
             yield Finding("storage-kind", where, f"is of unknown kind {storage.kind!r}")
         elif storage.name not in owners[storage.kind]:
             yield Finding("storage-kind", where, f"the graph has no {storage.kind} of this name")
         elif storage.nbytes != (owned := owners[storage.kind][storage.name].nbytes):
             yield Finding("bound-storage", where, f"has {storage.nbytes} bytes, its {storage.kind} has {owned}")
-    if ARENA not in seen and plan.arena_bytes:
-        yield Finding("arena-size", "the plan", f"says the arena has {plan.arena_bytes} bytes, but lists no arena")
+    arenas = sum(storage.nbytes for storage in plan.arenas)
+    if arenas != plan.arena_bytes:
+        what = f"says the arena has {plan.arena_bytes} bytes, but lists {arenas}"
+        yield Finding("arena-size", "the plan", what)
 
 
 def _claims(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:

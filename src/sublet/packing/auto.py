@@ -16,9 +16,11 @@ from sublet.packing.bounds import Bound, lower_bound, peak_bound
 from sublet.packing.by_id import back_in_order, order_by_id, rearranged
 from sublet.packing.deadline import OutOfTime, stop_when_late, time_limit
 from sublet.packing.native import check_reach
+from sublet.packing.plain import Plain, plain
 from sublet.packing.problem import Packing, Problem
 from sublet.packing.search import SEARCH, Limits, reach, search, searchable
-from sublet.packing.strategies import STRATEGIES, strategy_named
+from sublet.packing.settle import SETTLED, settled
+from sublet.packing.strategies import STRATEGIES, can_pack, strategy_named
 from sublet.packing.validate import check_packing
 
 AUTO = "auto"
@@ -83,9 +85,10 @@ def pack(
     """
     if timeout is not None and not timeout >= 0:
         raise ProblemError(f"the timeout {timeout} must be a number of seconds, at least 0")
-    check_reach(problem)
     order = order_by_id(problem)
-    attempt = _Attempt(rearranged(problem, order), timeout, progress, capacity, effort, seed)
+    form = plain(rearranged(problem, order))
+    check_reach(form.problem)
+    attempt = _Attempt(form, timeout, progress, capacity, effort, seed)
     if strategy == AUTO:
         attempt.try_all()
     elif strategy == SEARCH and searchable(attempt.problem):
@@ -105,14 +108,15 @@ class _Attempt:
 
     def __init__(
         self,
-        problem: Problem,
+        form: Plain,
         timeout: float | None,
         progress: Progress | None,
         capacity: int | None,
         effort: int | None,
         seed: int,
     ) -> None:
-        self.problem = problem
+        self.problem = form.problem
+        self._form = form
         self._progress = progress
         self._capacity = capacity
         self._effort = effort
@@ -120,6 +124,7 @@ class _Attempt:
         self._begin = time.monotonic()
         self._deadline = None if timeout is None else self._begin + timeout
         self._best: Packing | None = None
+        self._settled: Packing | None = None
         self._bound: Bound | None = None
         self._tried: list[tuple[str, int, float]] = []
         self._steps = 0
@@ -147,29 +152,49 @@ class _Attempt:
     def _worth_trying(self, name: str) -> bool:
         if name == SEARCH:
             return searchable(self.problem)
+        if not can_pack(name, self.problem):
+            return False
         return len(self.problem.buffers) <= MOST_BUFFERS.get(name, len(self.problem.buffers))
 
     def try_strategy(self, name: str) -> None:
         begin = time.monotonic()
         self._keep(name, strategy_named(name)(self.problem), begin)
 
+    def _settle(self, best: Packing, bound: Bound) -> None:
+        """Save the bytes that only the plain form asks for."""
+        begin = time.monotonic()
+        self._settled = settled(self._form, self._form.answer(best), max(bound.bytes, self._capacity or 0), self._seed)
+        self._tried.append((SETTLED, self._settled.arena_bytes, time.monotonic() - begin))
+
     def _content(self) -> bool:
         """Whether the best packing is known to be, or is small enough."""
         if self._best is None or self._bound is None:
             return False
-        return self._best.arena_bytes <= max(self._bound.bytes, self._capacity or 0)
+        return self._answer().arena_bytes <= max(self._bound.bytes, self._capacity or 0)
+
+    def _answer(self) -> Packing:
+        """The best packing in the terms of the question."""
+        assert self._best is not None
+        answer = self._form.answer(self._best)
+        return self._settled if self._settled and self._settled.arena_bytes < answer.arena_bytes else answer
 
     def search(self) -> None:
-        begin = time.monotonic()
         assert self._bound is not None
         assert self._best is not None
+        if not self._form.exact:
+            self._settle(self._best, self._bound)
+            if self._content():
+                return
+        begin = time.monotonic()
         problem, bound, best = self.problem, self._bound, self._best
         limits = Limits(self._effort if self._deadline is None else ENDLESS, self._seed, self._deadline)
         if self._capacity is not None:
             found = reach(problem, self._capacity, bound, best, limits)
         else:
             found = search(problem, bound, best, limits)
-        self._bound, self._steps, self._stopped = found.bound, found.steps, found.stopped
+        self._steps, self._stopped = found.steps, found.stopped
+        if self._form.exact:
+            self._bound = found.bound
         self._keep(SEARCH, found.packing, begin)
 
     def _keep(self, name: str, packing: Packing, begin: float) -> None:
@@ -181,11 +206,11 @@ class _Attempt:
 
     def find_bound(self) -> None:
         late = self._deadline is not None and time.monotonic() > self._deadline
-        self._bound = peak_bound(self.problem) if late else lower_bound(self.problem)
+        self._bound = peak_bound(self._form.question) if late else lower_bound(self._form.question)
 
     def report(self) -> Report:
-        assert self._best is not None
-        check_packing(self.problem, self._best)
-        bound = self._bound or peak_bound(self.problem)
+        packing = self._answer()
+        check_packing(self._form.question, packing)
+        bound = self._bound or peak_bound(self._form.question)
         seconds = time.monotonic() - self._begin
-        return Report(self._best, bound, tuple(self._tried), seconds, self._steps, self._stopped)
+        return Report(packing, bound, tuple(self._tried), seconds, self._steps, self._stopped)

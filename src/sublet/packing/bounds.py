@@ -7,6 +7,7 @@ its members alone; a search that misses the best clique makes the bound weaker, 
     peak        the buffers that need bytes at one time (lifetimes; gaps respected)
     antichain   the heaviest set of which none precedes another (a precedence), by maximum flow
 
+A pinned buffer proves that the arena reaches beyond it. Pairs that may overlap and
 `compatible` pairs of a precedence do not conflict, and so must not meet in a clique. They count as
 related in the flow, which keeps them apart; and the serial peak and the antichain of the precedence
 alone are tried as well, after removing the smaller one of every compatible pair.
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 from sublet.packing.addresses import round_up
 from sublet.packing.antichain import heaviest_antichain
 from sublet.packing.conflicts import PrecedenceConflicts
+from sublet.packing.plain import without_overlaps
 from sublet.packing.problem import Precedence, Problem
 
 MAX_FLOW_BUFFERS = 4_000  # beyond, all pairs of a precedence are too many for the flow
@@ -36,7 +38,7 @@ MAX_FLOW_BUFFERS = 4_000  # beyond, all pairs of a precedence are too many for t
 class Bound:
     """No packing has fewer `bytes`. `members` are the positions of the buffers that prove it.
 
-    `kind` says how they were found: "peak" or "antichain".
+    `kind` says how they were found: "peak", "antichain" or "pinned".
     """
 
     bytes: int
@@ -46,6 +48,7 @@ class Bound:
 
 def lower_bound(problem: Problem) -> Bound:
     """The best lower bound known here. See the head of this file for why it is valid."""
+    problem = without_overlaps(problem)
     peak = peak_bound(problem)
     if problem.precedence is None or len(problem.buffers) > MAX_FLOW_BUFFERS:
         return peak
@@ -55,6 +58,7 @@ def lower_bound(problem: Problem) -> Bound:
 
 def peak_bound(problem: Problem) -> Bound:
     """From the times at which most bytes are alive. Fast: one sweep over the lifetimes."""
+    problem = without_overlaps(problem)
     sizes = [buffer.size for buffer in problem.buffers]
     step = _common_alignment(problem, range(len(sizes)))
     candidates = [_alive_at_peak(problem, sizes)]
@@ -62,8 +66,19 @@ def peak_bound(problem: Problem) -> Bound:
         candidates.append(_alive_at_peak(problem, [round_up(size, step) for size in sizes]))
     if problem.precedence is not None:
         conflicts = PrecedenceConflicts(problem.precedence.conflicts())
-        candidates = [_clique_within(problem, conflicts, members) for members in candidates]
-    return _best(problem, "peak", candidates)
+        candidates = [clique_within(problem, conflicts, members) for members in candidates]
+    return _higher(_best(problem, "peak", candidates), _pin_bound(problem))
+
+
+def _pin_bound(problem: Problem) -> Bound:
+    """The arena reaches beyond the pinned buffer that ends highest."""
+    pins = [(b.pinned + b.size, i) for i, b in enumerate(problem.buffers) if b.pinned is not None and b.size]
+    end, position = max(pins, default=(0, -1))
+    return Bound(end, "pinned", (position,) if pins else ())
+
+
+def _higher(one: Bound, other: Bound) -> Bound:
+    return other if other.bytes > one.bytes else one
 
 
 def _antichain_bound(problem: Problem, precedence: Precedence) -> Bound:
@@ -76,7 +91,7 @@ def _antichain_bound(problem: Problem, precedence: Precedence) -> Bound:
     conflicts = PrecedenceConflicts(precedence.conflicts())
     apart = before | _in_one_direction(problem, precedence.compatible & ~before & ~before.T)
     candidates = [heaviest_antichain(apart, weights), heaviest_antichain(before, weights)]
-    return _best(problem, "antichain", [_clique_within(problem, conflicts, members) for members in candidates])
+    return _best(problem, "antichain", [clique_within(problem, conflicts, members) for members in candidates])
 
 
 def _in_one_direction(problem: Problem, compatible: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -128,7 +143,7 @@ def _alive_at_peak(problem: Problem, weights: list[int]) -> tuple[int, ...]:
     )
 
 
-def _clique_within(problem: Problem, conflicts: PrecedenceConflicts, members: tuple[int, ...]) -> tuple[int, ...]:
+def clique_within(problem: Problem, conflicts: PrecedenceConflicts, members: tuple[int, ...]) -> tuple[int, ...]:
     """Members that all conflict pairwise: the largest first, each kept if it conflicts with all kept so far."""
     allowed = np.ones(len(problem.buffers), dtype=np.bool_)
     clique = []

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sublet.packing.problem import Packing, Precedence, Problem
+from sublet.packing.problem import Companion, Packing, Precedence, Problem
 
 
 def order_by_id(problem: Problem) -> list[int]:
@@ -29,7 +29,8 @@ def rearranged(problem: Problem, order: list[int]) -> Problem:
         problem,
         buffers=tuple(problem.buffers[position] for position in order),
         precedence=precedence,
-        companions=tuple(sorted((rank[first], rank[second]) for first, second in problem.companions)),
+        companions=tuple(sorted(Companion(rank[c.first], rank[c.second], c.distance) for c in problem.companions)),
+        may_overlap=tuple(sorted((rank[first], rank[second]) for first, second in problem.may_overlap)),
     )
 
 

@@ -125,8 +125,8 @@ def clusters_of(problem: Problem, conflicts: Conflicts) -> list[Cluster]:
             position = leader[position]
         return position
 
-    for first, second in problem.companions:
-        low, high = sorted((find(first), find(second)))
+    for companion in problem.companions:
+        low, high = sorted((find(companion.first), find(companion.second)))
         leader[high] = low
     members: dict[int, list[int]] = {}
     for position in range(len(leader)):

@@ -1,10 +1,16 @@
 """MiniMalloc's CSV: one buffer a row, in any order of columns.
 
-    id,lower,upper,size[,alignment][,gaps][,offset]
-    conv1,0,3,4096,64,1-2,0
+    id,lower,upper,size    needed; text, then integers
+    alignment, accesses    1 if missing
+    gaps                   half-open ranges without need: "5-7 9-12"
+    pinned                 the offset it must have
+    companion, distance    the id of another buffer, and how many bytes above that this one must lie (or 0)
+    may_overlap            ids of buffers it does not conflict with, separated by spaces, quoted as in CSV
+    offset                 the answer
+    region                 the memory region of the answer; ignored, as is a `hint`
 
-Lifetimes are half-open; `gaps` are ranges without need, written "5-7 9-12". The columns in brackets may
-be missing; a `hint` column is ignored. Ids are text, compared as written.
+Ids are compared as written. An empty cell is a missing one. Lifetimes are half-open unless told
+otherwise: idealloc reads the same columns in three ways, see `Lifetimes`.
 """
 
 from __future__ import annotations
@@ -12,19 +18,39 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TextIO
 
 from sublet.errors import ProblemError
 from sublet.files import read_text, write
-from sublet.packing.problem import MAX_ALIGNMENT, MAX_SIZE, MAX_TIME, Buffer, Packing, Problem
+from sublet.packing.problem import MAX_ALIGNMENT, MAX_SIZE, MAX_TIME, Buffer, Companion, Packing, Problem
+from sublet.packing.ties import groups_of
 
 REQUIRED = ("id", "lower", "upper", "size")
-OPTIONAL = ("alignment", "gaps", "offset")
-IGNORED = ("hint",)
+OPTIONAL = ("alignment", "gaps", "pinned", "companion", "distance", "may_overlap", "accesses", "offset")
+IGNORED = ("hint", "region")
 FROM_FILE = "file"  # the strategy of a packing that was read
+
+
+class Lifetimes(StrEnum):
+    """Whether a buffer is alive at its lower and at its upper time: in(clusive) or ex(clusive)."""
+
+    half_open = "in-ex"
+    open = "ex-ex"
+    closed = "in-in"
+
+    @property
+    def late(self) -> int:
+        """How much later than `lower` a life begins."""
+        return int(self is Lifetimes.open)
+
+    @property
+    def over(self) -> int:
+        """How much later than `upper` a life has ended."""
+        return int(self is Lifetimes.closed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +74,30 @@ class _Row:
         return bool(self.cells.get(column, "").strip())
 
 
-def read_csv(path: str | Path) -> tuple[Problem, Packing | None]:
-    """The problem in a file, and the packing if every row has an offset.
+def read_csv(path: str | Path, lifetimes: Lifetimes = Lifetimes.half_open) -> tuple[Problem, Packing | None]:
+    """The problem in a file, and the packing if every row has an offset, and none a region.
 
     Raises ProblemError naming file, line and column. The packing is not checked.
     """
     path = Path(path)
-    buffers, offsets, lines = [], [], dict[str, int]()
+    rows, buffers, offsets, lines = [], [], [], dict[str, int]()
     for row in _rows(path, read_text(path, ProblemError)):
-        buffer = _buffer(row)
+        buffer = _buffer(row, lifetimes)
         if buffer.id in lines:
             raise row.error("id", f"{buffer.id!r} was given before, on line {lines[buffer.id]}")
         lines[buffer.id] = row.line
+        rows.append(row)
         buffers.append(buffer)
         if row.has("offset"):
             offsets.append(row.integer("offset"))
             if offsets[-1] < 0:
                 raise row.error("offset", f"{offsets[-1]} is negative")
-    problem = Problem(tuple(buffers), name=path.stem)
-    if not buffers or len(offsets) < len(buffers):
+    positions = {buffer.id: position for position, buffer in enumerate(buffers)}
+    companions = tuple(_companions(rows, positions))
+    problem = Problem(tuple(buffers), None, companions, path.stem, _may_overlap(rows, positions))
+    if not buffers or len(offsets) < len(buffers) or any(row.has("region") for row in rows):
         return problem, None
-    arena_bytes = max(offset + buffer.size for offset, buffer in zip(offsets, buffers, strict=True))
+    arena_bytes = max((at + buffer.size for at, buffer in zip(offsets, buffers, strict=True) if buffer.size), default=0)
     return problem, Packing(tuple(offsets), arena_bytes, FROM_FILE)
 
 
@@ -107,24 +136,36 @@ def _columns(path: Path, line: int, header: list[str]) -> list[str]:
     return columns
 
 
-def _buffer(row: _Row) -> Buffer:
+def _buffer(row: _Row, lifetimes: Lifetimes) -> Buffer:
     if not row.has("id"):
         raise row.error("id", "is empty")
-    lower, upper = row.integer("lower"), row.integer("upper")
-    if lower >= upper:
-        raise row.error("upper", f"lower {lower} must be less than upper {upper}")
+    lower, upper = _life(row, lifetimes)
     alignment = row.integer("alignment") if row.has("alignment") else 1
+    accesses = row.integer("accesses") if row.has("accesses") else 1
+    pinned = row.integer("pinned") if row.has("pinned") else None
     size = row.integer("size")
     if not 0 <= size <= MAX_SIZE:
         raise row.error("size", f"{size} must be between 0 and 2^62")
     if not 1 <= alignment <= MAX_ALIGNMENT:
         raise row.error("alignment", f"{alignment} must be between 1 and 2^32")
-    if lower < -MAX_TIME or upper > MAX_TIME:
-        raise row.error("lower" if lower < -MAX_TIME else "upper", "times must lie within +-2^53")
+    gaps = _gaps(row)
     try:
-        return Buffer(row.cells["id"], size, lower, upper, alignment, _gaps(row))
+        return Buffer(row.cells["id"], size, lower, upper, alignment, gaps, pinned, accesses)
     except ProblemError as error:
-        raise row.error("gaps", str(error)) from error
+        column = next((name for name in ("pinned", "accesses") if f": {name} " in str(error)), "gaps")
+        raise row.error(column, str(error)) from error
+
+
+def _life(row: _Row, lifetimes: Lifetimes) -> tuple[int, int]:
+    """The half-open range of times at which a buffer is alive."""
+    lower, upper = row.integer("lower"), row.integer("upper")
+    begin, end = lower + lifetimes.late, upper + lifetimes.over
+    if begin >= end:
+        room = {Lifetimes.open: "at least 2 less than", Lifetimes.closed: "at most"}.get(lifetimes, "less than")
+        raise row.error("upper", f"lower {lower} must be {room} upper {upper}")
+    if begin < -MAX_TIME or end > MAX_TIME:
+        raise row.error("lower" if begin < -MAX_TIME else "upper", "times must lie within +-2^53")
+    return begin, end
 
 
 def _gaps(row: _Row) -> tuple[tuple[int, int], ...]:
@@ -143,27 +184,71 @@ def _gaps(row: _Row) -> tuple[tuple[int, int], ...]:
     return tuple(joined)
 
 
-def write_csv(problem: Problem, packing: Packing | None, path_or_file: str | Path | TextIO) -> None:
-    """Write a problem, with offsets if there is a packing, to a file whole or not at all.
+def _companions(rows: list[_Row], positions: dict[str, int]) -> Iterator[Companion]:
+    for position, row in enumerate(rows):
+        if row.has("companion"):
+            other = positions.get(row.cells["companion"])
+            if other is None or other == position:
+                raise row.error("companion", f"{row.cells['companion'][:40]!r} is no other buffer's id")
+            yield Companion(other, position, row.integer("distance") if row.has("distance") else 0)
+        elif row.has("distance"):
+            raise row.error("distance", "needs a companion to be counted from")
 
+
+def _may_overlap(rows: list[_Row], positions: dict[str, int]) -> tuple[tuple[int, int], ...]:
+    pairs = set()
+    for position, row in enumerate(rows):
+        for name in _names(row) if row.has("may_overlap") else ():
+            other = positions.get(name)
+            if other is None or other == position:
+                raise row.error("may_overlap", f"{name[:40]!r} is no other buffer's id")
+            pairs.add((min(position, other), max(position, other)))
+    return tuple(sorted(pairs))
+
+
+def _names(row: _Row) -> list[str]:
+    """Ids in one cell, which is a line of CSV with spaces for commas."""
+    cell = io.StringIO(row.cells["may_overlap"].strip(" "), newline="")
+    try:
+        return [name for names in csv.reader(cell, delimiter=" ", strict=True) for name in names if name]
+    except csv.Error as error:
+        raise row.error("may_overlap", f"not ids separated by spaces: {error}") from error
+
+
+def write_csv(
+    problem: Problem,
+    packing: Packing | Sequence[int] | None,
+    path_or_file: str | Path | TextIO,
+    *,
+    lifetimes: Lifetimes = Lifetimes.half_open,
+    regions: Sequence[str] | None = None,
+) -> None:
+    """Write a problem, with offsets if there is a packing (or the offsets), to a file whole or not at all.
+
+    `regions` are the names of the memory regions the offsets count in, one a buffer.
     A precedence does not fit into the columns: what is written are the lifetimes of its serial order,
     for which the packing is right as well. Raises ProblemError when the file cannot be written.
     """
-    text = _to_text(problem, packing)
+    offsets = packing.offsets if isinstance(packing, Packing) else packing
+    text = _to_text(problem, offsets, lifetimes, regions)
     if isinstance(path_or_file, str | Path):
         write(path_or_file, text, ProblemError)
     else:
         path_or_file.write(text)
 
 
-def _to_text(problem: Problem, packing: Packing | None) -> str:
-    columns = list(REQUIRED)
-    if any(buffer.alignment > 1 for buffer in problem.buffers):
-        columns.append("alignment")
-    if any(buffer.gaps for buffer in problem.buffers):
-        columns.append("gaps")
-    if packing is not None:
-        columns.append("offset")
+def _to_text(
+    problem: Problem, offsets: Sequence[int] | None, lifetimes: Lifetimes, regions: Sequence[str] | None
+) -> str:
+    rows = _cells(problem, offsets, lifetimes, regions)
+    usual = {"alignment": 1, "accesses": 1}
+    columns = [*REQUIRED]
+    columns += [
+        column
+        for column in (*OPTIONAL, "region")
+        if (column == "offset" and offsets is not None)
+        or any(row.get(column, "") not in ("", usual.get(column)) for row in rows)
+    ]
     text = io.StringIO()
     # csv quotes a carriage return only when it is asked to quote every text
     if any("\r" in buffer.id for buffer in problem.buffers):
@@ -171,15 +256,35 @@ def _to_text(problem: Problem, packing: Packing | None) -> str:
     else:
         writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    for position, buffer in enumerate(problem.buffers):
-        cells = {
-            "id": buffer.id,
-            "lower": buffer.lower,
-            "upper": buffer.upper,
-            "size": buffer.size,
-            "alignment": buffer.alignment,
-            "gaps": " ".join(f"{begin}-{end}" for begin, end in buffer.gaps),
-            "offset": packing.offsets[position] if packing is not None else "",
-        }
-        writer.writerow([cells[column] for column in columns])
+    writer.writerows([row.get(column, "") for column in columns] for row in rows)
     return text.getvalue()
+
+
+def _cells(
+    problem: Problem, offsets: Sequence[int] | None, lifetimes: Lifetimes, regions: Sequence[str] | None
+) -> list[dict[str, str | int]]:
+    """The cells of every row by column; those that are missing are empty."""
+    rows: list[dict[str, str | int]] = []
+    for buffer in problem.buffers:
+        row: dict[str, str | int] = {"id": buffer.id, "size": buffer.size}
+        row |= {"lower": buffer.lower - lifetimes.late, "upper": buffer.upper - lifetimes.over}
+        row |= {"alignment": buffer.alignment, "accesses": buffer.accesses}
+        row["gaps"] = " ".join(f"{begin}-{end}" for begin, end in buffer.gaps)
+        if buffer.pinned is not None:
+            row["pinned"] = buffer.pinned
+        rows.append(row)
+    for group in groups_of(problem):
+        (leader, base), *others = group.members
+        for member, distance in others:
+            rows[member] |= {"companion": problem.buffers[leader].id, "distance": distance - base or ""}
+    allowed: dict[int, list[str]] = {}
+    for pair in sorted((max(pair), min(pair)) for pair in problem.may_overlap):
+        allowed.setdefault(pair[0], []).append(problem.buffers[pair[1]].id)
+    for position, names in allowed.items():
+        cell = io.StringIO()
+        csv.writer(cell, delimiter=" ", lineterminator="", quoting=csv.QUOTE_ALL).writerow(names)
+        rows[position]["may_overlap"] = cell.getvalue()
+    for position, row in enumerate(rows):
+        row |= {} if offsets is None else {"offset": offsets[position]}
+        row |= {} if regions is None else {"region": regions[position]}
+    return rows

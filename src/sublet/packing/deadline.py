@@ -28,8 +28,13 @@ def time_limit(deadline: float | None) -> Iterator[None]:
         _DEADLINE.reset(token)
 
 
+def is_late() -> bool:
+    """Whether a limit is set and has passed."""
+    deadline = _DEADLINE.get()
+    return deadline is not None and time.monotonic() > deadline
+
+
 def stop_when_late() -> None:
     """Raise OutOfTime when a limit is set and has passed."""
-    deadline = _DEADLINE.get()
-    if deadline is not None and time.monotonic() > deadline:
+    if is_late():
         raise OutOfTime

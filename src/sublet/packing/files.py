@@ -6,12 +6,12 @@ from pathlib import Path
 
 from sublet.errors import ProblemError
 from sublet.files import read_text
-from sublet.packing.csv_format import read_csv
+from sublet.packing.csv_format import Lifetimes, read_csv
 from sublet.packing.json_format import read_json
 from sublet.packing.problem import Problem
 
 
-def read_problem(path: str | Path) -> Problem:
+def read_problem(path: str | Path, lifetimes: Lifetimes = Lifetimes.half_open) -> Problem:
     """Read a CSV or JSON problem, told apart by suffix, else by the first character.
 
     Raises ProblemError saying where the file is wrong. Offsets in a CSV are dropped; `read_csv` keeps them.
@@ -19,5 +19,7 @@ def read_problem(path: str | Path) -> Problem:
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix == ".json" or (suffix != ".csv" and read_text(path, ProblemError).lstrip().startswith("{")):
+        if lifetimes is not Lifetimes.half_open:
+            raise ProblemError(f"{path}: a partial order has no lifetimes that could be {lifetimes}")
         return read_json(path)
-    return read_csv(path)[0]
+    return read_csv(path, lifetimes)[0]

@@ -9,8 +9,8 @@
     sweep                      one sweep over time, into the smallest hole at birth
 
 If no hole fits, a buffer goes on top of its neighbours. Ties go to the larger buffer, then to the
-earlier position. Companions are placed together, at the turn of the heaviest or of all in sum. The
-placing itself is the core's.
+earlier position. Companions are placed together, at the turn of the heaviest or of all in sum; pinned
+buffers before all others. The placing itself is the core's. Problems here are plain (see `plain`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ Weights = NDArray[Any]
 
 def no_reuse(problem: Problem) -> Packing:
     """Every buffer gets bytes of its own, in order of position; companions get the same. For debugging."""
-    offsets = [0] * len(problem.buffers)
-    top = 0
+    offsets = [buffer.pinned or 0 for buffer in problem.buffers]
+    top = max((b.pinned + b.size for b in problem.buffers if b.pinned is not None and b.size), default=0)
     for cluster in clusters_of(problem, conflicts_of(problem)):
+        if problem.buffers[cluster.members[0]].pinned is not None:
+            continue
         offset = round_up(top, cluster.alignment) if cluster.sized else 0
         for position in cluster.members:
             offsets[position] = offset
@@ -76,14 +78,15 @@ def first_fit_by_tightness(problem: Problem) -> Packing:
 
 def sweep(problem: Problem) -> Packing:
     """A simulated allocator, for problems too dense for the others. Lifetimes only: else in order of birth."""
-    if problem.precedence is not None or problem.companions:
+    if problem.precedence is not None or problem.companions or problem.pinned:
         return replace(first_fit(problem), strategy="sweep")
     return packing_of(problem, core_of(problem).sweep(), "sweep")
 
 
 def packing_of(problem: Problem, offsets: NDArray[np.int64], strategy: str) -> Packing:
     """Offsets from the core as a packing; its arena ends where the last buffer does."""
-    ends = offsets + _sizes(problem)
+    sizes = _sizes(problem)
+    ends = (offsets + sizes) * (sizes > 0)
     return Packing(tuple(offsets.tolist()), int(ends.max(initial=0)), strategy)
 
 

@@ -1,12 +1,15 @@
 """Problems with a partial order, as JSON: a graph of nodes and the blocks of memory they touch.
 
-    alignment  bytes                           deps    [from, to] pairs: from runs before to
-    order      nodes in one serial order       blocks  id, size, type, companion, head, tail
+    alignment    bytes                         deps    [from, to] pairs: from runs before to
+    order        nodes in one serial order     blocks  id, size, type, companion, head, tail
+    may_overlap  [id, id] pairs of blocks that do not conflict (may be missing)
 
 `head` and `tail` are the nodes that touch a block first and last. Block a precedes block b when every
 node of a's tail runs before every node of b's head; their distance is the number of edges on the
 longest path between any of these. Lifetimes are positions in `order`, nodes that are missing there
-following as the edges allow. `companion` is the id of a block that must get the same offset, or -1.
+following as the edges allow. `companion` is the id of a block that must get the same offset, or -1; with
+a `distance`, this block lies so many bytes above it. A block may also have `pinned`, the offset it must
+have, and `accesses` (see `Buffer`).
 
 Blocks of different memory kinds (`type`) never share bytes: in the Problem none of them precedes one
 of another kind, so they all conflict. One arena then holds every kind side by side, and its size is
@@ -26,7 +29,7 @@ from numpy.typing import NDArray
 
 from sublet.errors import ProblemError
 from sublet.files import read_text
-from sublet.packing.problem import Buffer, Precedence, Problem
+from sublet.packing.problem import Buffer, Companion, Precedence, Problem
 
 MAX_NODES = 16_384  # the distances of all pairs are held at once: 1 GiB at most
 NO_COMPANION = -1
@@ -38,6 +41,9 @@ class _Block:
     size: int
     kind: str
     companion: str
+    distance: int
+    pinned: int | None
+    accesses: int
     head: list[int]
     tail: list[int]
 
@@ -104,7 +110,10 @@ def read_json(path: str | Path) -> Problem:
     kinds = np.array([block.kind for block in blocks], dtype=object)
     distance[kinds[:, None] != kinds[None, :]] = 0
     buffers = _buffers(reader, blocks, heads, tails, run, alignment)
-    return Problem(buffers, Precedence(distance), _companions(reader, blocks), path.stem)
+    position = _positions(reader, blocks)
+    companions = _companions(reader, blocks, position)
+    may_overlap = _may_overlap(reader, document, position)
+    return Problem(buffers, Precedence(distance), companions, path.stem, may_overlap)
 
 
 def _parse(reader: _Reader) -> dict[str, Any]:
@@ -134,6 +143,9 @@ def _blocks(reader: _Reader, document: dict[str, Any]) -> list[_Block]:
                 size=reader.integer(reader.get(record, "size", f"{field}.size"), f"{field}.size"),
                 kind=reader.name(record.get("type", 0), f"{field}.type"),
                 companion=reader.name(record.get("companion", NO_COMPANION), f"{field}.companion"),
+                distance=reader.integer(record.get("distance", 0), f"{field}.distance"),
+                pinned=reader.integer(record["pinned"], f"{field}.pinned") if "pinned" in record else None,
+                accesses=reader.integer(record.get("accesses", 1), f"{field}.accesses"),
                 head=head,
                 tail=tail,
             )
@@ -219,23 +231,42 @@ def _buffers(
     for index, (block, head, tail) in enumerate(zip(blocks, heads, tails, strict=True)):
         lower, upper = min(time[node] for node in head), max(time[node] for node in tail) + 1
         try:
-            buffers.append(Buffer(block.id, block.size, lower, upper, alignment))
+            buffer = Buffer(block.id, block.size, lower, upper, alignment, (), block.pinned, block.accesses)
+            buffers.append(buffer)
         except ProblemError as error:
             raise reader.error(f"blocks[{index}]", str(error)) from error
     return tuple(buffers)
 
 
-def _companions(reader: _Reader, blocks: list[_Block]) -> tuple[tuple[int, int], ...]:
+def _positions(reader: _Reader, blocks: list[_Block]) -> dict[str, int]:
     positions: dict[str, int] = {}
     for index, block in enumerate(blocks):
         if block.id in positions:
             raise reader.error(f"blocks[{index}].id", f"{block.id!r} is the id of blocks[{positions[block.id]}] too")
         positions[block.id] = index
-    pairs = set()
+    return positions
+
+
+def _companions(reader: _Reader, blocks: list[_Block], positions: dict[str, int]) -> tuple[Companion, ...]:
+    companions = set()
     for index, block in enumerate(blocks):
         if block.companion == str(NO_COMPANION):
             continue
         if block.companion not in positions or block.companion == block.id:
             raise reader.error(f"blocks[{index}].companion", f"{block.companion!r} is no other block's id")
-        pairs.add((min(index, positions[block.companion]), max(index, positions[block.companion])))
+        other = positions[block.companion]
+        forwards = Companion(other, index, block.distance)
+        companions.add(forwards if other < index else Companion(index, other, -block.distance))
+    return tuple(sorted(companions))
+
+
+def _may_overlap(reader: _Reader, document: dict[str, Any], positions: dict[str, int]) -> tuple[tuple[int, int], ...]:
+    pairs = set()
+    for index, pair in enumerate(reader.array(document.get("may_overlap", []), "may_overlap")):
+        field = f"may_overlap[{index}]"
+        names = [reader.name(name, field) for name in reader.array(pair, field)]
+        if len(names) != 2 or names[0] == names[1] or not all(name in positions for name in names):
+            raise reader.error(field, f"must be the ids of two blocks, not {_shown(pair)}")
+        first, second = sorted(positions[name] for name in names)
+        pairs.add((first, second))
     return tuple(sorted(pairs))

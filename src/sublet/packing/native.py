@@ -7,6 +7,7 @@ problem whose buffers could reach beyond 2^62 bytes is refused here.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from math import lcm
 
 import numpy as np
@@ -24,15 +25,24 @@ _latest: tuple[weakref.ref[Problem], _core.Problem] | None = None
 
 
 def core_of(problem: Problem) -> _core.Problem:
-    """The problem in the core's own form. Raises ProblemError when its offsets could exceed 2^62."""
+    """A plain problem in the core's own form. Raises ProblemError when its offsets could exceed 2^62."""
     global _latest
     if _latest is not None and _latest[0]() is problem:
         return _latest[1]
     check_reach(problem)
+    if problem.may_overlap or any(companion.distance for companion in problem.companions):
+        raise ProblemError("the core takes plain problems: give it `plain(problem).problem`")
     if problem.companions:
         clusters_of(problem, conflicts_of(problem))  # refuses companions that conflict
     core = _made(problem)
     _latest = (weakref.ref(problem), core)
+    return core
+
+
+def with_shifts(problem: Problem, shifts: Sequence[int]) -> _core.Problem:
+    """A problem whose companions lie at shifts above a common offset, for greedy placement only."""
+    core = _made(problem)
+    core.set_shifts(_row(shifts))
     return core
 
 
@@ -43,6 +53,7 @@ def check_reach(problem: Problem) -> None:
     """
     common = lcm(*(buffer.alignment for buffer in problem.buffers))
     reach = sum(buffer.size for buffer in problem.buffers) + common * (len(problem.buffers) + 1)
+    reach += max((buffer.pinned or 0 for buffer in problem.buffers), default=0)
     if reach > MAX_SIZE:
         what = f"{reach} bytes with their alignments, whose common multiple is {common}"
         raise ProblemError(f"the buffers together could take {what}; the limit is 2^62")
@@ -61,11 +72,11 @@ def _made(problem: Problem) -> _core.Problem:
     core = _core.problem(
         sizes=_row([buffer.size for buffer in buffers]),
         alignments=_row([buffer.alignment for buffer in buffers]),
-        pinned=np.full(len(buffers), -1, dtype=np.int64),
+        pinned=_row([-1 if buffer.pinned is None else buffer.pinned for buffer in buffers]),
         first_piece=first_piece,
         begins=begins,
         ends=ends,
-        companions=np.array(problem.companions, dtype=np.int32).reshape(-1, 2),
+        companions=np.array([(c.first, c.second) for c in problem.companions], dtype=np.int32).reshape(-1, 2),
     )
     if problem.precedence is not None:
         pairs = np.argwhere(np.triu(problem.precedence.conflicts()))
@@ -73,5 +84,5 @@ def _made(problem: Problem) -> _core.Problem:
     return core
 
 
-def _row(numbers: list[int]) -> Numbers:
+def _row(numbers: Sequence[int]) -> Numbers:
     return np.array(numbers, dtype=np.int64)

@@ -9,7 +9,7 @@ A buffer needs `size` bytes at an address that is a multiple of `alignment`, at 
 lower <= t < upper, except in its gaps. Buffers that need bytes at the same time must not overlap.
 
 In a partial order there is no clock: a `Precedence` says which buffer ends before which begins, and
-two buffers conflict when neither precedes the other.
+two buffers conflict when neither precedes the other. Pairs in `may_overlap` never conflict.
 """
 
 from __future__ import annotations
@@ -25,11 +25,17 @@ from sublet.errors import ProblemError
 MAX_SIZE = 1 << 62
 MAX_ALIGNMENT = 1 << 32
 MAX_TIME = 1 << 53
+MAX_ACCESSES = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """One thing to place. `gaps` are sorted half-open ranges inside (lower, upper) without need."""
+    """One thing to place.
+
+    gaps      sorted half-open ranges inside (lower, upper) without need
+    pinned    the offset it must have, or None
+    accesses  how often all of its bytes are read or written, for what it costs in a memory region
+    """
 
     id: str
     size: int
@@ -37,6 +43,8 @@ class Buffer:
     upper: int
     alignment: int = 1
     gaps: tuple[tuple[int, int], ...] = ()
+    pinned: int | None = None
+    accesses: int = 1
 
     def __post_init__(self) -> None:
         if self.lower >= self.upper:
@@ -47,6 +55,13 @@ class Buffer:
             raise ProblemError(f"buffer {self.id}: size {self.size} must be between 0 and 2^62")
         if not 1 <= self.alignment <= MAX_ALIGNMENT:
             raise ProblemError(f"buffer {self.id}: alignment {self.alignment} must be between 1 and 2^32")
+        if self.pinned is not None and not 0 <= self.pinned <= MAX_SIZE:
+            raise ProblemError(f"buffer {self.id}: pinned {self.pinned} must be between 0 and 2^62")
+        if self.pinned is not None and self.pinned % self.alignment:
+            what = f"pinned {self.pinned} must be a multiple of its alignment {self.alignment}"
+            raise ProblemError(f"buffer {self.id}: {what}")
+        if not 0 <= self.accesses <= MAX_ACCESSES:
+            raise ProblemError(f"buffer {self.id}: accesses {self.accesses} must be between 0 and 2^53")
         time = self.lower
         for begin, end in self.gaps:
             if not time < begin < end < self.upper:
@@ -98,20 +113,31 @@ class Precedence:
         return conflict
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Companion:
+    """The buffer at position `second` lies `distance` bytes above the one at `first` (below, if negative)."""
+
+    first: int
+    second: int
+    distance: int = 0
+
+
 @dataclass(frozen=True)
 class Problem:
     """Buffers to place in one arena.
 
     `precedence`, when given, decides conflicts instead of the lifetimes, which then are those of one
-    serial order. `companions` are pairs of positions in `buffers` that must get the same offset.
+    serial order. `companions` tie the offsets of two buffers together. `may_overlap` are pairs of positions
+    in `buffers` that do not conflict although both are alive (one is written over the other, in place).
     Invariant: ids are unique; the matrices of the precedence have one row and column a buffer; companions
-    are positions. Raises ProblemError otherwise.
+    and pairs are positions. Raises ProblemError otherwise.
     """
 
     buffers: tuple[Buffer, ...]
     precedence: Precedence | None = None
-    companions: tuple[tuple[int, int], ...] = ()
+    companions: tuple[Companion, ...] = ()
     name: str = ""
+    may_overlap: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -122,9 +148,21 @@ class Problem:
         count = len(self.buffers)
         if self.precedence is not None:
             self.precedence.check_shape(count)
-        for pair in self.companions:
-            if len(pair) != 2 or not all(0 <= position < count for position in pair):
-                raise ProblemError(f"companions {pair}: must be two positions below {count}")
+        for companion in self.companions:
+            if not isinstance(companion, Companion):
+                raise ProblemError(f"companions {companion}: write Companion(first, second) with two positions")
+            if not (0 <= companion.first < count and 0 <= companion.second < count):
+                raise ProblemError(f"companions {companion}: must be two positions below {count}")
+            if abs(companion.distance) > MAX_SIZE:
+                raise ProblemError(f"companions {companion}: the distance must lie within +-2^62")
+        for pair in self.may_overlap:
+            if len(pair) != 2 or not all(0 <= position < count for position in pair) or pair[0] == pair[1]:
+                raise ProblemError(f"may_overlap {pair}: must be two different positions below {count}")
+
+    @property
+    def pinned(self) -> bool:
+        """Whether any offset is given."""
+        return any(buffer.pinned is not None for buffer in self.buffers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The strategies by name: plain functions from a Problem to a Packing.
 
 A package can add its own under the entry-point group "sublet.strategies" (name -> function); those are
-looked up only when asked for by name or listed, and never by `auto`. Ties end with a buffer's position;
+looked up only when asked for by name or listed, and never by `auto`; `pack` gives them plain problems
+(see `plain`), which may have pins. Ties end with a buffer's position;
 `pack` sorts the buffers by id before, so that shuffled rows get the same offsets.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
 from importlib.metadata import entry_points
 
 from sublet.errors import ProblemError
@@ -25,6 +27,7 @@ from sublet.packing.greedy import (
     sweep,
 )
 from sublet.packing.interference_order import allocation_graph_by_interference
+from sublet.packing.plain import plain
 from sublet.packing.problem import Packing, Problem
 from sublet.packing.search import MOST_OVERLAPS, SEARCH, search, searchable
 
@@ -34,7 +37,7 @@ ENTRY_POINTS = "sublet.strategies"
 
 
 def searched(problem: Problem) -> Packing:
-    """The search from `first_fit` on, with its usual effort.
+    """The search from first fit on, with its usual effort.
 
     Raises ProblemError when too many buffers are alive together for the search to hold.
     """
@@ -44,7 +47,7 @@ def searched(problem: Problem) -> Packing:
     return replace(found.packing, strategy=SEARCH)
 
 
-STRATEGIES: dict[str, Strategy] = {
+_OURS: dict[str, Strategy] = {
     "no_reuse": no_reuse,
     "first_fit": first_fit,
     "first_fit_by_tightness": first_fit_by_tightness,
@@ -57,6 +60,30 @@ STRATEGIES: dict[str, Strategy] = {
     "allocation_graph_by_interference": allocation_graph_by_interference,
     SEARCH: searched,
 }
+WITHOUT_PINS = ("allocation_graph", "allocation_graph_by_interference")
+"""Strategies that choose every offset themselves."""
+
+
+def can_pack(name: str, problem: Problem) -> bool:
+    """Whether a strategy of ours keeps to everything that the problem asks for."""
+    return name not in WITHOUT_PINS or not problem.pinned
+
+
+def _of_any_problem(name: str, strategy: Strategy) -> Strategy:
+    """The strategy, which knows plain problems only, for all."""
+
+    @wraps(strategy)
+    def answered(problem: Problem) -> Packing:
+        form = plain(problem)
+        if not can_pack(name, form.problem):
+            able = ", ".join(other for other in _OURS if can_pack(other, form.problem))
+            raise ProblemError(f"strategy {name} cannot keep pinned offsets; these can: auto, {able}")
+        return form.answer(strategy(form.problem))
+
+    return answered
+
+
+STRATEGIES: dict[str, Strategy] = {name: _of_any_problem(name, strategy) for name, strategy in _OURS.items()}
 
 
 def strategy_names() -> tuple[str, ...]:

@@ -28,7 +28,7 @@ def check_packing(problem: Problem, packing: Packing) -> None:
 
 
 def find_violations(problem: Problem, packing: Packing) -> list[Finding]:
-    """Everything wrong with a packing: `count`, `outside`, `misaligned`, `companions` and `overlap`."""
+    """Everything wrong with a packing: `count`, `outside`, `misaligned`, `pinned`, `companions` and `overlap`."""
     if len(packing.offsets) != len(problem.buffers):
         what = f"{len(packing.offsets)} offsets for {len(problem.buffers)} buffers"
         return [Finding("count", "packing", what, "give one offset a buffer, in the order of the problem")]
@@ -36,10 +36,12 @@ def find_violations(problem: Problem, packing: Packing) -> list[Finding]:
     findings: list[Finding] = []
     for buffer, offset in zip(problem.buffers, offsets, strict=True):
         findings.extend(_check_alone(buffer, offset, packing.arena_bytes))
-    for first, second in problem.companions:
-        if offsets[first] != offsets[second]:
-            what = f"at {offsets[first]}, but its companion {problem.buffers[second].id} is at {offsets[second]}"
-            findings.append(Finding("companions", f"buffer {problem.buffers[first].id}", what, "give both one offset"))
+    for tie in problem.companions:
+        low, high = offsets[tie.first], offsets[tie.second]
+        if low + tie.distance != high:
+            what = f"at {low}, but its companion {problem.buffers[tie.second].id} is at {high}"
+            fix = f"place that {tie.distance} bytes above" if tie.distance else "give both one offset"
+            findings.append(Finding("companions", f"buffer {problem.buffers[tie.first].id}", what, fix))
     for first, second in _overlaps(problem, offsets):
         a, b = problem.buffers[first], problem.buffers[second]
         what = (
@@ -51,27 +53,28 @@ def find_violations(problem: Problem, packing: Packing) -> list[Finding]:
 
 
 def _check_alone(buffer: Buffer, offset: int, arena_bytes: int) -> Iterator[Finding]:
-    if offset < 0 or offset + buffer.size > arena_bytes:
+    if offset < 0 or (buffer.size and offset + buffer.size > arena_bytes):
         what = f"bytes {offset}-{offset + buffer.size} are outside the arena of {arena_bytes} bytes"
         yield Finding("outside", f"buffer {buffer.id}", what, "move it, or enlarge the arena")
     if offset % buffer.alignment:
         what = f"offset {offset} is no multiple of {buffer.alignment}"
         yield Finding("misaligned", f"buffer {buffer.id}", what, "round the offset up")
+    if buffer.pinned is not None and offset != buffer.pinned:
+        what = f"at {offset}, but it is pinned to {buffer.pinned}"
+        yield Finding("pinned", f"buffer {buffer.id}", what, "place it there")
 
 
 def _overlaps(problem: Problem, offsets: list[int]) -> list[tuple[int, int]]:
     """Pairs of positions, ascending, that conflict and have a byte in common; the first MAX_OVERLAPS."""
     if problem.precedence is not None:
-        return list(islice(_overlaps_in_order(problem, problem.precedence, offsets), MAX_OVERLAPS))
-    if not _collides(problem, offsets):
+        pairs = _overlaps_in_order(problem, problem.precedence, offsets)
+    elif problem.may_overlap or _collides(problem, offsets):
+        near = _pairs_with_common_bytes(problem, offsets)
+        pairs = ((min(pair), max(pair)) for pair in near if _both_alive(problem, *pair))
+    else:
         return []
-    found = []
-    for first, second in _pairs_with_common_bytes(problem, offsets):
-        if _both_alive(problem, first, second):
-            found.append((min(first, second), max(first, second)))
-            if len(found) == MAX_OVERLAPS:
-                break
-    return sorted(found)
+    allowed = {(min(pair), max(pair)) for pair in problem.may_overlap}
+    return sorted(islice((pair for pair in pairs if pair not in allowed), MAX_OVERLAPS))
 
 
 def _overlaps_in_order(problem: Problem, order: Precedence, offsets: list[int]) -> Iterator[tuple[int, int]]:

@@ -85,8 +85,11 @@ class Picture:
 
 
 def rectangles(plan: MemoryPlan) -> Picture:
-    """The picture of the arena of a plan; what is bound outside the arena is only summed up."""
-    placements = _own_buffers(place for place in plan.placements if place.region.storage == ARENA)
+    """The picture of the arena of a plan; what is bound outside the arena is only summed up.
+
+    Several arenas are drawn on top of each other, the first one lowest.
+    """
+    placements = _own_buffers(_stacked(plan))
     blocks = _blocks(placements)
     ends = [place.end for place in placements]
     sums: dict[str, int] = {}
@@ -113,6 +116,15 @@ def rectangles(plan: MemoryPlan) -> Picture:
         begin=0,
         end=max([len(plan.points), 1, *ends]),
     )
+
+
+def _stacked(plan: MemoryPlan) -> Iterator[Placement]:
+    """The placements in arenas, with offsets from the begin of the first arena."""
+    tops = accumulate((storage.nbytes for storage in plan.arenas), initial=0)
+    begin = {storage.name: top for storage, top in zip(plan.arenas, tops, strict=False)}
+    for place in plan.in_arenas:
+        region = place.region
+        yield replace(place, region=replace(region, offset=begin[region.storage] + region.offset))
 
 
 def packing_rectangles(

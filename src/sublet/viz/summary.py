@@ -53,8 +53,10 @@ def _figures(plan: MemoryPlan) -> Table:
     table.add_column(justify="right")
     table.add_column(style="dim")
     proof = "optimal: the arena equals the bound" if plan.gap == 0 else f"gap {plan.gap:.2%}"
+    several = plan.arenas if len(plan.arenas) > 1 else ()
     rows = [
         ("arena", plan.arena_bytes, f"{plan.arena_bytes:,} bytes, aligned to {plan.alignment}, by {plan.strategy}"),
+        *((f"  {escape(printable(arena.name))}", arena.nbytes, f"{arena.nbytes:,} bytes") for arena in several),
         ("lower bound", plan.lower_bound_bytes, f"{proof} ({plan.bound})"),
         ("without reuse", plan.total_bytes, _ratio(plan)),
         ("views save", plan.view_bytes, "of that sum: outputs that are bytes of an input"),
@@ -68,7 +70,7 @@ def _figures(plan: MemoryPlan) -> Table:
 
 
 def _ratio(plan: MemoryPlan) -> str:
-    tensors = sum(place.region.storage == ARENA for place in plan.placements)
+    tensors = len(plan.in_arenas)
     word = "tensor" if tensors == 1 else "tensors"
     times = f", {plan.total_bytes / plan.arena_bytes:.1f} times the arena" if plan.arena_bytes else ""
     return f"{tensors} {word}, each with bytes of its own{times}"

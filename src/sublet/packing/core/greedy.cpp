@@ -92,15 +92,18 @@ struct Clusters {
     std::vector<Cluster> all;
     std::vector<int> of_item;
     std::vector<Timeline::Piece> pieces;  // of each cluster, one after another
-    std::vector<int64_t> piece_size;
+    std::vector<int64_t> piece_size, piece_shift;
 };
 
 // Nothing goes higher than on top of all others and of the highest pin, each rounded up to its alignment.
 void check_range(const std::vector<Cluster>& clusters) {
     __int128 highest = 0;
-    for (const Cluster& c : clusters)
-        highest += static_cast<__int128>(c.size) + c.alignment + std::max<int64_t>(0, c.pinned);
-    if (highest > kMaxBytes) throw std::overflow_error("greedy: offsets could exceed 2^62");
+    int64_t pin = 0;
+    for (const Cluster& c : clusters) {
+        highest += static_cast<__int128>(c.size) + c.alignment;
+        pin = std::max(pin, c.pinned);
+    }
+    if (highest + pin > kMaxBytes) throw std::overflow_error("greedy: offsets could exceed 2^62");
 }
 
 Clusters cluster(const Problem& problem) {
@@ -127,7 +130,7 @@ Clusters cluster(const Problem& problem) {
         const Item& item = problem.items[i];
         Cluster& c = out.all.back();
         out.of_item[i] = static_cast<int>(out.all.size()) - 1;
-        c.size = std::max(c.size, item.size);
+        if (item.size > 0) c.size = std::max(c.size, item.shift + item.size);
         __int128 common = static_cast<__int128>(c.alignment) / std::gcd(c.alignment, item.alignment) * item.alignment;
         c.alignment = static_cast<int64_t>(std::min<__int128>(common, kMaxBytes));
         if (item.pinned >= 0) c.pinned = item.pinned;
@@ -135,6 +138,7 @@ Clusters cluster(const Problem& problem) {
             for (auto [begin, end] : item.pieces) {
                 out.pieces.push_back({rank(begin), rank(end)});
                 out.piece_size.push_back(item.size);
+                out.piece_shift.push_back(item.shift);
             }
         c.piece_end = static_cast<int>(out.pieces.size());
     }
@@ -179,8 +183,10 @@ std::vector<int64_t> place_all(const Problem& problem, const Clusters& clusters,
         const Cluster& c = clusters.all[k];
         offset[k] = at;
         done[k] = 1;
-        for (int p = c.piece_begin; p < c.piece_end; p++)
-            timeline.add(clusters.pieces[p], {at, at + clusters.piece_size[p]});
+        for (int p = c.piece_begin; p < c.piece_end; p++) {
+            const int64_t begin = at + clusters.piece_shift[p];
+            timeline.add(clusters.pieces[p], {begin, begin + clusters.piece_size[p]});
+        }
     };
     for (int k = 0; k < static_cast<int>(clusters.all.size()); k++)
         if (clusters.all[k].pinned >= 0) put(k, clusters.all[k].pinned);
@@ -188,11 +194,16 @@ std::vector<int64_t> place_all(const Problem& problem, const Clusters& clusters,
         if (done[k]) continue;
         const Cluster& c = clusters.all[k];
         taken.clear();
-        for (int p = c.piece_begin; p < c.piece_end; p++) timeline.collect(clusters.pieces[p], taken);
+        for (int p = c.piece_begin; p < c.piece_end; p++) {
+            size_t k = taken.size();
+            timeline.collect(clusters.pieces[p], taken);
+            for (; k < taken.size(); k++)
+                taken[k] = seen_from(taken[k], clusters.piece_shift[p], clusters.piece_size[p], c.size);
+        }
         put(k, c.size ? find_hole(taken, c.size, c.alignment, hole) : 0);
     }
     std::vector<int64_t> offsets(problem.items.size());
-    for (size_t i = 0; i < offsets.size(); i++) offsets[i] = offset[clusters.of_item[i]];
+    for (size_t i = 0; i < offsets.size(); i++) offsets[i] = offset[clusters.of_item[i]] + problem.items[i].shift;
     return offsets;
 }
 

@@ -6,7 +6,8 @@ namespace sublet {
 
 // Classes of size, each twice the one before, raised where the load comes near the peak; within a class by birth,
 // as for equal sizes first fit in that order wastes nothing. The best order by far on large problems; for lifetimes.
-// Offsets, one an item. Companions are placed together, pinned items first; a pinned item may force others above.
+// Offsets, one an item. Companions are placed together, each at its shift, pinned items first; a pinned item may force
+// others above.
 // Time: O(n log n + overlaps), memory: about 100 bytes a piece of a lifetime.
 std::vector<int64_t> greedy_by_tightness(const Problem& problem);
 

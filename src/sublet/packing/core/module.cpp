@@ -129,6 +129,11 @@ void set_conflicts(Problem& problem, PairRows conflicts) {
     problem.conflicts = pairs_of(conflicts, problem.items.size());
 }
 
+void set_shifts(Problem& problem, Row<int64_t> shifts) {
+    if (shifts.shape(0) != problem.items.size()) throw std::invalid_argument("arrays of unequal lengths");
+    for (size_t i = 0; i < problem.items.size(); i++) problem.items[i].shift = shifts(i);
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -136,6 +141,7 @@ NB_MODULE(_core, m) {
     nb::enum_<Hole>(m, "Hole").value("lowest", Hole::lowest).value("smallest", Hole::smallest);
     nb::class_<Problem>(m, "Problem")
         .def("set_conflicts", &set_conflicts, "conflicts"_a)
+        .def("set_shifts", &set_shifts, "shifts"_a)
         .def("greedy_in_order", &in_order, "order"_a, "hole"_a)
         .def("greedy_by_tightness", &by_tightness)
         .def("sweep", &swept)

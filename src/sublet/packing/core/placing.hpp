@@ -18,6 +18,12 @@ struct Extent {
     bool operator<(const Extent& o) const { return begin < o.begin; }
 };
 
+// What is taken, seen from the offset of a block of `whole` bytes: of those only `size` from `shift` on conflict with
+// it. The block fits at an offset when all of its bytes would fit beside this.
+inline Extent seen_from(const Extent& taken, int64_t shift, int64_t size, int64_t whole) {
+    return {taken.begin - shift - size + whole, taken.end - shift};
+}
+
 // The begin of the hole for `size` bytes among what is taken (any order; it is sorted here).
 inline int64_t find_hole(std::vector<Extent>& taken, int64_t size, int64_t alignment, Hole hole) {
     std::sort(taken.begin(), taken.end());

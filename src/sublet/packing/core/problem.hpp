@@ -11,16 +11,18 @@ constexpr int64_t kMaxBytes = int64_t{1} << 62;  // largest size, capacity and o
 constexpr int64_t kMaxAlignment = int64_t{1} << 32;
 
 // Needs `size` bytes at an address that is a multiple of `alignment`, during every piece [begin, end).
-// What lies between two pieces is a gap. `pinned` is the offset it must have, or -1.
+// What lies between two pieces is a gap. `pinned` is the offset it must have, or -1. `shift` is how far it lies above
+// the offset it shares with its companions; only greedy placement knows shifts, the search wants all to be 0.
 struct Item {
     int64_t size = 0;
     int64_t alignment = 1;
     std::vector<std::pair<int64_t, int64_t>> pieces;
     int64_t pinned = -1;
+    int64_t shift = 0;
 };
 
 // `conflicts`, when `partial_order` is set, decides which items must not overlap, instead of the pieces.
-// `companions` are pairs of items that must get the same offset.
+// `companions` are pairs of items that must get the same offset, but for their shifts.
 struct Problem {
     std::vector<Item> items;
     std::vector<std::pair<int, int>> companions;

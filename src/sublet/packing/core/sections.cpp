@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <stdexcept>
 #include <tuple>
 
 #include "placing.hpp"
@@ -34,6 +35,7 @@ Draft join_companions(const Problem& problem, Sections& out) {
     std::vector<int64_t> pin(problem.items.size(), -1);  // of each leader's companions
     for (size_t item = 0; item < leader.size(); item++) {
         const Item& it = problem.items[item];
+        if (it.shift) throw std::invalid_argument("sections: companions at one offset only");
         int64_t& pinned = pin[leader[item]];
         sized[leader[item]] |= it.size > 0;
         if (it.pinned >= 0 && pinned >= 0 && it.pinned != pinned)

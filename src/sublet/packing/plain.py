@@ -1,0 +1,229 @@
+"""Every problem as a plain one, which is all that strategies and search have to understand.
+
+    may_overlap              becomes compatible pairs of a precedence, made from the lifetimes if there is none
+    companions, one pinned   all become pinned
+    companions at distances  become companions at one offset, the origin of their group: a member of s bytes
+                             that lies d above the origin asks for the d + s bytes from the origin on
+
+The last step can ask for bytes that nobody needs, below a member that outlives those beneath it. Then a
+packing of the plain problem is one of the question, but a bound of it need not be (`Plain.exact`).
+Members that are alive together become one buffer, alive whenever any of them is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from sublet.errors import ProblemError
+from sublet.packing.conflicts import Conflicts, Mask, conflicts_of
+from sublet.packing.problem import MAX_SIZE, Buffer, Packing, Precedence, Problem
+from sublet.packing.ties import Group, groups_of
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A plain problem with the buffers of `question` in their places; offsets there are `shifts` higher.
+
+    pinned_down  the question without pairs that may overlap, and with every offset pinned that a pin implies
+    exact        whether no packing of the question is smaller than the smallest of the plain problem
+    """
+
+    question: Problem
+    pinned_down: Problem
+    problem: Problem
+    shifts: tuple[int, ...]
+    exact: bool
+
+    def answer(self, packing: Packing) -> Packing:
+        """A packing of the plain problem as one of the question."""
+        if not any(self.shifts):
+            return packing
+        offsets = tuple(offset + shift for offset, shift in zip(packing.offsets, self.shifts, strict=True))
+        placed = zip(offsets, self.question.buffers, strict=True)
+        arena = max((offset + buffer.size for offset, buffer in placed if buffer.size), default=0)
+        return replace(packing, offsets=offsets, arena_bytes=arena)
+
+
+def plain(question: Problem) -> Plain:
+    """The plain form of a problem.
+
+    Raises ProblemError when no packing can exist at all: companions or pins contradict each other, an
+    alignment, or a conflict.
+    """
+    problem = without_overlaps(question)
+    tied = groups_of(problem)
+    free = [group for group in tied if group.pin is None and group.spread]
+    pins = {member: group.pin + d for group in tied if group.pin is not None for member, d in group.members}
+    shifts = [0] * len(problem.buffers)
+    if pins:
+        problem = replace(
+            problem,
+            buffers=tuple(replace(b, pinned=pins.get(i, b.pinned)) for i, b in enumerate(problem.buffers)),
+            companions=tuple(c for c in problem.companions if c.first not in pins),
+        )
+    if problem.pinned:
+        _check_pins(problem)
+    if not free:
+        return Plain(question, problem, problem, tuple(shifts), True)
+    folding = _Folding(problem)
+    for group in free:
+        folding.fold(group)
+        for member, distance in group.members:
+            shifts[member] = group.residue + distance
+    return Plain(question, problem, folding.folded(), tuple(shifts), folding.exact)
+
+
+MOST_BUFFERS = 8_192
+"""Buffers of a problem with pairs that may overlap: all pairs are held at once, 320 MiB."""
+
+
+def without_overlaps(problem: Problem) -> Problem:
+    """The same problem with `may_overlap` told by a precedence. Raises ProblemError above MOST_BUFFERS."""
+    if not problem.may_overlap:
+        return problem
+    count = len(problem.buffers)
+    if count > MOST_BUFFERS:
+        raise ProblemError(f"{count} buffers, of which some may overlap: at most {MOST_BUFFERS} can be packed then")
+    precedence = problem.precedence or _precedence_of(problem)
+    compatible = np.zeros((count, count), dtype=np.bool_)
+    if precedence.compatible is not None:
+        compatible |= precedence.compatible
+    first, second = np.array(problem.may_overlap, dtype=np.int64).T
+    compatible[first, second] = compatible[second, first] = True
+    return replace(problem, precedence=Precedence(precedence.distance, compatible), may_overlap=())
+
+
+def _precedence_of(problem: Problem) -> Precedence:
+    """Lifetimes as a precedence: hops as in `succession`; lives within each other's gaps are compatible."""
+    count = len(problem.buffers)
+    lower = np.array([buffer.lower for buffer in problem.buffers], dtype=np.int64)
+    upper = np.array([buffer.upper for buffer in problem.buffers], dtype=np.int64)
+    conflicts = conflicts_of(replace(problem, may_overlap=()))
+    distance = np.zeros((count, count), dtype=np.int32)
+    compatible = np.zeros((count, count), dtype=np.bool_)
+    for position in range(count):
+        distance[position] = np.clip(lower - upper[position] + 1, 0, np.iinfo(np.int32).max)
+        compatible[position] = ~conflicts.row(position)
+    np.fill_diagonal(compatible, False)
+    return Precedence(distance, compatible)
+
+
+def _check_pins(problem: Problem) -> None:
+    """Raise ProblemError when two pinned buffers conflict and overlap."""
+    conflicts = conflicts_of(problem)
+    pinned = [(b.pinned, i) for i, b in enumerate(problem.buffers) if b.pinned is not None and b.size]
+    active: list[int] = []
+    for pin, position in sorted(pinned):
+        active = [other for other in active if _end(problem.buffers[other]) > pin]
+        row = conflicts.row(position) if active else None
+        for other in active:
+            if row is not None and row[other]:
+                a, b = problem.buffers[other], problem.buffers[position]
+                raise ProblemError(
+                    f"buffers {a.id} and {b.id} are alive together but pinned to bytes {a.pinned}-{_end(a)} and "
+                    f"{b.pinned}-{_end(b)}, which overlap"
+                )
+        active.append(position)
+
+
+def _end(buffer: Buffer) -> int:
+    return (buffer.pinned or 0) + buffer.size
+
+
+class _Folding:
+    """Folds groups of companions at distances, one after another, into companions at one offset."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.exact = True
+        self._problem = problem
+        self._conflicts: Conflicts = conflicts_of(problem)
+        self._sized = np.array([buffer.size > 0 for buffer in problem.buffers], dtype=np.bool_)
+        self._buffers = list(problem.buffers)
+        order = problem.precedence
+        self._distance = None if order is None else order.distance.copy()
+        self._conflicting = None if order is None else order.conflicts()
+
+    def fold(self, group: Group) -> None:
+        distance = dict(group.members)
+        reach = {member: group.residue + d + self._problem.buffers[member].size for member, d in group.members}
+        if max(reach.values()) > MAX_SIZE:
+            raise ProblemError(f"buffer {self._buffers[max(reach, key=reach.__getitem__)].id}: ends beyond 2^62")
+        rows = {member: self._conflicts.row(member) for member in distance if self._sized[member]}
+        self._refuse_overlaps(distance, rows)
+        outside = self._sized.copy()
+        outside[list(distance)] = False
+        for parts in _components(rows):
+            meets = np.logical_or.reduce([rows[part] for part in parts]) & outside
+            size = max(reach[part] for part in parts)
+            self.exact &= any(
+                distance[m] + group.residue == 0 and self._problem.buffers[m].size >= size and not (meets & ~row).any()
+                for m, row in rows.items()
+            )
+            self._join(parts, size)
+
+    def _refuse_overlaps(self, distance: dict[int, int], rows: dict[int, Mask]) -> None:
+        for a, row in rows.items():
+            for b in rows:
+                one, other = self._problem.buffers[a], self._problem.buffers[b]
+                if a < b and row[b] and -one.size < distance[a] - distance[b] < other.size:
+                    raise ProblemError(
+                        f"buffers {one.id} and {other.id} are companions but conflict: {other.id} lies "
+                        f"{distance[b] - distance[a]} bytes above {one.id}, so they overlap while both are alive "
+                        "(say that they may overlap, if they may)"
+                    )
+
+    def _join(self, parts: list[int], size: int) -> None:
+        """The first part takes over the lives of all, the others need no bytes any more."""
+        first, *others = parts
+        for part in others:
+            self._buffers[part] = replace(self._buffers[part], size=0)
+        if self._distance is not None and self._conflicting is not None and others:
+            after, before = self._distance[parts], self._distance[:, parts]
+            self._distance[first] = np.where((after > 0).all(axis=0), after.max(axis=0), 0)
+            self._distance[:, first] = np.where((before > 0).all(axis=1), before.max(axis=1), 0)
+            joined: Mask = np.logical_or.reduce(self._conflicting[parts])
+            joined[first] = False
+            self._conflicting[first] = self._conflicting[:, first] = joined
+        pieces = _united(piece for part in parts for piece in self._problem.buffers[part].pieces)
+        gaps = tuple((end, begin) for (_, end), (begin, _) in pairwise(pieces))
+        self._buffers[first] = replace(
+            self._buffers[first], size=size, lower=pieces[0][0], upper=pieces[-1][1], gaps=gaps
+        )
+
+    def folded(self) -> Problem:
+        precedence = None
+        if self._distance is not None and self._conflicting is not None:
+            compatible = ~self._conflicting
+            np.fill_diagonal(compatible, False)
+            precedence = Precedence(self._distance, compatible)
+        companions = tuple(replace(companion, distance=0) for companion in self._problem.companions)
+        return replace(self._problem, buffers=tuple(self._buffers), precedence=precedence, companions=companions)
+
+
+def _components(rows: dict[int, Mask]) -> list[list[int]]:
+    """Members joined when they conflict, directly or through others; in order of the first of each."""
+    waiting = list(rows)
+    found = []
+    while waiting:
+        parts = [waiting.pop(0)]
+        for part in parts:
+            near = [other for other in waiting if rows[part][other]]
+            parts.extend(near)
+            waiting = [other for other in waiting if other not in near]
+        found.append(sorted(parts))
+    return found
+
+
+def _united(pieces: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Half-open ranges as sorted ones that do not touch."""
+    united: list[tuple[int, int]] = []
+    for begin, end in sorted(pieces):
+        if united and begin <= united[-1][1]:
+            united[-1] = (united[-1][0], max(end, united[-1][1]))
+        else:
+            united.append((begin, end))
+    return united

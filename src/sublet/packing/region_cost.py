@@ -1,0 +1,185 @@
+"""What a choice of memory regions costs, and what every choice costs at least.
+
+A buffer in a region costs accesses x size x the region's cost of one byte. Companions stay together, so
+buffers are chosen in units: a group of companions, or a buffer by itself.
+
+The bound is Lagrange's: give every byte of every region a price at some times. A unit then pays its cost
+and the prices of the bytes it takes, where that is cheapest; the capacities at their prices are paid
+back. However the prices are chosen, no choice that respects the capacities costs less; good ones are the
+dual values of the linear program in which buffers can be split. They are rounded, and the bound is
+computed from them in integers, so it does not depend on how well the program was solved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
+
+from sublet.errors import ProblemError
+from sublet.packing.bounds import clique_within
+from sublet.packing.conflicts import PrecedenceConflicts
+from sublet.packing.problem import MAX_ACCESSES, MAX_SIZE, Problem
+from sublet.packing.ties import groups_of
+
+MOST_ENTRIES = 200_000
+"""Buffers at times that the linear program looks at; the times with most bytes first."""
+PRICE_UNIT = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A memory: `capacity` bytes, each of which costs `cost` to read or write once."""
+
+    name: str
+    capacity: int
+    cost: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.name or self.name.startswith("%"):
+            raise ProblemError(f"region {self.name!r}: the name must not be empty or begin with %")
+        if not 0 <= self.capacity <= MAX_SIZE:
+            raise ProblemError(f"region {self.name}: capacity {self.capacity} must be between 0 and 2^62")
+        if not 0 <= self.cost <= MAX_ACCESSES:
+            raise ProblemError(f"region {self.name}: cost {self.cost} must be between 0 and 2^53")
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Buffers that stay together; `traffic` is accesses x size, summed; `room` is what a region needs for it."""
+
+    members: tuple[int, ...]
+    traffic: int
+    room: int
+
+
+def units_of(problem: Problem) -> list[Unit]:
+    """The units of a problem, by their first members."""
+    groups = {group.members[0][0]: group for group in groups_of(problem)}
+    inside = {member for group in groups.values() for member, _ in group.members}
+    units = []
+    for position, buffer in enumerate(problem.buffers):
+        if position in groups:
+            group = groups[position]
+            ends = [distance + problem.buffers[member].size for member, distance in group.members]
+            members = tuple(member for member, _ in group.members)
+            room = (group.residue if group.pin is None else group.pin) + max(ends)
+        elif position not in inside:
+            members, room = (position,), (buffer.pinned or 0) + buffer.size
+        else:
+            continue
+        units.append(Unit(members, sum(traffic(problem, member) for member in members), room))
+    return units
+
+
+def traffic(problem: Problem, position: int) -> int:
+    """Bytes read or written in one buffer."""
+    return problem.buffers[position].accesses * problem.buffers[position].size
+
+
+def least_cost(problem: Problem, units: Sequence[Unit], regions: Sequence[Region]) -> int:
+    """What every choice that fits costs at least; the problem has no `may_overlap`.
+
+    Each unit must have room in some region by itself.
+    """
+    costs = [[unit.traffic * r.cost if unit.room <= r.capacity else -1 for r in regions] for unit in units]
+    free = sum(min(cost for cost in row if cost >= 0) for row in costs)
+    tight = [k for k, region in enumerate(regions) if region.cost < max(r.cost for r in regions)]
+    sections = _sections(problem) if tight and units else []
+    if not sections:
+        return free
+    unit_of = {member: index for index, unit in enumerate(units) for member in unit.members}
+    entries = [
+        (s, unit_of[member], problem.buffers[member].size) for s, members in enumerate(sections) for member in members
+    ]
+    prices = _prices(entries, len(sections), costs, [regions[k].capacity for k in tight], tight)
+    return max(free, _bound(entries, prices, costs, [regions[k].capacity for k in tight], tight))
+
+
+def _sections(problem: Problem) -> list[tuple[int, ...]]:
+    """Sets of buffers that conflict pairwise: those alive at one time, at the times with most bytes."""
+    events = sorted(
+        (time, begins, position)
+        for position, buffer in enumerate(problem.buffers)
+        if buffer.size
+        for piece in buffer.pieces
+        for begins, time in enumerate(reversed(piece))
+    )
+    alive: dict[int, None] = {}
+    found: list[tuple[int, tuple[int, ...]]] = []
+    grew, entries = False, 0
+    for _, begins, position in events:
+        if begins:
+            alive[position] = None
+        elif grew and entries < 16 * MOST_ENTRIES:
+            found.append((sum(problem.buffers[member].size for member in alive), tuple(sorted(alive))))
+            entries += len(alive)
+        if not begins:
+            del alive[position]
+        grew = bool(begins)
+    found.sort(key=lambda section: (-section[0], section[1]))
+    sections, entries = [], 0
+    conflicts = None if problem.precedence is None else PrecedenceConflicts(problem.precedence.conflicts())
+    for _, members in found:
+        chosen = members if conflicts is None else clique_within(problem, conflicts, members)
+        entries += len(chosen)
+        if entries > MOST_ENTRIES:
+            break
+        sections.append(chosen)
+    return sections
+
+
+Entries = list[tuple[int, int, int]]
+
+
+def _prices(
+    entries: Entries, sections: int, costs: list[list[int]], capacities: list[int], tight: list[int]
+) -> NDArray[np.int64]:
+    """prices[section, k]: of a byte of the k-th tight region, in parts of PRICE_UNIT; zeros if none are found."""
+    units, regions = len(costs), len(costs[0])
+    scale = float(max(1, max(map(max, costs))))
+    where = np.array([(s, u) for s, u, _ in entries], dtype=np.int64)
+    size = np.array([nbytes for _, _, nbytes in entries], dtype=np.float64)
+    rows, columns, values, limits = [], [], [], []
+    for k, (region, capacity) in enumerate(zip(tight, capacities, strict=True)):
+        unit = float(max(1, capacity))
+        rows.append(where[:, 0] + k * sections)
+        columns.append(where[:, 1] * regions + region)
+        values.append(size / unit)
+        limits.append(np.full(sections, capacity / unit))
+    shape = (len(tight) * sections, units * regions)
+    inequalities = coo_array((np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), shape=shape)
+    each = np.arange(units * regions)
+    equalities = coo_array((np.ones(len(each)), (each // regions, each)), shape=(units, units * regions))
+    solved = linprog(  # type: ignore[call-overload]  # the stubs know no sparse matrices
+        [max(cost, 0) / scale for row in costs for cost in row],
+        A_ub=inequalities.tocsr(),
+        b_ub=np.concatenate(limits),
+        A_eq=equalities.tocsr(),
+        b_eq=np.ones(units),
+        bounds=[(0, 1 if cost >= 0 else 0) for row in costs for cost in row],
+        method="highs",
+    )
+    if solved.status != 0:
+        return np.zeros((sections, len(tight)), dtype=np.int64)
+    duals = -np.asarray(solved.ineqlin.marginals).reshape(len(tight), sections).T * scale
+    per_byte = np.maximum(duals, 0) / np.maximum(1, np.array(capacities, dtype=np.float64))
+    return np.minimum(per_byte * PRICE_UNIT, float(1 << 62)).astype(np.int64)
+
+
+def _bound(
+    entries: Entries, prices: NDArray[np.int64], costs: list[list[int]], capacities: list[int], tight: list[int]
+) -> int:
+    table: list[list[int]] = prices.tolist()
+    paid = [[cost * PRICE_UNIT for cost in row] for row in costs]
+    for section, unit, nbytes in entries:
+        for k, region in enumerate(tight):
+            if paid[unit][region] >= 0:
+                paid[unit][region] += nbytes * table[section][k]
+    total = sum(min(price for price in row if price >= 0) for row in paid)
+    total -= sum(price * capacity for row in table for price, capacity in zip(row, capacities, strict=True))
+    return -(-total // PRICE_UNIT)

@@ -1,0 +1,276 @@
+"""Several memory regions: which buffer goes where, and at which offset.
+
+    sram  512 KiB  cost 1     the buffers accessed most for the room they take
+    dram    8 MiB  cost 10    the others
+
+Everything goes into the cheapest region if it fits. Else regions are filled from the cheapest up with what
+saves the most there (see `region_choice`), and the dearest takes the rest. If that is too much for it, once
+more by size instead of cost. The answer is checked; what no answer can cost less than is told with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sublet.errors import CapacityError, Finding, PackingError, ProblemError
+from sublet.packing.auto import AUTO, Report, pack
+from sublet.packing.bounds import lower_bound
+from sublet.packing.by_id import order_by_id, rearranged
+from sublet.packing.plain import plain, without_overlaps
+from sublet.packing.problem import Packing, Precedence, Problem
+from sublet.packing.region_choice import Chooser
+from sublet.packing.region_cost import Region, least_cost, traffic, units_of
+from sublet.packing.search import SEARCH, searchable
+from sublet.packing.validate import find_violations
+
+TRIAL_STEPS = 20_000
+"""Steps of a search that decides whether a choice fits a region, divided by its buffers as in `search`."""
+
+Progress = Callable[[str, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What lies in one region: the positions of its buffers, the arena they take, and what they cost."""
+
+    region: Region
+    members: tuple[int, ...]
+    arena_bytes: int
+    strategy: str
+    cost: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegionPacking:
+    """An answer: a region and an offset in it for every buffer, in the order of the problem.
+
+    shares      one a region, in the order they were given
+    region_of   for each buffer the position of its region there
+    cost        accesses x size x cost of the region, over all buffers
+    least_cost  no answer costs less
+    stopped     "timeout" or "interrupt" when the search was cut short, else ""
+    """
+
+    shares: tuple[Share, ...]
+    region_of: tuple[int, ...]
+    offsets: tuple[int, ...]
+    cost: int
+    least_cost: int
+    seconds: float
+    stopped: str = ""
+
+    @property
+    def arena_bytes(self) -> int:
+        """The bytes of all regions together."""
+        return sum(share.arena_bytes for share in self.shares)
+
+    @property
+    def gap(self) -> float:
+        """How much more it costs than the least; 0.0 is a proof that nothing is cheaper."""
+        return (self.cost - self.least_cost) / self.least_cost if self.least_cost else float(self.cost > 0)
+
+    def names(self) -> tuple[str, ...]:
+        """The name of each buffer's region."""
+        return tuple(self.shares[region].region.name for region in self.region_of)
+
+
+def place_in_regions(
+    problem: Problem,
+    regions: Sequence[Region],
+    strategy: str = AUTO,
+    timeout: float | None = None,
+    progress: Progress | None = None,
+    *,
+    effort: int | None = None,
+    seed: int = 0,
+) -> RegionPacking:
+    """Choose regions and offsets so that everything fits, for as little cost as is found.
+
+    A pin is an offset in whichever region its buffer gets. The other arguments are those of `pack`.
+    Raises ProblemError for regions that make no sense or a problem without any packing, CapacityError
+    when no way is found to fit the capacities.
+    """
+    if not regions:
+        raise ProblemError("no memory region is given")
+    for position, region in enumerate(regions):
+        if region.name in (other.name for other in regions[:position]):
+            raise ProblemError(f"region {region.name} is given twice")
+    order = order_by_id(problem)
+    placer = _Placer(rearranged(problem, order), regions, strategy, timeout, progress, effort, seed)
+    found = placer.place()
+    region_of, offsets = [0] * len(order), [0] * len(order)
+    for rank, position in enumerate(order):
+        region_of[position], offsets[position] = found.region_of[rank], found.offsets[rank]
+    shares = tuple(replace(share, members=tuple(sorted(order[m] for m in share.members))) for share in found.shares)
+    found = replace(found, shares=shares, region_of=tuple(region_of), offsets=tuple(offsets))
+    check_regions(problem, found)
+    return found
+
+
+def check_regions(problem: Problem, packing: RegionPacking) -> None:
+    """Raise PackingError unless every buffer lies in one region, right and within its capacity."""
+    findings: list[Finding] = []
+    if sorted(m for share in packing.shares for m in share.members) != list(range(len(problem.buffers))):
+        findings.append(Finding("count", "packing", "not every buffer lies in one region", "place each once"))
+        raise PackingError(findings)
+    for tie in problem.companions:
+        if packing.region_of[tie.first] != packing.region_of[tie.second]:
+            where, other = problem.buffers[tie.first].id, problem.buffers[tie.second].id
+            findings.append(Finding("companions", f"buffer {where}", f"lies in another region than {other}"))
+    for position, share in enumerate(packing.shares):
+        inside = part_of(problem, share.members)
+        offsets = tuple(packing.offsets[member] for member in share.members)
+        capacity = min(share.arena_bytes, share.region.capacity)
+        findings += find_violations(inside, Packing(offsets, capacity, share.strategy))
+        if any(packing.region_of[member] != position for member in share.members):
+            findings.append(Finding("count", f"region {share.region.name}", "lists a buffer of another region"))
+    if findings:
+        raise PackingError(findings)
+
+
+def part_of(problem: Problem, positions: Sequence[int]) -> Problem:
+    """The problem of the buffers at these positions only."""
+    rank = {position: rank for rank, position in enumerate(positions)}
+    precedence = problem.precedence
+    if precedence is not None:
+        chosen = np.ix_(list(positions), list(positions))
+        compatible = None if precedence.compatible is None else precedence.compatible[chosen]
+        precedence = Precedence(precedence.distance[chosen], compatible)
+    return Problem(
+        tuple(problem.buffers[position] for position in positions),
+        precedence,
+        tuple(
+            replace(tie, first=rank[tie.first], second=rank[tie.second])
+            for tie in problem.companions
+            if tie.first in rank and tie.second in rank
+        ),
+        problem.name,
+        tuple((rank[a], rank[b]) for a, b in problem.may_overlap if a in rank and b in rank),
+    )
+
+
+class _Placer:
+    """One call of `place_in_regions`, with the buffers in the order of their ids."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        regions: Sequence[Region],
+        strategy: str,
+        timeout: float | None,
+        progress: Progress | None,
+        effort: int | None,
+        seed: int,
+    ) -> None:
+        plain(problem)  # refuses what contradicts itself
+        self._begin = time.monotonic()
+        self._problem = without_overlaps(problem)
+        self._units = units_of(problem)
+        self._regions = sorted(enumerate(regions), key=lambda each: (each[1].cost, each[0]))
+        self._strategy, self._progress, self._effort, self._seed = strategy, progress, effort, seed
+        self._timeout = timeout
+        self._stopped = ""
+        self._shortfall: tuple[int, str] | None = None
+
+    def place(self) -> RegionPacking:
+        self._refuse_giants()
+        regions = [region for _, region in self._regions]
+        chosen = self._chosen([unit.traffic for unit in self._units])
+        if chosen is None:
+            chosen = self._chosen([unit.room for unit in self._units], by_size=True)
+        if chosen is None:
+            raise CapacityError(self._too_much())
+        shares: list[Share | None] = [None] * len(regions)
+        region_of, offsets = [0] * len(self._problem.buffers), [0] * len(self._problem.buffers)
+        last = max((k for k, (members, _) in enumerate(chosen) if members), default=0)
+        for k, ((given, region), (members, report)) in enumerate(zip(self._regions, chosen, strict=True)):
+            # The others are full, so that nobody gains from a smaller arena in them.
+            packing = report.packing if report is not None and k != last else self._smallest(members, report)
+            for member, offset in zip(members, packing.offsets, strict=True):
+                region_of[member], offsets[member] = given, offset
+            cost = sum(traffic(self._problem, member) for member in members) * region.cost
+            shares[given] = Share(region, tuple(members), packing.arena_bytes, packing.strategy, cost)
+        made = tuple(share for share in shares if share is not None)
+        least = least_cost(self._problem, self._units, regions)
+        seconds = time.monotonic() - self._begin
+        cost = sum(share.cost for share in made)
+        return RegionPacking(made, tuple(region_of), tuple(offsets), cost, least, seconds, self._stopped)
+
+    def _chosen(self, weight: list[int], by_size: bool = False) -> list[tuple[list[int], Report | None]] | None:
+        """For each region, the positions of its buffers and a packing of them that fits; None when too much is left."""
+        left = list(range(len(self._units)))
+        chosen: list[tuple[list[int], Report | None]] = []
+        for k, (_, region) in enumerate(self._regions):
+            if k + 1 == len(self._regions):
+                members = sorted(member for unit in left for member in self._units[unit].members)
+                report = self._fitter(region)(members)
+                if report.packing.arena_bytes > region.capacity:
+                    missing = (report.packing.arena_bytes - region.capacity, region.name)
+                    self._shortfall = min(self._shortfall or missing, missing)
+                    return None
+                return [*chosen, (members, report)]
+            step = 1 if by_size else self._regions[k + 1][1].cost - region.cost
+            # Those that fit nowhere else come first, whatever they save.
+            elsewhere = max(other.capacity for _, other in self._regions[k + 1 :])
+            most = 1 + step * sum(weight)
+            saving = [step * weight[u] + most * (unit.room > elsewhere) for u, unit in enumerate(self._units)]
+            deadline = None if self._timeout is None else self._begin + self._timeout
+            chooser = Chooser(self._problem, self._units, region.capacity, self._fitter(region))
+            choice = chooser.choose(left, saving, deadline)
+            chosen.append((sorted(m for u in choice.inside for m in self._units[u].members), choice.report))
+            left = sorted(set(left) - set(choice.inside))
+        return chosen
+
+    def _fitter(self, region: Region) -> Callable[[Sequence[int]], Report]:
+        def fitted(members: Sequence[int]) -> Report:
+            inside = part_of(self._problem, members)
+            strategy = self._strategy
+            if strategy == AUTO:
+                strategy = SEARCH if searchable(plain(inside).problem) else "first_fit_by_tightness"
+            steps = max(100, TRIAL_STEPS // max(1, len(members)) * 10)
+            return pack(inside, strategy, capacity=region.capacity, effort=steps, seed=self._seed)
+
+        return fitted
+
+    def _smallest(self, members: Sequence[int], fitted: Report | None) -> Packing:
+        """The packing of a region's buffers with all the effort that is left, at least as small as the one known."""
+        late = self._timeout is not None and time.monotonic() > self._begin + self._timeout
+        if fitted is not None and (late or fitted.gap == 0):
+            self._stopped = self._stopped or ("timeout" if late else "")
+            return fitted.packing
+        left = None if self._timeout is None else max(0.0, self._begin + self._timeout - time.monotonic())
+        inside = part_of(self._problem, members)
+        report = pack(inside, self._strategy, left, self._progress, effort=self._effort, seed=self._seed)
+        self._stopped = self._stopped or report.stopped
+        packings = [report.packing] if fitted is None else [report.packing, fitted.packing]
+        return min(packings, key=lambda packing: packing.arena_bytes)
+
+    def _refuse_giants(self) -> None:
+        largest = max(region.capacity for _, region in self._regions)
+        for unit in self._units:
+            if unit.room > largest:
+                buffer = self._problem.buffers[unit.members[0]]
+                group = f" and its {len(unit.members) - 1} companions" if len(unit.members) > 1 else ""
+                raise CapacityError(
+                    f"buffer {buffer.id}{group}: needs {unit.room} bytes, {unit.room - largest} more than the "
+                    f"largest region has ({largest})"
+                )
+
+    def _too_much(self) -> str:
+        capacity = sum(region.capacity for _, region in self._regions)
+        bound = lower_bound(self._problem)
+        alive = sum(self._problem.buffers[member].size for member in bound.members)
+        if alive > capacity:
+            return (
+                f"the buffers cannot fit: {alive} bytes are needed at one time, {alive - capacity} more than all "
+                f"regions have together ({capacity})"
+            )
+        missing, name = self._shortfall or (0, "")
+        return (
+            f"no way was found to fit the buffers: at best {missing} bytes are missing in region {name}; "
+            f"{alive} bytes are needed at one time, all regions have {capacity}"
+        )
