@@ -1,6 +1,6 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fuzz bench bench-packing clean
+.PHONY: help demo test conformance check fuzz bench bench-packing bench-run clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -22,6 +22,9 @@ demo: $(VENV)/.installed ## plan a real network (DEMO=resnet50, densenet121, ...
 
 test: $(VENV)/.installed ## all tests
 	$(BIN)/python -m pytest
+
+conformance: $(VENV)/.installed ## all of ONNX's own backend tests, each a second time in a poisoned arena
+	$(BIN)/python -m tests.conformance
 
 check: $(VENV)/.installed ## lint and types
 	$(BIN)/ruff check .
@@ -46,6 +49,9 @@ bench-packing: $(VENV)/.installed ## packing: every strategy and CP-SAT on ../sh
 bench: $(VENV)/.installed ## Sublet beside onnxsim on real models, as a table
 	$(BIN)/python -m pip install --quiet --group bench
 	$(BIN)/python -m benchmarks.compare_onnxsim
+
+bench-run: $(VENV)/.installed ## Sublet beside ONNX Runtime: time, memory, allocations, cost of a step
+	$(BIN)/python -m benchmarks.run_table
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

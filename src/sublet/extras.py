@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 
 from sublet.errors import MissingExtraError
@@ -16,3 +17,8 @@ def require(module: str, extra: str) -> ModuleType:
         raise MissingExtraError(
             f"this needs the package {module.partition('.')[0]!r}: pip install 'sublet[{extra}]'"
         ) from error
+
+
+def installed(module: str) -> bool:
+    """Whether the top-level `module` can be imported."""
+    return find_spec(module) is not None

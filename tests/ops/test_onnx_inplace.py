@@ -10,7 +10,7 @@ import pytest
 
 from sublet.frontends.onnx.model import from_proto
 from sublet.ops.onnx import onnx_op
-from sublet.ops.onnx_inplace import BINARY, EXTREMES, INPLACE, UNARY, VARIADIC
+from sublet.ops.onnx_inplace import BINARY, EXTREMES, INPLACE, NORMALIZATIONS, UNARY, VARIADIC
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -47,10 +47,17 @@ def _random(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
 
 def _cases(op: str) -> Iterator[Case]:
     name = op.rpartition(".")[2]
-    if op == "com.microsoft.FusedConv":
-        x, w = _random((1, 8, 40, 40), "f4", 1), _random((8, 8, 3, 3), "f4", 2)
-        arrays = [x, w, _random((8,), "f4", 3), _random((1, 8, 40, 40), "f4", 4)]
-        yield Case(name, arrays, {"pads": [1, 1, 1, 1], "activation": "Relu"}, "com.microsoft")
+    if op in ("com.microsoft.FusedConv", "com.microsoft.nchwc.Conv"):
+        for n, extent in ((16, 40), (64, 14)):
+            x, w = _random((1, n, extent, extent), "f4", 1), _random((n, n, 3, 3), "f4", 2)
+            arrays = [x, w, _random((n,), "f4", 3), _random((1, n, extent, extent), "f4", 4)]
+            attrs = {"pads": [1, 1, 1, 1], "kernel_shape": [3, 3]}
+            for activation in ({"activation": "Relu"}, {}):
+                yield Case(name, arrays, {**attrs, **activation}, op.rpartition(".")[0])
+            narrow = [x, _random((n, n, 1, 1), "f4", 2), *arrays[2:]]
+            yield Case(name, narrow, {"kernel_shape": [1, 1]}, op.rpartition(".")[0])
+    elif op in NORMALIZATIONS or "Skip" in op:
+        yield from _normalizations(op)
     elif op.startswith("com.microsoft"):
         for shape in (WHOLE, LARGE):
             yield Case(name, [_random(shape, "f4", 1), _random(shape[-1:], "f4", 2)], {}, "com.microsoft")
@@ -67,6 +74,20 @@ def _cases(op: str) -> Iterator[Case]:
     else:
         for opset in OPSETS:
             yield from _elementwise(op, opset)
+
+
+def _normalizations(op: str) -> Iterator[Case]:
+    domain, _, name = op.rpartition(".")
+    for shape in (WHOLE, LARGE, (3, 128, 768)):
+        x, factor = _random(shape, "f4", 1), _random(shape[-1:], "f4", 2)
+        for opset in (11, 13, 17) if "Softmax" in op else (17,):
+            if "Softmax" in op:
+                yield from (Case(op, [x], attrs, "", opset) for attrs in ({}, {"axis": -1}, {"axis": len(shape) - 1}))
+            elif "Skip" in op and len(shape) == 3:
+                yield Case(name, [x, _random(shape, "f4", 3), factor], {}, domain)
+                yield Case(name, [x, _random(shape, "f4", 3), factor, factor], {}, domain)
+            elif "Skip" not in op:
+                yield Case(op, [x, factor], {"axis": -1}, "", opset)
 
 
 def _scatters(op: str) -> Iterator[Case]:
@@ -122,6 +143,7 @@ def _unary(op: str, x: np.ndarray, opset: int) -> Iterator[Case]:
         yield Case(op, [y - y.dtype.type(0.5) if y.dtype.kind == "f" and op not in POSITIVE else y], {}, "", opset)
 
 
+CONTRIBUTED = ("com.microsoft", "com.microsoft.nchwc")
 POSITIVE = ("Acosh", "Log", "Sqrt")
 
 
@@ -135,7 +157,10 @@ def _session(case: Case) -> tuple[object, object] | None:
         for name, array in zip(inputs, case.arrays, strict=True)
     ]
     graph = onnx.helper.make_graph([node], "one", infos, [onnx.helper.make_empty_tensor_value_info("y")])
-    imports = [onnx.helper.make_opsetid("", case.opset), onnx.helper.make_opsetid("com.microsoft", 1)]
+    imports = [
+        onnx.helper.make_opsetid("", case.opset),
+        *(onnx.helper.make_opsetid(domain, 1) for domain in CONTRIBUTED),
+    ]
     model = onnx.helper.make_model(graph, opset_imports=imports, ir_version=8 if case.opset < 20 else 10)
     options = ort.SessionOptions()
     options.log_severity_level = 4

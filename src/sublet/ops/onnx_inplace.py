@@ -27,6 +27,7 @@ VARIADIC = ("Mean", "Sum")
 EXTREMES = ("Max", "Min")
 """Their old kernels copy the first input to the output before they look at the second."""
 
+NORMALIZATIONS = ("LayerNormalization", "LogSoftmax", "SimplifiedLayerNormalization", "Softmax")
 SCATTERS = ("Scatter", "ScatterElements", "ScatterND", "TensorScatter")
 
 
@@ -64,10 +65,23 @@ def _inference(node: Node) -> tuple[Share, ...]:
 
 
 def _accumulated(node: Node) -> tuple[Share, ...]:
-    """FusedConv with a fourth input: the convolution is added to it."""
+    """A convolution with a fourth input, which it is added to."""
     if len(node.inputs) < 4 or not node.outputs or not fits(node.inputs[3], node.outputs[0]):
         return ()
     return () if node.inputs[3] in node.inputs[:3] else (Share(0, 3),)
+
+
+def _row_by_row(positions: Sequence[int]) -> Shares:
+    """Each row along the last axis is read before it is written. Without an attribute the rows may be longer."""
+
+    def shares(node: Node) -> tuple[Share, ...]:
+        result = node.outputs[0] if node.outputs else None
+        spec = result.spec if result is not None else None
+        if not isinstance(spec, TensorSpec) or node.attrs.get("axis", -1) not in (-1, len(spec.shape) - 1):
+            return ()
+        return tuple(Share(0, i) for i in positions if i < len(node.inputs) and fits(node.inputs[i], result))
+
+    return shares
 
 
 INPLACE: Mapping[str, Shares] = {
@@ -80,4 +94,8 @@ INPLACE: Mapping[str, Shares] = {
     "Where": _elementwise((1, 2)),
     "BatchNormalization": _inference,
     "com.microsoft.FusedConv": _accumulated,
+    "com.microsoft.nchwc.Conv": _accumulated,
+    **dict.fromkeys(NORMALIZATIONS, _row_by_row((0,))),
+    "com.microsoft.SkipLayerNormalization": _row_by_row((0, 1)),
+    "com.microsoft.SkipSimplifiedLayerNormalization": _row_by_row((0, 1)),
 }

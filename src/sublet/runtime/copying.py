@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sublet.ir.graph import Node, Value
 from sublet.ops.op import lookup
@@ -53,11 +54,15 @@ def bind_copies(copies: Sequence[Copy], memory: Memory) -> Call:
         write = memory.bytes_of(output)[at : at + nbytes]
         if nbytes and read.ctypes.data != write.ctypes.data:
             pairs.append((read, write))
-    if not pairs:
-        return nothing
+    return Copies(tuple(pairs)) if pairs else nothing
 
-    def copy() -> None:
-        for read, write in pairs:
+
+@dataclass(frozen=True)
+class Copies:
+    """A call that copies bytes. `pairs` are (from, to)."""
+
+    pairs: tuple[tuple[Raw, Raw], ...]
+
+    def __call__(self) -> None:
+        for read, write in self.pairs:
             write[:] = read
-
-    return copy

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from threading import Lock
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy as np
 from sublet.analysis.flow import flow
 from sublet.errors import PlanError, RunError
 from sublet.ir.graph import Graph, Value
-from sublet.plan import ARENA, MemoryPlan, bound_to
+from sublet.plan import MemoryPlan, bound_to
 from sublet.plan_file import fingerprint
 from sublet.printable import printable
 from sublet.runtime.dtypes import NUMPY, pack, packed, plain
@@ -20,6 +22,17 @@ from sublet.runtime.kernels import Kernels, bind_node
 from sublet.runtime.memory import Memory, Raw, aligned_bytes, array_of, raw_bytes
 from sublet.runtime.program import Program, Watch, build, unwatched
 from sublet.runtime.streams import Workers
+from sublet.runtime.workspace import (
+    NOT_YET,
+    Allocated,
+    Workspace,
+    bytes_in_use,
+    content_bytes,
+    giving_back,
+    growth,
+    peak_of,
+    workspace,
+)
 from sublet.tensor import TensorSpec
 
 MakeKernels = Callable[[Mapping[Value, Array]], Kernels]
@@ -42,8 +55,11 @@ class Executable:
         weights: Mapping[Value, Any],
         inputs: Sequence[str] = (),
         outputs: Sequence[str] = (),
+        kept_bytes: int | None = 0,
     ) -> None:
         """`weights` are the contents of `graph.weights`; `inputs` and `outputs` name those of the graph anew.
+
+        `kept_bytes` is what backends allocated and kept before, None when nobody could tell.
 
         Raises PlanError when the plan was made for another graph or order.
         """
@@ -62,6 +78,8 @@ class Executable:
         self._workers = Workers()
         self._program: Program | None = None
         self._lock = Lock()
+        self._kept = kept_bytes
+        self._allocated = Allocated(reason=NOT_YET)
         self._load_weights()
 
     def __call__(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
@@ -80,15 +98,16 @@ class Executable:
             return self._results(copy=False)
 
     def bind(self, name: str, memory: Any) -> None:
-        """Let an input, output or weight, or the whole arena (name "arena"), be the caller's memory.
+        """Let an input, output or weight, or a whole arena, be the caller's memory.
 
-        `memory` has the buffer protocol or DLPack, and is used where it is: an input is read there at each
-        run. An input or output can be bound when it was planned so (`io="bound"`). Raises RunError when
-        name, size, alignment, type or layout do not fit.
+        The arena is called "arena"; where a plan has memory regions, each is called by its own name. `memory`
+        has the buffer protocol or DLPack, and is used where it is: an input is read there at each run. An input
+        or output can be bound when it was planned so (`io="bound"`). Raises RunError when name, size, alignment,
+        type or layout do not fit.
         """
         with self._lock:
-            if name == ARENA and ARENA not in (*self.inputs, *self.outputs):
-                self._memory.bring(ARENA, raw_bytes(array_of(memory, "the arena")), "the arena", self.plan.alignment)
+            if name in self._memory.arenas and name not in (*self.inputs, *self.outputs):
+                self._memory.bring(name, raw_bytes(array_of(memory, f"the {name}")), f"the {name}", self.plan.alignment)
                 self._load_weights()
             else:
                 self._bind_value(name, memory)
@@ -104,6 +123,34 @@ class Executable:
         """Bytes that loops and branches moved in the latest run."""
         return self._program.moved.nbytes if self._program else 0
 
+    @property
+    def nodes_of_backends(self) -> dict[str, int]:
+        """How many nodes each backend computes, sub-graphs included; under "" those that only move bytes."""
+        with self._lock:
+            names = [chosen.backend if chosen else "" for chosen in self._chosen().values()]
+        return dict(Counter(names))
+
+    @property
+    def memory(self) -> Workspace:
+        """All memory that running takes; what libraries take on their own only after `measured`."""
+        with self._lock:
+            scratch = [chosen.kernel.scratch for chosen in self._chosen().values() if chosen]
+            contents = [cell.content for cell in self._memory.cells.values()]
+            return workspace(self.plan, scratch, contents, self._allocated)
+
+    def measured(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
+        """Like a call, and measure what libraries allocate meanwhile: `memory` tells it afterwards.
+
+        What they keep is counted around the first run of all; what comes and goes around a later one.
+        """
+        given = {**(inputs or {}), **named}
+        with self._lock, giving_back():
+            self._run(given)
+            self._feed(given)
+            peak, reason = peak_of(self._execute, self._memory.written())
+            self._allocated = replace(self._allocated, peak_bytes=peak, reason=reason)
+            return self._results(copy=True)
+
     def bytes_of(self, value: Value) -> Raw:
         """The bytes of a planned value, as they are now."""
         return self._memory.bytes_of(value)
@@ -117,18 +164,19 @@ class Executable:
         inputs: Mapping[str, Any],
         watch: Watch,
         *,
-        arena: Raw | None = None,
+        arenas: Mapping[str, Raw] | None = None,
         serial: bool = False,
     ) -> dict[str, Any]:
         """Run once with the action of every point wrapped by `watch`; the outputs are copies.
 
-        The run may have another `arena`, and `serial` runs several streams in one thread.
+        The run may have other `arenas`, by name, and `serial` runs several streams in one thread.
         """
+        arenas = arenas or {}
         with self._lock:
-            before = self._memory.raw(ARENA)
+            before = {name: self._memory.raw(name) for name in arenas}
             try:
-                if arena is not None:
-                    self._memory.bring(ARENA, arena, "the arena", self.plan.alignment)
+                for name, arena in arenas.items():
+                    self._memory.bring(name, arena, f"the {name}", self.plan.alignment)
                 self._load_weights()
                 self._feed(inputs)
                 program = self._built(watch, None if serial else self._workers)
@@ -136,8 +184,8 @@ class Executable:
                     call()
                 return self._results(copy=True)
             finally:
-                if arena is not None:
-                    self._memory.bring(ARENA, before, "the arena", 1)
+                for name, arena in before.items():
+                    self._memory.bring(name, arena, f"the {name}", 1)
 
     def _built(self, watch: Watch, workers: Workers | None) -> Program:
         kernels, memory, order = self._chosen(), self._memory, self.plan.schedule
@@ -158,6 +206,22 @@ class Executable:
 
     def _run(self, given: Mapping[str, Any]) -> None:
         self._feed(given)
+        if self._allocated.held_bytes is not None or self._kept is None:
+            self._execute()
+            return
+        before, own = bytes_in_use(), self._own_bytes()
+        self._execute()
+        grown = growth(before)
+        if grown is not None:
+            held = max(0, self._kept + grown - (self._own_bytes() - own))
+            self._allocated = replace(self._allocated, held_bytes=held)
+
+    def _own_bytes(self) -> int:
+        """What it holds itself at the moment: storages, and values outside the plan."""
+        contents = [cell.content for cell in self._memory.cells.values()]
+        return self._memory.present_bytes + sum(map(content_bytes, contents))
+
+    def _execute(self) -> None:
         if self._program is None:
             self._program = self._built(unwatched, self._workers)
         self._program.moved.nbytes = 0
@@ -173,8 +237,22 @@ class Executable:
         if missing:
             raise RunError(f"the input {missing[0]!r} is missing; the inputs are {_listed(self.inputs)}")
         contents = {name: _content_for(self.inputs[name], content, f"input {name}") for name, content in given.items()}
-        for name, content in contents.items():
+        for name, content in self._apart(contents).items():
             self._put(self.inputs[name], content)
+
+    def _apart(self, contents: Mapping[str, Any]) -> dict[str, Any]:
+        """The contents, copied where storing one might change another: outputs of `views` may be inputs."""
+        bound = {name: self.inputs[name] for name in contents if self.inputs[name] in self._bound}
+        for name, value in bound.items():
+            if not self._memory.bytes_of(value).flags.writeable:
+                raise RunError(f"input {name}: is bound to read-only memory; bind other memory to change it")
+        homes = [*map(self._memory.raw, self._memory.arenas), *map(self._memory.bytes_of, bound.values())]
+        return {
+            name: content.copy()
+            if isinstance(content, np.ndarray) and any(np.may_share_memory(content, home) for home in homes)
+            else content
+            for name, content in contents.items()
+        }
 
     def _put(self, value: Value, content: Any) -> None:
         if isinstance(value.spec, TensorSpec):
@@ -194,6 +272,8 @@ class Executable:
     def _load_weights(self) -> None:
         """Weights with storages of their own are used where they are; those in the arena are copied there."""
         for value, given in self._weights.items():
+            if value in self._bound:
+                continue
             if not isinstance(value.spec, TensorSpec):
                 self._memory.cells[value.name].content = given
                 continue
@@ -223,7 +303,7 @@ class Executable:
         for values in (self.inputs, self.outputs, {value.name: value for value in self.graph.weights}):
             if name in values:
                 return values[name]
-        known = _listed([*self.inputs, *self.outputs, ARENA])
+        known = _listed([*self.inputs, *self.outputs, *self._memory.arenas])
         raise RunError(f"there is no input, output or weight {printable(name)!r}; there are {known} and the weights")
 
 

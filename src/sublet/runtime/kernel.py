@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -51,6 +51,17 @@ class Kernel(Protocol):
         An output may lie on an input's bytes where the op's facts allow it. Outputs are written in full.
         The bytes outlive the call; the kernel may keep pointers to them.
         """
+
+
+@runtime_checkable
+class Joinable(Protocol):
+    """A bound call that can run as one with those after it, at less cost than one by one."""
+
+    def __call__(self) -> Any:
+        """Run alone."""
+
+    def joined(self, following: Sequence[Call]) -> tuple[Call, int]:
+        """One call for this one and the first of `following`, in their order; and how many of them."""
 
 
 class Backend(Protocol):

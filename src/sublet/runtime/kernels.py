@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from sublet.errors import RunError
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
@@ -13,7 +13,16 @@ from sublet.runtime.memory import Memory
 from sublet.runtime.program import operands
 from sublet.tensor import DType, TensorSpec
 
-Kernels = Mapping[str, Kernel | None]
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The kernel of a node, and the name of the backend it comes from."""
+
+    kernel: Kernel
+    backend: str
+
+
+Kernels = Mapping[str, Chosen | None]
 """By name of the node; None for one that only moves bytes and runs from its facts."""
 
 SHOWN = 10
@@ -24,7 +33,7 @@ def choose_kernels(graph: Graph, backends: Sequence[Backend], constants: Mapping
 
     Raises RunError naming the nodes that no backend computes.
     """
-    chosen: dict[str, Kernel | None] = {}
+    chosen: dict[str, Chosen | None] = {}
     missing: list[Node] = []
     for node in graph.walk():
         if isinstance(node, While | CaseOf):
@@ -32,10 +41,10 @@ def choose_kernels(graph: Graph, backends: Sequence[Backend], constants: Mapping
         if byte_copies(node) is not None:
             chosen[node.name] = None
             continue
-        kernel = next(filter(None, (backend.kernel(node, constants) for backend in backends)), None)
-        if kernel is None:
+        found = ((backend.kernel(node, constants), backend.name) for backend in backends)
+        chosen[node.name] = next((Chosen(kernel, name) for kernel, name in found if kernel is not None), None)
+        if chosen[node.name] is None:
             missing.append(node)
-        chosen[node.name] = kernel
     if missing:
         nodes = ", ".join(f"{node.op} (node {node.name})" for node in missing[:SHOWN])
         more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
@@ -49,23 +58,27 @@ def with_scratch(graph: Graph, kernels: Kernels) -> Graph:
     Written by the node and never read, they live for that one step, and are planned like any tensor.
     """
     taken = {value.name for value in graph.values()}
-    return _with_scratch(graph, kernels, taken) if any(k and k.scratch for k in kernels.values()) else graph
+    return _with_scratch(graph, kernels, taken) if any(map(_scratch, kernels.values())) else graph
+
+
+def _scratch(chosen: Chosen | None) -> int:
+    return chosen.kernel.scratch if chosen else 0
 
 
 def _with_scratch(graph: Graph, kernels: Kernels, taken: set[str]) -> Graph:
     nodes: list[Node] = []
     for node in graph.nodes:
-        kernel = kernels.get(node.name)
+        scratch = _scratch(kernels.get(node.name))
         if isinstance(node, While):
             nodes.append(replace(node, body=_with_scratch(node.body, kernels, taken)))
         elif isinstance(node, CaseOf):
             nodes.append(replace(node, arms=tuple(_with_scratch(arm, kernels, taken) for arm in node.arms)))
-        elif kernel and kernel.scratch:
+        elif scratch:
             name = f"{node.name}.scratch"
             while name in taken:
                 name += "_"
             taken.add(name)
-            value = Value(name, TensorSpec(DType.U8, (kernel.scratch,)))
+            value = Value(name, TensorSpec(DType.U8, (scratch,)))
             nodes.append(replace(node, outputs=(*node.outputs, value)))
         else:
             nodes.append(node)
@@ -74,13 +87,12 @@ def _with_scratch(graph: Graph, kernels: Kernels, taken: set[str]) -> Graph:
 
 def bind_node(node: Node, kernels: Kernels, memory: Memory) -> Call:
     """The call that computes a node of a graph that `with_scratch` returned."""
-    kernel = kernels[node.name]
-    if kernel is None:
+    chosen = kernels[node.name]
+    if chosen is None:
         copies = byte_copies(node)
         assert copies is not None
         return bind_copies(copies, memory)
-    outputs = node.outputs
-    scratch = None
+    kernel, outputs, scratch = chosen.kernel, node.outputs, None
     if kernel.scratch:
         value = outputs[-1]
         assert value is not None

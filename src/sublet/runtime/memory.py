@@ -9,12 +9,15 @@ from numpy.typing import NDArray
 
 from sublet.errors import RunError
 from sublet.ir.graph import Graph, Value
-from sublet.plan import MemoryPlan, Placement, Storage
+from sublet.plan import ARENA, MemoryPlan, Placement, Storage
 from sublet.runtime.dtypes import array_over
 from sublet.runtime.kernel import Array, Cell, Operand
 from sublet.tensor import TensorSpec
 
 Raw = NDArray[np.uint8]
+
+READ_ONLY = ("weight", "input")
+"""Kinds of storages that a run never writes."""
 
 
 def aligned_bytes(nbytes: int, alignment: int) -> Raw:
@@ -33,7 +36,7 @@ def aligned_bytes(nbytes: int, alignment: int) -> Raw:
 def array_of(given: Any, what: str) -> NDArray[Any]:
     """An array over the memory of an object with the buffer protocol or DLPack, without a copy.
 
-    Raises RunError when it offers neither, or is not contiguous.
+    Raises RunError when it offers neither, is not contiguous, or holds objects.
     """
     try:
         if isinstance(given, np.ndarray):
@@ -44,6 +47,8 @@ def array_of(given: Any, what: str) -> NDArray[Any]:
             array = np.frombuffer(given, np.uint8)
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
         raise RunError(f"{what}: {type(given).__name__} does not give access to its bytes: {error}") from None
+    if array.dtype.hasobject:
+        raise RunError(f"{what}: holds Python objects; give an array of numbers")
     if not array.flags.c_contiguous:
         raise RunError(f"{what}: its elements do not lie one after another; give a contiguous array")
     return array
@@ -66,6 +71,8 @@ class Memory:
         self.placements: dict[str, Placement] = {placement.value: placement for placement in plan.placements}
         self.cells = {value.name: Cell(value.name) for value in graph.values() if not value.plannable}
         self._raw: dict[str, Raw] = {}
+        self.arenas = tuple(storage.name for storage in plan.storages if storage.kind == ARENA)
+        self._written = [storage.name for storage in plan.storages if storage.kind not in READ_ONLY]
 
     def raw(self, storage: str) -> Raw:
         """The bytes of a storage; allocated when they are first asked for."""
@@ -73,15 +80,31 @@ class Memory:
             self._raw[storage] = aligned_bytes(self.storages[storage].nbytes, self.plan.alignment)
         return self._raw[storage]
 
+    @property
+    def present_bytes(self) -> int:
+        """Bytes of the storages there are: allocated or brought."""
+        return sum(raw.nbytes for raw in self._raw.values())
+
+    def written(self) -> list[Raw]:
+        """The storages a run writes to."""
+        return [self.raw(name) for name in self._written]
+
     def bring(self, storage: str, raw: Raw, what: str, alignment: int) -> None:
-        """Let a storage be the caller's bytes. Raises RunError when they are too few or lie at a bad address."""
+        """Let a storage be the caller's bytes.
+
+        Raises RunError when they are too few, lie at a bad address, are read-only but written to, or are also
+        those of another storage although the network writes to one of the two.
+        """
         needed = self.storages[storage].nbytes
         if raw.size < needed:
             raise RunError(f"{what}: needs {needed:,} bytes, but has {raw.size:,}")
         if needed and raw.ctypes.data % alignment:
             raise RunError(f"{what}: its address must be a multiple of {alignment}; see sublet.aligned_bytes")
-        if self.storages[storage].kind not in ("weight", "input") and not raw.flags.writeable:
+        if storage in self._written and not raw.flags.writeable:
             raise RunError(f"{what}: is read-only, but the network writes to it")
+        for other in self._raw if storage in self._written else self._written:
+            if other != storage and other in self._raw and np.may_share_memory(self._raw[other], raw[:needed]):
+                raise RunError(f"{what}: shares memory with {other!r}, and the network writes to one of them")
         self._raw[storage] = raw[:needed]
 
     def bytes_of(self, value: Value) -> Raw:

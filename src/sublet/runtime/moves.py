@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sublet.errors import RunError
-from sublet.ir.graph import Value, While
+from sublet.ir.graph import CaseOf, Value, While
 from sublet.runtime.dtypes import NUMPY, packed
 from sublet.runtime.kernel import Array, Call, Cell, Operand
 from sublet.tensor import TensorSpec
@@ -112,6 +112,12 @@ def round_limit(node: While) -> int | None:
     return min(extents, default=None)
 
 
+def bytes_a_round(node: While) -> int:
+    """Bytes of the planned slices and rows that every whole round of the loop copies."""
+    rows = (row for row, whole in zip(node.rows, node.stacked, strict=True) if whole is not None)
+    return sum(value.nbytes for value in (*node.slices, *rows))
+
+
 Take = Callable[[int], None]
 Operands = Callable[[Value], Operand]
 
@@ -202,8 +208,23 @@ def _no_rows(row: Value, axis: int) -> Array:
     return np.empty(shape, NUMPY[row.spec.dtype])
 
 
-def check_rows(node: While) -> None:
-    """Raises RunError for rows or slices of types whose elements share a byte."""
-    for value in (*node.slices, *node.rows):
+def check_moves(node: While | CaseOf) -> None:
+    """Raises RunError where elements that share a byte would move as slices or rows, or to or from a cell."""
+    what = f"{'loop' if isinstance(node, While) else 'branch'} {node.name}"
+    for value in (*node.slices, *node.rows) if isinstance(node, While) else ():
         if isinstance(value.spec, TensorSpec) and packed(value.spec):
-            raise RunError(f"loop {node.name}: slices and rows of {value.spec.dtype} elements cannot be run yet")
+            raise RunError(f"{what}: slices and rows of {value.spec.dtype} elements cannot be run yet")
+    for a, b in _moves(node):
+        for spec, other in ((a.spec, b), (b.spec, a)):
+            if isinstance(spec, TensorSpec) and packed(spec) and not other.plannable:
+                raise RunError(f"{what}: {spec.dtype} elements of a shape that depends on data cannot be run yet")
+
+
+def _moves(node: While | CaseOf) -> list[tuple[Value, Value]]:
+    """What moves where: into the loop, from round to round and out; out of every arm."""
+    if isinstance(node, While):
+        ends = (*node.inits, *node.updates, *node.parameters), (*node.parameters, *node.parameters, *node.finals)
+    else:
+        sources = [arm.outputs for arm in node.arms] + ([node.fallbacks] if node.fallbacks else [])
+        ends = tuple(value for outputs in sources for value in outputs), node.outputs * len(sources)
+    return [(source, to) for source, to in zip(*ends, strict=True) if to is not None]

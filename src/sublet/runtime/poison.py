@@ -16,7 +16,7 @@ from sublet.analysis.flow import Point
 from sublet.analysis.liveness import LiveRanges, liveness, merge
 from sublet.errors import RunError
 from sublet.ir.graph import Value
-from sublet.plan import ARENA, MemoryPlan
+from sublet.plan import ARENA, MemoryPlan, Placement
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Call
 from sublet.runtime.memory import aligned_bytes
@@ -29,54 +29,73 @@ Range = tuple[int, int]
 
 
 def run_poisoned(executable: Executable, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Run once in a poisoned arena of exactly the planned size; the outputs by name.
+    """Run once in poisoned arenas of exactly the planned size; the outputs by name.
 
     Steps of several streams run one after another, in the order the schedule lists. Raises RunError naming the step
     that wrote where it must not.
     """
-    arena = _GuardedArena(executable.plan.arena_bytes, executable.plan.alignment)
-    poisoner = _Poisoner(executable, arena)
-    return executable.watched(inputs, poisoner.watch, arena=arena.inside, serial=True)
+    arenas = _GuardedArenas(executable.plan)
+    poisoner = _Poisoner(executable, arenas)
+    return executable.watched(inputs, poisoner.watch, arenas=arenas.by_name, serial=True)
 
 
-class _GuardedArena:
-    """An arena with guards around it, all poisoned."""
+class _GuardedArenas:
+    """The arenas of a plan in one block, with guards before, between and after them; all poisoned.
 
-    def __init__(self, nbytes: int, alignment: int) -> None:
-        before = -(-GUARD // alignment) * alignment
-        whole = aligned_bytes(before + nbytes + GUARD, alignment)
-        whole[:] = POISON
-        self.inside = whole[before : before + nbytes]
-        self._guards = (whole[:before], whole[before + nbytes :])
+    begins   where each arena lies in the block
+    """
 
-    def check(self, where: str) -> None:
-        for guard, side in zip(self._guards, ("before", "after"), strict=True):
-            if (guard != POISON).any():
-                raise RunError(f"{where}: wrote {side} the arena")
+    def __init__(self, plan: MemoryPlan) -> None:
+        arenas = [storage for storage in plan.storages if storage.kind == ARENA]
+        step = plan.alignment
+        guard = -(-GUARD // step) * step
+        self.begins: dict[str, int] = {}
+        end = 0
+        for arena in arenas:
+            self.begins[arena.name] = end + guard
+            end = self.begins[arena.name] + -(-arena.nbytes // step) * step
+        self.block = aligned_bytes(end + guard, step)
+        self.block[:] = POISON
+        self.by_name = {
+            arena.name: self.block[begin : begin + arena.nbytes]
+            for arena, begin in zip(arenas, self.begins.values(), strict=True)
+        }
+
+    def where(self, byte: int) -> str:
+        """A byte of the block as one of the nearest arena."""
+
+        def distance(name: str) -> int:
+            begin = self.begins[name]
+            return max(begin - byte, byte - begin - self.by_name[name].size + 1, 0)
+
+        name = min(self.begins, key=distance)
+        return f"byte {byte - self.begins[name]} of the {name}, which has {self.by_name[name].size:,} bytes"
 
 
 class _Poisoner:
     """Knows for every point which bytes of the arena are in use."""
 
-    def __init__(self, executable: Executable, arena: _GuardedArena) -> None:
-        self._arena = arena
+    def __init__(self, executable: Executable, arenas: _GuardedArenas) -> None:
+        self._arenas = arenas
         self._points = executable.flow.points
-        self._used = _UsedBytes(executable.plan, self._points, liveness(executable.flow), executable.graph.weights)
+        ranges, weights = liveness(executable.flow), executable.graph.weights
+        self._used = _UsedBytes(executable.plan.placements, arenas.begins, self._points, ranges, weights)
         self._dead_after = cache(self._free_between)
         self._previous = 0
 
     def watch(self, index: int, action: Call) -> Call:
-        point, arena = self._points[index], self._arena
-        free = _complement(merge((*self._used.before(index), *self._used.written(index))), arena.inside.size)
+        point, block = self._points[index], self._arenas.block
+        free = _complement(merge((*self._used.before(index), *self._used.written(index))), block.size)
 
         def act() -> Any:
             for begin, end in self._dead_after(self._previous, index):
-                arena.inside[begin:end] = POISON
+                block[begin:end] = POISON
             result = action()
             for begin, end in free:
-                if (arena.inside[begin:end] != POISON).any():
-                    raise RunError(f"{point}: wrote outside its outputs, within bytes {begin} to {end} of the arena")
-            arena.check(str(point))
+                wrong = block[begin:end] != POISON
+                if wrong.any():
+                    where = self._arenas.where(begin + int(wrong.argmax()))
+                    raise RunError(f"{point}: wrote outside its outputs, at {where}")
             self._previous = index
             return result
 
@@ -91,13 +110,20 @@ class _Poisoner:
 
 
 class _UsedBytes:
-    """The bytes of the arena that hold a value: when a point begins, and what it writes."""
+    """The bytes of the arenas that hold a value: when a point begins, and what it writes."""
 
-    def __init__(self, plan: MemoryPlan, points: Sequence[Point], ranges: LiveRanges, always: Sequence[Value]) -> None:
+    def __init__(
+        self,
+        placements: Sequence[Placement],
+        begins: Mapping[str, int],
+        points: Sequence[Point],
+        ranges: LiveRanges,
+        always: Sequence[Value],
+    ) -> None:
         self._regions = {
-            placement.value: (placement.region.offset, placement.region.end)
-            for placement in plan.placements
-            if placement.region.storage == ARENA and placement.region.nbytes
+            placement.value: (begins[region.storage] + region.offset, begins[region.storage] + region.end)
+            for placement in placements
+            if (region := placement.region).storage in begins and region.nbytes
         }
         self._points = points
         fixed = [self._regions[value.name] for value in always if value.name in self._regions]

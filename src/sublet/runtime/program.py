@@ -14,11 +14,12 @@ from sublet.analysis.flow import Flow, Point
 from sublet.analysis.schedule import Schedule
 from sublet.errors import KernelError, RunError, SubletError
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.runtime.kernel import Call, Cell, Operand
+from sublet.runtime.kernel import Call, Cell, Joinable, Operand
 from sublet.runtime.memory import Memory
 from sublet.runtime.moves import (
     Moved,
-    check_rows,
+    bytes_a_round,
+    check_moves,
     close_rows,
     fetcher,
     nothing,
@@ -100,7 +101,7 @@ class _Builder:
             tasks.append(Task(step, self.step(node, schedule.bodies.get(node.name, ()))))
         if schedule.streams > 1 and self._workers:
             return streamed_calls(tasks, self._workers)
-        return [task.call for task in tasks if task.call is not nothing]
+        return joined([task.call for task in tasks if task.call is not nothing])
 
     def step(self, node: Node, bodies: Sequence[Schedule]) -> Call:
         if isinstance(node, While):
@@ -117,6 +118,7 @@ class _Builder:
         return self._memory.operand(value)
 
     def branch(self, node: CaseOf, bodies: Sequence[Schedule]) -> Call:
+        check_moves(node)
         look = self.point("branch", node, reader(self._at(node.index)))
         arms: list[tuple[Call, ...]] = []
         for arm, schedule in zip(node.arms, bodies, strict=True):
@@ -140,7 +142,7 @@ class _Builder:
         return take_arm
 
     def loop(self, node: While, schedule: Schedule) -> Call:
-        check_rows(node)
+        check_moves(node)
         body, at = node.body, self._at
         collecting = open_rows(node, at)
         enter = self.move("enter", node, node.inits, node.parameters)
@@ -155,6 +157,7 @@ class _Builder:
         end_round = self.point_of_round("next", node, _both(store, carry))
         leave = self.move("exit", node, node.parameters, node.finals)
         limit = round_limit(node)
+        nbytes, moved = bytes_a_round(node), self.moved
 
         def run_loop() -> None:
             for cell in collecting:
@@ -177,6 +180,7 @@ class _Builder:
                 if end_round:
                     end_round(k)
                 k += 1
+            moved.add(k * nbytes)
             leave()
             if collecting:
                 close_rows(node, at)
@@ -246,21 +250,54 @@ def reader(operand: Operand) -> Callable[[], Any]:
     return operand.item
 
 
-def guarded(node: Node, call: Call) -> Call:
-    """The call, with what it raises told as a KernelError that names the node."""
-    if call is nothing:
-        return call
+class Guarded:
+    """A call of one or more nodes; what it raises is told as a KernelError that names them."""
 
-    def run() -> None:
+    __slots__ = ("call", "nodes")
+
+    def __init__(self, nodes: Sequence[Node], call: Call) -> None:
+        self.nodes = nodes
+        self.call = call
+
+    def __call__(self) -> None:
         try:
-            call()
+            self.call()
         except SubletError:
             raise
         except Exception as error:  # a kernel may raise anything
-            where = f" ({node.source})" if node.source else ""
-            raise KernelError(f"node {node.name}, {node.op}{where}: {type(error).__name__}: {error}") from error
+            raise KernelError(f"{_shown(self.nodes)}: {type(error).__name__}: {error}") from error
 
-    return run
+
+def _shown(nodes: Sequence[Node]) -> str:
+    node = nodes[0]
+    if len(nodes) > 1:
+        return f"nodes {node.name} to {nodes[-1].name}, {len(nodes)} in one call"
+    return f"node {node.name}, {node.op}{f' ({node.source})' if node.source else ''}"
+
+
+def guarded(node: Node, call: Call) -> Call:
+    """The call, with what it raises told as a KernelError that names the node."""
+    return call if call is nothing else Guarded((node,), call)
+
+
+def joined(calls: Sequence[Call]) -> list[Call]:
+    """The calls in their order, those that can run as one made one."""
+    found: list[Call] = []
+    begin = 0
+    while begin < len(calls):
+        call, count = calls[begin], 1
+        if isinstance(call, Guarded) and isinstance(call.call, Joinable):
+            following: list[Guarded] = []
+            for other in calls[begin + 1 :]:
+                if not isinstance(other, Guarded):
+                    break
+                following.append(other)
+            whole, more = call.call.joined([other.call for other in following])
+            count += more
+            call = Guarded((*call.nodes, *(node for other in following[:more] for node in other.nodes)), whole)
+        found.append(call)
+        begin += count
+    return found
 
 
 def operands(values: Sequence[Value | None], memory: Memory) -> list[Operand | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,22 @@ from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
 from sublet.runtime.onnx_nodes import domain_and_type, input_names, single_node
 from sublet.tensor import TensorSpec
 
+LATER: dict[str, tuple[int, str, int]] = {
+    "onnx.BatchNormalization": (7, "onnx.BatchNormalization", 14),
+    "onnx.Clip": (1, "onnx.Clip", 6),
+    "onnx.DequantizeLinear": (10, "onnx.DequantizeLinear", 19),
+    "onnx.Gemm": (1, "onnx.Gemm", 6),
+    "onnx.Scatter": (9, "onnx.ScatterElements", 11),
+}
+"""What the reference implementation lacks, or takes for training: an operator with one output from a version on, and
+the operator and version that computes the same."""
+
+FLATTENING = frozenset({"onnx.Softmax", "onnx.LogSoftmax", "onnx.Hardmax"})
+"""Before version 13 they see a matrix: the axes from `axis` on are one. The reference implementation forgot that."""
+
+PASSING = frozenset({"onnx.Identity", "onnx.Optional", "onnx.OptionalGetElement"})
+"""What they give is what they get. The reference implementation makes an optional a list, even an empty one."""
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -30,26 +46,79 @@ class Reference:
         """The reference kernel of an ONNX operator; None for other dialects and unknown operators."""
         if not node.op.startswith(PREFIX):
             return None
+        if node.op in PASSING and not all(value.plannable for value in node.defs):
+            return _Passing(node)
         evaluator = self._evaluator(node)
         return None if evaluator is None else _ReferenceKernel(node, evaluator)
 
     def _evaluator(self, node: Node) -> Any | None:
         onnx = require("onnx", extra="onnx")
         reference = require("onnx.reference", extra="onnx")
-        empty = onnx.helper.make_empty_tensor_value_info
+        nodes, opsets = _operators(node, self.opsets)
+        operands = zip(input_names(node), node.inputs, strict=True)
         graph = onnx.helper.make_graph(
-            [single_node(node, self.opsets)],
+            nodes,
             "node",
-            [empty(name) for name in input_names(node) if name],
-            [empty(f"o{i}") for i, value in enumerate(node.outputs) if value is not None],
+            [_declared(onnx.helper, name, value) for name, value in operands if value],
+            [onnx.helper.make_empty_tensor_value_info(f"o{i}") for i, value in enumerate(node.outputs) if value],
         )
-        domain, _ = domain_and_type(node.op)
-        opsets = {**self.opsets, domain: self.opsets.get(domain, 1)}
         imports = [onnx.helper.make_opsetid(name, version) for name, version in opsets.items()]
         try:
             return reference.ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=imports))
-        except (NotImplementedError, onnx.reference.op_run.OnnxImplementationError, KeyError, RuntimeError):
+        except (NotImplementedError, KeyError, RuntimeError):
             return None
+
+
+def _operators(node: Node, opsets: Mapping[str, int]) -> tuple[list[Any], dict[str, int]]:
+    """The operators that compute the node, with the operator sets they are of."""
+    domain, _ = domain_and_type(node.op)
+    version = opsets.get(domain, 1)
+    first, op, later = LATER.get(node.op, (version + 1, "", 0))
+    if first <= version < later and len(node.outputs) == 1:
+        return [single_node(replace(node, op=op), opsets)], {**opsets, domain: later}
+    if node.op in FLATTENING and version < 13:
+        return _flattened(node), {**opsets, domain: 13}
+    return [single_node(node, opsets)], {**opsets, domain: version}
+
+
+def _flattened(node: Node) -> list[Any]:
+    make_node = require("onnx.helper", extra="onnx").make_node
+    inner = single_node(replace(node, attrs={"axis": 1}), {"": 13})
+    inner.input[:], inner.output[:] = ["matrix"], ["result"]
+    return [
+        make_node("Flatten", ["i0"], ["matrix"], axis=node.attrs.get("axis", 1)),
+        inner,
+        make_node("Shape", ["i0"], ["shape"]),
+        make_node("Reshape", ["result", "shape"], ["o0"]),
+    ]
+
+
+def _declared(helper: Any, name: str, value: Value) -> Any:
+    """The type of an input: operators that are functions of simpler ones unfold by it."""
+    if not isinstance(value.spec, TensorSpec):
+        return helper.make_empty_tensor_value_info(name)
+    kind = helper.np_dtype_to_tensor_dtype(NUMPY[value.spec.dtype])
+    return helper.make_tensor_value_info(name, kind, value.spec.shape)
+
+
+@dataclass(frozen=True)
+class _Passing:
+    """The kernel of an operator that hands on what is outside the plan; None when it is given nothing."""
+
+    node: Node
+    scratch: int = 0
+
+    def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
+        values = [(value, operand) for value, operand in zip(self.node.inputs, inputs, strict=True) if value]
+        (cell,) = outputs
+        assert isinstance(cell, Cell)
+
+        def run() -> None:
+            cell.content = _read(*values[0], True) if values else None
+            if cell.content is None and self.node.op == "onnx.OptionalGetElement":
+                raise ValueError("the optional has no value")
+
+        return run
 
 
 @dataclass(frozen=True)

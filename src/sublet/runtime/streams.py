@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from threading import Event, Lock, Thread
 
@@ -16,6 +17,7 @@ from sublet.runtime.kernel import Call
 from sublet.runtime.moves import nothing
 
 Job = Callable[[], None]
+RUNNING, NOBODY = "running", "nobody"
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def streamed_calls(tasks: Sequence[Task], workers: Workers) -> list[Call]:
 
 
 class _Parallel:
-    """Several streams that start and end together."""
+    """Several streams that start and end together, whatever interrupts them."""
 
     def __init__(self, lanes: list[list[_Entry]], signals: list[_Signal], workers: Workers) -> None:
         self._lanes = lanes
@@ -98,26 +100,26 @@ class _Parallel:
         self._failure: BaseException | None = None
 
     def run(self) -> None:
+        """Run every lane, the first in this thread. Raises the first failure, once all lanes have ended."""
         self._failure = None
         for event in (*self._signals, *self._ended):
             event.clear()
-        for number in range(1, len(self._lanes)):
-            self._workers.start(lambda number=number: self._serve(number))  # type: ignore[misc]
-        self._serve(0)
-        for event in self._ended:
-            self._wait(event)
-        if self._failure is not None:
-            raise self._failure
+        owners: dict[int, str] = {}  # of a lane: the thread that runs it, or nobody once it must not begin
+        complete = False
+        try:
+            for number in range(1, len(self._lanes)):
+                self._workers.start(partial(self._serve, number, owners))
+            self._serve(0, owners)
+            complete = self._failure is None
+        finally:  # an interrupt may come anywhere above
+            self._join(owners, complete)
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
-    def _wait(self, event: Event) -> None:
-        """Wait for a stream to end, through any number of interrupts: its kernels still write to the arena."""
-        while not event.is_set():
-            try:
-                event.wait()
-            except KeyboardInterrupt as interrupt:
-                self._fail(interrupt)
-
-    def _serve(self, number: int) -> None:
+    def _serve(self, number: int, owners: dict[int, str]) -> None:
+        if owners.setdefault(number, RUNNING) is not RUNNING:
+            return
         try:
             for entry in self._lanes[number]:
                 for signal in entry.waits:
@@ -131,6 +133,19 @@ class _Parallel:
             self._fail(error)
         finally:
             self._ended[number].set()
+
+    def _join(self, owners: dict[int, str], complete: bool) -> None:
+        """Wait for the other lanes, through any number of interrupts: their kernels still write to the arena."""
+        number = 1
+        while number < len(self._lanes):
+            try:
+                if not complete:
+                    self._fail(KeyboardInterrupt())
+                if self._failure is None or owners.setdefault(number, NOBODY) is RUNNING:
+                    self._ended[number].wait()
+                number += 1
+            except KeyboardInterrupt:
+                complete = False
 
     def _fail(self, error: BaseException) -> None:
         """Keep the first failure, and wake whoever waits for a step that will not run."""

@@ -37,9 +37,15 @@ LIKE_FIRST_INPUT = frozenset(
     {
         *("Gelu", "BiasGelu", "FastGelu", "QuickGelu", "BiasDropout", "BiasSoftmax", "SimplifiedLayerNormalization"),
         *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "LayerNormalization", "RotaryEmbedding"),
-        *("GroupNorm", "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "Inverse"),
+        *("GroupNorm", "SkipGroupNorm", "BiasAdd", "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "Inverse"),
     }
 )
+SUM_OUTPUT = {"SkipLayerNormalization": 3, "SkipSimplifiedLayerNormalization": 3, "SkipGroupNorm": 1}
+"""Operators with an optional output of the shape of the first input, and its position."""
+
+BEFORE_THEIR_OPSET = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
+"""Operators that ONNX Runtime writes into models whose version of the default operator set has none of that name."""
+
 NCHWC_BLOCK = 16
 """The blocked layout rounds channels up to 8 or 16, whichever the processor has; a multiple of 16 is exact."""
 
@@ -49,18 +55,23 @@ Rule = Callable[["onnx.NodeProto"], list[Type]]
 def contrib_types(node: onnx.NodeProto, inputs: Sequence[Known | None], rule: Rule) -> list[Type]:
     """The types of the outputs, None where nothing is known; `rule` asks the standard operators."""
     unknown: list[Type] = [None] * len(node.output)
-    if not node.domain.startswith("com.microsoft") and node.op_type != "SimplifiedLayerNormalization":
+    if not node.domain.startswith("com.microsoft") and node.op_type not in BEFORE_THEIR_OPSET:
         return unknown
     if not inputs or inputs[0] is None or not isinstance(inputs[0].type, TensorType):
         return unknown
     first = inputs[0].type
     if node.op_type in LIKE_FIRST_INPUT:
-        return [first, *unknown[1:]]
+        alike = (0, SUM_OUTPUT.get(node.op_type))
+        return [first if i in alike else None for i in range(len(unknown))]
+    if node.op_type in ("FusedMatMul", "FusedMatMulActivation"):
+        return [_product(node, [known.type if known else None for known in inputs])]
     if node.op_type == "ReorderOutput":
         return [_reorder_output(node, first)]
     if node.op_type == "ReorderInput":
         exact = first.dims is not None and len(first.dims) > 1 and (first.dims[1] or 1) % NCHWC_BLOCK == 0
         return [first if exact and not _int(node, "channels_last") else None]
+    if node.op_type == "Upsample":
+        return [_upsampled(node, first)]
     if node.op_type in FUSED_FROM:
         return rule(_standard(node))
     return unknown
@@ -72,6 +83,29 @@ def _standard(node: onnx.NodeProto) -> onnx.NodeProto:
     plain: onnx.NodeProto = make_node(op_type, list(node.input)[:inputs], list(node.output)[:1])
     plain.attribute.extend(attribute for attribute in node.attribute if attribute.name in STANDARD_ATTRIBUTES)
     return plain
+
+
+def _product(node: onnx.NodeProto, types: Sequence[Type]) -> Type:
+    """MatMul whose operands may be transposed in their last two dimensions; the batch dimensions broadcast."""
+    a, b = types[:2]
+    if not isinstance(a, TensorType) or not isinstance(b, TensorType) or a.dims is None or b.dims is None:
+        return None
+    if min(len(a.dims), len(b.dims)) < 2 or _int(node, "transBatchA") or _int(node, "transBatchB"):
+        return None
+    rows = a.dims[-1] if _int(node, "transA") else a.dims[-2]
+    columns = b.dims[-2] if _int(node, "transB") else b.dims[-1]
+    longer, shorter = sorted((a.dims[:-2], b.dims[:-2]), key=len, reverse=True)
+    padded = (*(1,) * (len(longer) - len(shorter)), *shorter)
+    batch = tuple(y if x == 1 else x for x, y in zip(longer, padded, strict=True))
+    return TensorType(a.elem, (*batch, rows, columns))
+
+
+def _upsampled(node: onnx.NodeProto, first: TensorType) -> Type:
+    """The blocked layout's nearest or linear Upsample, by whole factors."""
+    scales = next((tuple(attribute.ints) for attribute in node.attribute if attribute.name == "scales"), ())
+    if first.dims is None or len(scales) != len(first.dims):
+        return None
+    return TensorType(first.elem, tuple(d and d * scale for d, scale in zip(first.dims, scales, strict=True)))
 
 
 def _reorder_output(node: onnx.NodeProto, first: TensorType) -> Type:

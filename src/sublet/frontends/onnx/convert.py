@@ -58,7 +58,8 @@ def _add_initializers(program: Program, graph: onnx.GraphProto, scope: Scope) ->
         scope[tensor.name] = program.constant(program.values.fresh(tensor.name), weight)
     for coded in graph.sparse_initializer:
         _claim(program, coded.values.name, scope)
-        scope[coded.values.name] = program.constant(program.values.fresh(coded.values.name), sparse(coded))
+        weight = sparse(coded, program.folder, program.where)
+        scope[coded.values.name] = program.constant(program.values.fresh(coded.values.name), weight)
 
 
 def _claim(program: Program, name: str, scope: Scope) -> None:

@@ -1,7 +1,8 @@
 """Binding the open dimensions of a model's inputs to numbers.
 
 A dimension goes by the name the file gives it ("batch"), which binds it wherever the name occurs, or
-by input and axis ("x:2"), which binds this one only and goes first.
+by input and axis ("x:2"), which binds this one only and goes first. A caller who has the inputs at hand
+gives their shapes instead.
 """
 
 from __future__ import annotations
@@ -20,11 +21,28 @@ UNNAMED = ("", "?")
 """dim_param texts that some exporters write for a dimension without a name."""
 
 
-def bind_inputs(inputs: Sequence[onnx.ValueInfoProto], dims: Mapping[str, int], where: str) -> dict[str, Type]:
-    """The types of `inputs` with the dimensions bound by `dims`.
+Shape = Sequence[int]
+Shapes = Mapping[str, Shape]
+"""Shapes of inputs by name: they close what the file leaves open, be it the rank, and change nothing it fixes."""
+
+
+def named_extents(inputs: Sequence[onnx.ValueInfoProto], shapes: Shapes) -> dict[str, int]:
+    """What `shapes` say of the named dimensions; a name that stands for different extents is left out."""
+    found: dict[str, set[int]] = {}
+    for value in inputs:
+        for dim, extent in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
+            if dim.dim_param not in UNNAMED:
+                found.setdefault(dim.dim_param, set()).add(extent)
+    return {name: extent for name, extents in found.items() for extent in extents if len(extents) == 1 and extent}
+
+
+def bind_inputs(
+    inputs: Sequence[onnx.ValueInfoProto], dims: Mapping[str, int], shapes: Shapes, where: str
+) -> dict[str, Type]:
+    """The types of `inputs` with their open dimensions bound by `shapes` and `dims`.
 
     Raises ModelError for dimensions that stay open (all of them, with what to add), for a name in
-    `dims` that is none of the model's, and for an extent that makes no sense.
+    `dims` that is none of the model's, for a shape of another rank, and for an extent that makes no sense.
     """
     for name, extent in dims.items():
         if isinstance(extent, bool) or not isinstance(extent, int) or not 1 <= extent <= MAX_BYTES:
@@ -33,7 +51,7 @@ def bind_inputs(inputs: Sequence[onnx.ValueInfoProto], dims: Mapping[str, int], 
     missing: dict[str, str] = {}
     types: dict[str, Type] = {}
     for value in inputs:
-        types[value.name] = _bind(value, dims, known, missing, where)
+        types[value.name] = _bind(value, dims, shapes.get(value.name), known, missing, where)
     unknown = [name for name in dims if name not in known]
     if unknown:
         names = ", ".join(known) or "none; all are fixed"
@@ -45,12 +63,21 @@ def bind_inputs(inputs: Sequence[onnx.ValueInfoProto], dims: Mapping[str, int], 
 
 
 def _bind(
-    value: onnx.ValueInfoProto, dims: Mapping[str, int], known: dict[str, None], missing: dict[str, str], where: str
+    value: onnx.ValueInfoProto,
+    dims: Mapping[str, int],
+    shape: Shape | None,
+    known: dict[str, None],
+    missing: dict[str, str],
+    where: str,
 ) -> Type:
     """The type of one input; notes in `known` its open dimensions and in `missing` those without extent."""
     type = read_type(value.type)
-    if not isinstance(type, TensorType) or type.dims is None:
+    if not isinstance(type, TensorType):
         return type
+    if type.dims is None:
+        return TensorType(type.elem, None if shape is None else tuple(shape))
+    if shape is not None and len(shape) != len(type.dims):
+        raise ModelError(f"{where}: input {value.name} has {len(type.dims)} dimensions, not the {len(shape)} given")
     extents: list[int | None] = []
     for axis, dim in enumerate(value.type.tensor_type.shape.dim):
         if dim.dim_value > 0 or (dim.HasField("dim_value") and dim.dim_value == 0):
@@ -59,7 +86,7 @@ def _bind(
         place = f"input {value.name} axis {axis}"
         name = _name(dim, f"{where}: {place}") or f"{value.name}:{axis}"
         known.update({name: None, f"{value.name}:{axis}": None})
-        extent = dims.get(f"{value.name}:{axis}", dims.get(name))
+        extent = dims.get(f"{value.name}:{axis}", dims.get(name)) if shape is None else shape[axis]
         if extent is None and name not in missing:
             missing[name] = place
         extents.append(extent)

@@ -17,9 +17,9 @@ import numpy as np
 from sublet.errors import ModelError
 from sublet.extras import require
 from sublet.frontends.onnx.program import Known, Program
-from sublet.frontends.onnx.types import DTYPES, TensorType, Type, spec_of
-from sublet.frontends.onnx.weights import SMALL_BYTES, Array, Weight, of_array, of_tensor
-from sublet.tensor import DType, TensorSpec, Unplannable
+from sublet.frontends.onnx.types import DTYPES, STRING, TensorType, Type, spec_of
+from sublet.frontends.onnx.weights import SMALL_BYTES, Array, Weight, of_array, of_tensor, sparse
+from sublet.tensor import DType, TensorSpec
 
 if TYPE_CHECKING:
     import onnx
@@ -94,7 +94,7 @@ def fold(
     if node.domain not in ("", "ai.onnx"):
         return None
     if node.op_type == "Constant":
-        return {node.output[0]: _constant(program, node, types[0])}
+        return {node.output[0]: _constant(program, node)}
     if node.op_type in ("Shape", "Size"):
         return _shape(node, inputs)
     weights = [None if known is None else known.weight for known in inputs]
@@ -110,7 +110,7 @@ def fold(
     return None
 
 
-def _constant(program: Program, node: onnx.NodeProto, type: Type) -> Weight:
+def _constant(program: Program, node: onnx.NodeProto) -> Weight:
     where = f"{program.where}: Constant {node.output[0]!r}"
     if len(node.attribute) != 1:
         raise ModelError(f"{where}: has {len(node.attribute)} attributes instead of one value")
@@ -123,14 +123,19 @@ def _constant(program: Program, node: onnx.NodeProto, type: Type) -> Weight:
         content = content if single else list(attribute.ints or attribute.floats)
         array = np.array(content, dtype="i8" if "int" in attribute.name else "f4")
         return of_array(array, TensorSpec(CONSTANT_KINDS[attribute.name], array.shape))
-    return _outside(Unplannable(str(type or "?"), f"a constant given as {attribute.name}"), where)
+    if attribute.name == "sparse_value":
+        return sparse(attribute.sparse_tensor, program.folder, where)
+    if attribute.name in ("value_string", "value_strings"):
+        return _strings(attribute)
+    raise ModelError(f"{where}: has the attribute {attribute.name!r} instead of a value")
 
 
-def _outside(spec: Unplannable, where: str) -> Weight:
-    def load() -> Array:
-        raise ModelError(f"{where}: {spec.reason} has no array")
-
-    return Weight(spec, load)
+def _strings(attribute: onnx.AttributeProto) -> Weight:
+    single = attribute.name == "value_string"
+    texts = [text.decode("utf-8", "replace") for text in ([attribute.s] if single else attribute.strings)]
+    array = np.array(texts, dtype=object).reshape(() if single else (len(texts),))
+    type = TensorType(STRING, array.shape)
+    return Weight(spec_of(type, ""), lambda: array, type)
 
 
 def _shape(node: onnx.NodeProto, inputs: Sequence[Known | None]) -> dict[str, Weight] | None:

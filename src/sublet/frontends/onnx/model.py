@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sublet.errors import ModelError
 from sublet.frontends.onnx.convert import convert_graph
-from sublet.frontends.onnx.dims import bind_inputs
+from sublet.frontends.onnx.dims import Shapes, bind_inputs, named_extents
 from sublet.frontends.onnx.file import all_nodes, check_texts, inlined, opsets_of, read_model
 from sublet.frontends.onnx.frame import Frame, results_of
 from sublet.frontends.onnx.program import ATTEMPTS_PER_NODE, Program, Scope
@@ -70,31 +70,58 @@ def from_proto(
     model: onnx.ModelProto,
     dims: Mapping[str, int] | None = None,
     *,
+    shapes: Shapes | None = None,
     where: str = "model",
     folder: Path | None = None,
 ) -> Imported:
-    """Like `load`, of a model in memory; external data is looked for below `folder`."""
-    dims = dict(dims or {})
+    """Like `load`, of a model in memory; external data is looked for below `folder`.
+
+    `shapes` are those of inputs that the caller has at hand. An input that is named there is an input even
+    when the file has a default for it.
+    """
+    shapes = shapes or {}
     check_texts(model, where)
     opsets = opsets_of(model, where)
-    model = inlined(model, where)
+    model = inlined(_without_defaults(model, shapes), where)
     graph = model.graph
+    dims = {**named_extents(graph.input, shapes), **(dims or {})}
     count = sum(1 for _ in all_nodes(iter(graph.node)))
     if count > MAX_NODES:
         raise ModelError(f"{where}: {count} nodes, more than {MAX_NODES}")
     program = Program(where, folder, opsets, dims, budget=ATTEMPTS_PER_NODE * (count + 100))
     scope: Scope = ChainMap()
-    inputs = _add_inputs(program, graph, scope)
+    inputs = _add_inputs(program, graph, shapes, scope)
     frame = convert_graph(program, graph, scope)
     return _imported(frame, graph, inputs, count)
 
 
-def _add_inputs(program: Program, graph: onnx.GraphProto, scope: Scope) -> tuple[str, ...]:
+def _without_defaults(model: onnx.ModelProto, shapes: Shapes) -> onnx.ModelProto:
+    """The model without the initialisers of the inputs in `shapes`."""
+    given = {value.name for value in model.graph.input if value.name in shapes}
+    if not given.intersection(_defaults(model.graph)):
+        return model
+    changed = type(model)()
+    changed.CopyFrom(model)
+    for i in reversed(range(len(changed.graph.initializer))):
+        if changed.graph.initializer[i].name in given:
+            del changed.graph.initializer[i]
+    for i in reversed(range(len(changed.graph.sparse_initializer))):
+        if changed.graph.sparse_initializer[i].values.name in given:
+            del changed.graph.sparse_initializer[i]
+    return changed
+
+
+def _defaults(graph: onnx.GraphProto) -> set[str]:
+    """The names of the initialisers."""
+    names = {tensor.name for tensor in graph.initializer}
+    return names | {tensor.values.name for tensor in graph.sparse_initializer}
+
+
+def _add_inputs(program: Program, graph: onnx.GraphProto, shapes: Shapes, scope: Scope) -> tuple[str, ...]:
     """Put the inputs that are no initialisers (defaults count as constants) in scope; their names."""
-    defaults = {tensor.name for tensor in graph.initializer}
-    defaults.update(tensor.values.name for tensor in graph.sparse_initializer)
+    defaults = _defaults(graph)
     free = [value for value in graph.input if value.name not in defaults]
-    for name, type in bind_inputs(free, program.dims, program.where).items():
+    for name, type in bind_inputs(free, program.dims, shapes, program.where).items():
         if not name:
             raise ModelError(f"{program.where}: an input has no name")
         scope[name] = program.fresh(name, type, "the file does not declare its shape")

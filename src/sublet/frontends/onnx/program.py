@@ -122,6 +122,6 @@ class Program:
 
     def constant(self, name: str, weight: Weight) -> Known:
         """A weight under a name that is the program's already."""
-        type = type_of(weight.spec) if isinstance(weight.spec, TensorSpec) else None
+        type = type_of(weight.spec) if isinstance(weight.spec, TensorSpec) else weight.type
         self.weights[name] = Known(Value(name, weight.spec, literal_of(weight)), type, weight)
         return self.weights[name]

@@ -46,6 +46,9 @@ DTYPES: dict[int, DType] = {
 }
 ELEMENTS = {dtype: number for number, dtype in DTYPES.items()}
 STRING = 8
+KINDS = {"seq": "a sequence", "optional": "an optional", "map": "a map", "sparse": "a sparse tensor"}
+"""How the texts of types that are no tensors begin -> what they are."""
+
 Dims = tuple[int | None, ...] | None
 
 
@@ -96,8 +99,10 @@ def spec_of(type: Type, reason: str) -> Spec:
 
     Raises ModelError for a shape no tensor can have.
     """
-    if not isinstance(type, TensorType):
-        return Unplannable(str(type) if type else "?", reason)
+    if isinstance(type, OtherType):
+        return Unplannable(str(type), f"{KINDS.get(type.text.partition('(')[0], 'it')} has no fixed size")
+    if type is None:
+        return Unplannable("?", reason)
     if type.elem == STRING:
         return Unplannable(str(type), "strings have no fixed size")
     dtype = DTYPES.get(type.elem)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from sublet.errors import ModelError
 from sublet.extras import require
-from sublet.frontends.onnx.types import TensorType, spec_of
-from sublet.tensor import DType, Spec, TensorSpec, Unplannable
+from sublet.frontends.onnx.types import TensorType, Type, spec_of
+from sublet.tensor import DType, Spec, TensorSpec
 
 if TYPE_CHECKING:
     import onnx
@@ -27,11 +28,13 @@ SMALL_BYTES = 1 << 20
 class Weight:
     """A constant. `array()` gives its elements, reading the file or computing them on first use.
 
-    Sub-byte types have one element a byte in the array, in the types of ml_dtypes.
+    Sub-byte types have one element a byte in the array, in the types of ml_dtypes. `type` is what is known of a
+    constant that cannot be planned, such as strings.
     """
 
     spec: Spec
     load: Callable[[], Array] = field(repr=False, compare=False)
+    type: Type = None
 
     def array(self) -> Array:
         """The elements. Raises ModelError when the file does not hold them."""
@@ -53,16 +56,21 @@ def of_tensor(tensor: onnx.TensorProto, folder: Path | None, where: str) -> Weig
 
     Raises ModelError when its shape is impossible or its data is missing.
     """
-    try:
-        spec = spec_of(TensorType(tensor.data_type, tuple(tensor.dims)), "its element type is not supported")
-    except ModelError as error:
-        raise ModelError(f"{where}: tensor {tensor.name!r}: {error}") from None
+    type, spec = _declared(tensor.data_type, tensor.dims, f"{where}: tensor {tensor.name!r}")
     if tensor.data_location == tensor.EXTERNAL:
         if not isinstance(spec, TensorSpec):
             raise ModelError(f"{where}: tensor {tensor.name!r}: external data of type {tensor.data_type}")
         return Weight(spec, external_reader(tensor, spec, folder, where))
     _check_inline_size(tensor, spec, where)
-    return Weight(spec, lambda: _inline_array(tensor, where))
+    return Weight(spec, lambda: _inline_array(tensor, where), type)
+
+
+def _declared(elem: int, dims: Sequence[int], where: str) -> tuple[TensorType, Spec]:
+    type = TensorType(elem, tuple(dims))
+    try:
+        return type, spec_of(type, "its element type is not supported")
+    except ModelError as error:
+        raise ModelError(f"{where}: {error}") from None
 
 
 def _check_inline_size(tensor: onnx.TensorProto, spec: Spec, where: str) -> None:
@@ -151,12 +159,26 @@ def literal_of(weight: Weight) -> tuple[int | float | bool, ...] | None:
     return tuple(weight.array().ravel().tolist())
 
 
-def sparse(coded: onnx.SparseTensorProto) -> Weight:
-    """A sparse initialiser: a constant without a plain array."""
-    name, elem = coded.values.name, coded.values.data_type
-    spec = Unplannable(f"sparse({TensorType(elem, tuple(coded.dims))})", "sparse tensors have no fixed size")
+def sparse(coded: onnx.SparseTensorProto, folder: Path | None, where: str) -> Weight:
+    """The constant that a sparse initialiser or attribute stands for: a dense tensor, mostly zeros.
+
+    Raises ModelError when its shape is impossible or its data is missing.
+    """
+    name = f"{where}: sparse tensor {coded.values.name!r}"
+    values, indices = of_tensor(coded.values, folder, where), of_tensor(coded.indices, folder, where)
+    shape = tuple(coded.dims)
+    type, spec = _declared(coded.values.data_type, shape, name)
 
     def load() -> Array:
-        raise ModelError(f"sparse initializer {name!r} has no dense array")
+        places, elements = indices.array(), values.array()
+        dense = np.zeros(shape, elements.dtype)
+        try:
+            flat = places if places.ndim == 1 else np.ravel_multi_index(tuple(places.T), shape)
+            if flat.min(initial=0) < 0 or flat.shape != elements.shape:
+                raise IndexError(f"{list(places.shape)} indices for {elements.size} elements")
+            dense.reshape(-1)[flat] = elements
+        except (IndexError, ValueError) as error:
+            raise ModelError(f"{name}: its indices do not fit: {error}") from None
+        return dense
 
-    return Weight(spec, load)
+    return Weight(spec, load, type)

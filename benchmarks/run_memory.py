@@ -1,0 +1,88 @@
+"""Memory of one model in a fresh process, by the kernel's own count of resident pages.
+
+    python -m benchmarks.run_memory sublet|onnxruntime MODEL FEEDS.npz THREADS [NAME=EXTENT ...]
+
+Prints JSON, all in bytes: "loaded", what the model takes before it runs beyond the weights in its file
+(sessions, rearranged weights), and "run", how far the first three runs rise above that (arenas, workspaces).
+Pages of weights are touched before, and free heap is given back, so that both start alike.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from sublet import compiling
+from sublet.runtime import program
+from sublet.runtime.ort_backend import OnnxRuntime
+
+RUNS = 3
+
+
+def status(field: str) -> int:
+    """A field of /proc/self/status, in bytes."""
+    found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found
+    return int(found[1]) << 10
+
+
+def settle() -> int:
+    """Give free heap back; the resident bytes."""
+    ctypes.CDLL(None).malloc_trim(0)
+    return status("VmRSS")
+
+
+def load_sublet(path: str, dims: dict[str, int], threads: int) -> tuple[Callable[[dict], object], int]:
+    """Everything but the first run; and the bytes of the weights."""
+    executable = compiling.compile(path, dims=dims)
+    contents = [executable._memory.array(value) for value in executable.graph.weights if value.plannable]
+    for raw in contents:
+        raw.reshape(-1).view(np.uint8)[::4096].max(initial=0)
+    executable._program = executable._built(program.unwatched, executable._workers)
+    return executable.views, sum(raw.nbytes for raw in contents)
+
+
+def load_onnxruntime(path: str, dims: dict[str, int], threads: int) -> tuple[Callable[[dict], object], int]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(path, options)
+    return lambda feeds: session.run(None, feeds), 0
+
+
+def main() -> None:
+    side, path, feeds_path, threads, *bindings = sys.argv[1:]
+    feeds = dict(np.load(feeds_path))
+    dims = {name: int(extent) for name, _, extent in (binding.rpartition("=") for binding in bindings)}
+    compiling.BACKENDS["onnxruntime"] = lambda model: OnnxRuntime(model.opsets, int(threads))
+    onnxruntime.InferenceSession(identity(), providers=["CPUExecutionProvider"])
+    before = settle()
+    load = load_sublet if side == "sublet" else load_onnxruntime
+    run, weights = load(path, dims, int(threads))
+    loaded = settle()
+    Path("/proc/self/clear_refs").write_text("5")
+    for _ in range(RUNS):
+        run(feeds)
+    print(json.dumps({"loaded": loaded - before, "weights": weights, "run": status("VmHWM") - loaded}))
+
+
+def identity() -> bytes:
+    """A model of nothing, so that ONNX Runtime itself is in memory before anything is counted."""
+    info = onnx.helper.make_tensor_value_info
+    node = onnx.helper.make_node("Identity", ["x"], ["y"])
+    graph = onnx.helper.make_graph([node], "g", [info("x", 1, (1,))], [info("y", 1, (1,))])
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    content: bytes = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+    return content
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""A cache on disk: folders by key, written whole or not at all, the oldest removed when they grow too many.
+
+It holds only what can be made again. Where it cannot be written it is as if it were empty.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+LIMIT_BYTES = 8 << 30
+"""All entries of one cache together; the variable SUBLET_CACHE_BYTES overrides it, 0 turns the cache off."""
+
+
+def cache_root() -> Path:
+    """The folder of all caches: SUBLET_CACHE, or `sublet` below the user's cache folder."""
+    chosen = os.environ.get("SUBLET_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sublet"
+
+
+def limit_bytes() -> int:
+    """How large a cache may grow."""
+    text = os.environ.get("SUBLET_CACHE_BYTES", "")
+    return int(text) if text.isascii() and text.isdigit() else LIMIT_BYTES
+
+
+def entry(name: str, key: str) -> Path | None:
+    """The folder of `key` in the cache called `name`, marked as used now; None when there is none."""
+    folder = cache_root() / name / key
+    try:
+        os.utime(folder)
+    except OSError:
+        return None
+    return folder
+
+
+def add_entry(name: str, key: str, fill: Callable[[Path], None]) -> Path | None:
+    """The folder of `key`, filled by `fill` unless another process was faster; None where it cannot be kept.
+
+    Readers see it once it is complete. What `fill` raises, but for OSError, is passed on.
+    """
+    root = cache_root() / name
+    limit = limit_bytes()
+    if not limit:
+        return None
+    try:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=root, prefix=".partial-", ignore_cleanup_errors=True) as scratch:
+            fresh = Path(scratch) / key
+            fresh.mkdir()
+            fill(fresh)
+            if _size(fresh) > limit:
+                return None
+            try:
+                fresh.rename(root / key)
+            except OSError:  # it is there already
+                return entry(name, key)
+        _evict(root, limit, keep=key)
+    except OSError:
+        return None
+    return root / key
+
+
+def remove_entry(name: str, key: str) -> None:
+    """Forget an entry that turned out to be broken."""
+    shutil.rmtree(cache_root() / name / key, ignore_errors=True)
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def _evict(root: Path, limit: int, keep: str) -> None:
+    """Remove the entries that were used longest ago until the rest fits; other processes may do the same."""
+    ages: list[tuple[float, str, int]] = []
+    for folder in root.iterdir():
+        if not folder.name.startswith("."):
+            try:
+                ages.append((folder.stat().st_mtime, folder.name, _size(folder)))
+            except OSError:  # gone meanwhile
+                continue
+    total = sum(size for _, _, size in ages)
+    for _, key, size in sorted(ages):
+        if total > limit and key != keep:
+            shutil.rmtree(root / key, ignore_errors=True)
+            total -= size

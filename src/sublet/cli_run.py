@@ -1,0 +1,176 @@
+"""The command `sublet run`: plan a model, run it in exactly its arena, and tell what that took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any
+
+import typer
+
+from sublet.compile import Options
+from sublet.compiling import AUTO, BACKENDS, compile
+from sublet.console import (
+    Dim,
+    Json,
+    Model,
+    answered,
+    answers,
+    bound_dims,
+    packing_progress,
+    print_json,
+    refuse_overwriting,
+)
+from sublet.errors import PlanError, RunError
+from sublet.feeding import files_of, missing_inputs, random_arrays, read_inputs, write_arrays
+from sublet.frontends.model import Model as Source
+from sublet.frontends.model import read_model
+from sublet.ir.graph import Value
+from sublet.plan import MemoryPlan
+from sublet.plan_file import load
+from sublet.run_report import RunReport, as_json, for_people
+from sublet.runtime.comparing import compare, equal_bits
+from sublet.runtime.executable import Executable
+from sublet.runtime.poison import run_poisoned
+from sublet.runtime.profile import Cost, Profile
+
+PACKAGES = {"reference": ("onnx", "numpy"), "onnxruntime": ("onnxruntime",)}
+"""What computes, by backend."""
+
+UNPLANNED = Options(strategy="no_reuse", share=False)
+
+BackendName = Annotated[str, typer.Option("--backend", metavar="B", help=f"{AUTO}, or one of {', '.join(BACKENDS)}.")]
+Feed = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="NAME=FILE", help="An input from .npy or .npz; FILE.npz alone gives several."),
+]
+Planned = Annotated[
+    Path | None, typer.Option("--plan", metavar="PLAN", help="Use a plan written by `sublet plan --out`.")
+]
+
+
+@answered
+def run(
+    model: Model,
+    plan: Planned = None,
+    dim: Dim = None,
+    input_: Feed = None,
+    random: Annotated[
+        int | None, typer.Option("--random", min=0, metavar="SEED", help="Fill what is not given from chance.")
+    ] = None,
+    compare_: Annotated[
+        bool, typer.Option("--compare", help="Exit 1 unless equal to a run without reuse, also in poison.")
+    ] = False,
+    poison: Annotated[bool, typer.Option("--poison", help="Run with all bytes poisoned that nobody needs.")] = False,
+    no_reuse: Annotated[bool, typer.Option("--no-reuse", help="Every tensor has bytes of its own.")] = False,
+    backend: BackendName = AUTO,
+    streams: Annotated[int | None, typer.Option(min=1, help="How many streams may run at the same time.")] = None,
+    repeat: Annotated[int, typer.Option(min=1, max=1_000_000, metavar="N", help="Time so many runs.")] = 1,
+    profile: Annotated[
+        Path | None, typer.Option("--profile", metavar="TRACE", help="Write a trace for Perfetto, as JSON.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the outputs as .npz.")] = None,
+    as_json_: Json = False,
+) -> None:
+    """Plan a model, run it in exactly its arena, and tell what that took."""
+    feeds = input_ or []
+    refuse_overwriting([model, *([plan] if plan else []), *files_of(feeds)], out, profile)
+    made = _plan_of(plan, dim, no_reuse, streams)
+    source = read_model(model, bound_dims(dim) if made is None else dict(made.dims))
+    inputs, weights = _contents(source, model, feeds, random)
+
+    def compiled(options: Options, plan: MemoryPlan | None = None) -> Executable:
+        with packing_progress() as progress:
+            return compile(source, backend=backend, options=options, plan=plan, weights=weights, progress=progress)
+
+    executable = compiled(UNPLANNED if no_reuse else Options(streams=streams or 1), made)
+    outputs = executable.measured(inputs)
+    report = RunReport(
+        executable,
+        seconds=_timed(executable, inputs, repeat),
+        versions=_versions(executable),
+        verdicts=_verdicts(executable, compiled(UNPLANNED) if compare_ else None, inputs, poison),
+        slowest=() if profile is None else _profiled(executable, inputs, profile),
+    )
+    if out is not None:
+        write_arrays(outputs, out)
+    if as_json_:
+        print_json(as_json(report))
+    else:
+        answers().print(for_people(report))
+    if not report.equal:
+        raise typer.Exit(1)
+
+
+def _plan_of(path: Path | None, dim: list[str] | None, no_reuse: bool, streams: int | None) -> MemoryPlan | None:
+    if path is None:
+        return None
+    for option, given in (("--dim", dim), ("--no-reuse", no_reuse), ("--streams", streams)):
+        if given:
+            raise PlanError(f"{option} cannot go with --plan: {path} has decided that. Drop one of them")
+    return load(path)
+
+
+def _contents(source: Source, model: Path, feeds: list[str], seed: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The inputs, and the weights that the model has no content for."""
+    graph = source.graph
+    inputs = dict(zip(source.inputs or [value.name for value in graph.inputs], graph.inputs, strict=True))
+    bare = [value for value in graph.weights if value.name not in source.weights and value.literal is None]
+    weights = {value.name: value for value in bare}
+    wanted: dict[str, Value] = {**inputs, **weights}
+    given = read_inputs(feeds, wanted)
+    open_ = {name: value for name, value in wanted.items() if name not in given}
+    if open_ and seed is None:
+        raise RunError(f"{model}: {missing_inputs(open_, len(wanted))}")
+    contents = given | random_arrays(open_, seed or 0)
+    return {name: contents[name] for name in inputs}, {name: contents[name] for name in weights}
+
+
+def _timed(executable: Executable, inputs: Mapping[str, Any], repeat: int) -> list[float]:
+    seconds = []
+    for _ in range(repeat):
+        started = perf_counter()
+        executable(inputs)
+        seconds.append(perf_counter() - started)
+    return seconds
+
+
+def _verdicts(
+    executable: Executable, unplanned: Executable | None, inputs: Mapping[str, Any], poison: bool
+) -> dict[str, tuple[str, ...]]:
+    """How the runs that were asked for differ from the plain run, which has succeeded before."""
+    verdicts: dict[str, tuple[str, ...]] = {}
+    try:
+        if unplanned is not None:
+            verdicts["compare"] = compare(unplanned, executable, inputs).differences
+        if poison:
+            plain, poisoned = executable(inputs), run_poisoned(executable, inputs)
+            wrong = [name for name in plain if not equal_bits(plain[name], poisoned[name])]
+            verdicts["poison"] = tuple(f"output {name}: the poisoned run differs" for name in wrong)
+    except RunError as error:
+        verdicts["poison"] = (str(error),)
+    return verdicts
+
+
+def _profiled(executable: Executable, inputs: Mapping[str, Any], path: Path) -> tuple[Cost, ...]:
+    """One more run, watched; what it told is written even when it is interrupted."""
+    profile = Profile(executable)
+    try:
+        executable.watched(inputs, profile.watch)
+    finally:
+        profile.save(path)
+    return profile.slowest()
+
+
+def _versions(executable: Executable) -> dict[str, str]:
+    names = ["sublet", *(name for backend in executable.nodes_of_backends for name in PACKAGES.get(backend, ()))]
+    return {name: _version(name) for name in names}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,112 @@
+"""What all commands share: their options, their errors and exit statuses, and how they speak.
+
+Answers go to standard output, everything else to standard error; with `--json` standard output holds one
+JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from sublet.bytesize import human
+from sublet.compile import Progress
+from sublet.errors import CapacityError, ModelError, PlanError, SubletError
+from sublet.printable import printable
+
+P = ParamSpec("P")
+NEWLINE = "\n"
+errors = Console(stderr=True, highlight=False)
+
+Model = Annotated[
+    Path, typer.Argument(help="A model: .onnx, or the text form of a graph (.sublet).", show_default=False)
+]
+Dim = Annotated[
+    list[str] | None, typer.Option("--dim", metavar="NAME=V", help="Bind a symbolic dimension; repeat for more.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
+
+
+def answered(command: Callable[P, None]) -> Callable[P, None]:
+    """A mistake of the user's is one message on standard error and exit status 2, never a traceback."""
+
+    @wraps(command)
+    def guarded(*arguments: P.args, **options: P.kwargs) -> None:
+        try:
+            command(*arguments, **options)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Whoever read the output has seen enough. Point it elsewhere, or the interpreter complains at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(141) from None
+        except (SubletError, OSError) as error:
+            errors.print(f"[red]error:[/red] {escape(printable(str(error), keep=NEWLINE))}")
+            if isinstance(error, CapacityError):
+                raise typer.Exit(1) from None
+        except KeyboardInterrupt:
+            errors.print("interrupted")
+            raise typer.Exit(130) from None
+        except MemoryError as error:
+            errors.print(f"[red]error:[/red] not enough memory: {escape(str(error))}")
+        except RecursionError:
+            errors.print("[red]error:[/red] the model nests graphs too deeply; about 100 levels are supported")
+        else:
+            return
+        raise typer.Exit(2)
+
+    return guarded
+
+
+def refuse_overwriting(sources: Path | list[Path], *targets: Path | None) -> None:
+    """No output may replace an input, or another output. Raises PlanError naming both."""
+    taken = {source.resolve(): "the input" for source in ([sources] if isinstance(sources, Path) else sources)}
+    for target in targets:
+        if target is None or (target.exists() and not target.is_file()):
+            continue
+        if target.resolve() in taken:
+            raise PlanError(f"{target} would overwrite {taken[target.resolve()]}: choose another name")
+        taken[target.resolve()] = f"another output, {target}"
+
+
+def bound_dims(pairs: list[str] | None) -> dict[str, int]:
+    """`["batch=1"]` as a dict. Raises ModelError for anything else."""
+    bound: dict[str, int] = {}
+    for pair in pairs or ():
+        name, equals, text = pair.rpartition("=")
+        if not equals or not name or not re.fullmatch(r"[+-]?[0-9]{1,20}", text.strip()):
+            raise ModelError(f"--dim {pair[:80]}: write NAME=INTEGER, for instance --dim batch=1")
+        if name in bound:
+            raise ModelError(f"--dim {name} is given twice")
+        bound[name] = int(text)
+    return bound
+
+
+def answers() -> Console:
+    """Where answers go."""
+    return Console(highlight=False)
+
+
+@contextmanager
+def packing_progress() -> Iterator[Progress | None]:
+    """Tell each strategy tried on a terminal; say nothing elsewhere."""
+    if not errors.is_terminal:
+        yield None
+        return
+    with errors.status("packing") as status:
+        yield lambda strategy, nbytes: status.update(f"packing: {strategy} needs {human(nbytes)}")
+
+
+def print_json(content: dict[str, Any]) -> None:
+    """One JSON object on standard output."""
+    sys.stdout.write(json.dumps(content, indent=1) + "\n")

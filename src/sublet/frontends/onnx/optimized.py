@@ -1,0 +1,279 @@
+"""ONNX models as ONNX Runtime's own optimiser rewrites them: fused operators, blocked layouts.
+
+The rewritten model is kept in a cache on disk, by a hash of everything it depends on: the model with its
+external data, the dimensions, the version of ONNX Runtime and the block of its blocked layout, which differs
+between processors. An entry is an ONNX model and one file of weights, which is mapped, not read.
+"""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sublet.cache import add_entry, entry, remove_entry
+from sublet.errors import ModelError
+from sublet.extras import require
+from sublet.frontends.onnx.dims import bind_inputs
+from sublet.frontends.onnx.file import all_nodes, opsets_of, read_model
+from sublet.frontends.onnx.model import Imported, from_proto, load
+from sublet.frontends.onnx.types import TensorType, spec_of, write_type
+from sublet.frontends.onnx.weights import Weight, external_file, of_array
+from sublet.runtime.dtypes import NUMPY, packed
+from sublet.tensor import TensorSpec
+
+if TYPE_CHECKING:
+    import onnx
+
+FORMAT = "1"
+CACHE = "optimized"
+MODEL, WEIGHTS = "model.onnx", "weights.bin"
+INITIALIZERS_NO_INPUTS = 4
+"""From this version of the file format on, an initialiser that is no input is a constant."""
+
+OUTLINED_BYTES = 1024
+"""Initialisers from this size on are written to the file of weights."""
+
+
+class _Refused(Exception):
+    """ONNX Runtime does not take the model; the cause tells why."""
+
+
+def load_optimized(path: Path, dims: Mapping[str, int] | None = None) -> Imported:
+    """Like `load`, after ONNX Runtime's optimiser; the model as it is where that does not take it."""
+    return optimized(read_model(path), dims, where=path.name, folder=path.parent)
+
+
+def optimized(
+    model: onnx.ModelProto,
+    dims: Mapping[str, int] | None = None,
+    *,
+    where: str = "model",
+    folder: Path | None = None,
+) -> Imported:
+    """Like `from_proto`, after ONNX Runtime's optimiser; the model as it is where that does not take it.
+
+    Raises ModelError when the model is malformed, unsafe, or leaves a dimension open.
+    """
+    dims = dict(dims or {})
+    opsets_of(model, where)
+    key = _key(model, dims, where, folder)
+    kept = entry(CACHE, key)
+    if kept is not None:
+        try:
+            return _restored(kept, dims)
+        except (ModelError, OSError, ValueError):
+            remove_entry(CACHE, key)
+    plain = from_proto(model, dims, where=where, folder=folder)
+
+    def fill(fresh: Path) -> None:
+        try:
+            _rewrite(_closed(model, dims, where), folder, fresh)
+        except _Refused:  # a branch that is never taken at these shapes may be wrong at them
+            _rewrite(_closed(model, None, where), folder, fresh)
+
+    try:
+        kept = add_entry(CACHE, key, fill)
+        if kept is not None:
+            return _restored(kept, dims)
+        with tempfile.TemporaryDirectory(prefix="sublet-", ignore_cleanup_errors=True) as scratch:
+            fill(Path(scratch))
+            return _restored(Path(scratch), dims)
+    except (_Refused, OSError):
+        return plain
+
+
+def _restored(folder: Path, dims: Mapping[str, int]) -> Imported:
+    """The rewritten model in a folder, its weights mapped from their file."""
+    proto = read_model(folder / MODEL)
+    closed = all(
+        dim.HasField("dim_value") for value in proto.graph.input for dim in value.type.tensor_type.shape.dim
+    )  # unless it was rewritten with open dimensions
+    imported = load(folder / MODEL, {} if closed else dims)
+    inner = {tensor.name for node in all_nodes(iter(proto.graph.node)) for tensor in _inner_tensors(node)}
+    mapped = {tensor.name: tensor for tensor in proto.graph.initializer if tensor.data_location == tensor.EXTERNAL}
+    raw = np.memmap(folder / WEIGHTS, np.uint8, "r") if mapped else np.empty(0, np.uint8)
+    weights: dict[str, Weight] = dict(imported.weights)
+    for name, weight in imported.weights.items():
+        spec = weight.spec
+        if name in mapped and name not in inner and isinstance(spec, TensorSpec) and not packed(spec):
+            offset = int(_external(mapped[name])["offset"])
+            content = raw[offset : offset + spec.nbytes].view(NUMPY[spec.dtype]).reshape(spec.shape)
+            weights[name] = of_array(content, spec)
+    return replace(imported, weights=weights, dims=dict(dims))
+
+
+def _inner_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            yield from graph.initializer
+
+
+def _external(tensor: onnx.TensorProto) -> dict[str, str]:
+    return {item.key: item.value for item in tensor.external_data}
+
+
+def _key(model: onnx.ModelProto, dims: Mapping[str, int], where: str, folder: Path | None) -> str:
+    """A hash of everything the rewritten model depends on."""
+    version = require("onnxruntime", extra="onnxruntime").__version__
+    digest = sha256(f"{FORMAT} {version} {platform.machine()} {_block()} {sorted(dims.items())}\n".encode())
+    digest.update(model.SerializeToString(deterministic=True))
+    tensors = [*model.graph.initializer]
+    for node in all_nodes(iter(model.graph.node)):
+        tensors += [*_inner_tensors(node), *(attribute.t for attribute in node.attribute)]
+    places = {_external(tensor).get("location", "") for tensor in tensors if tensor.data_location == tensor.EXTERNAL}
+    for place in sorted(places):
+        with external_file(folder or Path(), place, where).open("rb") as file:
+            while chunk := file.read(1 << 24):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=1)
+def _block() -> int:
+    """The number of channels that the blocked layout keeps together on this processor; 0 when it has none."""
+    helper = require("onnx.helper", extra="onnx")
+    node = helper.make_node("ReorderInput", ["x"], ["y"], domain="com.microsoft.nchwc")
+    source = helper.make_tensor_value_info("x", 1, (1, 4, 1, 1))
+    graph = helper.make_graph([node], "block", [source], [helper.make_empty_tensor_value_info("y")])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft.nchwc", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    try:
+        session = _session(model.SerializeToString(), _options())
+        return int(session.run(None, {"x": np.zeros((1, 4, 1, 1), np.float32)})[0].shape[1])
+    except Exception:
+        return 0
+
+
+def _options() -> Any:
+    options = require("onnxruntime", extra="onnxruntime").SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    return options
+
+
+def _session(model: bytes | str, options: Any) -> Any:
+    ort = require("onnxruntime", extra="onnxruntime")
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _closed(model: onnx.ModelProto, dims: Mapping[str, int] | None, where: str) -> onnx.ModelProto:
+    """A copy whose initialisers are constants, and whose inputs have their shapes bound unless `dims` is None.
+
+    What the file claims of the shapes that follow is left out.
+    """
+    made = type(model)()
+    made.CopyFrom(model)
+    made.ir_version = max(made.ir_version, INITIALIZERS_NO_INPUTS)
+    graph = made.graph
+    defaults = {tensor.name for tensor in graph.initializer}
+    free = [value for value in graph.input if value.name not in defaults]
+    types = bind_inputs(free, dims, {}, where) if dims is not None else {}
+    for value in free:
+        type_ = types.get(value.name)
+        if isinstance(type_, TensorType):
+            value.type.CopyFrom(write_type(type_))
+    kept = [type(value).FromString(value.SerializeToString()) for value in free]
+    del graph.input[:], graph.value_info[:]
+    graph.input.extend(kept)
+    for value in graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    return made
+
+
+def _rewrite(model: onnx.ModelProto, source: Path | None, folder: Path) -> None:
+    """Write the rewritten model and its weights into `folder`. Raises _Refused when ONNX Runtime does not take it."""
+    ort = require("onnxruntime", extra="onnxruntime")
+    options = _options()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.optimized_model_filepath = str(folder / MODEL)
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
+    options.add_session_config_entry(
+        "session.optimized_model_external_initializers_min_size_in_bytes", str(OUTLINED_BYTES)
+    )
+    if source is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(source.resolve()))
+    try:
+        _session(model.SerializeToString(), options)
+    except Exception as error:  # the binding raises whatever its C++ side throws
+        raise _Refused from error
+    _finish(folder)
+
+
+def _in_order(graph: onnx.GraphProto) -> None:
+    """Order and name the nodes by the graph alone: the optimiser's order and names differ from run to run.
+
+    A node comes after those it reads from, and these in the order in which it reads them: that is ONNX
+    Runtime's own rule too. It is named after its first output.
+    """
+    producers = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
+    order: dict[int, None] = {}
+    stack = [producers[value.name] for value in reversed(graph.output) if value.name in producers]
+    stack = [*range(len(graph.node) - 1, -1, -1), *stack]
+    while stack:
+        i = stack[-1]
+        before = [producers[name] for name in _reads(graph.node[i]) if name in producers]
+        waiting = [k for k in before if k not in order]
+        if i in order or not waiting:
+            order.setdefault(stack.pop())
+        else:
+            stack += reversed(waiting)
+    nodes = [type(graph.node[i]).FromString(graph.node[i].SerializeToString()) for i in order]
+    for node in nodes:
+        node.name = next(iter(node.output), node.name)
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                _in_order(inner)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _reads(node: onnx.NodeProto) -> Iterator[str]:
+    """What a node reads, its sub-graphs included."""
+    yield from node.input
+    for attribute in node.attribute:
+        for inner in (attribute.g, *attribute.graphs):
+            for other in inner.node:
+                yield from _reads(other)
+            yield from (value.name for value in inner.output)
+
+
+def _finish(folder: Path) -> None:
+    """Put the rewritten model in order, and note the shapes as ONNX Runtime infers them: some it alone knows."""
+    ort = require("onnxruntime", extra="onnxruntime")
+    model = read_model(folder / MODEL)
+    _in_order(model.graph)
+    names = {value.name for value in model.graph.output}
+    produced = [name for node in model.graph.node for name in node.output if name]
+    asked = type(model)()
+    asked.CopyFrom(model)
+    asked.graph.output.extend(
+        require("onnx.helper", extra="onnx").make_empty_tensor_value_info(name)
+        for name in produced
+        if name not in names
+    )
+    options = _options()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
+    session = _session(asked.SerializeToString(), options)
+    elements = {f"tensor({text})": number for number, text in _TYPE_TEXTS.items()}
+    for output in session.get_outputs():
+        elem, dims = elements.get(output.type), output.shape
+        if output.name in produced and elem and all(isinstance(extent, int) for extent in dims):
+            type_ = TensorType(elem, tuple(dims))
+            if isinstance(spec_of(type_, ""), TensorSpec):
+                model.graph.value_info.add(name=output.name, type=write_type(type_))
+    (folder / MODEL).write_bytes(model.SerializeToString())
+
+
+_TYPE_TEXTS = {1: "float", 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "double"}
+"""ONNX Runtime's words for element types."""

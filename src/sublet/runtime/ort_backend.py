@@ -1,0 +1,133 @@
+"""The ONNX Runtime backend: its kernels, run at the addresses of the plan.
+
+Results are bit for bit those of ONNX Runtime's own session over the same graph: the same kernels run on the
+same operands. Calls that follow one another are joined into one session, so that Python is left between them
+only for loops, branches and what other backends compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sublet.ir.graph import Node, Value
+from sublet.ops.onnx import PREFIX
+from sublet.runtime.copying import Copies
+from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
+from sublet.runtime.onnx_nodes import domain_and_type, input_names
+from sublet.runtime.ort_form import Form, Key, form_of, output_names
+from sublet.runtime.ort_joint import Joint, apart
+from sublet.runtime.ort_placed import LateKernel, Placed, contributed, placed, through_arrays
+from sublet.runtime.ort_session import Listing, Session, kernels_of
+
+if TYPE_CHECKING:
+    pass
+
+OUT_OF_TURN = ("Shape", "Size")
+"""Operators that ONNX Runtime runs before others that are ready."""
+
+
+@dataclass
+class OnnxRuntime:
+    """`opsets` tells the version of each operator set; `threads` how many share the work, 0 for all cores."""
+
+    opsets: Mapping[str, int]
+    threads: int = 0
+    name: str = "onnxruntime"
+    _kinds: dict[Key, bool | None] = field(default_factory=dict, repr=False)
+    _sessions: dict[tuple[str, ...], tuple[Key, Session]] = field(default_factory=dict, repr=False)
+
+    @property
+    def prepared_bytes(self) -> int:
+        """Bytes of the weights that kernels hold a rearranged copy of."""
+        return sum(session.prepared_bytes for _, session in self._sessions.values())
+
+    def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
+        """The kernel of an ONNX operator; None where ONNX Runtime has none for these types."""
+        if not node.op.startswith(PREFIX):
+            return None
+        form = form_of(node, constants)
+        if form is None:
+            return LateKernel(node, self.opsets, self.threads) if contributed(node) else None
+        joinable = self._joinable(form)
+        return None if joinable is None else _OrtKernel(form, self, joinable)
+
+    def _joinable(self, form: Form) -> bool | None:
+        """Whether its kernel can stand in a listing of several; None when there is no kernel."""
+        if form.kind not in self._kinds:
+            try:
+                ran = kernels_of(form.listing(self.opsets, constants=False))
+                if ran is None and form.constants:
+                    ran = kernels_of(form.listing(self.opsets))
+            except Exception:  # an attribute that is not what the operator declares
+                ran = None
+            _, op_type = domain_and_type(form.node.op)
+            plain = not any(isinstance(attr, bytes) for attr in form.node.attrs.values())
+            planned = all(value.plannable for value in (*form.node.uses, *form.node.defs))
+            alone = ran == (op_type,) and op_type not in OUT_OF_TURN
+            self._kinds[form.kind] = None if ran is None else alone and plain and planned
+        return self._kinds[form.kind]
+
+    def session(self, names: tuple[str, ...], key: Key, listing: Listing, threads: int) -> Session:
+        """The session over the nodes called `names`; the one there is unless `key` differs from what it was."""
+        held = self._sessions.get(names)
+        if held is None or held[0] != key:
+            self._sessions.pop(names, None)
+            held = self._sessions[names] = (key, Session(listing, threads))
+        return held[1]
+
+
+@dataclass(frozen=True)
+class _OrtKernel:
+    form: Form
+    backend: OnnxRuntime
+    joinable: bool
+    scratch: int = 0
+
+    def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
+        node = self.form.node
+        read = placed(input_names(node), node.inputs, inputs, self.form.constants)
+        written = placed(output_names(node), node.outputs, outputs, {})
+        return _JoinableCall(self, read, written) if self.joinable else self.alone(read, written)
+
+    def alone(self, read: Placed, written: Placed) -> Call:
+        """A call in a session of its own. A kernel that could be joined has a thread of its own then: its stream."""
+        form, backend = self.form, self.backend
+        threads = 1 if self.joinable else backend.threads
+        session = backend.session((form.node.name,), form.key, form.listing(backend.opsets), threads)
+        if any(isinstance(entry.operand, Cell) for entry in (*read, *written)):
+            return through_arrays(session, read, written)
+        return session.bound([entry.address for entry in read], [entry.address for entry in written])
+
+
+@dataclass(eq=False)
+class _JoinableCall:
+    """A call that waits to be joined with others. Called by itself it opens its own session first."""
+
+    kernel: _OrtKernel
+    read: Placed
+    written: Placed
+    _single: Call | None = None
+
+    def __call__(self) -> None:
+        if self._single is None:
+            self._single = self.kernel.alone(self.read, self.written)
+        self._single()
+
+    def joined(self, following: Sequence[Call]) -> tuple[Call, int]:
+        """One call for this one and as many of the following as can be; and how many those are."""
+        backend = self.kernel.backend
+        joint, names = Joint(backend.opsets), [self.kernel.form.node.name]
+        joint.add(self.kernel.form, self.read, self.written)
+        for call in following:
+            if isinstance(call, Copies) and apart(call):
+                joint.add_copies(call)
+                names.append("")
+            elif isinstance(call, _JoinableCall) and call.kernel.backend is backend:
+                joint.add(call.kernel.form, call.read, call.written)
+                names.append(call.kernel.form.node.name)
+            else:
+                break
+        session = backend.session(tuple(names), tuple(joint.members), joint.listing, backend.threads)
+        return joint.bound(session), len(names) - 1

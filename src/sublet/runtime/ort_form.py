@@ -1,0 +1,151 @@
+"""What ONNX Runtime must know of a node before it runs: its types, and the constants its kernel may prepare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sublet.errors import SubletError
+from sublet.extras import require
+from sublet.ir.graph import Node, Value
+from sublet.ops.onnx import PREFIX
+from sublet.ops.onnx_inplace import BINARY, EXTREMES, UNARY, VARIADIC
+from sublet.runtime.dtypes import NUMPY
+from sublet.runtime.kernel import Array
+from sublet.runtime.onnx_nodes import captured_names, domain_and_type, input_names, single_node
+from sublet.runtime.ort_session import Constants, Listing, element_type, inlined
+from sublet.tensor import DType, TensorSpec, Unplannable
+
+if TYPE_CHECKING:
+    import onnx
+
+NATIVE = frozenset("?bhilqBHILQefd")
+"""The kinds of NumPy arrays that ONNX Runtime takes as they are."""
+
+NOTHING_PREPARED = frozenset(
+    {
+        *(UNARY + BINARY + VARIADIC + EXTREMES),
+        *("Where", "Gather", "GatherElements", "GatherND", "Concat", "Transpose", "Conv", "MaxPool"),
+        *("LayerNormalization", "BatchNormalization", "SimplifiedLayerNormalization", "com.microsoft.FusedConv"),
+        *("com.microsoft.SkipLayerNormalization", "com.microsoft.BiasGelu", "com.microsoft.nchwc.Conv"),
+    }
+)
+"""Operators whose kernels gain nothing from knowing a constant: the same bits in the same time. Every other is
+shown its constants, since it may prepare them (MatMul, Gemm and LSTM rearrange their weights, and are up to three
+times as fast for it) or insist on them. A convolution would only copy them."""
+
+STRING = 8
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A node as a session sees it.
+
+    kind       what decides which kernels ONNX Runtime has for it
+    key        what decides whether two nodes can share a session: the kind, and the constants
+    constants  those the session holds, by the names of its inputs
+    """
+
+    node: Node
+    kind: Key
+    key: Key
+    constants: Constants
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+
+    def listing(self, opsets: Mapping[str, int], *, constants: bool = True) -> Listing:
+        """The node alone, its operands named i0, i1, ... and o0, o1, ...; large constants as inputs on demand."""
+        held = {name: c for name, c in self.constants.items() if constants or inlined(c[0])}
+        free = tuple((name, spec) for name, (spec, _) in self.constants.items() if name not in held)
+        proto = single_node(self.node, opsets)
+        return Listing([proto], (*self.inputs, *free), self.outputs, held, self.imports(opsets))
+
+    def imports(self, opsets: Mapping[str, int]) -> dict[str, int]:
+        """The operator sets it needs: all, when an attribute may be a graph."""
+        domain, _ = domain_and_type(self.node.op)
+        whole = any(isinstance(attr, bytes) for attr in self.node.attrs.values())
+        return {**(opsets if whole else {}), "": opsets.get("", 1), domain: opsets.get(domain, 1)}
+
+
+def form_of(node: Node, weights: Mapping[Value, Array]) -> Form | None:
+    """None when a type is not known, or one that ONNX Runtime takes only from its own memory."""
+    constants = _shown(node, weights)
+    inputs = _declarations(node, input_names(node), node.inputs, constants)
+    outputs = _declarations(node, output_names(node), node.outputs, {})
+    if inputs is None or outputs is None:
+        return None
+    attrs = tuple(sorted(node.attrs.items(), key=lambda item: item[0]))
+    types = tuple(value and _type(value) for value in (*node.inputs, *node.outputs))
+    small = tuple((name, array.tobytes()) for name, (spec, array) in constants.items() if inlined(spec))
+    large = tuple((name, array.ctypes.data) for name, (spec, array) in constants.items() if not inlined(spec))
+    kind = (node.op, attrs, len(node.inputs), types, captured_names(node), small)
+    return Form(node, kind, (kind, large), constants, inputs, outputs)
+
+
+def output_names(node: Node) -> tuple[str, ...]:
+    """What `single_node` calls each output, "" for an omitted one."""
+    return tuple("" if value is None else f"o{i}" for i, value in enumerate(node.outputs))
+
+
+def _type(value: Value) -> Any:
+    return value.spec if isinstance(value.spec, TensorSpec) else value.spec.type
+
+
+def _shown(node: Node, weights: Mapping[Value, Array]) -> Constants:
+    """The constants that the session holds."""
+    if node.op.removeprefix(PREFIX) in NOTHING_PREPARED or captured_names(node):
+        return {}
+    shown: dict[str, tuple[TensorSpec, Array]] = {}
+    for name, value in zip(input_names(node), node.inputs, strict=True):
+        if value is not None and value in weights and isinstance(value.spec, TensorSpec):
+            shown[name] = (value.spec, weights[value])
+    return shown
+
+
+def _declarations(
+    node: Node, names: Sequence[str], values: Sequence[Value | None], held: Constants
+) -> tuple[Any, ...] | None:
+    outside = any(not value.plannable for value in (*node.uses, *node.defs))
+    found: list[Any] = []
+    for name, value in zip(names, values, strict=True):
+        if value is None or name in held:
+            continue
+        if isinstance(value.spec, Unplannable):
+            found.append(_declared(name, value.spec))
+        elif outside and NUMPY[value.spec.dtype].char not in NATIVE:
+            return None
+        else:
+            found.append((name, value.spec))
+    return None if None in found else tuple(found)
+
+
+def _declared(name: str, spec: Unplannable) -> onnx.ValueInfoProto | None:
+    """The declaration of a value whose type is text such as "f32[2,?]" or "seq(i64[...])"; None if it is not known."""
+    type = _type_proto(spec.type)
+    return None if type is None else require("onnx.helper", extra="onnx").make_value_info(name, type)
+
+
+def _type_proto(text: str) -> Any:
+    helper = require("onnx.helper", extra="onnx")
+    if text.startswith("seq(") and text.endswith(")"):
+        inner = _type_proto(text[4:-1])
+        return None if inner is None else helper.make_sequence_type_proto(inner)
+    element, bracket, rest = text.partition("[")
+    number = _element(element)
+    if not bracket or not rest.endswith("]") or number is None:
+        return None
+    dims = rest[:-1]
+    if dims == "...":
+        return helper.make_tensor_type_proto(number, None)
+    return helper.make_tensor_type_proto(number, [int(d) if d.isdigit() else None for d in dims.split(",") if dims])
+
+
+def _element(text: str) -> int | None:
+    if text == "str":
+        return STRING
+    try:
+        return element_type(DType.parse(text))
+    except SubletError:
+        return None

@@ -1,0 +1,93 @@
+"""Several nodes as one listing: their operands get names of the listing, and keep their addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sublet.extras import require
+from sublet.runtime.copying import Copies
+from sublet.runtime.kernel import Array, Call
+from sublet.runtime.onnx_nodes import single_node
+from sublet.runtime.ort_form import Form, Key
+from sublet.runtime.ort_placed import Placed
+from sublet.runtime.ort_session import Listing, Session, Typed
+from sublet.tensor import DType, TensorSpec
+
+if TYPE_CHECKING:
+    import onnx
+
+
+@dataclass
+class Joint:
+    """Grows node by node. No operand is called like another, unless nodes read the same value.
+
+    members   what tells this listing from others over the same nodes
+    """
+
+    opsets: Mapping[str, int]
+    inputs: dict[str, tuple[Typed, int]] = field(default_factory=dict)
+    outputs: dict[str, tuple[Typed, int]] = field(default_factory=dict)
+    constants: dict[str, tuple[TensorSpec, Array]] = field(default_factory=dict)
+    imports: dict[str, int] = field(default_factory=dict)
+    protos: list[onnx.NodeProto] = field(default_factory=list)
+    members: list[Key] = field(default_factory=list)
+    _names: dict[Any, str] = field(default_factory=dict)
+
+    def add(self, form: Form, read: Placed, written: Placed) -> None:
+        """Append a node."""
+        renamed: dict[str, str] = {}
+        for name, (spec, array) in form.constants.items():
+            renamed[name] = self._names.setdefault((spec, array.ctypes.data), f"c{len(self._names)}")
+            self.constants[renamed[name]] = (spec, array)
+        for place in read:
+            (_, spec), address = place.address
+            renamed[place.name] = self._read(place.value.name, spec, address)
+        for place in written:
+            (_, spec), address = place.address
+            renamed[place.name] = self._write(spec, address)
+        proto = single_node(form.node, self.opsets)
+        proto.name = form.node.name
+        proto.input[:] = [renamed.get(name, "") for name in proto.input]
+        proto.output[:] = [renamed.get(name, "") for name in proto.output]
+        self.protos.append(proto)
+        self.members.append((form.key, *proto.input))
+        self.imports.update(form.imports(self.opsets))
+
+    def add_copies(self, copies: Copies) -> None:
+        """Append the copies, each a node that gives out its bytes as they came in."""
+        make_node = require("onnx.helper", extra="onnx").make_node
+        for source, to in copies.pairs:
+            spec, address = TensorSpec(DType.U8, (source.size,)), source.ctypes.data
+            names = [self._read((address, source.size), spec, address)], [self._write(spec, to.ctypes.data)]
+            self.protos.append(make_node("Identity", *names))
+            self.members.append((spec, *names[0]))
+
+    def _read(self, what: Any, spec: TensorSpec, address: int) -> str:
+        name = self._names.setdefault(what, f"r{len(self._names)}")
+        self.inputs[name] = (name, spec), address
+        return name
+
+    def _write(self, spec: TensorSpec, address: int) -> str:
+        name = f"w{len(self.outputs)}"
+        self.outputs[name] = (name, spec), address
+        return name
+
+    @property
+    def listing(self) -> Listing:
+        """What there is so far."""
+        inputs = [typed for typed, _ in self.inputs.values()]
+        outputs = [typed for typed, _ in self.outputs.values()]
+        return Listing(self.protos, inputs, outputs, self.constants, self.imports)
+
+    def bound(self, session: Session) -> Call:
+        """A call of a session over this listing."""
+        return session.bound(list(self.inputs.values()), list(self.outputs.values()))
+
+
+def apart(copies: Copies) -> bool:
+    """Whether no copy reads bytes that it writes: ONNX Runtime copies those without looking."""
+    return not any(np.may_share_memory(source, to) for source, to in copies.pairs)

@@ -1,0 +1,169 @@
+"""ONNX Runtime sessions over addresses: nodes that know of each other only through the plan's memory.
+
+A session holds any number of nodes, and no edges: every operand is an input or an output of the session,
+bound to its bytes. ONNX Runtime then allocates no tensor, moves none and merges no two nodes; it is an
+interpreter of a list of kernels. It runs the list in order because, in its mode PRIORITY_BASED, of all nodes
+that are ready the first in the file goes first, and all are ready (Shape and Size would go before the others;
+`joinable` nodes are neither).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sublet.extras import require
+from sublet.runtime.dtypes import NUMPY
+from sublet.runtime.kernel import Array, Call
+from sublet.tensor import DType, TensorSpec
+
+if TYPE_CHECKING:
+    import onnx
+
+INLINE_BYTES = 1024
+"""Constants up to this size are written into the model of the node, where its shape rule can read them."""
+
+IR_VERSION = 10
+"""Version of the file format that is written; nothing here needs a newer one."""
+
+Typed = tuple[str, TensorSpec]
+"""Name and spec of an operand."""
+
+Constants = Mapping[str, tuple[TensorSpec, Array]]
+"""Constants by the name of the input they are for."""
+
+Declared = Sequence["Typed | onnx.ValueInfoProto"]
+
+
+@lru_cache(maxsize=256)
+def element_type(dtype: DType) -> int:
+    """ONNX's number of a data type."""
+    return int(require("onnx.helper", extra="onnx").np_dtype_to_tensor_dtype(NUMPY[dtype]))
+
+
+def inlined(spec: TensorSpec) -> bool:
+    """Whether a constant of this spec is written into the model."""
+    return spec.nbytes <= INLINE_BYTES or spec.dtype.bits < 8
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a session computes: nodes, their operands, their constants, the versions of their operator sets."""
+
+    nodes: Sequence[onnx.NodeProto]
+    inputs: Declared
+    outputs: Declared
+    constants: Constants
+    opsets: Mapping[str, int]
+
+    def model(self) -> onnx.ModelProto:
+        """The model. Its constants lie in it when they are small, else they are only declared."""
+        helper = require("onnx.helper", extra="onnx")
+        graph = helper.make_graph(
+            self.nodes,
+            "nodes",
+            [_declared(value) for value in self.inputs],
+            [_declared(value) for value in self.outputs],
+            [_constant(name, spec, array) for name, (spec, array) in self.constants.items()],
+        )
+        imports = [helper.make_opsetid(domain, version) for domain, version in self.opsets.items()]
+        model: onnx.ModelProto = helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)
+        return model
+
+
+def _declared(value: Any) -> Any:
+    if not isinstance(value, tuple):
+        return value
+    name, spec = value
+    return require("onnx.helper", extra="onnx").make_tensor_value_info(name, element_type(spec.dtype), spec.shape)
+
+
+def _constant(name: str, spec: TensorSpec, array: Array) -> onnx.TensorProto:
+    make = require("onnx", extra="onnx").TensorProto
+    tensor: onnx.TensorProto = make(name=name, data_type=element_type(spec.dtype), dims=spec.shape)
+    if inlined(spec):
+        tensor.raw_data = array.tobytes()
+    else:
+        tensor.data_location = tensor.EXTERNAL
+        for key, content in (("location", "memory"), ("offset", "0"), ("length", str(spec.nbytes))):
+            tensor.external_data.add(key=key, value=content)
+    return tensor
+
+
+def _options(threads: int) -> Any:
+    """Options for bare kernels: nothing to optimise, nothing to plan, no memory kept between runs."""
+    ort = require("onnxruntime", extra="onnxruntime")
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+    options.enable_mem_pattern = False
+    options.enable_cpu_mem_arena = False
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    return options
+
+
+def _open(listing: Listing, options: Any) -> Any:
+    """The session, its large constants shared, not copied. Raises whatever ONNX Runtime raises."""
+    ort = require("onnxruntime", extra="onnxruntime")
+    large = {name: held for name, held in listing.constants.items() if not inlined(held[0])}
+    if large:
+        make = ort.OrtValue.ortvalue_from_numpy_with_onnx_type
+        values = [make(array, element_type(spec.dtype)) for spec, array in large.values()]
+        options.add_external_initializers(list(large), values)
+    return ort.InferenceSession(listing.model().SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def kernels_of(listing: Listing) -> tuple[str, ...] | None:
+    """The operators that ONNX Runtime runs for the listing; None when it has no kernel for one of them.
+
+    They are others than those listed where it unfolds a function or converts types first.
+    """
+    load = require("onnx", extra="onnx").load
+    with tempfile.TemporaryDirectory(prefix="sublet-", ignore_cleanup_errors=True) as folder:
+        path = Path(folder) / "kernels.onnx"
+        options = _options(1)
+        options.optimized_model_filepath = str(path)
+        try:
+            _open(listing, options)
+            made = load(path, load_external_data=False)
+        except Exception:  # whatever is wrong with it, another backend may have a kernel
+            return None
+    return tuple(node.op_type for node in made.graph.node)
+
+
+class Session:
+    """An open session over a listing."""
+
+    def __init__(self, listing: Listing, threads: int) -> None:
+        """`threads` share the work of a kernel; 0 for as many as ONNX Runtime finds fit."""
+        self._constants = dict(listing.constants)
+        self._session = _open(listing, _options(threads))
+
+    @property
+    def prepared_bytes(self) -> int:
+        """Bytes of the large constants, which kernels may hold a second, rearranged time."""
+        return sum(spec.nbytes for spec, _ in self._constants.values() if not inlined(spec))
+
+    def bound(self, inputs: Sequence[tuple[Typed, int]], outputs: Sequence[tuple[Typed, int]]) -> Call:
+        """A call that runs with every operand at its address."""
+        binding = self._session.io_binding()
+        for (name, spec), address in inputs:
+            binding.bind_input(name, "cpu", 0, element_type(spec.dtype), spec.shape, address)
+        for (name, spec), address in outputs:
+            binding.bind_output(name, "cpu", 0, element_type(spec.dtype), spec.shape, address)
+        # The public method looks, at each call, for devices other than the CPU: that costs more than a small node.
+        direct = getattr(getattr(self._session, "_sess", None), "run_with_iobinding", None)
+        bare = getattr(binding, "_iobinding", None)
+        if direct is None or bare is None:
+            return partial(self._session.run_with_iobinding, binding)
+        return partial(direct, bare, None)
+
+    def run(self, feeds: Mapping[str, Any]) -> list[Any]:
+        """The outputs as ONNX Runtime allocates them."""
+        return list(self._session.run(None, dict(feeds)))

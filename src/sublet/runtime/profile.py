@@ -1,0 +1,185 @@
+"""What runs when: every point of a run with its thread and times, as a trace for Perfetto or chrome://tracing.
+
+The file follows the Trace Event Format: complete events ("X") in one lane a thread, metadata ("M") that names the
+lanes, and a counter ("C") of the live bytes of the arena.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import get_ident
+from time import perf_counter_ns
+from typing import Any
+
+from sublet.analysis.flow import Point
+from sublet.analysis.liveness import merge
+from sublet.errors import RunError
+from sublet.files import write
+from sublet.plan import ARENA, Placement
+from sublet.runtime.executable import Executable
+from sublet.runtime.kernel import Call
+
+MAX_EVENTS = 100_000
+"""Events a trace keeps, so that a loop without end fills no memory; all are counted and summed."""
+
+PROCESS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One point of the program: how often it ran, and for how many seconds in all."""
+
+    point: Point
+    runs: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    point: int
+    thread: int
+    begin: int
+    end: int
+
+
+class Profile:
+    """Watches one run of an executable: `executable.watched(inputs, profile.watch)`.
+
+    What a run tells until it fails or is interrupted is kept.
+    """
+
+    def __init__(self, executable: Executable, max_events: int = MAX_EVENTS) -> None:
+        self._points = executable.flow.points
+        self._plan = executable.plan
+        self._max_events = max_events
+        self._events: list[_Event] = []
+        self._runs = [0] * len(self._points)
+        self._nanoseconds = [0] * len(self._points)
+
+    def watch(self, index: int, action: Call) -> Call:
+        """`action`, timed. A point never runs in two threads at once, so that its sums need no lock."""
+        events, runs, nanoseconds, most = self._events, self._runs, self._nanoseconds, self._max_events
+
+        def timed() -> Any:
+            begin = perf_counter_ns()
+            try:
+                return action()
+            finally:
+                end = perf_counter_ns()
+                runs[index] += 1
+                nanoseconds[index] += end - begin
+                if len(events) < most:
+                    events.append(_Event(index, get_ident(), begin, end))
+
+        return timed
+
+    @property
+    def dropped(self) -> int:
+        """Events beyond those the trace keeps."""
+        return sum(self._runs) - len(self._events)
+
+    def slowest(self) -> tuple[Cost, ...]:
+        """Every point that ran, the longest in all first."""
+        costs = [
+            Cost(point, runs, nanoseconds / 1e9)
+            for point, runs, nanoseconds in zip(self._points, self._runs, self._nanoseconds, strict=True)
+            if runs
+        ]
+        return tuple(sorted(costs, key=lambda cost: -cost.seconds))
+
+    def trace(self) -> dict[str, Any]:
+        """The trace as JSON content; times in microseconds since the first event."""
+        events = sorted(self._events, key=lambda event: (event.begin, -event.end, event.point))
+        origin = events[0].begin if events else 0
+        lanes = self._lanes(events)
+        content = [
+            {"name": "thread_name", "ph": "M", "pid": PROCESS, "tid": lane, "args": {"name": name}}
+            for lane, name in lanes.values()
+        ]
+        content += [self._complete(event, lanes[event.thread][0], origin) for event in events]
+        content += self._live_bytes(events, origin)
+        about = {"graph": self._plan.graph, "arena_bytes": self._plan.arena_bytes, "events_dropped": self.dropped}
+        return {"traceEvents": content, "displayTimeUnit": "ms", "otherData": about}
+
+    def save(self, path: str | Path) -> None:
+        """Write the trace; the file is complete or untouched. Raises RunError when it cannot be written."""
+        write(path, json.dumps(self.trace()), RunError)
+
+    def _lanes(self, events: list[_Event]) -> Mapping[int, tuple[int, str]]:
+        """For each thread the number and name of its lane, in order of appearance."""
+        lanes: dict[int, tuple[int, str]] = {}
+        for event in events:
+            stream = self._stream(event.point)
+            if event.thread not in lanes:
+                lanes[event.thread] = (len(lanes), f"thread {len(lanes)}")
+            if stream is not None and lanes[event.thread][1].startswith("thread"):
+                lanes[event.thread] = (lanes[event.thread][0], f"stream {stream}")
+        return lanes
+
+    def _stream(self, index: int) -> int | None:
+        """The stream of the outermost step a point belongs to."""
+        path = self._points[index].path
+        return self._plan.schedule.steps[path[0][1]].stream if path else None
+
+    def _complete(self, event: _Event, lane: int, origin: int) -> dict[str, Any]:
+        point = self._points[event.point]
+        arguments: dict[str, Any] = {"point": event.point, "stream": self._stream(event.point)}
+        if point.node is not None:
+            outputs = [f"{value}: {value.spec}" for value in point.defs]
+            arguments |= {"node": point.node.name, "op": point.node.op, "outputs": outputs}
+        return {
+            "name": str(point),
+            "cat": point.kind,
+            "ph": "X",
+            "ts": (event.begin - origin) / 1000,
+            "dur": (event.end - event.begin) / 1000,
+            "pid": PROCESS,
+            "tid": lane,
+            "args": arguments,
+        }
+
+    def _live_bytes(self, events: list[_Event], origin: int) -> list[dict[str, Any]]:
+        """The bytes of each arena that hold a live value, each time a point begins.
+
+        With several streams these are the bytes live at any of the points then running.
+        """
+        arenas = [storage.name for storage in self._plan.storages if storage.kind == ARENA]
+        live = [_LiveRegions(name, self._plan.placements, len(self._points)) for name in arenas]
+        running: list[_Event] = []
+        content = []
+        for event in events:
+            running = [*(other for other in running if other.end > event.begin), event]
+            points = tuple(sorted(other.point for other in running))
+            content.append(
+                {
+                    "name": "live bytes",
+                    "ph": "C",
+                    "ts": (event.begin - origin) / 1000,
+                    "pid": PROCESS,
+                    "args": {name: regions.nbytes(points) for name, regions in zip(arenas, live, strict=True)},
+                }
+            )
+        return content
+
+
+class _LiveRegions:
+    """Which bytes of an arena are live at a point."""
+
+    def __init__(self, arena: str, placements: Sequence[Placement], points: int) -> None:
+        self._at: list[list[tuple[int, int]]] = [[] for _ in range(points)]
+        for place in placements:
+            if place.region.storage == arena and place.region.nbytes:
+                for begin, end in place.live:
+                    for index in range(begin, end):
+                        self._at[index].append((place.region.offset, place.region.end))
+        self._known: dict[tuple[int, ...], int] = {}
+
+    def nbytes(self, points: tuple[int, ...]) -> int:
+        """Bytes live at any of the points; what several values share counts once."""
+        if points not in self._known:
+            regions = merge(region for point in points for region in self._at[point])
+            self._known[points] = sum(end - begin for begin, end in regions)
+        return self._known[points]

@@ -1,0 +1,92 @@
+"""Models as ONNX Runtime's optimiser rewrites them, and where the results are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.models.architectures import SMALL
+from sublet.errors import ModelError
+from sublet.frontends.onnx.model import from_proto
+from sublet.frontends.onnx.optimized import CACHE, MODEL, WEIGHTS, load_optimized, optimized
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+helper = onnx.helper
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SUBLET_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / CACHE
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_everything_the_optimiser_writes_can_be_planned(name: str) -> None:
+    model = SMALL[name]()
+    plain, found = from_proto(model), optimized(model)
+    assert all(value.plannable for value in found.graph.values())
+    assert [v.spec for v in found.graph.outputs] == [v.spec for v in plain.graph.outputs]
+    assert found.inputs == plain.inputs
+    assert len(found.graph.nodes) < len(plain.graph.nodes)
+    for value in found.graph.weights:
+        assert found.weights[value.name].array().shape == value.spec.shape
+
+
+def test_the_second_time_it_comes_from_the_cache(folder: Path) -> None:
+    model = SMALL["mobilenet_v2"]()
+    first = optimized(model)
+    [kept] = folder.iterdir()
+    stamp = (kept / WEIGHTS).stat().st_mtime_ns
+    again = optimized(model)
+    assert again.graph == first.graph
+    assert (kept / WEIGHTS).stat().st_mtime_ns == stamp
+    (kept / MODEL).write_bytes(b"not a model")
+    assert optimized(model).graph == first.graph
+    assert (kept / MODEL).read_bytes() != b"not a model"
+
+
+def test_dimensions_and_weights_are_part_of_the_key(folder: Path) -> None:
+    info = helper.make_tensor_value_info
+    weight = onnx.numpy_helper.from_array(np.ones((8, 8), np.float32), "w")
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["t"]), helper.make_node("Relu", ["t"], ["y"])]
+    graph = helper.make_graph(nodes, "g", [info("x", 1, ("n", 8))], [info("y", 1, ("n", 8))], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert optimized(model, {"n": 2}).graph.outputs[0].spec.shape == (2, 8)
+    assert optimized(model, {"n": 3}).graph.outputs[0].spec.shape == (3, 8)
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.zeros((8, 8), np.float32), "w"))
+    optimized(model, {"n": 3})
+    assert len(list(folder.iterdir())) == 3
+    with pytest.raises(ModelError, match="open"):
+        optimized(model)
+
+
+def test_external_data(tmp_path: Path) -> None:
+    model = SMALL["mobilenet_v2"]()
+    path = tmp_path / "net.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="net.bin", size_threshold=64)
+    found = load_optimized(path)
+    assert any("nchwc" in node.op or "Fused" in node.op for node in found.graph.nodes)
+    (tmp_path / "net.bin").unlink()
+    with pytest.raises(ModelError, match="cannot be found"):
+        load_optimized(path)
+
+
+def test_without_a_cache_the_weights_stay_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBLET_CACHE_BYTES", "0")
+    found = optimized(SMALL["mobilenet_v2"]())
+    assert all(np.isfinite(found.weights[value.name].array()).all() for value in found.graph.weights)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_model_the_optimiser_refuses_stays_as_it_is() -> None:
+    """An operator of nobody's is planned, though ONNX Runtime cannot load it."""
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Mystery", ["x"], ["y"], domain="elsewhere")], "g", [info("x", 1, (2,))], [info("y", 1, (2,))]
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("elsewhere", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    assert [node.op for node in optimized(model).graph.nodes] == ["onnx.elsewhere.Mystery"]
