@@ -4,7 +4,7 @@ Both run the same inputs with the same number of threads, in rounds by turns; th
 ONNX Runtime's time is the better of `run` and a run with bound inputs and outputs; Sublet's includes putting
 the inputs into its arena. Memory is measured in a process of its own for each (see `run_memory`).
 
-    make bench-run        (or: python -m benchmarks.run_table [--rounds N] [--threads N] [--only NAME])
+    make bench-run        (or: python -m benchmarks.run_table [--rounds N] [--threads N] [--cpu] [--only NAME])
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,17 @@ from sublet.runtime.executable import Executable
 from sublet.runtime.ort_backend import OnnxRuntime
 
 ROUND_SECONDS = 0.15
+Clock = Callable[[], float]
 MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class How:
+    """How to measure."""
+
+    rounds: int
+    threads: int
+    clock: Clock
 
 
 @dataclass(frozen=True)
@@ -71,24 +81,27 @@ def session_of(model: RunModel, threads: int) -> Any:
     return onnxruntime.InferenceSession(str(model.path), options, providers=["CPUExecutionProvider"])
 
 
-def seconds(call: Callable[[], object], times: int) -> float:
-    begin = perf_counter()
+def seconds(call: Callable[[], object], times: int, clock: Clock) -> float:
+    begin = clock()
     for _ in range(times):
         call()
-    return (perf_counter() - begin) / times
+    return (clock() - begin) / times
 
 
 def left_behind(call: Callable[[], object]) -> int:
-    """Blocks of Python memory that ten runs leave behind."""
-    call()
-    before = sys.getallocatedblocks()
-    for _ in range(10):
-        call()
-    return sys.getallocatedblocks() - before
+    """Blocks of Python memory that ten runs leave behind; the least of five tries, as other code runs too."""
+
+    def once() -> int:
+        before = sys.getallocatedblocks()
+        for _ in range(10):
+            call()
+        return sys.getallocatedblocks() - before
+
+    return min(once() for _ in range(5))
 
 
-def measure(model: RunModel, executable: Executable, feeds: Feeds, rounds: int, threads: int) -> Result:
-    session = session_of(model, threads)
+def measure(model: RunModel, executable: Executable, feeds: Feeds, how: How) -> Result:
+    session = session_of(model, how.threads)
     names = [output.name for output in session.get_outputs()]
     expected = dict(zip(names, session.run(names, feeds), strict=True))
     found = executable(feeds)
@@ -96,10 +109,10 @@ def measure(model: RunModel, executable: Executable, feeds: Feeds, rounds: int, 
     calls = {"ours": lambda: executable.views(feeds), "run": lambda: session.run(None, feeds)}
     calls["bound"] = bound_run(session, feeds)
     times: dict[str, list[float]] = {name: [] for name in calls}
-    count = max(1, int(ROUND_SECONDS / max(seconds(call, 2) for call in calls.values())))
-    for _ in range(rounds):
+    count = max(1, int(ROUND_SECONDS / max(seconds(call, 2, how.clock) for call in calls.values())))
+    for _ in range(how.rounds):
         for name, call in calls.items():
-            times[name].append(seconds(call, count))
+            times[name].append(seconds(call, count, how.clock))
     blocks = left_behind(calls["ours"])
     theirs = min((min(times[name]), median(times[name])) for name in ("run", "bound"))
     return Result((min(times["ours"]), median(times["ours"])), theirs, equal, blocks)
@@ -113,13 +126,13 @@ def memory(side: str, model: RunModel, feeds: Path, threads: int) -> dict[str, i
     return found
 
 
-def row(model: RunModel, folder: Path, rounds: int, threads: int) -> tuple[list[str], float, float]:
+def row(model: RunModel, folder: Path, how: How) -> tuple[list[str], float, float]:
     """The cells of one model; its ratios of time and of memory."""
     executable = compiling.compile(model.path, dims=model.dims)
     feeds = inputs_of(executable)
-    result = measure(model, executable, feeds, rounds, threads)
+    result = measure(model, executable, feeds, how)
     np.savez(folder / "feeds.npz", **feeds)
-    ours, theirs = (memory(side, model, folder / "feeds.npz", threads) for side in ("sublet", "onnxruntime"))
+    ours, theirs = (memory(side, model, folder / "feeds.npz", how.threads) for side in ("sublet", "onnxruntime"))
     time, space = result.ours[0] / result.theirs[0], ours["run"] / theirs["run"]
     cells = [
         *(f"{result.ours[0] * 1e3:.3f}", f"{result.theirs[0] * 1e3:.3f}", f"{time:.3f}"),
@@ -132,10 +145,10 @@ def row(model: RunModel, folder: Path, rounds: int, threads: int) -> tuple[list[
     return [model.name, *cells], time, space
 
 
-def step_cost(folder: Path, rounds: int, threads: int) -> str:
+def step_cost(folder: Path, how: How) -> str:
     model = chain(folder)
     executable = compiling.compile(model.path)
-    result = measure(model, executable, inputs_of(executable), rounds, threads)
+    result = measure(model, executable, inputs_of(executable), how)
     ours, theirs = (1e6 * side[0] / CHAIN for side in (result.ours, result.theirs))
     return f"{model.name}: {ours:.3f} us a step, ONNX Runtime {theirs:.3f} us"
 
@@ -160,10 +173,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", default="")
+    parser.add_argument("--cpu", action="store_true", help="processor time of one thread: steady on a busy machine")
     chosen = parser.parse_args()
-    compiling.BACKENDS["onnxruntime"] = lambda model: OnnxRuntime(model.opsets, chosen.threads)
+    how = How(chosen.rounds, 1, thread_time) if chosen.cpu else How(chosen.rounds, chosen.threads, perf_counter)
+    compiling.BACKENDS["onnxruntime"] = lambda model: OnnxRuntime(model.opsets, how.threads)
     console = Console(width=170)
-    console.print(f"{machine()}; {chosen.threads} threads")
+    console.print(f"{machine()}; {how.threads} threads, {how.clock.__name__}")
     table = Table(title="Sublet and ONNX Runtime (times in ms, memory in MiB)")
     headings = ("model", "Sublet", "ORT", "ratio", "median ratio", "arena", "run", "ORT run", "ratio", "loaded")
     for heading in (*headings, "ORT loaded", "blocks", "bit-equal"):
@@ -173,7 +188,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for model in run_models(Path(scratch)):
             if chosen.only.lower() in model.name.lower():
-                cells, time, space = row(model, Path(scratch), chosen.rounds, chosen.threads)
+                cells, time, space = row(model, Path(scratch), how)
                 table.add_row(*cells)
                 times.append(time)
                 spaces.append(space)
@@ -181,7 +196,7 @@ def main() -> None:
             means = f"{geometric_mean(times):.3f}", "", "", "", "", f"{geometric_mean(spaces):.2f}"
             table.add_row("geometric mean", "", "", *means, end_section=True)
         console.print(table)
-        console.print(step_cost(Path(scratch), chosen.rounds, chosen.threads))
+        console.print(step_cost(Path(scratch), how))
     console.print('"run": rise of resident memory in the first runs; "loaded": before them, beyond the weights.')
 
 

@@ -9,12 +9,15 @@ that are ready the first in the file goes first, and all are ready (Shape and Si
 
 from __future__ import annotations
 
+import mmap
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sublet.extras import require
 from sublet.runtime.dtypes import NUMPY
@@ -137,6 +140,19 @@ def kernels_of(listing: Listing) -> tuple[str, ...] | None:
     return tuple(node.op_type for node in made.graph.node)
 
 
+def _unload(array: Array) -> None:
+    """Let the pages of an array that is mapped from a file go: whoever reads them again finds them there."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if not isinstance(base, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    begin = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
+    first, end = -(-begin // mmap.PAGESIZE), (begin + array.nbytes) // mmap.PAGESIZE
+    if first < end:
+        base.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (end - first) * mmap.PAGESIZE)
+
+
 class Session:
     """An open session over a listing."""
 
@@ -144,6 +160,9 @@ class Session:
         """`threads` share the work of a kernel; 0 for as many as ONNX Runtime finds fit."""
         self._constants = dict(listing.constants)
         self._session = _open(listing, _options(threads))
+        for spec, array in self._constants.values():
+            if not inlined(spec):
+                _unload(array)
 
     @property
     def prepared_bytes(self) -> int:
