@@ -15,10 +15,11 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from sublet.analysis.flow import flow
+from sublet.analysis.flow import Flow
 from sublet.analysis.interference import interference
-from sublet.analysis.liveness import liveness
-from sublet.analysis.sharing import share
+from sublet.analysis.liveness import LiveRanges, liveness
+from sublet.analysis.settle import Settled, settle
+from sublet.analysis.sharing import SharedBuffer, share
 from sublet.assemble import always_live, assemble, bound_storages, in_one_arena
 from sublet.checker import check
 from sublet.compile import Options, plan_memory
@@ -86,8 +87,17 @@ def one_program(seed: int, tally: Tally, strategies: tuple[str, ...] = (*STRATEG
 
 def ended_early(rng: random.Random, graph: Graph, plan: MemoryPlan) -> MemoryPlan | None:
     """The plan a planner would make that believes one value dies before its last use."""
-    timeline = flow(graph, plan.schedule)
-    ranges = always_live(liveness(timeline), graph.weights, len(timeline.points))
+    storages = bound_storages(graph, io_bound=False, weights_bound=True)
+    homes = {value: (storage.name, storage.kind == "output") for value, storage in storages.items()}
+
+    def live(timeline: Flow) -> LiveRanges:
+        return always_live(liveness(timeline), graph.weights, len(timeline.points))
+
+    def shared(timeline: Flow, ranges: LiveRanges) -> tuple[SharedBuffer, ...]:
+        return share(graph, timeline, ranges, homes=homes)
+
+    settled = settle(graph, plan.schedule, live, shared, frozenset(homes))
+    timeline, ranges = settled.flow, settled.ranges
     inner = {value: pieces for value, pieces in ranges.halves.items() if pieces and pieces[-1][1] - pieces[-1][0] > 2}
     victims = [value for value in inner if value.nbytes and value not in graph.weights]
     if not victims:
@@ -96,14 +106,11 @@ def ended_early(rng: random.Random, graph: Graph, plan: MemoryPlan) -> MemoryPla
     *earlier, (begin, end) = inner[victim]
     cut = (begin, rng.randrange(begin + 1, end - 1))
     ranges = replace(ranges, halves={**ranges.halves, victim: (*earlier, cut)})
-    storages = bound_storages(graph, io_bound=False, weights_bound=True)
-    homes = {value: (storage.name, storage.kind == "output") for value, storage in storages.items()}
-    buffers = share(graph, timeline, ranges, homes=homes)
+    buffers = shared(timeline, ranges)
     problem = interference(tuple(b for b in buffers if not b.home), timeline, alignment=1)
     report = pack(problem, "best_fit_by_size")
-    return assemble(
-        graph, plan.schedule, timeline, ranges, storages, buffers, in_one_arena(report), alignment=1, dims={}
-    )
+    settled = Settled(timeline, ranges, buffers, settled.copies)
+    return assemble(graph, plan.schedule, settled, storages, in_one_arena(report), alignment=1, dims={})
 
 
 def judge_mutants(seed: int, rng: random.Random, graph: Graph, plan: MemoryPlan, tally: Tally) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from sublet.analysis.schedule import Schedule, happens_before, serial
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops.op import lookup
-from sublet.plan import MemoryPlan, Region
+from sublet.plan import POINTER, Context, MemoryPlan, Placement, Region
 from sublet.tensor import TensorSpec
 
 MOST_ROUNDS = 4
@@ -128,6 +128,18 @@ class OwnBytes:
     def write(self, value: Value, content: bytes) -> None:
         self.content[value.name] = content
 
+    def assign(self, value: Value, content: bytes) -> None:
+        self.write(value, content)
+
+    def point(self, pairs: Sequence[tuple[Value, Value]]) -> None:
+        """Every value has bytes of its own: nothing points anywhere."""
+
+    def begin_round(self, loop: str, number: int) -> None:
+        """Every round is like any other."""
+
+    def end_loop(self) -> None:
+        """See `begin_round`."""
+
     def apply(self, node: Node, trace: Trace) -> None:
         results = kernel(node, [self.read(value) for value in node.uses], self.salt)
         for value, result in zip(node.outputs, results, strict=True):
@@ -143,7 +155,14 @@ class PlannedBytes:
         self.salt = salt
         self.rng = rng
         self.fed = fed
-        self.regions = {placement.value: placement.region for placement in plan.placements}
+        self.pointers = {placement.value for placement in plan.placements if placement.how == POINTER}
+        self.pointed: dict[str, Region] = {}
+        self.context: Context = ()
+        self.outer: list[Context] = []
+        self.rolled = {(record.loop, record.within): record for record in plan.rolled}
+        self.placed: dict[str, list[Placement]] = {}
+        for placement in plan.placements:
+            self.placed.setdefault(placement.value, []).append(placement)
         self.storages = {storage.name: bytearray(rng.randbytes(storage.nbytes)) for storage in plan.storages}
         self.read_only = [storage.name for storage in plan.storages if storage.kind in ("weight", "input")]
         self.outside: dict[str, bytes] = {}
@@ -160,7 +179,7 @@ class PlannedBytes:
             return self.outside[value.name]
         if value.nbytes == 0:
             return b""
-        region = self.regions[value.name]
+        region = self.region(value.name)
         return bytes(self._storage(region)[region.offset : region.end])
 
     def write(self, value: Value, content: bytes, ranges: Sequence[Range] | None = None) -> None:
@@ -168,10 +187,41 @@ class PlannedBytes:
         if not value.plannable:
             self.outside[value.name] = content
         elif value.nbytes:
-            region = self.regions[value.name]
+            region = self.region(value.name)
             storage = self._storage(region)
             for begin, end in ranges if ranges is not None else [(0, value.nbytes)]:
                 storage[region.offset + begin : region.offset + end] = content[begin:end]
+
+    def assign(self, value: Value, content: bytes) -> None:
+        """Write what a move brings; a pointer has it already."""
+        if value.name not in self.pointers:
+            self.write(value, content)
+
+    def point(self, pairs: Sequence[tuple[Value, Value]]) -> None:
+        """Let pointers stand for what is assigned to them, all at once."""
+        self.pointed |= {
+            to.name: self.region(source.name) for source, to in pairs if to.name in self.pointers and source.nbytes
+        }
+
+    def begin_round(self, loop: str, number: int) -> None:
+        """From here on values lie where they do in this round of the loop."""
+        record = self.rolled.get((loop, self.context))
+        self.outer.append(self.context)
+        if record is not None:
+            self.context = (*self.context, (loop, record.copy(number)))
+
+    def end_loop(self) -> None:
+        """The round, or the loop, is over."""
+        self.context = self.outer.pop()
+
+    def region(self, name: str) -> Region:
+        """Where a value lies now. Raises KeyError for one that lies nowhere."""
+        if name in self.pointers:
+            return self.pointed[name]
+        for placement in self.placed[name]:
+            if any(self.context[: len(context)] == context for context in placement.copies or ((),)):
+                return placement.region
+        raise KeyError(name)
 
     def _storage(self, region: Region) -> bytearray:
         storage = self.storages[region.storage]
@@ -196,14 +246,14 @@ class PlannedBytes:
         out = node.outputs[position]
         if out is None or out.nbytes == 0:
             return
-        region, op = self.regions[out.name], lookup(node.op)
+        region, op = self.region(out.name), lookup(node.op)
         fresh = np.ones(out.nbytes, dtype=bool)
         for views, shares in ((True, op.views(node)), (False, op.parts(node))):
             for share in shares:
                 operand = node.inputs[share.input]
                 if share.output != position or operand is None or operand.nbytes == 0:
                     continue
-                place = self.regions[operand.name]
+                place = self.region(operand.name)
                 start = region.offset + (-share.offset if views else share.offset)
                 if (place.storage, place.offset) == (region.storage, start):
                     at = 0 if views else share.offset
@@ -218,10 +268,10 @@ class PlannedBytes:
         content = bytearray(self.read(value))
         if value.nbytes == 0:
             return bytes(content)
-        place = self.regions[value.name]
+        place = self.region(value.name)
         allowed = {(share.output, share.input) for share in lookup(node.op).inplace(node)}
         for i, (out, ranges) in enumerate(zip(node.outputs, written, strict=True)):
-            region = None if out is None or not out.nbytes else self.regions[out.name]
+            region = None if out is None or not out.nbytes else self.region(out.name)
             if region is None or region.storage != place.storage or ((i, position) in allowed and region == place):
                 continue
             for begin, end in ranges:
@@ -276,15 +326,18 @@ class _Run:
             if stacked is not None:
                 self.store.write(stacked, bytes(stacked.nbytes))
         for round_number in range(MOST_ROUNDS + 2):
+            self.store.begin_round(node.name, round_number)
             self.store.write(node.counter, round_number.to_bytes(node.counter.nbytes, "little"))
             self.nodes(node.body.nodes[: node.check], body)
             if not self.read(node.condition, node.name)[0]:
                 self.assign(node.parameters, node.finals)
+                self.store.end_loop()
                 return
             self.fetch(node, round_number)
             self.nodes(node.body.nodes[node.check :], body)
             self.stack(node, round_number)
             self.assign(node.updates, node.parameters)
+            self.store.end_loop()
         raise Diverged(f"loop {node.name} does not end")
 
     def fetch(self, node: While, round_number: int) -> None:
@@ -308,8 +361,10 @@ class _Run:
     def assign(self, sources: Sequence[Value], targets: Sequence[Value | None]) -> None:
         """All at once: read every source, then write every target."""
         pairs = [(source, to) for source, to in zip(sources, targets, strict=True) if to is not None]
-        for target, content in [(target, self.read(source, f"{target} from")) for source, target in pairs]:
-            self.store.write(target, content)
+        contents = [(target, self.read(source, f"{target} from")) for source, target in pairs]
+        self.store.point(pairs)
+        for target, content in contents:
+            self.store.assign(target, content)
 
 
 def any_order(schedule: Schedule, rng: random.Random) -> Iterator[str]:

@@ -9,10 +9,22 @@ from sublet.analysis.flow import Flow
 from sublet.analysis.liveness import LiveRanges
 from sublet.analysis.merging import Member
 from sublet.analysis.schedule import Schedule
+from sublet.analysis.settle import Settled
 from sublet.analysis.sharing import SharedBuffer
 from sublet.ir.graph import Graph, Value
 from sublet.packing import Bound, Problem, RegionPacking, Report, lower_bound
-from sublet.plan import ARENA, MemoryPlan, Outside, Peak, Placement, Region, Storage, bound_to
+from sublet.plan import (
+    ARENA,
+    POINTER,
+    CopiedMove,
+    MemoryPlan,
+    Outside,
+    Peak,
+    Placement,
+    Region,
+    Storage,
+    bound_to,
+)
 from sublet.plan_file import fingerprint
 from sublet.tensor import TensorSpec, Unplannable
 
@@ -66,18 +78,17 @@ def in_several_arenas(problem: Problem, packing: RegionPacking) -> Packed:
 def assemble(
     graph: Graph,
     schedule: Schedule,
-    timeline: Flow,
-    ranges: LiveRanges,
+    settled: Settled,
     storages: Mapping[Value, Storage],
-    buffers: tuple[SharedBuffer, ...],
     packed: Packed,
     *,
     alignment: int,
     dims: Mapping[str, int],
 ) -> MemoryPlan:
-    """The plan, from the packing of those `buffers` that have no home."""
-    planned = [buffer for buffer in buffers if not buffer.home]
-    placements = _placements(graph, timeline, ranges, storages, buffers, packed)
+    """The plan, from the packing of those buffers that have no home."""
+    timeline, ranges = settled.flow, settled.ranges
+    planned = [buffer for buffer in settled.buffers if not buffer.home]
+    placements = _placements(graph, settled, storages, packed)
     names = {arena.name for arena in packed.arenas}
     in_arena = [p for p in placements if p.region.storage in names]
     return MemoryPlan(
@@ -99,19 +110,51 @@ def assemble(
         points=tuple(str(point) for point in timeline.points),
         dims=tuple(dims.items()),
         proof=packed.bound.members,
+        rolled=timeline.rolled,
+        moves=tuple(CopiedMove(str(point), source.name, to.name, to.nbytes) for point, source, to in settled.copies),
         stopped=packed.stopped,
     )
 
 
 def _placements(
-    graph: Graph,
-    timeline: Flow,
-    ranges: LiveRanges,
-    storages: Mapping[Value, Storage],
-    buffers: tuple[SharedBuffer, ...],
-    packed: Packed,
+    graph: Graph, settled: Settled, storages: Mapping[Value, Storage], packed: Packed
 ) -> tuple[Placement, ...]:
-    """One placement a plannable value, in order of definition."""
+    """One placement an instance of a plannable value, in order of definition; one for each pointer."""
+    producer = {value: node.name for node in graph.walk() for value in node.defs}
+    where = _places(settled.buffers, packed)
+    instances: dict[Value, list[Value]] = {}
+    for instance, made in settled.flow.instances.items():
+        if made.base not in settled.flow.pointers:
+            instances.setdefault(made.base, []).append(instance)
+    placements: list[Placement] = []
+    for value in graph.values():
+        if not isinstance(value.spec, TensorSpec):
+            continue
+        if value in settled.flow.pointers:
+            nowhere = Region("", 0, value.nbytes)
+            placements.append(Placement(value.name, str(value.spec), nowhere, (), -1, POINTER))
+        for instance in instances.get(value, ()):
+            empty = (Member(value, 0), storages[value].name if value in storages else packed.arenas[0].name, 0, -1)
+            member, storage, offset, number = where.get(instance, empty)
+            contexts = tuple(settled.flow.instances[instance].contexts)
+            placements.append(
+                Placement(
+                    value=value.name,
+                    spec=str(value.spec),
+                    region=Region(storage, offset, value.nbytes),
+                    live=settled.ranges.points(instance),
+                    buffer=number,
+                    how=member.how,
+                    shares=member.shares,
+                    producer=producer.get(value, ""),
+                    copies=contexts if any(contexts) else (),
+                )
+            )
+    return tuple(placements)
+
+
+def _places(buffers: tuple[SharedBuffer, ...], packed: Packed) -> dict[Value, tuple[Member, str, int, int]]:
+    """Of each instance: how it came into its buffer, the storage, the offset, the number of the buffer."""
     where: dict[Value, tuple[Member, str, int, int]] = {}
     index = 0
     for buffer in buffers:
@@ -120,27 +163,7 @@ def _placements(
         index += not buffer.home
         for member in buffer.members:
             where[member.value] = (member, home, base + member.offset, number)
-    producer = {value: node.name for node in graph.walk() for value in node.defs}
-    placements = []
-    for value in graph.values():
-        if not isinstance(value.spec, TensorSpec):
-            continue
-        nowhere = (Member(value, 0), storages[value].name if value in storages else packed.arenas[0].name, 0, -1)
-        member, storage, offset, number = where.get(value, nowhere)
-        region = Region(storage, offset, value.nbytes)
-        placements.append(
-            Placement(
-                value=value.name,
-                spec=str(value.spec),
-                region=region,
-                live=ranges.points(value),
-                buffer=number,
-                how=member.how,
-                shares=member.shares,
-                producer=producer.get(value, ""),
-            )
-        )
-    return tuple(placements)
+    return where
 
 
 def _outside(graph: Graph) -> list[Outside]:

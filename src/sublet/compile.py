@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from sublet.analysis.flow import flow
+from sublet.analysis.flow import Flow, flow
 from sublet.analysis.interference import interference
-from sublet.analysis.liveness import liveness
+from sublet.analysis.liveness import LiveRanges, liveness
 from sublet.analysis.schedule import Schedule, serial
-from sublet.analysis.sharing import share
+from sublet.analysis.settle import laid_out, settle
+from sublet.analysis.sharing import SharedBuffer, share
 from sublet.analysis.streams import streamed
 from sublet.assemble import Packed, always_live, assemble, bound_storages, in_one_arena, in_several_arenas
 from sublet.checker import require_valid
@@ -89,15 +90,24 @@ def plan_memory(
     verify(graph)
     if schedule is None:
         schedule = serial(graph) if options.streams == 1 else streamed(graph, options.streams)
-    timeline = flow(graph, schedule)
     storages = bound_storages(graph, io_bound=options.io == "bound", weights_bound=options.weights == "bound")
     homes = {value: (storage.name, storage.kind == "output") for value, storage in storages.items()}
-    ranges = always_live(liveness(timeline), graph.weights, len(timeline.points))
-    buffers = share(graph, timeline, ranges, alignment=align, homes=homes, merging=options.share)
+
+    def live(timeline: Flow) -> LiveRanges:
+        return always_live(liveness(timeline), graph.weights, len(timeline.points))
+
+    def shared(timeline: Flow, ranges: LiveRanges) -> tuple[SharedBuffer, ...]:
+        return share(graph, timeline, ranges, alignment=align, homes=homes, merging=options.share)
+
+    if options.share:
+        settled = settle(graph, schedule, live, shared, fixed=frozenset(homes))
+    else:
+        settled = laid_out(flow(graph, schedule), live, shared)
+    buffers = settled.buffers
     planned = tuple(buffer for buffer in buffers if not buffer.home)
-    problem = interference(planned, timeline, alignment=align, name=graph.name)
+    problem = interference(planned, settled.flow, alignment=align, name=graph.name)
     packed = _packed(problem, options, progress)
-    plan = assemble(graph, schedule, timeline, ranges, storages, buffers, packed, alignment=align, dims=dims or {})
+    plan = assemble(graph, schedule, settled, storages, packed, alignment=align, dims=dims or {})
     require_valid(graph, schedule, plan)
     return plan
 

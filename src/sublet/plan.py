@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from sublet.analysis.schedule import Schedule
 
 ARENA = "arena"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+POINTER = "pointer"
+"""How a value lives that has no bytes of its own: it stands for what control flow assigned to it last."""
+
+Context = tuple[tuple[str, int], ...]
+"""The copy of the body of each rolled loop around a node, as (loop, copy) pairs from the root down."""
 
 
 def bound_to(value: str) -> str:
@@ -52,9 +57,12 @@ class Placement:
 
     live      half-open ranges of points (see `analysis.flow`) at which its bytes are needed
     buffer    values of the same buffer are, or overlap, the same bytes on purpose; -1 outside the arena
-    how       "own", "view", "part", "inplace" or "carry": why it shares the buffer of `shares`
+    how       "own", "view", "part", "inplace" or "carry": why it shares the buffer of `shares`;
+              or "pointer": the region names no storage, and the value is where its source is
     shares    the value whose bytes it took, "" when it has its own
     producer  name of the node that writes it; "" for an input or weight
+    copies    the copies of the bodies around it in which the region is this one; empty for all. A value
+              with several placements is a multi-view tensor: its region changes from round to round
     """
 
     value: str
@@ -65,6 +73,7 @@ class Placement:
     how: str = "own"
     shares: str = ""
     producer: str = ""
+    copies: tuple[Context, ...] = ()
 
     @property
     def begin(self) -> int:
@@ -73,6 +82,34 @@ class Placement:
     @property
     def end(self) -> int:
         return self.live[-1][1] if self.live else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rolled:
+    """A loop whose values take turns among several regions.
+
+    Round c runs copy c of its body while c < first, then copy first + (c - first) % ring [NNC: the repeat of a
+    multi-view tensor; one with `first` is of type II]. A loop within copies of others has one record for each.
+    """
+
+    loop: str
+    within: Context
+    first: int
+    ring: int
+
+    def copy(self, counter: int) -> int:
+        """The copy that a round runs."""
+        return counter if counter < self.first else self.first + (counter - self.first) % self.ring
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedMove:
+    """Bytes that a loop or branch moves each time it passes an edge."""
+
+    edge: str
+    source: str
+    destination: str
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +144,8 @@ class MemoryPlan:
     points             names of what runs at each point of time, for pictures and messages
     dims               the dimension bindings the model was read with
     proof              the buffers that prove the lower bound: no two of them may overlap
+    rolled             the loops whose bodies have several copies in the plan
+    moves              what loops and branches copy; empty when no byte is moved
     stopped            "timeout" or "interrupt" when the search for a packing was cut short, else ""
     """
 
@@ -128,6 +167,8 @@ class MemoryPlan:
     points: tuple[str, ...]
     dims: tuple[tuple[str, int], ...] = ()
     proof: tuple[int, ...] = ()
+    rolled: tuple[Rolled, ...] = ()
+    moves: tuple[CopiedMove, ...] = ()
     stopped: str = ""
     version: int = FORMAT_VERSION
 

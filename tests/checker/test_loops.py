@@ -48,7 +48,7 @@ def test_a_captured_value_survives_all_rounds() -> None:
     found = messages(SIMPLE, {**IN_PLACE, "u": 8})
     assert found.splitlines() == [
         "node c: reads %k at arena[8, 16), but bytes [8, 16) hold nothing known "
-        "(%k by one path, %u by another) (keep the bytes of %k until here) [undefined]"
+        "(%u of an earlier round) (keep the bytes of %k until here) [undefined]"
     ]
 
 

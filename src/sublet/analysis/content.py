@@ -8,10 +8,12 @@ contents agree.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sublet.ir.graph import Graph, Node, Value
+from sublet.analysis.flow import Flow
+from sublet.ir.graph import Node, Value
 from sublet.ops import lookup
 
 
@@ -36,16 +38,24 @@ MAX_SEGMENTS = 1024
 MAX_ALL_SEGMENTS = 1 << 20
 
 
-def contents(graph: Graph) -> dict[Value, Content]:
-    """The content of every value of a program, in segments by ascending offset."""
-    found: dict[Value, Content] = {value: _own(value) for value in graph.values()}
+def contents(flow: Flow) -> dict[Value, Content]:
+    """The content of every instance of a program, in segments by ascending offset.
+
+    One that is written at several points counts as computed; a pointer's is its source's.
+    """
+    found: dict[Value, Content] = {value: _own(value) for value in flow.instances}
+    writes = Counter(value for point in flow.points for value in point.defs)
+    aliases = dict(flow.aliases)
     total = 0
-    for node in graph.walk():
-        if node.subgraphs:
+    for point in flow.points:
+        for value in point.defs:
+            if value in aliases:
+                found[value] = found[aliases[value]]
+        if point.kind != "run" or point.node is None:
             continue
-        for value, content in _derived(node, found):
+        for value, content in _derived(point.node, found):
             total += len(content)
-            if len(content) <= MAX_SEGMENTS and total <= MAX_ALL_SEGMENTS:
+            if len(content) <= MAX_SEGMENTS and total <= MAX_ALL_SEGMENTS and writes[value] == 1:
                 found[value] = content
     return found
 
@@ -56,12 +66,12 @@ def _derived(node: Node, found: dict[Value, Content]) -> Iterator[tuple[Value, C
     for share in op.views(node):
         base, view = node.inputs[share.input], node.outputs[share.output]
         if base is not None and view is not None:
-            yield view, _slice(found[base], share.offset, view.nbytes)
+            yield view, _slice(found.get(base) or _own(base), share.offset, view.nbytes)
     wholes: dict[Value, list[Segment]] = {}
     for share in op.parts(node):
         part, whole = node.inputs[share.input], node.outputs[share.output]
         if part is not None and whole is not None:
-            wholes.setdefault(whole, []).extend(_shift(found[part], share.offset))
+            wholes.setdefault(whole, []).extend(_shift(found.get(part) or _own(part), share.offset))
     for whole, parts in wholes.items():
         yield whole, _cover(whole, sorted(parts, key=lambda segment: segment.offset))
 

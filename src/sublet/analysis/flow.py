@@ -12,16 +12,25 @@ defines the inputs and weights), the last point ends it (it uses the outputs).
     fetch      takes one slice of every sequence
     next       stores the rows; moves the updates to the parameters, all at once
     exit       moves the parameters to the outputs
+
+A value that is only ever assigned by such moves may be a *pointer* instead [NNC: multi-view tensor]: it has no
+bytes of its own, and nothing moves; it stands for whatever was assigned to it. A loop with pointers is
+unrolled for planning, see `analysis.unroll`: each copy of its body knows what they stand for.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
+from sublet.analysis.instances import Instance, Instances, Reusable, never
 from sublet.analysis.schedule import Schedule, happens_before
+from sublet.analysis.unroll import Copies
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.plan import Context, Rolled
 
 Moves = tuple[tuple[Value, Value], ...]
+Way = tuple[str, Context, frozenset[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,8 @@ class Point:
 
     `moves` are the (source, destination) pairs of a parallel assignment among them. `path` names
     the step of every graph level the point lies in, as (level, step) pairs from the root down.
+    `copies` tells in which copy of the body of each unrolled loop around it the point lies. After the point
+    nobody asks for what `forgotten` values were before: they are pointers to what was not chosen.
     """
 
     kind: str
@@ -38,22 +49,38 @@ class Point:
     defs: tuple[Value, ...]
     moves: Moves
     path: tuple[tuple[int, int], ...]
+    copies: Context = ()
+    forgotten: tuple[Value, ...] = ()
 
     def __str__(self) -> str:
         name = self.node.name if self.node else ""
-        return name if self.kind == "run" else f"{self.kind} {name}".strip()
+        copy = "".join(f" @{copy}" for _, copy in self.copies)
+        return (name if self.kind == "run" else f"{self.kind} {name}".strip()) + copy
 
 
 @dataclass(frozen=True)
 class Flow:
     """Points in the order of the schedule, the points that may follow each, and the order between streams.
 
-    `levels[k][i]` is the bit set of steps that happen before step i of graph level k.
+    levels     `levels[k][i]` is the bit set of steps that happen before step i of graph level k
+    instances  what the points use and define, in order of definition in the program: a value itself, or what
+               it is in certain copies of unrolled loops
+    aliases    (instance, source): a pointer's instance is the bytes of its source
+    ways       for each alias the loop or branch that it comes out of, and by which of its ends
+    rolled     the unrolled loops
+    counterparts   (first, later): what a parameter stands for in a copy that runs once, and in the copy of the
+               ring that would run in its place: if both are the same bytes, the copies are alike
     """
 
     points: tuple[Point, ...]
     followers: tuple[tuple[int, ...], ...]
     levels: tuple[tuple[int, ...], ...]
+    instances: dict[Value, Instance]
+    aliases: tuple[tuple[Value, Value], ...] = ()
+    ways: Mapping[Value, Way] = field(default_factory=dict)
+    rolled: tuple[Rolled, ...] = ()
+    pointers: frozenset[Value] = frozenset()
+    counterparts: tuple[tuple[Value, Value], ...] = ()
 
     @property
     def serial(self) -> bool:
@@ -61,33 +88,68 @@ class Flow:
         return all(mask == (1 << i) - 1 for level in self.levels for i, mask in enumerate(level))
 
 
-def flow(graph: Graph, schedule: Schedule) -> Flow:
-    """The control flow graph of `graph` when it runs as `schedule` says."""
-    builder = _Builder()
-    builder.emit("start", None, defs=(*graph.inputs, *graph.weights))
+def flow(
+    graph: Graph, schedule: Schedule, pointers: frozenset[Value] = frozenset(), reusable: Reusable = never
+) -> Flow:
+    """The control flow graph of `graph` when it runs as `schedule` says.
+
+    `pointers` are the parameters, finals and branch outputs that own no bytes; `reusable` tells which updates may
+    be written over which parameters in one round. Raises Unrollable when a pointer cannot be one.
+    """
+    builder = _Builder(pointers, reusable)
+    builder.start(graph)
     builder.graph(graph, schedule, ())
     builder.emit("end", None, uses=graph.outputs)
-    return Flow(tuple(builder.points), tuple(map(tuple, builder.followers)), tuple(builder.levels))
+    return builder.finished(graph)
 
 
-@dataclass
 class _Builder:
-    points: list[Point] = field(default_factory=list)
-    followers: list[list[int]] = field(default_factory=list)
-    levels: list[tuple[int, ...]] = field(default_factory=list)
-    open: list[int] = field(default_factory=list)  # points that the next point follows
-    path: tuple[tuple[int, int], ...] = ()
+    def __init__(self, pointers: frozenset[Value], reusable: Reusable) -> None:
+        self.points: list[Point] = []
+        self.followers: list[list[int]] = []
+        self.levels: list[tuple[int, ...]] = []
+        self.open: list[int] = []  # points that the next point follows
+        self.path: tuple[tuple[int, int], ...] = ()
+        self.now = Instances(pointers, reusable)
+        self.ways: dict[Value, Way] = {}
+        self.rolled: list[Rolled] = []
+        self.counterparts: list[tuple[Value, Value]] = []
+
+    def finished(self, graph: Graph) -> Flow:
+        return Flow(
+            tuple(self.points),
+            tuple(map(tuple, self.followers)),
+            tuple(self.levels),
+            self.now.ordered(graph),
+            tuple(self.now.aliases.items()),
+            self.ways,
+            tuple(self.rolled),
+            self.now.pointers,
+            tuple(self.counterparts),
+        )
+
+    def start(self, graph: Graph) -> None:
+        self.emit("start", None, defs=(*graph.inputs, *graph.weights))
 
     def emit(
         self,
         kind: str,
         node: Node | None,
-        uses: tuple[Value, ...] = (),
-        defs: tuple[Value, ...] = (),
+        uses: Iterable[Value] = (),
+        defs: Iterable[Value] = (),
         moves: Moves = (),
     ) -> int:
+        """Add a point that uses and defines values of the program."""
         index = len(self.points)
-        self.points.append(Point(kind, node, uses, defs, moves, self.path))
+        read = self.now.stand_for(uses)
+        operands = None if node is None or node.subgraphs else self.now.operands(node.inputs)
+        sources = [self.now.operand(source) for source, _ in moves]
+        written = {value: self.now.define(value) for value in defs}
+        pairs = tuple((source, written[to]) for source, (_, to) in zip(sources, moves, strict=True))
+        if node is not None and operands is not None:
+            outputs = tuple(None if value is None else written[value] for value in node.outputs)
+            node = replace(node, inputs=operands, outputs=outputs)
+        self.points.append(Point(kind, node, read, tuple(written.values()), pairs, self.path, self.now.context))
         self.followers.append([])
         for point in self.open:
             self.followers[point].append(index)
@@ -121,22 +183,65 @@ class _Builder:
         path = self.path
         start = self.emit("branch", node, uses=(node.index,))
         ends: list[int] = []
-        for arm, schedule in zip(node.arms, bodies, strict=True):
+        before = self.now.snapshot()
+        results: list[tuple[tuple[Value, ...], ...]] = []
+        arms: list[tuple[Graph | None, Schedule | None, tuple[Value, ...]]] = [
+            (arm, schedule, arm.outputs) for arm, schedule in zip(node.arms, bodies, strict=True)
+        ]
+        arms += [(None, None, node.fallbacks)] if node.fallbacks else []
+        for arm, schedule, outputs in arms:
             self.open = [start]
-            self.graph(arm, schedule, path)
-            self.path = path
-            ends.append(self.move("yield", node, arm.outputs, node.outputs))
-        if node.fallbacks:
-            self.open = [start]
-            ends.append(self.move("yield", node, node.fallbacks, node.outputs))
+            if arm is not None and schedule is not None:
+                self.graph(arm, schedule, path)
+                self.path = path
+            ends.append(self.move("yield", node, outputs, node.outputs))
+            results.append(tuple(self.now.stand_for([output]) for output in outputs))
+            self.now.restore(before)
+        for position, output in enumerate(node.outputs):
+            if output is not None and output in self.now.pointers:
+                self.phi(node, output, ends, [several[position] for several in results])
+            elif output is not None:
+                self.now.define(output)
         self.open = ends
 
+    def phi(self, node: Node, pointer: Value, ends: list[int], sources: list[tuple[Value, ...]]) -> None:
+        """Let `pointer` stand for one of several sources, each assigned at one end of a loop or branch."""
+        candidates = tuple(dict.fromkeys(source for several in sources for source in several))
+        aliases = self.now.point_at(pointer, candidates)
+        for alias, source in zip(aliases, candidates, strict=True):
+            ways = frozenset(i for i, several in enumerate(sources) if source in several)
+            self.ways[alias] = (node.name, self.now.context, ways)
+        for i, end in enumerate(ends):
+            real = tuple(alias for alias in aliases if i in self.ways[alias][2])
+            rest = tuple(alias for alias in aliases if i not in self.ways[alias][2])
+            point = self.points[end]
+            self.points[end] = replace(point, defs=(*point.defs, *real), forgotten=(*point.forgotten, *rest))
+
     def loop(self, node: While, schedule: Schedule) -> None:
+        rolled = [value in self.now.pointers for value in node.parameters]
+        level = self.level(schedule)
         path = self.path
         stacked = tuple(value for value in node.stacked if value is not None)
         self.move("enter", node, node.inits, node.parameters, defs=stacked)
-        top = self.emit("round", node, defs=(node.counter,))
-        level = self.level(schedule)
+        copies = Copies(node, self.now, tuple(rolled))
+        exits: list[int] = []
+        tops: list[int] = []
+        while (again := copies.begin()) is None:
+            self.path = path
+            tops.append(len(self.points))
+            exits.append(self.round(node, schedule, level, path, stacked))
+            copies.end()
+        self.followers[self.open[0]].append(tops[again])
+        if any(rolled):
+            self.rolled.append(copies.rolled(again))
+            self.counterparts += copies.counterparts(again)
+        self.leave(node, copies, exits, stacked)
+
+    def round(
+        self, node: While, schedule: Schedule, level: int, path: tuple[tuple[int, int], ...], stacked: tuple[Value, ...]
+    ) -> int:
+        """One copy of the body; the point at which the loop may end."""
+        self.emit("round", node, defs=(node.counter,))
         self.nodes(node.body, schedule, level, 0, node.check, path)
         self.path = path
         check = self.emit("check", node, uses=(node.condition,))
@@ -144,10 +249,20 @@ class _Builder:
             self.emit("fetch", node, uses=node.sequences, defs=node.slices)
         self.nodes(node.body, schedule, level, node.check, len(schedule.steps), path)
         self.path = path
-        back = self.move("next", node, node.updates, node.parameters, uses=(*node.rows, *stacked))
-        self.followers[back].append(top)
-        self.open = [check]
-        self.move("exit", node, node.parameters, node.finals, uses=stacked)
+        self.move("next", node, node.updates, node.parameters, uses=(*node.rows, *stacked))
+        return check
+
+    def leave(self, node: While, copies: Copies, checks: list[int], stacked: tuple[Value, ...]) -> None:
+        """The ways out of the loop, one for every copy of its body."""
+        ends: list[int] = []
+        for number, check in enumerate(checks):
+            copies.recall(number)
+            self.open = [check]
+            ends.append(self.move("exit", node, node.parameters, node.finals, uses=stacked))
+        self.open = ends
+        for position, final in enumerate(node.finals):
+            if final is not None and final in self.now.pointers:
+                self.phi(node, final, ends, copies.stood_for(position))
 
     def move(
         self,
@@ -158,5 +273,8 @@ class _Builder:
         uses: tuple[Value, ...] = (),
         defs: tuple[Value, ...] = (),
     ) -> int:
-        pairs = tuple((s, d) for s, d in zip(sources, destinations, strict=True) if d is not None)
-        return self.emit(kind, node, (*(s for s, _ in pairs), *uses), (*(d for _, d in pairs), *defs), pairs)
+        """A parallel assignment; pointers take no part in it, but what they will stand for is needed."""
+        pairs = [(s, d) for s, d in zip(sources, destinations, strict=True) if d is not None]
+        real = tuple((s, d) for s, d in pairs if d not in self.now.pointers)
+        read = (*(s for s, _ in pairs), *uses)
+        return self.emit(kind, node, read, (*(d for _, d in real), *defs), real)

@@ -55,7 +55,7 @@ def liveness(flow: Flow) -> LiveRanges:
     blocks = _basic_blocks(flow)
     values: dict[Value, int] = {}
     for point in flow.points:
-        for value in (*point.defs, *point.uses):
+        for value in (*point.defs, *point.forgotten, *point.uses):
             values.setdefault(value, len(values))
     live_out = _solve(flow, blocks, values)
     names = list(values)
@@ -82,7 +82,7 @@ def _solve(flow: Flow, blocks: list[tuple[int, int]], values: dict[Value, int]) 
     for begin, end in blocks:
         used = defined = 0
         for point in reversed(flow.points[begin:end]):
-            defs = _mask(point.defs, values)
+            defs = _mask((*point.defs, *point.forgotten), values)
             used = used & ~defs | _mask(point.uses, values)
             defined |= defs
         use.append(used)
@@ -111,6 +111,10 @@ def _scan(flow: Flow, begin: int, end: int, live_out: list[Value], pieces: dict[
         point = flow.points[t]
         for value in point.defs:
             pieces[value].append((2 * t + 1, ends.pop(value, 2 * t + 2)))
+        for value in point.forgotten:
+            last = ends.pop(value, 0)
+            if last > 2 * t + 2:
+                pieces[value].append((2 * t + 2, last))
         for value in point.uses:
             ends.setdefault(value, 2 * t + 1)
     for value, last in ends.items():

@@ -15,9 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sublet.analysis.content import Content, agree
+from sublet.analysis.flow import Way
 from sublet.analysis.liveness import LiveRanges, Pieces, merge
 from sublet.analysis.order import Concurrency
 from sublet.ir.graph import Value
+
+Permitted = frozenset[tuple[int, Value, Value]]
+"""Where a value may be written over another that is read last at that point: (point, read, written)."""
+
+NOWHERE: Permitted = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +70,10 @@ class Merger:
     groups: dict[Value, Group]
     offsets: dict[Value, int]
     curve: NDArray[np.int64]
-    permitted: frozenset[tuple[int, Value, Value]]
+    permitted: Permitted
     copies: Mapping[tuple[Value, Value], tuple[Copy, ...]]
+    ways: Mapping[Value, Way]
+    rewritten: Mapping[Value, tuple[int, ...]]  # the points that write a value, where there are several
     merging: tuple[Group, ...] = ()  # the parent's group and the child's, during a merge
     unwritten: set[Value] = field(default_factory=set)  # views that lie in their base, so that nothing writes them
 
@@ -89,6 +97,15 @@ class Merger:
             return False
         self._commit(how, child, parent, a, b, union, shift)
         return True
+
+    def join(self, alias: Value, source: Value) -> None:
+        """Put an alias, which nothing writes, where its source is, whatever that costs."""
+        a, b = self.groups.get(source), self.groups.get(alias)
+        if a is None or b is None:
+            return
+        self.unwritten.add(alias)
+        shift = self.offsets[source] - self.offsets[alias]
+        self._commit("pointer", alias, source, a, b, _union(a, b, shift), shift)
 
     def _homes_allow(self, how: str, a: Group, b: Group, shift: int) -> bool:
         if a.home and b.home:
@@ -118,10 +135,22 @@ class Merger:
         """
         if not agree(self.contents[x.value], x.offset, self.contents[y.value], y.offset + shift):
             return False
+        if self._outdated(x.value) or self._outdated(y.value):
+            return False
         if self._copied_over(x.value, y.value, shift) or self._copied_over(y.value, x.value, shift):
             return False
         written = ((x.value, y.value), (y.value, x.value))
         return not any(a not in self.unwritten and self.concurrency.may_write_during(a, b) for a, b in written)
+
+    def _outdated(self, value: Value) -> bool:
+        """Whether a value lives on while what its bytes are copies of is written anew, in another round."""
+        return any(
+            begin < 2 * point + 1 < end
+            for segment in self.contents[value]
+            if segment.token is not value
+            for point in self.rewritten.get(segment.token, ())
+            for begin, end in self.ranges.halves[value]
+        )
 
     def _copied_over(self, operand: Value, output: Value, shift: int) -> bool:
         """Whether the node that makes `output` of `operand` copies anything onto the operand's bytes."""
@@ -146,23 +175,14 @@ class Merger:
         """Whether the lives of two values are disjoint, or touch only where one may replace the other."""
         if self.concurrency.may_meet(x, y):
             return False
-        i = j = 0
-        p, q = self.ranges.halves[x], self.ranges.halves[y]
-        while i < len(p) and j < len(q):
-            ordered = p[i] <= q[j]
-            (_, end), (begin, _) = (p[i], q[j]) if ordered else (q[j], p[i])
-            if end > begin:
-                return False
-            # An odd half point is a write: here one value is read last and the other written first.
-            if end == begin and end % 2:
-                last, first = (x, y) if ordered else (y, x)
-                if not same_place or (end // 2, last, first) not in self.permitted:
-                    return False
-            if p[i][1] <= q[j][1]:
-                i += 1
-            else:
-                j += 1
-        return True
+        if self._alternatives(x, y):
+            return True
+        return take_turns(self.ranges, self.permitted if same_place else NOWHERE, x, y)
+
+    def _alternatives(self, x: Value, y: Value) -> bool:
+        """Whether two aliases come out of one loop or branch by different ends, so that one of them is nothing."""
+        a, b = self.ways.get(x), self.ways.get(y)
+        return a is not None and b is not None and a[:2] == b[:2] and not a[2] & b[2]
 
     def _raises_peak(self, a: Group, b: Group, union: Group) -> bool:
         if not union.live:
@@ -185,6 +205,27 @@ class Merger:
             self.offsets[moved.value] = moved.offset
         for member in union.members:
             self.groups[member.value] = union
+
+
+def take_turns(ranges: LiveRanges, permitted: Permitted, x: Value, y: Value) -> bool:
+    """Whether the lives of two values are disjoint, or touch only where one may be written over the other."""
+    i = j = 0
+    p, q = ranges.halves.get(x, ()), ranges.halves.get(y, ())
+    while i < len(p) and j < len(q):
+        ordered = p[i] <= q[j]
+        (_, end), (begin, _) = (p[i], q[j]) if ordered else (q[j], p[i])
+        if end > begin:
+            return False
+        # An odd half point is a write: here one value is read last and the other written first.
+        if end == begin and end % 2:
+            last, first = (x, y) if ordered else (y, x)
+            if (end // 2, last, first) not in permitted:
+                return False
+        if p[i][1] <= q[j][1]:
+            i += 1
+        else:
+            j += 1
+    return True
 
 
 def _union(a: Group, b: Group, shift: int) -> Group:

@@ -2,6 +2,7 @@
 
 Starting from one buffer a value, buffers are merged, in this order, wherever `merging` allows it:
 
+    pointer  an instance of a pointer and what it stands for there; always
     view     an output that is bytes of an input
     part     a concatenation's operand, written at its place in the output
     inplace  an output that takes over an input's bytes
@@ -18,7 +19,7 @@ import numpy as np
 from sublet.analysis.content import contents
 from sublet.analysis.flow import Flow, Point
 from sublet.analysis.liveness import LiveRanges, Pieces
-from sublet.analysis.merging import Copy, Group, Member, Merger, add
+from sublet.analysis.merging import Copy, Group, Member, Merger, Permitted, add
 from sublet.analysis.order import Concurrency
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops import Share, lookup
@@ -53,6 +54,8 @@ def share(
     may write it. Values of zero bytes and values that cannot be planned get no buffer.
     """
     merger = _start(graph, flow, ranges, alignment, homes or {})
+    for alias, source in flow.aliases:
+        merger.join(alias, source)
     if not merging:
         return _finish(merger)
     nodes = [point.node for point in flow.points if point.kind == "run" and point.node]
@@ -66,7 +69,20 @@ def share(
         _take_over(merger, node)
     for point in flow.points:
         _carry(merger, point)
+    for first, later in flow.counterparts:
+        merger.merge("carry", first, later, 0)
     return _finish(merger)
+
+
+def copied(flow: Flow, buffers: tuple[SharedBuffer, ...]) -> list[tuple[Point, Value, Value]]:
+    """The control flow moves that copy bytes: (point, source, destination) whose places differ."""
+    places = {member.value: (i, member.offset) for i, buffer in enumerate(buffers) for member in buffer.members}
+    return [
+        (point, source, to)
+        for point in flow.points
+        for source, to in point.moves
+        if to.nbytes and places.get(source) != places.get(to)
+    ]
 
 
 def _start(
@@ -76,7 +92,7 @@ def _start(
     curve = np.zeros(len(flow.points), dtype=np.int64)
     groups: dict[Value, Group] = {}
     filled = {*graph.inputs, *graph.weights}
-    for value in graph.values():
+    for value in flow.instances:
         if value.nbytes:
             home, writable = homes.get(value, ("", True))
             live = ranges.points(value)
@@ -86,12 +102,14 @@ def _start(
         alignment=alignment,
         ranges=ranges,
         concurrency=Concurrency(flow),
-        contents=contents(graph),
+        contents=contents(flow),
         groups=groups,
         offsets=dict.fromkeys(groups, 0),
         curve=curve,
-        permitted=frozenset(_permitted(flow)),
+        permitted=permitted(flow),
         copies=_copies(flow),
+        ways=flow.ways,
+        rewritten=_rewritten(flow),
     )
 
 
@@ -103,12 +121,25 @@ def _pairs(node: Node, shares: tuple[Share, ...]) -> Iterator[tuple[Value, Value
             yield output, source, share.offset
 
 
+def permitted(flow: Flow) -> Permitted:
+    """Where ops and moves may write a value over another."""
+    return frozenset(_permitted(flow))
+
+
 def _permitted(flow: Flow) -> Iterator[tuple[int, Value, Value]]:
-    """Where a value may be written over another that is read last at that point: (point, read, written)."""
     for t, point in enumerate(flow.points):
         yield from ((t, source, destination) for source, destination in point.moves)
         if point.kind == "run" and point.node:
             yield from ((t, source, output) for output, source in _inplace(point.node))
+
+
+def _rewritten(flow: Flow) -> dict[Value, tuple[int, ...]]:
+    """The points at which each value is written that is written at several."""
+    points: dict[Value, list[int]] = {}
+    for t, point in enumerate(flow.points):
+        for value in point.defs:
+            points.setdefault(value, []).append(t)
+    return {value: tuple(several) for value, several in points.items() if len(several) > 1}
 
 
 def _copies(flow: Flow) -> dict[tuple[Value, Value], tuple[Copy, ...]]:

@@ -2,12 +2,13 @@
 
 An op's node is one action. A branch or a loop is several: the parallel moves at its edges, the
 fetching of slices, the storing of rows. The replay performs actions; the race rule compares them.
+Where values take turns among regions, an action is of one copy of the bodies around it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sublet.checker.contents import Source, cut
 from sublet.checker.layout import Layout
@@ -36,33 +37,6 @@ class Action:
 
 
 @dataclass(frozen=True)
-class LoopActions:
-    """The edges of a While, in the order in which a round passes them."""
-
-    enter: Action
-    head: Action
-    test: Action
-    fetch: Action
-    store: Action
-    back: Action
-    leave: Action
-
-    def all(self) -> tuple[Action, ...]:
-        return self.enter, self.head, self.test, self.fetch, self.store, self.back, self.leave
-
-
-@dataclass(frozen=True)
-class CaseActions:
-    """The index, and the end of every arm; the fallbacks count as one more arm, the last."""
-
-    index: Action
-    ends: tuple[Action, ...] = field(default=())
-
-    def all(self) -> tuple[Action, ...]:
-        return self.index, *self.ends
-
-
-@dataclass(frozen=True)
 class Actions:
     """Builds the actions of nodes from where values lie and what their bytes are."""
 
@@ -72,6 +46,16 @@ class Actions:
 
     def content(self, value: Value) -> Content:
         return self.contents.get(value.name, ())
+
+    def of(self, node: Node) -> tuple[Action, ...]:
+        """All actions of a node, in the order in which it passes them."""
+        if isinstance(node, While):
+            edges = (self.enter, self.head, self.test, self.fetch, self.store, self.back, self.leave)
+            return tuple(edge(node) for edge in edges)
+        if isinstance(node, CaseOf):
+            ends = len(node.arms) + bool(node.fallbacks)
+            return (self.index(node), *(self.end_of_arm(node, position) for position in range(ends)))
+        return (self.of_op(node),)
 
     def of_op(self, node: Node) -> Action:
         """A kernel, or copies of views and parts; what is in place already is neither read nor written."""
@@ -107,36 +91,56 @@ class Actions:
         part = Region(region.storage, region.offset + source.at, source.length)
         return Write(part, cut(self.content(out), source.at, source.length), value=out.name)
 
-    def of_case(self, node: CaseOf) -> CaseActions:
-        ends = [
-            self.moves(f"case {node.name}, end of arm {i}", arm.outputs, node.outputs)
-            for i, arm in enumerate(node.arms)
-        ]
-        if node.fallbacks:
-            ends.append(self.moves(f"case {node.name}, fallbacks", node.fallbacks, node.outputs))
-        return CaseActions(Action(f"case {node.name}, index", node.uses[:1]), tuple(ends))
+    def index(self, node: CaseOf) -> Action:
+        """A branch reads its index."""
+        return Action(f"case {node.name}, index", node.uses[:1])
 
-    def of_loop(self, node: While) -> LoopActions:
-        where = f"loop {node.name}"
-        stacked = [value for value in node.stacked if value is not None]
+    def end_of_arm(self, node: CaseOf, position: int) -> Action:
+        """The end of an arm, or, after the last, of the way that takes the fallbacks."""
+        if position < len(node.arms):
+            return self.moves(f"case {node.name}, end of arm {position}", node.arms[position].outputs, node.outputs)
+        return self.moves(f"case {node.name}, fallbacks", node.fallbacks, node.outputs)
+
+    def enter(self, node: While) -> Action:
+        """The initial values become the parameters."""
+        enter = self.moves(f"loop {node.name}, entry", node.inits, node.parameters)
+        return Action(enter.where, enter.reads, (*enter.writes, *self._fresh(_stacked(node))))
+
+    def head(self, node: While) -> Action:
+        """A round begins: the counter."""
+        return Action(f"loop {node.name}, start of a round", writes=tuple(self._fresh(node.body.inputs[:1])))
+
+    def test(self, node: While) -> Action:
+        """The condition is read."""
+        return Action(f"loop {node.name}, condition", (node.condition,))
+
+    def fetch(self, node: While) -> Action:
+        """One slice of every sequence."""
+        reads = tuple(dict.fromkeys(node.sequences))
+        return Action(f"loop {node.name}, slices", reads, tuple(self._fresh(node.slices)))
+
+    def store(self, node: While) -> Action:
+        """The rows go to their sequences."""
         rows = [row for row, out in zip(node.rows, node.stacked, strict=False) if out is not None]
-        enter = self.moves(f"{where}, entry", node.inits, node.parameters)
-        return LoopActions(
-            enter=Action(enter.where, enter.reads, (*enter.writes, *self._fresh(stacked))),
-            head=Action(f"{where}, start of a round", writes=tuple(self._fresh(node.body.inputs[:1]))),
-            test=Action(f"{where}, condition", (node.condition,)),
-            fetch=Action(f"{where}, slices", tuple(dict.fromkeys(node.sequences)), tuple(self._fresh(node.slices))),
-            store=Action(f"{where}, rows", tuple(dict.fromkeys((*rows, *stacked))), tuple(self._fresh(stacked))),
-            back=self.moves(f"{where}, end of a round", node.updates, node.parameters),
-            leave=self.moves(f"{where}, exit", node.parameters, node.finals),
-        )
+        stacked = _stacked(node)
+        return Action(f"loop {node.name}, rows", tuple(dict.fromkeys((*rows, *stacked))), tuple(self._fresh(stacked)))
+
+    def back(self, node: While) -> Action:
+        """The updates become the parameters of the next round."""
+        return self.moves(f"loop {node.name}, end of a round", node.updates, node.parameters)
+
+    def leave(self, node: While) -> Action:
+        """The parameters become the outputs."""
+        return self.moves(f"loop {node.name}, exit", node.parameters, node.finals)
 
     def moves(self, where: str, sources: Sequence[Value], targets: Sequence[Value | None]) -> Action:
-        """A parallel assignment. Every target is new bytes, also where it already lies in place."""
+        """A parallel assignment. Every target is new bytes, also where it already lies in place; but a pointer
+        only comes to stand for its source.
+        """
         pairs = [(source, to) for source, to in zip(sources, targets, strict=False) if to is not None]
         writes = []
         for source, target in pairs:
-            region = self.layout.region(target)
+            region = None if target.name in self.layout.pointers else self.layout.region(target)
             if region is not None:
                 touched = self.layout.region(source) != region
                 writes.append(Write(region, self.content(target), touched, target.name))
@@ -147,6 +151,10 @@ class Actions:
             region = self.layout.region(value)
             if region is not None:
                 yield Write(region, self.content(value), value=value.name)
+
+
+def _stacked(node: While) -> list[Value]:
+    return [value for value in node.stacked if value is not None]
 
 
 def _merged(writes: list[Write]) -> Iterator[Write]:

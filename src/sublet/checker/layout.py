@@ -2,18 +2,18 @@
 
 Rules: unknown-value, outside-placed, duplicate-placement, unplaced-value, wrong-spec, wrong-size,
 misaligned, bad-alignment, duplicate-storage, storage-kind, unknown-storage, out-of-storage,
-bound-storage, arena-size, initial-overlap, illegal-graph, false-bound, outside-untold.
+bound-storage, arena-size, initial-overlap, illegal-graph, false-bound, outside-untold, bad-copies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from sublet.errors import Finding
-from sublet.ir.graph import Graph, Value
-from sublet.plan import ARENA, MemoryPlan, Placement, Region, Storage, bound_to
+from sublet.ir.graph import CaseOf, Graph, Value, While
+from sublet.plan import ARENA, POINTER, Context, MemoryPlan, Placement, Region, Rolled, Storage, bound_to
 
 READ_ONLY = ("weight", "input")
 """Kinds of storage that are the caller's and that the network never writes."""
@@ -23,15 +23,35 @@ READ_ONLY = ("weight", "input")
 class Layout:
     """The region of every placed value that has bytes, and the storages by name.
 
-    A region here always has as many bytes as its value, whatever the plan says.
+    A region here always has as many bytes as its value, whatever the plan says. A value in `turning` has
+    several, each for certain copies of the bodies around it; one in `pointers` has none of its own.
     """
 
     regions: Mapping[str, Region]
     storages: Mapping[str, Storage]
+    turning: Mapping[str, tuple[tuple[Context, Region], ...]]
+    pointers: frozenset[str]
+    rolled: Mapping[tuple[str, Context], Rolled]
+    context: Context = ()
+    pointed: Mapping[str, Region] = field(default_factory=dict)
 
     def region(self, value: Value) -> Region | None:
         """Where the value lies; None when it has no bytes or no place."""
-        return self.regions.get(value.name)
+        name = value.name
+        if name in self.pointers:
+            return self.pointed.get(name)
+        if name in self.turning:
+            turns = self.turning[name]
+            return next((region for context, region in turns if self.context[: len(context)] == context), None)
+        return self.regions.get(name)
+
+    def moves_about(self, value: Value) -> bool:
+        """Whether the region of the value depends on where and when."""
+        return value.name in self.pointers or value.name in self.turning
+
+    def here(self, context: Context, pointed: Mapping[str, Region]) -> Layout:
+        """The layout in one copy of the bodies around, with what pointers stand for now."""
+        return replace(self, context=context, pointed=pointed)
 
     def read_only(self, region: Region) -> bool:
         return self.storages[region.storage].kind in READ_ONLY
@@ -41,27 +61,62 @@ def lay_out(graph: Graph, plan: MemoryPlan) -> tuple[Layout, list[Finding]]:
     """The layout that the plan describes, and everything that is wrong with it by itself."""
     values = {value.name: value for value in graph.values()}
     storages = {storage.name: storage for storage in plan.storages}
-    findings = [*_names(graph), *_storages(graph, plan), *_claims(graph, plan)]
+    findings = [*_names(graph), *_storages(graph, plan), *_claims(graph, plan), *_copies(graph, plan)]
     if plan.alignment < 1:
         findings.append(Finding("bad-alignment", "the plan", f"alignment {plan.alignment} is less than 1"))
     regions: dict[str, Region] = {}
-    placed: set[str] = set()
+    turning: dict[str, list[tuple[Context, Region]]] = {}
+    pointers = {placement.value for placement in plan.placements if placement.how == POINTER}
+    placed: set[tuple[str, Context]] = set()
     for placement in plan.placements:
-        if placement.value in placed:
+        contexts = placement.copies or ((),)
+        if any(_within(context, other) for context in contexts for name, other in placed if name == placement.value):
             findings.append(Finding("duplicate-placement", f"value %{placement.value}", "is placed twice"))
             continue
-        placed.add(placement.value)
+        placed.update((placement.value, context) for context in contexts)
         value = values.get(placement.value)
         findings += _placement(placement, value, storages, plan.alignment)
-        region = placement.region
-        if value is not None and value.nbytes and region.storage in storages:
-            regions[value.name] = Region(region.storage, region.offset, value.nbytes)
+        if value is None or not value.nbytes or placement.region.storage not in storages:
+            continue
+        region = Region(placement.region.storage, placement.region.offset, value.nbytes)
+        if placement.copies:
+            turning.setdefault(value.name, []).extend((context, region) for context in placement.copies)
+        else:
+            regions[value.name] = region
+    named = {name for name, _ in placed}
     for value in values.values():
-        if value.plannable and value.name not in placed:
+        if value.plannable and value.name not in named:
             fix = "every value that is not outside the plan needs bytes"
             findings.append(Finding("unplaced-value", f"value {value}", f"{value.spec} has no placement", fix))
-    layout = Layout(regions, storages)
+    rolled = {(record.loop, record.within): record for record in plan.rolled}
+    frozen = {name: tuple(turns) for name, turns in turning.items()}
+    layout = Layout(regions, storages, frozen, frozenset(pointers), rolled)
     return layout, [*findings, *_bound(graph, layout), *_initial_overlaps(graph, layout)]
+
+
+def _within(context: Context, other: Context) -> bool:
+    """Whether one of two contexts lies within the other."""
+    shorter = min(len(context), len(other))
+    return context[:shorter] == other[:shorter]
+
+
+def _copies(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
+    """Loops are rolled, and pointers assigned, as their nodes allow."""
+    loops = {node.name for node in graph.walk() if isinstance(node, While)}
+    for record in plan.rolled:
+        if record.loop not in loops or record.first < 0 or record.ring < 1:
+            what = f"runs {record.first} copies and then a ring of {record.ring}"
+            yield Finding("bad-copies", f"loop {record.loop}", what, "a loop of the graph needs a ring of at least one")
+    assigned: set[str] = set()
+    for node in graph.walk():
+        if isinstance(node, While):
+            assigned.update(value.name for value in (*node.parameters, *node.finals) if value is not None)
+        elif isinstance(node, CaseOf):
+            assigned.update(value.name for value in node.defs)
+    for placement in plan.placements:
+        if placement.how == POINTER and placement.value not in assigned:
+            what = "is said to stand for another value, but no loop or branch assigns it"
+            yield Finding("bad-copies", f"value %{placement.value}", what)
 
 
 def _names(graph: Graph) -> Iterator[Finding]:
@@ -130,6 +185,10 @@ def _placement(
     if not value.plannable:
         yield Finding("outside-placed", where, f"is placed, but {value.spec} cannot be planned")
         return
+    if placement.how == POINTER:
+        if placement.copies or placement.region.storage:
+            yield Finding("bad-copies", where, "stands for another value, and has no region of its own")
+        return
     if placement.spec != str(value.spec):
         yield Finding("wrong-spec", where, f"is placed as {placement.spec}, but is {value.spec}")
     if region.nbytes != value.nbytes:
@@ -148,10 +207,12 @@ def _bound(graph: Graph, layout: Layout) -> Iterator[Finding]:
     """What the caller hands in or takes out lies where the caller looks for it."""
     owners = (("weight", graph.weights), ("input", graph.inputs), ("output", dict.fromkeys(graph.outputs)))
     for kind, value in chain.from_iterable(((kind, value) for value in group) for kind, group in owners):
-        region = layout.region(value)
+        region, own = layout.region(value), layout.storages.get(bound_to(value.name))
+        if own is not None and value.nbytes and layout.moves_about(value):
+            yield Finding("bound-storage", f"{kind} {value}", "lies in several places, but the plan binds it to one")
         if region is None:
             continue
-        own, actual = layout.storages.get(bound_to(value.name)), layout.storages[region.storage]
+        actual = layout.storages[region.storage]
         if own is not None and own.kind == kind and (region.storage, region.offset) != (bound_to(value.name), 0):
             what = f"lies at {span(region)}, but the plan binds it to storage {bound_to(value.name)}"
             yield Finding("bound-storage", f"{kind} {value}", what)

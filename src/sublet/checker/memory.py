@@ -11,7 +11,7 @@ ever replace facts by fixed facts or by nothing, so the fixpoint of a loop is re
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -96,6 +96,14 @@ class Memory:
         if begin < end:
             yield Segment(begin, end, None, 0, _UNWRITTEN)
 
+    def renamed(self, rename: Callable[[str | None], str | None]) -> Memory:
+        """The memory with other names for its tokens; None for bytes that are forgotten."""
+        tracks = {}
+        for storage, track in self.tracks.items():
+            fresh = [_renamed(segment, rename(segment.token)) for segment in track]
+            tracks[storage] = track if fresh == track else fresh
+        return Memory(tracks)
+
     def known_bytes(self) -> int:
         """How many bytes hold something known."""
         return sum(
@@ -104,6 +112,12 @@ class Memory:
             for segment in track
             if segment.token is not None
         )
+
+
+def _renamed(segment: Segment, token: str | None) -> Segment:
+    if token is None and segment.token is not None:
+        return segment._replace(token=None, writer=f"%{segment.token} of an earlier round")
+    return segment._replace(token=token)
 
 
 def meet(one: Memory, other: Memory) -> Memory:

@@ -8,45 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sublet.checker.actions import Action, CaseActions, LoopActions
+from sublet.checker.actions import Action
 from sublet.checker.contents import facts
 from sublet.checker.layout import Layout, overlapping, span
 from sublet.errors import Finding
-from sublet.ir.graph import Node, Value
+from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.plan import Region
 
-AnyActions = Action | CaseActions | LoopActions
 
-
-def check_overlaps(node: Node, actions: AnyActions, layout: Layout) -> Iterator[Finding]:
-    """All findings about one node alone."""
-    if isinstance(actions, Action):
-        yield from _inputs_overwritten(node, actions, layout)
-        yield from _outputs_overlap(node, actions, layout)
-        yield from _read_only_written(actions, layout)
+def check_overlaps(node: Node, action: Action, layout: Layout) -> Iterator[Finding]:
+    """All findings about one action of a node alone."""
+    yield from _read_only_written(action, layout)
+    if not isinstance(node, While | CaseOf):
+        yield from _inputs_overwritten(node, action, layout)
+        yield from _outputs_overlap(node, action, layout)
         return
-    for action in actions.all():
-        yield from _read_only_written(action, layout)
-        targets = [(write.region, write.value) for write in action.writes]
-        for (one_region, one), (other_region, other) in overlapping(targets):
-            what = f"moves %{one} to {span(one_region)} and %{other} to {span(other_region)} at once"
-            yield Finding("moves-overlap", action.where, what, "place them apart")
-    if isinstance(actions, LoopActions):
-        yield from _clobbered_while_read(actions.fetch, layout)
-        yield from _clobbered_while_read(actions.store, layout)
+    targets = [(write.region, write.value) for write in action.writes]
+    for (one_region, one), (other_region, other) in overlapping(targets):
+        what = f"moves %{one} to {span(one_region)} and %{other} to {span(other_region)} at once"
+        yield Finding("moves-overlap", action.where, what, "place them apart")
+    if action.where.endswith((", slices", ", rows")):
+        yield from _clobbered_while_read(action, layout)
 
 
 def _inputs_overwritten(node: Node, action: Action, layout: Layout) -> Iterator[Finding]:
     allowed = {(share.output, share.input) for share in facts(node).inplace(node) if share.offset == 0}
     reads = set(action.reads)
-    positions = {out.name: i for i, out in enumerate(node.outputs) if out is not None}
+    outs = {i: out for i, out in enumerate(node.outputs) if out is not None}
+    positions = {out.name: i for i, out in outs.items()}
     for write in action.writes:
         out = positions[write.value]
         for position, value in enumerate(node.inputs):
             region = layout.region(value) if value is not None and value in reads else None
             if value is None or region is None or not shares_bytes(write.region, region):
                 continue
-            if (out, position) in allowed and region == layout.regions[write.value]:
+            if (out, position) in allowed and region == layout.region(outs[out]):
                 continue
             what = f"writes %{write.value} at {span(write.region)} over its own input {value} at {span(region)}"
             fix = f"{node.op} does not write output {out} over input {position}; place them apart"

@@ -9,17 +9,18 @@ Rule: race.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 from sublet.analysis.schedule import Schedule, happens_before
 from sublet.checker.actions import Action
 from sublet.checker.layout import Layout, span
-from sublet.checker.overlaps import AnyActions
 from sublet.errors import Finding
 from sublet.ir.graph import Graph, Node
 from sublet.plan import Region
+
+NodeActions = Mapping[str, Sequence[Action]]
 
 
 class Access(NamedTuple):
@@ -30,9 +31,7 @@ class Access(NamedTuple):
     writes: bool
 
 
-def check_races(
-    graph: Graph, schedule: Schedule, layout: Layout, actions: Mapping[str, AnyActions]
-) -> Iterator[Finding]:
+def check_races(graph: Graph, schedule: Schedule, layout: Layout, actions: NodeActions) -> Iterator[Finding]:
     """Every pair of steps that race, in the graph and its sub-graphs."""
     if len({step.stream for step in schedule.steps}) > 1:
         yield from _races(graph, schedule, layout, actions)
@@ -41,7 +40,7 @@ def check_races(
             yield from check_races(sub, body, layout, actions)
 
 
-def _races(graph: Graph, schedule: Schedule, layout: Layout, actions: Mapping[str, AnyActions]) -> Iterator[Finding]:
+def _races(graph: Graph, schedule: Schedule, layout: Layout, actions: NodeActions) -> Iterator[Finding]:
     nodes = {node.name: node for node in graph.nodes}
     accesses: list[Access] = []
     for i, step in enumerate(schedule.steps):
@@ -64,10 +63,9 @@ def _race(schedule: Schedule, one: Access, other: Access) -> Finding:
     return Finding("race", f"node {late}", what, f"wait for {early}, or place the values apart")
 
 
-def _touched(node: Node, layout: Layout, actions: Mapping[str, AnyActions]) -> Iterator[tuple[Region, bool]]:
+def _touched(node: Node, layout: Layout, actions: NodeActions) -> Iterator[tuple[Region, bool]]:
     """All bytes that a node and its sub-graphs read (False) and write (True)."""
-    own = actions[node.name]
-    for action in (own,) if isinstance(own, Action) else own.all():
+    for action in actions[node.name]:
         for value in action.reads:
             region = layout.region(value)
             if region is not None:

@@ -1,139 +1,294 @@
 """The replay: runs the schedule over abstract memory and looks at every byte that is read.
 
-A branch runs every arm from the same memory and keeps what all ends agree on. A loop runs its body
-until the memory at its head is what both the entry and the back edge agree on; what is wrong is
-reported from that last round only.
+A branch runs every arm from the same state; states in which all pointers stand for the same become one, of what
+their memories agree on. A loop runs its body until the states at its head are what both the entry and the back
+edges agree on, for each copy of its body that the plan has; what is wrong is reported from the last time only.
 
-Invariant: the memory at the entry of a loop holds no token of its body. So at the head of a round no
-bytes of an earlier round are left, though a value has the same token in every round: the entry does
-not agree. (Around an outer loop the same holds for its own head.) Parameters, whose tokens both
-edges do write, are written anew by both, so only their regions hold them.
+Invariant: the memory at the entry of a loop holds no token of its body. So at the head of a round no bytes of an
+earlier round are left under a name of this one, see `state`. Parameters with bytes of their own, whose tokens
+both edges do write, are written anew by both, so only their regions hold them.
 
 Rules: clobbered (other bytes lie where a value is read), undefined (nothing known lies there),
-output-lost, weight-clobbered.
+output-lost, weight-clobbered, too-many-states; and those of `overlaps`, for each copy of a body.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import reduce
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from sublet.analysis.schedule import Schedule
-from sublet.checker.actions import Action, CaseActions, LoopActions
-from sublet.checker.contents import whole
+from sublet.checker.actions import Action, Actions
+from sublet.checker.contents import Source, whole
 from sublet.checker.layout import Layout, span
 from sublet.checker.memory import Content, Memory, Segment, meet
-from sublet.checker.overlaps import AnyActions
+from sublet.checker.overlaps import check_overlaps
+from sublet.checker.state import EARLIER, ENDED, State, Target, shown
 from sublet.errors import Finding
-from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.plan import Region
+from sublet.ir.graph import CaseOf, Graph, Node, Value, While, captures
+from sublet.plan import Context, Region
 
 SHOWN = 3
 """How many ranges of wrong bytes a message lists."""
 
+MOST_STATES = 4096
+"""A plan whose pointers can stand for more combinations is not followed."""
+
+States = list[State]
+Origins = Mapping[str, tuple[tuple[Source, ...], ...]]
+Build = Callable[[Actions], Action]
+
 
 def replay(
-    graph: Graph,
-    schedule: Schedule,
-    layout: Layout,
-    contents: Mapping[str, Content],
-    actions: Mapping[str, AnyActions],
+    graph: Graph, schedule: Schedule, layout: Layout, contents: Mapping[str, Content], origins: Origins
 ) -> list[Finding]:
     """Run the whole program once, all branches and any number of rounds. Returns what it read in vain."""
-    run = _Replay(layout, contents, actions)
+    run = _Replay(layout, contents, origins)
     memory = Memory()
     for value in (*graph.inputs, *graph.weights):
         region = layout.region(value)
         if region is not None:
             memory.write(region.storage, region.offset, whole(value), "the caller")
-    run.graph(graph, schedule, memory)
-    for value in dict.fromkeys(graph.outputs):
-        run.read(value, memory, f"graph output {value}", "output-lost")
-    for value in graph.weights:
-        run.read(value, memory, f"weight {value} at the end", "weight-clobbered")
-    return run.findings
+    for state in run.graph(graph, schedule, [State(memory, {})], ()):
+        here = layout.here((), state.regions)
+        for value in dict.fromkeys(graph.outputs):
+            run.read(value, state, here, f"graph output {value}", "output-lost")
+        for value in graph.weights:
+            run.read(value, state, here, f"weight {value} at the end", "weight-clobbered")
+    return list(dict.fromkeys(run.findings))
 
 
 class _Replay:
-    def __init__(self, layout: Layout, contents: Mapping[str, Content], actions: Mapping[str, AnyActions]) -> None:
+    def __init__(self, layout: Layout, contents: Mapping[str, Content], origins: Origins) -> None:
         self.layout = layout
         self.contents = contents
-        self.actions = actions
+        self.origins = origins
         self.findings: list[Finding] = []
+        self._bodies: dict[str, frozenset[str]] = {}
 
-    def graph(self, graph: Graph, schedule: Schedule, memory: Memory) -> None:
-        """Run all nodes of a graph in the order of its schedule, changing `memory`."""
-        self.nodes({node.name: node for node in graph.nodes}, schedule, memory)
+    def graph(self, graph: Graph, schedule: Schedule, states: States, context: Context) -> States:
+        """Run all nodes of a graph in the order of its schedule."""
+        return self.nodes(graph.nodes, schedule, states, context, graph.outputs)
 
-    def nodes(self, nodes: Mapping[str, Node], schedule: Schedule, memory: Memory) -> None:
-        for step in schedule.steps:
-            node = nodes.get(step.node)
-            if node is not None:
-                self.node(node, schedule.bodies.get(node.name, ()), memory)
+    def nodes(
+        self,
+        nodes: Sequence[Node],
+        schedule: Schedule,
+        states: States,
+        context: Context,
+        results: Iterable[Value] = (),
+    ) -> States:
+        """Run nodes of one graph. Pointers they assign are dropped once nobody reads them, nor what views them."""
+        by_name = {node.name: node for node in nodes}
+        steps = [by_name[step.node] for step in schedule.steps if step.node in by_name]
+        droppable = self._last_reads(steps, results)
+        for i, node in enumerate(steps):
+            if isinstance(node, While):
+                states = self.loop(node, schedule.bodies[node.name][0], states, context)
+            elif isinstance(node, CaseOf):
+                states = self.case(node, schedule.bodies[node.name], states, context)
+            else:
+                states = self.edge(node, states, context, partial(Actions.of_op, node=node))
+            if i in droppable:
+                states = _forget(states, droppable[i])
+        return states
 
-    def node(self, node: Node, bodies: tuple[Schedule, ...], memory: Memory) -> None:
-        actions = self.actions[node.name]
-        if isinstance(node, While) and isinstance(actions, LoopActions):
-            memory.tracks = self.loop(node, actions, bodies[0], memory).tracks
-        elif isinstance(node, CaseOf) and isinstance(actions, CaseActions):
-            memory.tracks = self.case(node, actions, bodies, memory).tracks
-        elif isinstance(actions, Action):
-            self.perform(actions, memory)
+    def _last_reads(self, steps: Sequence[Node], results: Iterable[Value]) -> dict[int, set[str]]:
+        """The pointers assigned by these steps, by the position of the step that needs each last."""
+        assigned = {value.name for node in steps if node.subgraphs for value in node.defs} & self.layout.pointers
+        if not assigned:
+            return {}
+        last = dict.fromkeys(assigned, 0)
+        for i, node in enumerate(steps):
+            last.update(dict.fromkeys(self._tokens([*_read(node), *node.defs]) & assigned, i))
+        kept = self._tokens(results)
+        droppable: dict[int, set[str]] = {}
+        for name in sorted(assigned - kept):
+            droppable.setdefault(last[name], set()).add(name)
+        return droppable
 
-    def case(self, node: CaseOf, actions: CaseActions, bodies: tuple[Schedule, ...], memory: Memory) -> Memory:
-        """Every arm from the same memory; what all of them agree on."""
-        self.perform(actions.index, memory)
-        ends = []
-        for position, end in enumerate(actions.ends):
-            path = memory.copy()
+    def _tokens(self, values: Iterable[Value]) -> set[str]:
+        values = list(values)
+        tokens = {piece.token for value in values for piece in self.contents.get(value.name, ())}
+        return tokens | {value.name for value in values}
+
+    def case(self, node: CaseOf, bodies: Sequence[Schedule], states: States, context: Context) -> States:
+        """Every arm from the same states."""
+        states = self.edge(node, states, context, lambda actions: actions.index(node))
+        ends: States = []
+        for position in range(len(node.arms) + bool(node.fallbacks)):
+            paths = [state.copy() for state in states]
+            outputs: Sequence[Value] = node.fallbacks
             if position < len(node.arms):
-                self.graph(node.arms[position], bodies[position], path)
-            self.perform(end, path)
-            ends.append(path)
-        return reduce(meet, ends) if ends else memory
+                outputs = node.arms[position].outputs
+                paths = self.graph(node.arms[position], bodies[position], paths, context)
+            ends += self.edge(
+                node,
+                paths,
+                context,
+                partial(Actions.end_of_arm, node=node, position=position),
+                list(zip(outputs, node.outputs, strict=True)),
+            )
+        inner = self._defined(node) - {value.name for value in node.defs}
+        return self._joined(_forget(ends, inner), node) if ends else states
 
-    def loop(self, node: While, actions: LoopActions, body: Schedule, memory: Memory) -> Memory:
-        """Rounds until the head is stable; the memory after the loop."""
-        self.perform(actions.enter, memory)
-        head = memory
-        reported = len(self.findings)
-        while True:
-            del self.findings[reported:]
-            left, end = self.round(node, actions, body, head)
-            joined = meet(head, end)
-            if joined.known_bytes() == head.known_bytes():
-                break
-            head = joined
-        self.perform(actions.leave, left)
-        return left
+    def loop(self, node: While, body: Schedule, states: States, context: Context) -> States:
+        """Rounds, of every copy of the body, until the heads are stable; the states after the loop."""
+        record = self.layout.rolled.get((node.name, context))
+        moves = list(zip(node.inits, node.parameters, strict=True))
+        heads: dict[tuple[int, object], State] = {}
+        left: dict[tuple[int, object], States] = {}
+        wrong: dict[tuple[int, object], list[Finding]] = {}
+        entering = self.edge(node, states, context, lambda actions: actions.enter(node), moves)
+        todo = self._arrive(heads, 0, entering, node)
+        before, rounds = self.findings, 0
+        while todo:
+            key = todo.pop(0)
+            self.findings = wrong[key] = []
+            inside = context if record is None else (*context, (node.name, key[0]))
+            left[key], ends = self.round(node, body, heads[key], inside)
+            following = 0 if record is None else record.copy(key[0] + 1)
+            todo += [head for head in self._arrive(heads, following, ends, node) if head not in todo]
+            rounds += 1
+        self.findings = before
+        for found in wrong.values():
+            self.findings += found
+        after = [state for states_left in left.values() for state in states_left]
+        return self._joined(after, node)
 
-    def round(self, node: While, actions: LoopActions, body: Schedule, head: Memory) -> tuple[Memory, Memory]:
-        """One round from memory `head`. Returns the memory at the exit edge and at the back edge."""
-        memory = head.copy()
-        self.perform(actions.head, memory)
-        self.nodes({node.name: node for node in node.body.nodes[: node.check]}, body, memory)
-        self.perform(actions.test, memory)
-        left = memory.copy()
-        self.perform(actions.fetch, memory)
-        self.nodes({node.name: node for node in node.body.nodes[node.check :]}, body, memory)
-        self.perform(actions.store, memory)
-        self.perform(actions.back, memory)
-        return left, memory
+    def _arrive(
+        self, heads: dict[tuple[int, object], State], copy: int, states: States, node: Node
+    ) -> list[tuple[int, object]]:
+        """Join states into the heads of a copy; those that changed."""
+        changed: list[tuple[int, object]] = []
+        for state in states:
+            key = (copy, state.key)
+            if key not in heads:
+                if len(heads) == MOST_STATES:
+                    self._too_many(node)
+                    return changed
+                heads[key] = state.copy()
+            else:
+                joined = meet(heads[key].memory, state.memory)
+                if joined.known_bytes() == heads[key].memory.known_bytes():
+                    continue
+                heads[key].memory = joined
+            if key not in changed:
+                changed.append(key)
+        return changed
 
-    def perform(self, action: Action, memory: Memory) -> None:
-        for value in action.reads:
-            self.read(value, memory, action.where)
-        for write in action.writes:
-            memory.write(write.region.storage, write.region.offset, write.content, action.where)
+    def round(self, node: While, body: Schedule, head: State, context: Context) -> tuple[States, States]:
+        """One round of one copy. Returns the states after the exit edge and those at the next head."""
+        names, edge = self._body(node), partial(self.edge, node, context=context)
+        states = edge([head.copy()], build=lambda actions: actions.head(node))
+        later = [
+            *node.body.outputs,
+            node.condition,
+            *(value for late in node.body.nodes[node.check :] for value in _read(late)),
+        ]
+        states = self.nodes(node.body.nodes[: node.check], body, states, context, later)
+        states = edge(states, build=lambda actions: actions.test(node))
+        left = edge(
+            [state.copy() for state in states],
+            build=lambda actions: actions.leave(node),
+            moves=list(zip(node.parameters, node.finals, strict=True)),
+        )
+        inner = self._defined(node) - {value.name for value in node.defs}
+        left = _forget(left, inner)
+        for state in left:
+            state.rename(names, ENDED)
+        states = edge(states, build=lambda actions: actions.fetch(node))
+        states = self.nodes(node.body.nodes[node.check :], body, states, context, node.body.outputs)
+        states = edge(states, build=lambda actions: actions.store(node))
+        moves = list(zip(node.updates, node.parameters, strict=True))
+        states = edge(states, build=lambda actions: actions.back(node), moves=moves, ends_round=names)
+        return left, _forget(states, inner - {value.name for value in node.parameters})
 
-    def read(self, value: Value, memory: Memory, where: str, rule: str = "") -> None:
+    def edge(
+        self,
+        node: Node,
+        states: States,
+        context: Context,
+        build: Build,
+        moves: Sequence[tuple[Value, Value | None]] = (),
+        ends_round: frozenset[str] = frozenset(),
+    ) -> States:
+        """Perform what `build` makes of the actions here, in every state; then pointers take what `moves` assign."""
+        for state in states:
+            here = self.layout.here(context, state.regions)
+            action = build(Actions(here, self.contents, self.origins))
+            self.findings += check_overlaps(node, action, here)
+            targets = self._targets(moves, state, here)
+            for value in action.reads:
+                self.read(value, state, here, action.where)
+            writes = [(write, state.resolve(write.content)) for write in action.writes]
+            state.pointers |= targets
+            if ends_round:
+                state.rename(ends_round, EARLIER)
+            for write, content in writes:
+                state.memory.write(write.region.storage, write.region.offset, content, action.where)
+        return self._joined(states, node) if moves else states
+
+    def _targets(self, moves: Sequence[tuple[Value, Value | None]], state: State, here: Layout) -> dict[str, Target]:
+        targets: dict[str, Target] = {}
+        for source, to in moves:
+            if to is not None and to.name in self.layout.pointers:
+                region = here.region(source)
+                if region is not None:
+                    targets[to.name] = Target(region, state.resolve(self.contents.get(source.name, whole(source))))
+        return targets
+
+    def _joined(self, states: States, node: Node) -> States:
+        """One state for all in which the pointers stand for the same."""
+        joined: dict[object, State] = {}
+        for state in states:
+            same = joined.get(state.key)
+            if same is None:
+                joined[state.key] = state
+            else:
+                same.memory = meet(same.memory, state.memory)
+        if len(joined) > MOST_STATES:
+            self._too_many(node)
+        return list(joined.values())[:MOST_STATES]
+
+    def _too_many(self, node: Node) -> None:
+        what = f"its pointers can stand for more than {MOST_STATES} combinations of bytes"
+        self.findings.append(Finding("too-many-states", f"node {node.name}", what, "copy instead of pointing"))
+
+    def _body(self, node: While) -> frozenset[str]:
+        if node.name not in self._bodies:
+            self._bodies[node.name] = frozenset(value.name for value in node.body.values())
+        return self._bodies[node.name]
+
+    def _defined(self, node: Node) -> set[str]:
+        """The pointers that sub-graphs of a node assign."""
+        return {value.name for sub in node.subgraphs for value in sub.values()} & self.layout.pointers
+
+    def read(self, value: Value, state: State, here: Layout, where: str, rule: str = "") -> None:
         """Every byte of the value must lie in its region."""
-        region = self.layout.region(value)
+        region = here.region(value)
         if region is None:
+            if value.nbytes and here.moves_about(value):
+                what = f"reads {value}, which has no place in this copy of the loops around"
+                self.findings.append(Finding("undefined", where, what))
             return
-        wrong = list(memory.mismatches(region.storage, region.offset, self.contents.get(value.name, whole(value))))
+        content = state.resolve(self.contents.get(value.name, whole(value)))
+        wrong = list(state.memory.mismatches(region.storage, region.offset, content))
         if wrong:
             self.findings.append(_misread(value, region, wrong, where, rule))
+
+
+def _read(node: Node) -> list[Value]:
+    """What a node and its sub-graphs read of the graph around."""
+    return [*node.uses, *(value for sub in node.subgraphs for value in captures(sub))]
+
+
+def _forget(states: States, names: set[str]) -> States:
+    """Drop pointers, which may make states equal; they are joined at the next edge."""
+    if names:
+        for state in states:
+            state.keep([name for name in state.pointers if name not in names])
+    return states
 
 
 def _misread(value: Value, region: Region, wrong: list[Segment], where: str, rule: str) -> Finding:
@@ -142,7 +297,8 @@ def _misread(value: Value, region: Region, wrong: list[Segment], where: str, rul
     more = f"; and {len(wrong) - SHOWN} more ranges" if len(wrong) > SHOWN else ""
     fix = f"keep the bytes of {value} until here"
     if known is not None and known.token != value.name:
-        fix = f"place {value} and %{known.token} apart, or read {value} before %{known.token} is written"
+        other = shown(known.token or "")
+        fix = f"place {value} and %{other} apart, or read {value} before %{other} is written"
     what = f"reads {value} at {span(region)}, but {found}{more}"
     return Finding(rule or ("clobbered" if known is not None else "undefined"), where, what, fix)
 
@@ -152,6 +308,6 @@ def _describe(segment: Segment) -> str:
     if segment.token is None:
         return f"{place} hold nothing known ({segment.writer})"
     start = segment.begin - segment.base
-    return f"{place} hold bytes [{start}, {start + segment.end - segment.begin}) of %{segment.token}, " + (
+    return f"{place} hold bytes [{start}, {start + segment.end - segment.begin}) of %{shown(segment.token or '')}, " + (
         f"written by {segment.writer}"
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sublet.ir.graph import Node, Value
 from sublet.ops.op import lookup
 from sublet.runtime.kernel import Call
-from sublet.runtime.memory import Memory, Raw
+from sublet.runtime.memory import Places, Raw
 from sublet.runtime.moves import nothing
 
 Copy = tuple[Value, int, Value, int, int]
@@ -46,12 +46,12 @@ def _complete(outputs: Sequence[Value], copies: list[Copy]) -> bool:
     return True
 
 
-def bind_copies(copies: Sequence[Copy], memory: Memory) -> Call:
+def bind_copies(copies: Sequence[Copy], places: Places) -> Call:
     """A call that makes those of the copies that are not in place already."""
     pairs: list[tuple[Raw, Raw]] = []
     for source, begin, output, at, nbytes in copies:
-        read = memory.bytes_of(source)[begin : begin + nbytes]
-        write = memory.bytes_of(output)[at : at + nbytes]
+        read = places.bytes_of(source)[begin : begin + nbytes]
+        write = places.bytes_of(output)[at : at + nbytes]
         if nbytes and read.ctypes.data != write.ctypes.data:
             pairs.append((read, write))
     return Copies(tuple(pairs)) if pairs else nothing

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from sublet.analysis.flow import flow
+from sublet.analysis.settle import planned_flow
 from sublet.errors import PlanError, RunError
 from sublet.ir.graph import Graph, Value
-from sublet.plan import MemoryPlan, bound_to
+from sublet.plan import MemoryPlan, Region, bound_to
 from sublet.plan_file import fingerprint
 from sublet.printable import printable
 from sublet.runtime.dtypes import NUMPY, pack, packed, plain
@@ -69,7 +69,7 @@ class Executable:
         self.plan = plan
         self.inputs = dict(zip(inputs or [v.name for v in graph.inputs], graph.inputs, strict=True))
         self.outputs = dict(zip(outputs or [v.name for v in graph.outputs], graph.outputs, strict=True))
-        self.flow = flow(graph, plan.schedule)
+        self.flow = planned_flow(graph, plan)
         self._make_kernels = make_kernels
         self._kernels: Kernels | None = None
         self._weights = dict(weights)
@@ -151,9 +151,21 @@ class Executable:
             self._allocated = replace(self._allocated, peak_bytes=peak, reason=reason)
             return self._results(copy=True)
 
-    def bytes_of(self, value: Value) -> Raw:
-        """The bytes of a planned value, as they are now."""
-        return self._memory.bytes_of(value)
+    def bytes_of(self, instance: Value) -> Raw:
+        """The bytes of an instance of the flow, as they are now."""
+        region = self.region_of(instance)
+        return self._memory.bytes_at(region) if region else np.empty(0, np.uint8)
+
+    def region_of(self, instance: Value) -> Region | None:
+        """Where an instance of the flow lies; for a pointer's, where what it stands for does. None without bytes."""
+        made = self.flow.instances.get(instance)
+        aliases = dict(self.flow.aliases)
+        while instance in aliases:
+            instance = aliases[instance]
+            made = self.flow.instances[instance]
+        if made is None or not made.base.nbytes:
+            return None
+        return self._memory.region(made.base, made.contexts[0])
 
     def close(self) -> None:
         """Let the threads of its streams end."""
@@ -190,7 +202,7 @@ class Executable:
     def _built(self, watch: Watch, workers: Workers | None) -> Program:
         kernels, memory, order = self._chosen(), self._memory, self.plan.schedule
         return build(
-            self.graph, order, self.flow, memory, lambda node: bind_node(node, kernels, memory), workers, watch
+            self.graph, order, self.flow, memory, lambda node, places: bind_node(node, kernels, places), workers, watch
         )
 
     def _results(self, *, copy: bool) -> dict[str, Any]:
@@ -199,7 +211,9 @@ class Executable:
     def _chosen(self) -> Kernels:
         if self._kernels is None:
             constants = {
-                value: self._memory.array(value) for value in self.graph.weights if isinstance(value.spec, TensorSpec)
+                value: self._memory.here().array(value)
+                for value in self.graph.weights
+                if isinstance(value.spec, TensorSpec)
             }
             self._kernels = self._make_kernels(constants)
         return self._kernels
@@ -244,9 +258,9 @@ class Executable:
         """The contents, copied where storing one might change another: outputs of `views` may be inputs."""
         bound = {name: self.inputs[name] for name in contents if self.inputs[name] in self._bound}
         for name, value in bound.items():
-            if not self._memory.bytes_of(value).flags.writeable:
+            if not self._memory.here().bytes_of(value).flags.writeable:
                 raise RunError(f"input {name}: is bound to read-only memory; bind other memory to change it")
-        homes = [*map(self._memory.raw, self._memory.arenas), *map(self._memory.bytes_of, bound.values())]
+        homes = [*map(self._memory.raw, self._memory.arenas), *map(self._memory.here().bytes_of, bound.values())]
         return {
             name: content.copy()
             if isinstance(content, np.ndarray) and any(np.may_share_memory(content, home) for home in homes)
@@ -256,12 +270,12 @@ class Executable:
 
     def _put(self, value: Value, content: Any) -> None:
         if isinstance(value.spec, TensorSpec):
-            self._memory.array(value)[...] = content
+            self._memory.here().array(value)[...] = content
         else:
             self._memory.cells[value.name].content = content
 
     def _result(self, value: Value, *, copy: bool) -> Any:
-        operand = self._memory.operand(value)
+        operand = self._memory.here().operand(value)
         if isinstance(operand, Cell):
             return operand.content
         assert isinstance(value.spec, TensorSpec)
@@ -296,7 +310,7 @@ class Executable:
         self._memory.bring(storage, raw, name, max(1, value.spec.dtype.bits // 8))
         self._bound.add(value)
         if value in self._weights:
-            self._weights[value] = self._memory.array(value)
+            self._weights[value] = self._memory.here().array(value)
             self._kernels = None
 
     def _named(self, name: str) -> Value:

@@ -9,7 +9,7 @@ from sublet.errors import RunError
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.runtime.copying import bind_copies, byte_copies
 from sublet.runtime.kernel import Array, Backend, Call, Kernel
-from sublet.runtime.memory import Memory
+from sublet.runtime.memory import Places
 from sublet.runtime.program import operands
 from sublet.tensor import DType, TensorSpec
 
@@ -85,16 +85,16 @@ def _with_scratch(graph: Graph, kernels: Kernels, taken: set[str]) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
-def bind_node(node: Node, kernels: Kernels, memory: Memory) -> Call:
+def bind_node(node: Node, kernels: Kernels, places: Places) -> Call:
     """The call that computes a node of a graph that `with_scratch` returned."""
     chosen = kernels[node.name]
     if chosen is None:
         copies = byte_copies(node)
         assert copies is not None
-        return bind_copies(copies, memory)
+        return bind_copies(copies, places)
     kernel, outputs, scratch = chosen.kernel, node.outputs, None
     if kernel.scratch:
         value = outputs[-1]
         assert value is not None
-        outputs, scratch = outputs[:-1], memory.array(value)
-    return kernel.bind(operands(node.inputs, memory), operands(outputs, memory), scratch)
+        outputs, scratch = outputs[:-1], places.array(value)
+    return kernel.bind(operands(node.inputs, places), operands(outputs, places), scratch)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ from numpy.typing import NDArray
 
 from sublet.errors import RunError
 from sublet.ir.graph import Graph, Value
-from sublet.plan import ARENA, MemoryPlan, Placement, Storage
+from sublet.plan import ARENA, POINTER, Context, MemoryPlan, Placement, Region, Storage
 from sublet.runtime.dtypes import array_over
 from sublet.runtime.kernel import Array, Cell, Operand
 from sublet.tensor import TensorSpec
@@ -68,7 +70,14 @@ class Memory:
     def __init__(self, graph: Graph, plan: MemoryPlan) -> None:
         self.plan = plan
         self.storages: dict[str, Storage] = {storage.name: storage for storage in plan.storages}
-        self.placements: dict[str, Placement] = {placement.value: placement for placement in plan.placements}
+        self.rolled = {(record.loop, record.within): record for record in plan.rolled}
+        self.pointers = frozenset(placement.value for placement in plan.placements if placement.how == POINTER)
+        self.pointed: dict[
+            str, Region
+        ] = {}  # what a final or output that is a pointer stands for since it was assigned
+        self._placed: dict[str, list[Placement]] = {}
+        for placement in plan.placements:
+            self._placed.setdefault(placement.value, []).append(placement)
         self.cells = {value.name: Cell(value.name) for value in graph.values() if not value.plannable}
         self._raw: dict[str, Raw] = {}
         self.arenas = tuple(storage.name for storage in plan.storages if storage.kind == ARENA)
@@ -107,19 +116,51 @@ class Memory:
                 raise RunError(f"{what}: shares memory with {other!r}, and the network writes to one of them")
         self._raw[storage] = raw[:needed]
 
+    def region(self, value: Value, context: Context = (), pointed: Mapping[str, Region] | None = None) -> Region:
+        """Where a value lies in copies of the bodies around it, when pointers stand for `pointed`."""
+        if value.name in self.pointers:
+            return (self.pointed if pointed is None else pointed)[value.name]
+        for placement in self._placed[value.name]:
+            if any(context[: len(copies)] == copies for copies in placement.copies or ((),)):
+                return placement.region
+        raise RunError(f"value {value} has no place in the copy {context} of the loops around it")
+
+    def bytes_at(self, region: Region) -> Raw:
+        """The bytes of a region."""
+        return self.raw(region.storage)[region.offset : region.end]
+
+    def here(self, context: Context = (), pointed: Mapping[str, Region] | None = None) -> Places:
+        """Where values lie in copies of the bodies around, when pointers stand for `pointed`."""
+        return Places(self, context, pointed)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where values lie at one moment; without `pointed`, pointers are what they came to stand for in the run."""
+
+    memory: Memory
+    context: Context = ()
+    pointed: Mapping[str, Region] | None = None
+
+    def region(self, value: Value) -> Region:
+        """The region of a planned value."""
+        return self.memory.region(value, self.context, self.pointed)
+
     def bytes_of(self, value: Value) -> Raw:
         """The bytes of a planned value."""
-        region = self.placements[value.name].region
-        return self.raw(region.storage)[region.offset : region.end]
+        return self.memory.bytes_at(self.region(value))
 
     def operand(self, value: Value) -> Operand:
         """The array or cell of a value."""
         if not isinstance(value.spec, TensorSpec):
-            return self.cells[value.name]
-        return array_over(self.bytes_of(value), value.spec)
+            return self.memory.cells[value.name]
+        return array_over(self.bytes_of(value) if value.nbytes else _EMPTY, value.spec)
 
     def array(self, value: Value) -> Array:
         """The array of a planned value."""
         operand = self.operand(value)
         assert not isinstance(operand, Cell)
         return operand
+
+
+_EMPTY = np.empty(0, np.uint8)

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sublet.analysis.flow import Point
 from sublet.analysis.liveness import LiveRanges, liveness, merge
 from sublet.errors import RunError
 from sublet.ir.graph import Value
-from sublet.plan import ARENA, MemoryPlan, Placement
+from sublet.plan import ARENA, MemoryPlan
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Call
 from sublet.runtime.memory import aligned_bytes
@@ -79,7 +78,7 @@ class _Poisoner:
         self._arenas = arenas
         self._points = executable.flow.points
         ranges, weights = liveness(executable.flow), executable.graph.weights
-        self._used = _UsedBytes(executable.plan.placements, arenas.begins, self._points, ranges, weights)
+        self._used = _UsedBytes(executable, arenas.begins, ranges, weights)
         self._dead_after = cache(self._free_between)
         self._previous = 0
 
@@ -114,17 +113,18 @@ class _UsedBytes:
 
     def __init__(
         self,
-        placements: Sequence[Placement],
+        executable: Executable,
         begins: Mapping[str, int],
-        points: Sequence[Point],
         ranges: LiveRanges,
         always: Sequence[Value],
     ) -> None:
-        self._regions = {
-            placement.value: (begins[region.storage] + region.offset, begins[region.storage] + region.end)
-            for placement in placements
-            if (region := placement.region).storage in begins and region.nbytes
-        }
+        points = executable.flow.points
+        self._regions: dict[str, Range] = {}
+        for instance in executable.flow.instances:
+            region = executable.region_of(instance)
+            if region is not None and region.storage in begins:
+                begin = begins[region.storage] + region.offset
+                self._regions[instance.name] = (begin, begin + region.nbytes)
         self._points = points
         fixed = [self._regions[value.name] for value in always if value.name in self._regions]
         self._before: list[list[Range]] = [list(fixed) for _ in points]

@@ -6,7 +6,7 @@ wraps the action of each point: poisoning, profiling and tests see every point o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,26 +14,32 @@ from sublet.analysis.flow import Flow, Point
 from sublet.analysis.schedule import Schedule
 from sublet.errors import KernelError, RunError, SubletError
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.runtime.kernel import Call, Cell, Joinable, Operand
-from sublet.runtime.memory import Memory
+from sublet.plan import Context, Region
+from sublet.runtime.kernel import Call, Joinable, Operand
+from sublet.runtime.memory import Memory, Places
 from sublet.runtime.moves import (
     Moved,
-    bytes_a_round,
     check_moves,
-    close_rows,
     fetcher,
     nothing,
     open_rows,
     parallel_move,
-    round_limit,
     storer,
 )
+from sublet.runtime.rounds import Loop, Round, both, counter, reader
 from sublet.runtime.streams import Task, Workers, streamed_calls
+from sublet.runtime.varying import Varying
 
 Watch = Callable[[int, Call], Call]
 """(index of the point, its action) -> what is called instead."""
 
-BindNode = Callable[[Node], Call]
+BindNode = Callable[[Node, Places], Call]
+Target = Region | Value
+"""What a pointer stands for: a region, or whatever another pointer has come to stand for in the run."""
+
+
+_NOWHERE = Region("", 0, 0)
+"""Of a value that is no pointer."""
 
 
 def unwatched(point: int, action: Call) -> Call:
@@ -72,7 +78,11 @@ def build(
 
 
 class _Builder:
-    """Walks the program in the order in which `analysis.flow` lays out its points."""
+    """Walks the program in the order in which `analysis.flow` lays out its points.
+
+    The body of a loop whose values take turns among regions is bound once for each of its copies. What pointers
+    stand for is mostly known here; where it depends on the run, a step is bound for each case that comes up.
+    """
 
     def __init__(self, timeline: Flow, memory: Memory, bind: BindNode, workers: Workers | None, watch: Watch) -> None:
         self._points = timeline.points
@@ -81,12 +91,15 @@ class _Builder:
         self._bind = bind
         self._workers = workers
         self._watch = watch
+        self._context: Context = ()
+        self._targets: dict[str, Target] = {}
         self.moved = Moved()
 
     def point(self, kind: str, node: Node | None, action: Call) -> Call:
         """The watched action of the next point, which must be the one that is meant."""
         expected = self._points[self._next]
-        assert (expected.kind, expected.node) == (kind, node), f"the program has {kind}, the flow {expected}"
+        name, meant = (other.name if other else "" for other in (node, expected.node))
+        assert (expected.kind, meant) == (kind, name), f"the program has {kind} {name}, the flow {expected}"
         self._next += 1
         return self._watch(self._next - 1, action)
 
@@ -108,25 +121,78 @@ class _Builder:
             return self.loop(node, bodies[0])
         if isinstance(node, CaseOf):
             return self.branch(node, bodies)
-        return self.point("run", node, guarded(node, self._bind(node)))
+        values = (*node.uses, *node.defs)
+        return self.point("run", node, self.bound(values, lambda places: guarded(node, self._bind(node, places))))
+
+    def bound(self, values: Iterable[Value], make: Callable[[Places], Any]) -> Any:
+        """What `make` makes of the places of `values` here; where these depend on the run, of each that come up."""
+        fixed: dict[str, Region] = {}
+        varying: dict[str, str] = {}
+        for value in values:
+            target = self._targets.get(value.name)
+            if isinstance(target, Region):
+                fixed[value.name] = target
+            elif target is not None:
+                varying[value.name] = target.name
+        if not varying:
+            return make(self._memory.here(self._context, fixed))
+        return Varying(self._memory, self._context, fixed, varying, make)
+
+    def target(self, value: Value) -> Target:
+        """What a pointer stands for once this is assigned to it."""
+        return self._targets.get(value.name) or self._memory.region(value, self._context, {})
 
     def move(self, kind: str, node: Node, sources: Sequence[Value], targets: Sequence[Value | None]) -> Call:
-        pairs = [(self._at(s), self._at(t)) for s, t in zip(sources, targets, strict=True) if t is not None]
-        return self.point(kind, node, parallel_move(pairs, self.moved))
+        """A parallel assignment: real values are copied where they are not in place, pointers come to point."""
+        return self.point(kind, node, self.moving(sources, targets))
 
-    def _at(self, value: Value) -> Operand:
-        return self._memory.operand(value)
+    def moving(self, sources: Sequence[Value], targets: Sequence[Value | None]) -> Call:
+        pairs = [(source, to) for source, to in zip(sources, targets, strict=True) if to is not None]
+        real = [(source, to) for source, to in pairs if to.name not in self._memory.pointers]
+        aims = {to.name: self.target(source) for source, to in pairs if to.name in self._memory.pointers}
+
+        def make(places: Places) -> Call:
+            return parallel_move([(places.operand(source), places.operand(to)) for source, to in real], self.moved)
+
+        copy: Call = self.bound((source for source, _ in real), make)
+        pointed = self._memory.pointed
+        if not aims:
+            return copy
+
+        def assign() -> None:
+            pointed.update({to: aim if isinstance(aim, Region) else pointed[aim.name] for to, aim in aims.items()})
+            copy()
+
+        return assign
+
+    def aim(self, pointers: Sequence[Value | None], ways: Sequence[Sequence[Target]]) -> None:
+        """After a loop or branch: each pointer is what all its ends made it, or what the run did."""
+        for position, pointer in enumerate(pointers):
+            if pointer is not None and pointer.name in self._memory.pointers:
+                first, *others = (way[position] for way in ways)
+                same = isinstance(first, Region) and all(other == first for other in others)
+                self._targets[pointer.name] = first if same else pointer
+
+    def aims(self, sources: Sequence[Value], targets: Sequence[Value | None]) -> list[Target]:
+        """What each pointer among the targets would stand for; for others anything."""
+        pointers = self._memory.pointers
+        pairs = zip(sources, targets, strict=True)
+        return [self.target(s) if t is not None and t.name in pointers else _NOWHERE for s, t in pairs]
 
     def branch(self, node: CaseOf, bodies: Sequence[Schedule]) -> Call:
         check_moves(node)
-        look = self.point("branch", node, reader(self._at(node.index)))
+        look = self.point("branch", node, self.bound([node.index], lambda places: reader(places.operand(node.index))))
         arms: list[tuple[Call, ...]] = []
+        ways: list[list[Target]] = []
         for arm, schedule in zip(node.arms, bodies, strict=True):
             inside = self.graph(arm, schedule)
+            ways.append(self.aims(arm.outputs, node.outputs))
             arms.append(_present(*inside, self.move("yield", node, arm.outputs, node.outputs)))
         bypass: tuple[Call, ...] | None = None
         if node.fallbacks:
+            ways.append(self.aims(node.fallbacks, node.outputs))
             bypass = _present(self.move("yield", node, node.fallbacks, node.outputs))
+        self.aim(node.outputs, ways)
 
         def take_arm() -> None:
             which = int(look())
@@ -143,49 +209,50 @@ class _Builder:
 
     def loop(self, node: While, schedule: Schedule) -> Call:
         check_moves(node)
-        body, at = node.body, self._at
-        collecting = open_rows(node, at)
+        places = self._memory.here(self._context, {})
+        collecting = open_rows(node, places.operand)
+        outer, rolled = self._context, self._memory.rolled.get((node.name, self._context))
+        aims = self.aims(node.inits, node.parameters)
         enter = self.move("enter", node, node.inits, node.parameters)
-        begin_round = self.point_of_round("round", node, _counter(at(node.counter)))
+        rounds: list[Round] = []
+        ways: list[list[Target]] = []
+        ends: list[dict[str, Target]] = []
+        for copy in range(1 if rolled is None else rolled.first + rolled.ring):
+            self._context = outer if rolled is None else (*outer, (node.name, copy))
+            for parameter, target in zip(node.parameters, aims, strict=True):
+                if parameter.name in self._memory.pointers:
+                    self._targets[parameter.name] = target
+            rounds.append(self.round(node, schedule))
+            ways.append([self._targets.get(parameter.name, _NOWHERE) for parameter in node.parameters])
+            ends.append(dict(self._targets))
+            aims = self.aims(node.updates, node.parameters)
+        for copy, targets in enumerate(ends):
+            self._targets = targets
+            self._context = outer if rolled is None else (*outer, (node.name, copy))
+            rounds[copy].leave = self.move("exit", node, node.parameters, node.finals)
+        self._context = outer
+        self.aim(node.finals, ways)
+        following = [*range(1, len(rounds)), 0 if rolled is None else rolled.first]
+        return Loop(node, enter, rounds, following, collecting, places, self.moved).run
+
+    def round(self, node: While, schedule: Schedule) -> Round:
+        """One copy of the body."""
+        body, here = node.body, self._memory.here(self._context, {})
+        begin = self.point_of_round("round", node, counter(here.operand(node.counter)))
         before = tuple(self.steps(body, schedule, 0, node.check))
-        goes_on = self.point("check", node, reader(at(node.condition)))
-        fetch = self.point_of_round("fetch", node, fetcher(node, at)) if node.slices else None
+        condition = node.condition
+        goes_on = self.point("check", node, self.bound([condition], lambda places: reader(places.operand(condition))))
+        fetch = None
+        if node.slices:
+            fetch = self.point_of_round(
+                "fetch", node, self.bound(node.sequences, lambda places: fetcher(node, places.operand))
+            )
         rest = tuple(self.steps(body, schedule, node.check, len(schedule.steps)))
-        store = storer(node, at)
-        pairs = [(at(s), at(t)) for s, t in zip(node.updates, node.parameters, strict=True)]
-        carry = parallel_move(pairs, self.moved)
-        end_round = self.point_of_round("next", node, _both(store, carry))
-        leave = self.move("exit", node, node.parameters, node.finals)
-        limit = round_limit(node)
-        nbytes, moved = bytes_a_round(node), self.moved
-
-        def run_loop() -> None:
-            for cell in collecting:
-                cell.content = []
-            enter()
-            k = 0
-            while True:
-                if begin_round:
-                    begin_round(k)
-                for call in before:
-                    call()
-                if not goes_on():
-                    break
-                if k == limit:
-                    raise RunError(f"loop {node.name}: goes on beyond the {limit} rounds its memory was planned for")
-                if fetch:
-                    fetch(k)
-                for call in rest:
-                    call()
-                if end_round:
-                    end_round(k)
-                k += 1
-            moved.add(k * nbytes)
-            leave()
-            if collecting:
-                close_rows(node, at)
-
-        return run_loop
+        store = self.bound(node.rows, lambda places: storer(node, places.operand))
+        parameters = [None if p.name in self._memory.pointers else p for p in node.parameters]
+        carry = self.moving(node.updates, parameters)
+        end = self.point_of_round("next", node, both(store, carry))
+        return Round(begin, before, goes_on, fetch, rest, end)
 
     def point_of_round(
         self, kind: str, node: Node, action: Callable[[int], None] | None
@@ -210,44 +277,6 @@ class _Builder:
 
 def _present(*calls: Call) -> tuple[Call, ...]:
     return tuple(call for call in calls if call is not nothing)
-
-
-def _both(store: Callable[[int], None] | None, carry: Call) -> Callable[[int], None] | None:
-    """First the rows are stored, then the carried values move."""
-    if carry is nothing:
-        return store
-    if store is None:
-        return lambda k: carry()
-
-    def end_round(k: int) -> None:
-        store(k)
-        carry()
-
-    return end_round
-
-
-def _counter(operand: Operand) -> Callable[[int], None]:
-    if isinstance(operand, Cell):
-        cell = operand
-
-        def count_cell(k: int) -> None:
-            cell.content = k
-
-        return count_cell
-    array = operand.reshape(())
-
-    def count(k: int) -> None:
-        array[()] = k
-
-    return count
-
-
-def reader(operand: Operand) -> Callable[[], Any]:
-    """A call that gives the one element of an operand."""
-    if isinstance(operand, Cell):
-        cell = operand
-        return lambda: cell.content.item()
-    return operand.item
 
 
 class Guarded:
@@ -300,6 +329,6 @@ def joined(calls: Sequence[Call]) -> list[Call]:
     return found
 
 
-def operands(values: Sequence[Value | None], memory: Memory) -> list[Operand | None]:
+def operands(values: Sequence[Value | None], places: Places) -> list[Operand | None]:
     """Where each value of a node lies; None for an omitted one."""
-    return [None if value is None else memory.operand(value) for value in values]
+    return [None if value is None else places.operand(value) for value in values]

@@ -75,6 +75,9 @@ def _convert(frame: Frame, node: onnx.NodeProto, name: str, declared: Mapping[st
         CONTROL[node.op_type](frame, node, name, convert_graph)
         return
     inputs = [frame.read(text) for text in node.input]
+    if _is_another_name(frame, node, domain):
+        frame.scope[node.output[0]] = frame.scope[node.input[0]]
+        return
     types, reason = infer(frame.program, node, inputs, declared)
     folded = fold(frame.program, node, inputs, types)
     if folded is not None:
@@ -83,6 +86,15 @@ def _convert(frame: Frame, node: onnx.NodeProto, name: str, declared: Mapping[st
             frame.scope[text] = frame.program.constant(frame.names[text], weight)
         return
     _add_node(frame, node, name, inputs, (types, reason))
+
+
+def _is_another_name(frame: Frame, node: onnx.NodeProto, domain: str) -> bool:
+    """Whether the node only gives a value another name in a branch or body, where a result must have one of its own.
+
+    What such a graph passes on is then seen to be the very value, so that nothing needs to be copied.
+    """
+    inside = len(frame.scope.maps) > 1
+    return inside and domain == "" and node.op_type == "Identity" and len(node.input) == len(node.output) == 1
 
 
 def _add_node(

@@ -1,0 +1,140 @@
+"""What a value of the program is at one moment of an unrolled layout.
+
+In a program without unrolled loops every value is itself. In copy 2 of a loop's body the value `%t` is the
+instance `%t@2`, and a pointer is whatever it stands for there: one instance, or one of several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from sublet.ir.graph import Graph, Value
+from sublet.plan import Context
+
+Reusable = Callable[[Value, Value], bool]
+"""Whether the second value may be written over the first in one round of a loop."""
+
+Candidates = tuple[Value, ...]
+"""The instances a value may be at one moment; several only for a pointer."""
+
+
+def never(first: Value, second: Value) -> bool:
+    """No value may be written over another."""
+    return False
+
+
+class Unrollable(Exception):
+    """These pointers cannot stand for what is assigned to them: it must be copied."""
+
+    def __init__(self, pointers: Iterable[Value]) -> None:
+        self.pointers = tuple(pointers)
+        super().__init__(", ".join(map(str, self.pointers)))
+
+
+class AlsoPointer(Exception):
+    """A pointer would stand for the bytes of this parameter, which change: it must be a pointer too."""
+
+    def __init__(self, parameter: Value) -> None:
+        self.parameter = parameter
+        super().__init__(str(parameter))
+
+
+@dataclass
+class Instance:
+    """An instance of `base`, written in these contexts."""
+
+    base: Value
+    contexts: list[Context] = field(default_factory=list)
+
+
+class Instances:
+    """The instances made so far, and which of them each value is now."""
+
+    def __init__(self, pointers: frozenset[Value], reusable: Reusable) -> None:
+        self.pointers = pointers
+        self.reusable = reusable
+        self.context: Context = ()
+        self.aliases: dict[Value, Value] = {}
+        self.rules: dict[Value, Callable[[Value], Value]] = {}  # how carried values are named
+        self.made: dict[Value, Instance] = {}
+        self._now: dict[Value, Candidates] = {}
+        self._several: dict[Candidates, Value] = {}
+
+    def stand_for(self, values: Iterable[Value]) -> Candidates:
+        """The instances that the values may be now, one after another."""
+        return tuple(candidate for value in values for candidate in self._now.get(value, (value,)))
+
+    def operands(self, values: Sequence[Value | None]) -> tuple[Value | None, ...]:
+        """`operand` of each value that is present."""
+        return tuple(None if value is None else self.operand(value) for value in values)
+
+    def operand(self, value: Value) -> Value:
+        """The instance a value is; a pointer that may be one of several stays itself."""
+        candidates = self._now.get(value, (value,))
+        return candidates[0] if len(candidates) == 1 else self._several[candidates]
+
+    def define(self, value: Value) -> Value:
+        """The instance that a write to `value` makes here."""
+        rule = self.rules.get(value)
+        instance = rule(value) if rule else self.written(self.named(value, self.context), self.context)
+        self._now[value] = (instance,)
+        return instance
+
+    def named(self, base: Value, context: Context, mark: str = "") -> Value:
+        """The instance of `base` for a context; the value itself where nothing is unrolled."""
+        suffix = ".".join(str(copy) for _, copy in context) + mark
+        instance = Value(f"{base.name}@{suffix}", base.spec, base.literal) if suffix else base
+        self.made.setdefault(instance, Instance(base))
+        return instance
+
+    def written(self, instance: Value, context: Context) -> Value:
+        """The instance, noted as written in a context."""
+        contexts = self.made[instance].contexts
+        if context not in contexts:
+            contexts.append(context)
+        return instance
+
+    def let(self, value: Value, candidates: Candidates) -> None:
+        """From here on `value` is one of these."""
+        self._now[value] = candidates
+        if len(candidates) > 1:
+            self._several.setdefault(candidates, value)
+
+    def point_at(self, pointer: Value, sources: Candidates) -> Candidates:
+        """Let a pointer stand for one of several sources: one alias a source."""
+        names = [self.named(pointer, self.context, f"?{i}") for i in range(len(sources))]
+        aliases = tuple(self.written(name, self.context) for name in names)
+        self.aliases.update(zip(aliases, sources, strict=True))
+        self.let(pointer, aliases)
+        return aliases
+
+    def root(self, instance: Value) -> Value:
+        """The instance whose bytes it is."""
+        while instance in self.aliases:
+            instance = self.aliases[instance]
+        return instance
+
+    def base(self, instance: Value) -> Value:
+        """The value of the program that it is an instance of."""
+        return self.made[instance].base if instance in self.made else instance
+
+    def pointing_at(self, instance: Value) -> Iterator[Value]:
+        """The pointers that stand for an instance in this copy of a body."""
+        for alias in self.aliases:
+            made = self.made[alias]
+            if self.root(alias) == instance and self.context in made.contexts:
+                yield made.base
+
+    def snapshot(self) -> dict[Value, Candidates]:
+        """What every value is now, for `restore`."""
+        return dict(self._now)
+
+    def restore(self, before: dict[Value, Candidates]) -> None:
+        self._now = dict(before)
+
+    def ordered(self, graph: Graph) -> dict[Value, Instance]:
+        """All instances in the order in which the program defines their values."""
+        position = {value: i for i, value in enumerate(graph.values())}
+        order = sorted(self.made, key=lambda instance: position[self.made[instance].base])
+        return {instance: self.made[instance] for instance in order}

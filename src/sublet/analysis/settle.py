@@ -1,0 +1,191 @@
+"""The layout of a program in which control flow copies as little as possible: flow, lives and buffers together.
+
+First every value has bytes of its own, and sharing lets the ends of most moves be the same bytes. What would
+still be copied becomes a pointer, its loop is unrolled for planning, and lives and buffers are found anew, until
+nothing changes. A pointer whose target depends on choices of earlier rounds cannot be one: it is copied.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sublet.analysis.flow import Flow, Point, flow
+from sublet.analysis.instances import AlsoPointer, Reusable, Unrollable
+from sublet.analysis.liveness import LiveRanges, liveness
+from sublet.analysis.merging import take_turns
+from sublet.analysis.schedule import Schedule
+from sublet.analysis.sharing import SharedBuffer, copied, permitted
+from sublet.errors import PlanError
+from sublet.ir.graph import CaseOf, Graph, Value, While
+from sublet.plan import POINTER, Context, MemoryPlan
+
+MOST_COMBINATIONS = 32
+"""What pointers stand for at one moment may come about in this many ways, times the copies of a loop."""
+
+Live = Callable[[Flow], LiveRanges]
+Share = Callable[[Flow, LiveRanges], tuple[SharedBuffer, ...]]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A flow with its lives and buffers; `copies` are the moves that copy bytes all the same."""
+
+    flow: Flow
+    ranges: LiveRanges
+    buffers: tuple[SharedBuffer, ...]
+    copies: tuple[tuple[Point, Value, Value], ...]
+
+
+def settle(graph: Graph, schedule: Schedule, live: Live, share: Share, fixed: frozenset[Value]) -> Settled:
+    """The settled layout. `fixed` values must have bytes of their own, such as outputs in memory of the caller.
+
+    Programs of several streams are not unrolled.
+    """
+    current = laid_out(flow(graph, schedule), live, share)
+    if not current.copies or not current.flow.serial:
+        return current
+    roles, reusable = _Roles(graph), _reusable(current.flow, current.ranges)
+    refused = {*fixed, *roles.from_outside}
+    while True:
+        wanted = {roles.pointer(point, current.flow.instances[to].base) for point, _, to in current.copies}
+        pointers = roles.with_finals({*current.flow.pointers, *wanted}, refused)
+        if pointers == current.flow.pointers:
+            return current
+        current = laid_out(_unrolled(graph, schedule, pointers, reusable, roles, refused), live, share)
+        refused |= _tangled(current)
+
+
+def _unrolled(
+    graph: Graph,
+    schedule: Schedule,
+    pointers: frozenset[Value],
+    reusable: Reusable,
+    roles: _Roles,
+    refused: set[Value],
+) -> Flow:
+    """The flow with as many of the pointers as can be, and those they need beside; others join `refused`."""
+    while True:
+        try:
+            return flow(graph, schedule, pointers, reusable)
+        except AlsoPointer as found:
+            more = roles.with_finals({*pointers, found.parameter}, refused)
+            if found.parameter not in more:
+                refused |= pointers & roles.beside(found.parameter)
+                more = roles.with_finals(pointers, refused)
+            pointers = more
+        except Unrollable as found:
+            refused.update(found.pointers)
+            pointers = roles.with_finals(pointers, refused)
+
+
+def _tangled(settled: Settled) -> frozenset[Value]:
+    """Pointers, of the later loops and branches, without which there are few enough combinations everywhere."""
+    points, instances = settled.flow.points, settled.flow.instances
+    ways: Counter[tuple[str, Context]] = Counter()
+    group: dict[Value, tuple[str, Context]] = {}
+    aliases = {alias for alias, _ in settled.flow.aliases}
+    for point in points:
+        key = (point.node.name if point.node else "", point.copies)
+        if not aliases.isdisjoint(point.defs):
+            ways[key] += 1
+            group |= {alias: key for alias in point.defs if alias in aliases}
+    alive: list[set[tuple[str, Context]]] = [set() for _ in points]
+    for alias, key in group.items():
+        for begin, end in settled.ranges.points(alias):
+            for several in alive[begin:end]:
+                several.add(key)
+    order = list(ways)
+    refused: set[tuple[str, Context]] = set()
+    for several in alive:
+        product = 1
+        for key in sorted(several - refused, key=order.index):
+            product *= ways[key]
+            if product > MOST_COMBINATIONS:
+                refused.add(key)
+                product //= ways[key]
+    return frozenset(instances[alias].base for alias, key in group.items() if key in refused)
+
+
+def planned_flow(graph: Graph, plan: MemoryPlan) -> Flow:
+    """The flow that a plan was made for. Raises PlanError when the plan's pointers do not make one."""
+    names = {placement.value for placement in plan.placements if placement.how == POINTER}
+    pointers = frozenset(value for value in graph.values() if value.name in names)
+    base = flow(graph, plan.schedule)
+    if not pointers:
+        return base
+    try:
+        found = flow(graph, plan.schedule, pointers, _reusable(base, liveness(base)))
+    except (AlsoPointer, Unrollable) as error:
+        raise PlanError(
+            f"the plan of {plan.graph!r} lets {error} stand for other values: plan the model again"
+        ) from None
+    if found.rolled != plan.rolled:
+        raise PlanError(f"the plan of {plan.graph!r} unrolls its loops in another way: plan the model again")
+    return found
+
+
+def _reusable(base: Flow, ranges: LiveRanges) -> Reusable:
+    """Which value may be written over which in one round, as lives in the layout without pointers tell.
+
+    A move to a pointer writes nothing, so there a value may end that another begins.
+    """
+    ends = {(t, s, d) for t, point in enumerate(base.points) for s, _ in point.moves for _, d in point.moves}
+    allowed = permitted(base) | ends
+    return lambda first, second: take_turns(ranges, allowed, first, second)
+
+
+def laid_out(timeline: Flow, live: Live, share: Share) -> Settled:
+    """A flow with its lives and buffers."""
+    ranges = live(timeline)
+    buffers = share(timeline, ranges)
+    return Settled(timeline, ranges, buffers, tuple(copied(timeline, buffers)))
+
+
+class _Roles:
+    """Which values control flow assigns: parameters with their finals, and outputs of branches."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._final: dict[Value, Value] = {}
+        self._parameter: dict[Value, Value] = {}
+        self._beside: dict[Value, frozenset[Value]] = {}
+        self._outputs: set[Value] = set()
+        self.from_outside: set[Value] = set()  # what takes a value that cannot be planned is always copied
+        for node in graph.walk():
+            if isinstance(node, While):
+                ends = zip(node.parameters, node.finals, node.inits, node.updates, strict=True)
+                for parameter, final, init, update in ends:
+                    self._beside[parameter] = frozenset(node.parameters)
+                    if not (init.plannable and update.plannable):
+                        self.from_outside.add(parameter)
+                    if final is not None:
+                        self._final[parameter] = final
+                        self._parameter[final] = parameter
+            elif isinstance(node, CaseOf):
+                self._outputs.update(node.defs)
+                ways = [arm.outputs for arm in node.arms] + ([node.fallbacks] if node.fallbacks else [])
+                for output, *sources in zip(node.outputs, *ways, strict=True):
+                    if output is not None and not all(source and source.plannable for source in sources):
+                        self.from_outside.add(output)
+
+    def pointer(self, point: Point, destination: Value) -> Value:
+        """The value that must be a pointer for a move to `destination` to copy nothing."""
+        return self._parameter.get(destination, destination) if point.kind == "exit" else destination
+
+    def beside(self, parameter: Value) -> frozenset[Value]:
+        """All parameters of its loop."""
+        return self._beside[parameter]
+
+    def with_finals(self, wanted: set[Value] | frozenset[Value], refused: set[Value]) -> frozenset[Value]:
+        """The wanted pointers that are not refused; a parameter and its final only together."""
+        kept: set[Value] = set()
+        for value in wanted:
+            final = self._final.get(self._parameter.get(value, value))
+            parameter = self._parameter.get(value, value)
+            both = {parameter} if final is None else {parameter, final}
+            if value in self._outputs:
+                both = {value}
+            if not both & refused and all(member.plannable for member in both):
+                kept |= both
+        return frozenset(kept)
