@@ -168,7 +168,7 @@ def test_copied_bytes_of_a_loop(cli: Cli, tmp_path: Path) -> None:
     words = ("run", path, "--random", 3, "--input", f"limit={tmp_path}/limit.npy", "--json", "--compare")
     content = json.loads(cli(*words)[1])
     assert content["equal"]
-    assert content["copied_bytes"] == 2 * 9 * 12, "each round: a slice in and a row out; what is carried stays where it is"
+    assert content["copied_bytes"] == 2 * 9 * 12, "each round a slice in and a row out, and no carry"
 
 
 def test_no_reuse_takes_more(cli: Cli, model: Path) -> None:
