@@ -21,8 +21,8 @@ from rich.table import Table
 
 from benchmarks.models.wheels import RealModel, real_models
 from sublet.bytesize import human
-from sublet.compile import plan_memory
 from sublet.frontends.onnx.model import from_proto
+from sublet.planning import plan_memory
 
 
 @dataclass(frozen=True)

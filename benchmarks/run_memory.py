@@ -23,7 +23,6 @@ import onnx
 import onnxruntime
 
 from sublet import compiling
-from sublet.runtime import program
 from sublet.runtime.ort_backend import OnnxRuntime
 
 RUNS = 3
@@ -46,11 +45,11 @@ def settle() -> int:
 def load_sublet(path: str, dims: dict[str, int], threads: int) -> tuple[Callable[[dict], object], int]:
     """Everything but the first run; and the bytes of the weights."""
     executable = compiling.compile(path, dims=dims)
-    contents = [executable._memory.array(value) for value in executable.graph.weights if value.plannable]
+    contents = [executable.bytes_of(value) for value in executable.graph.weights if value.plannable]
     for raw in contents:
-        raw.reshape(-1).view(np.uint8)[::4096].max(initial=0)
+        raw[::4096].max(initial=0)
     executable.bind("arena", mmap.mmap(-1, max(1, executable.arena_bytes)))  # pages nobody has touched
-    executable._program = executable._built(program.unwatched, executable._workers)
+    executable.prepare()
     return executable.views, sum(raw.nbytes for raw in contents)
 
 

@@ -10,6 +10,7 @@ the inputs into its arena. Memory is measured in a process of its own for each (
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import platform
@@ -89,15 +90,24 @@ def seconds(call: Callable[[], object], times: int, clock: Clock) -> float:
 
 
 def left_behind(call: Callable[[], object]) -> int:
-    """Blocks of Python memory that ten runs leave behind; the least of five tries, as other code runs too."""
+    """Blocks of Python memory that ten runs leave behind: the least of five tries, as other threads run too.
 
-    def once() -> int:
+    The numbers that are counted take a block themselves, so an empty run is counted too and taken off. The collector
+    waits: what it clears away meanwhile, of whoever ran before, changes the count up and down.
+    """
+
+    def once(run: Callable[[], object]) -> int:
         before = sys.getallocatedblocks()
         for _ in range(10):
-            call()
+            run()
         return sys.getallocatedblocks() - before
 
-    return min(once() for _ in range(5))
+    gc.collect()
+    gc.disable()
+    try:
+        return min(once(call) for _ in range(5)) - min(once(lambda: None) for _ in range(5))
+    finally:
+        gc.enable()
 
 
 def measure(model: RunModel, executable: Executable, feeds: Feeds, how: How) -> Result:
@@ -200,6 +210,7 @@ def main() -> None:
             table.add_row("geometric mean", "", "", *means, end_section=True)
         console.print(table)
         console.print(step_cost(Path(scratch), how))
+    console.print('"blocks": of Python memory, left behind by ten runs.')
     console.print('"run": rise of resident memory in the first runs; "loaded": before them, beyond the weights.')
 
 

@@ -22,11 +22,11 @@ from sublet.analysis.settle import Settled, settle
 from sublet.analysis.sharing import SharedBuffer, share
 from sublet.assemble import always_live, assemble, bound_storages, in_one_arena
 from sublet.checker import check
-from sublet.compile import Options, plan_memory
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
 from sublet.packing import STRATEGIES, pack
 from sublet.plan import MemoryPlan
+from sublet.planning import Options, plan_memory
 from tests.generate import program
 from tests.interpreter import results_match
 from tests.mutants import mutants

@@ -19,7 +19,9 @@ from sublet.ops.op import lookup
 from sublet.plan import POINTER, Context, MemoryPlan, Placement, Region
 from sublet.tensor import TensorSpec
 
-MOST_ROUNDS = 4
+ROUNDS = (0, 1, 2, 2, 3, 3, 4, 7)
+"""How often loops run, as chance has it."""
+
 OUTSIDE_BYTES = 8
 """Bytes that stand for a value that cannot be planned."""
 
@@ -108,7 +110,7 @@ def _scalar(node: Node, name: str, operands: Sequence[bytes], salt: bytes) -> in
     drawn = shake_128(salt + node.name.encode() + operands[-1]).digest(1)[0]
     if name == "choose":
         return int(str(node.attrs["low"])) + drawn % int(str(node.attrs["count"]))
-    return int(int.from_bytes(operands[0], "little") < drawn % MOST_ROUNDS)
+    return int(int.from_bytes(operands[0], "little") < ROUNDS[drawn % len(ROUNDS)])
 
 
 def _size(value: Value) -> int:
@@ -134,11 +136,20 @@ class OwnBytes:
     def point(self, pairs: Sequence[tuple[Value, Value]]) -> None:
         """Every value has bytes of its own: nothing points anywhere."""
 
-    def begin_round(self, loop: str, number: int) -> None:
+    def begin_loop(self, loop: str) -> None:
         """Every round is like any other."""
 
-    def end_loop(self) -> None:
-        """See `begin_round`."""
+    def begin_round(self, loop: str) -> None:
+        """See `begin_loop`."""
+
+    def end_round(self, loop: str) -> None:
+        """See `begin_loop`."""
+
+    def end_loop(self, loop: str) -> None:
+        """See `begin_loop`."""
+
+    def end_arm(self, branch: str, way: int) -> None:
+        """See `begin_loop`."""
 
     def apply(self, node: Node, trace: Trace) -> None:
         results = kernel(node, [self.read(value) for value in node.uses], self.salt)
@@ -158,7 +169,8 @@ class PlannedBytes:
         self.pointers = {placement.value for placement in plan.placements if placement.how == POINTER}
         self.pointed: dict[str, Region] = {}
         self.context: Context = ()
-        self.outer: list[Context] = []
+        self.copy: list[int] = []
+        self.ways: dict[str, int] = {}
         self.rolled = {(record.loop, record.within): record for record in plan.rolled}
         self.placed: dict[str, list[Placement]] = {}
         for placement in plan.placements:
@@ -203,16 +215,32 @@ class PlannedBytes:
             to.name: self.region(source.name) for source, to in pairs if to.name in self.pointers and source.nbytes
         }
 
-    def begin_round(self, loop: str, number: int) -> None:
-        """From here on values lie where they do in this round of the loop."""
-        record = self.rolled.get((loop, self.context))
-        self.outer.append(self.context)
-        if record is not None:
-            self.context = (*self.context, (loop, record.copy(number)))
+    def begin_loop(self, loop: str) -> None:
+        """The first round will be the first copy of the body."""
+        self.copy.append(0)
 
-    def end_loop(self) -> None:
-        """The round, or the loop, is over."""
-        self.context = self.outer.pop()
+    def begin_round(self, loop: str) -> None:
+        """From here on values lie where they do in this round of the loop."""
+        if (loop, self.context) in self.rolled:
+            self.context = (*self.context, (loop, self.copy[-1]))
+
+    def end_round(self, loop: str) -> None:
+        """Decide which copy comes next."""
+        outer = self._around(loop)
+        if (loop, outer) in self.rolled:
+            self.copy[-1] = self.rolled[loop, outer].after(self.copy[-1], self.ways)
+            self.context = outer
+
+    def end_loop(self, loop: str) -> None:
+        """The loop is over."""
+        self.context = self._around(loop)
+        self.ways[loop] = self.copy.pop()
+
+    def end_arm(self, branch: str, way: int) -> None:
+        self.ways[branch] = way
+
+    def _around(self, loop: str) -> Context:
+        return self.context[:-1] if self.context and self.context[-1][0] == loop else self.context
 
     def region(self, name: str) -> Region:
         """Where a value lies now. Raises KeyError for one that lies nowhere."""
@@ -314,9 +342,11 @@ class _Run:
         index = int.from_bytes(self.read(node.index, node.name), "little", signed=True)
         if index < 0 and node.fallbacks:
             self.assign(node.fallbacks, node.outputs)
+            self.store.end_arm(node.name, len(node.arms))
         elif 0 <= index < len(node.arms):
             self.graph(node.arms[index], bodies[index])
             self.assign(node.arms[index].outputs, node.outputs)
+            self.store.end_arm(node.name, index)
         else:
             raise Diverged(f"case {node.name} has no arm {index}")
 
@@ -325,19 +355,20 @@ class _Run:
         for stacked in node.stacked:
             if stacked is not None:
                 self.store.write(stacked, bytes(stacked.nbytes))
-        for round_number in range(MOST_ROUNDS + 2):
-            self.store.begin_round(node.name, round_number)
+        self.store.begin_loop(node.name)
+        for round_number in range(max(ROUNDS) + 2):
+            self.store.begin_round(node.name)
             self.store.write(node.counter, round_number.to_bytes(node.counter.nbytes, "little"))
             self.nodes(node.body.nodes[: node.check], body)
             if not self.read(node.condition, node.name)[0]:
                 self.assign(node.parameters, node.finals)
-                self.store.end_loop()
+                self.store.end_loop(node.name)
                 return
             self.fetch(node, round_number)
             self.nodes(node.body.nodes[node.check :], body)
             self.stack(node, round_number)
             self.assign(node.updates, node.parameters)
-            self.store.end_loop()
+            self.store.end_round(node.name)
         raise Diverged(f"loop {node.name} does not end")
 
     def fetch(self, node: While, round_number: int) -> None:

@@ -71,6 +71,49 @@ def _off_its_base(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
     return moved(plan, {one.value: plan.alignment * rng.randint(0, max(0, steps))})
 
 
+def _one_copy_moved(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
+    """One region of a value that takes turns among several, onto another value or another of its own."""
+    turning = [i for i, p in enumerate(plan.placements) if p.copies and p.region.storage == ARENA and p.region.nbytes]
+    if not turning:
+        return None
+    i = rng.choice(turning)
+    placement, other = plan.placements[i], rng.choice(_in_arena(plan))
+    offset = min(other.region.offset, plan.arena_bytes - placement.region.nbytes)
+    changed = replace(placement, region=replace(placement.region, offset=offset))
+    return replace(plan, placements=(*plan.placements[:i], changed, *plan.placements[i + 1 :]))
+
+
+def _copies_exchanged(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
+    """Two regions of one value in each other's copies: what a wrong order of a ring leads to."""
+    groups: dict[str, list[int]] = {}
+    for i, placement in enumerate(plan.placements):
+        if placement.copies:
+            groups.setdefault(placement.value, []).append(i)
+    several = [group for group in groups.values() if len(group) > 1]
+    if not several:
+        return None
+    i, j = rng.sample(rng.choice(several), 2)
+    placements = list(plan.placements)
+    placements[i] = replace(placements[i], region=plan.placements[j].region)
+    placements[j] = replace(placements[j], region=plan.placements[i].region)
+    return replace(plan, placements=tuple(placements))
+
+
+def _copies_in_another_order(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
+    """The copies of a loop's body follow each other in another way."""
+    if not plan.rolled:
+        return None
+    i = rng.randrange(len(plan.rolled))
+    record = plan.rolled[i]
+    first = rng.randrange(record.copies)
+    changed = replace(record, first=first, ring=record.copies - first)
+    if record.jumps:
+        j = rng.randrange(len(record.jumps))
+        jump = replace(record.jumps[j], next=rng.randrange(record.copies))
+        changed = replace(record, jumps=(*record.jumps[:j], jump, *record.jumps[j + 1 :]))
+    return replace(plan, rolled=(*plan.rolled[:i], changed, *plan.rolled[i + 1 :]))
+
+
 def _wait_dropped(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
     def drop(schedule: Schedule, i: int) -> Schedule:
         step = schedule.steps[i]
@@ -139,6 +182,9 @@ MUTATIONS: dict[str, Mutation] = {
     "shrunk arena": _shrunk,
     "onto another": _onto_another,
     "off its base": _off_its_base,
+    "one copy moved": _one_copy_moved,
+    "copies exchanged": _copies_exchanged,
+    "copies reordered": _copies_in_another_order,
     "dropped wait": _wait_dropped,
     "reordered steps": _reordered,
 }

@@ -8,8 +8,8 @@ from io import StringIO
 from rich.console import Console
 
 from sublet.budget import buffers_at_peak, verdict
-from sublet.compile import Options, plan_memory
 from sublet.ir.text import parse
+from sublet.planning import Options, plan_memory
 from sublet.viz.summary import verdict_line
 
 TEXT = """

@@ -15,10 +15,10 @@ from sublet.analysis.flow import flow
 from sublet.analysis.liveness import liveness
 from sublet.analysis.schedule import serial
 from sublet.analysis.sharing import share
-from sublet.compile import Options, plan_memory
 from sublet.errors import TextError
 from sublet.ir.text import parse, to_text
 from sublet.ir.verify import findings
+from sublet.planning import Options, plan_memory
 
 CASES = Path(__file__).parent / "cases"
 DIVIDER = "--- expect\n"

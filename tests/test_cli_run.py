@@ -349,6 +349,26 @@ def test_a_disk_that_fills_up_leaves_the_old_outputs(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["net.sublet", "out.npz"]
 
 
+def test_who_optimises_and_who_computes(cli: Cli, model: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    words = ("run", model, "--random", 1, "--json", "--compare")
+    found = {
+        how: json.loads(cli(*words, *given)[1])
+        for how, given in (
+            ("auto", ()),
+            ("onnxruntime", ("--optimize", "onnxruntime")),
+            ("none", ("--optimize", "none")),
+            ("tuned", ("--optimize", "none", "--autotune")),
+        )
+    }
+    assert all(content["equal"] and content["remark"] == "" for content in found.values())
+    assert found["auto"]["steps"] == found["onnxruntime"]["steps"] < found["none"]["steps"] == found["tuned"]["steps"]
+    assert set(found["tuned"]["nodes"]) <= {"onnxruntime", "numpy", "moves bytes only"}
+    status, _, err = cli("run", model, "--random", 1, "--optimize", "magic")
+    assert status == 2
+    assert "optimize='magic' must be one of auto, onnxruntime, none" in err
+
+
 def test_an_unknown_backend(cli: Cli, graph: Path) -> None:
     status, _, err = cli("run", graph, "--random", 1, "--backend", "magic")
     assert status == 2

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sublet.compile import plan_memory
 from sublet.errors import GraphError
 from sublet.ir.text import parse
 from sublet.ir.verify import MAX_LOOPS
+from sublet.planning import plan_memory
 
 
 def test_a_value_doubled_forty_times() -> None:

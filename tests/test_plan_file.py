@@ -8,9 +8,9 @@ import pytest
 
 from sublet.analysis.schedule import serial
 from sublet.analysis.streams import streamed
-from sublet.compile import Options, plan_memory
 from sublet.ir.text import parse
 from sublet.plan_file import fingerprint, from_json, load, save, to_json
+from sublet.planning import Options, plan_memory
 
 TEXT = """
 graph @net(%x: f32[16], %flag: bool[]) {

@@ -8,10 +8,10 @@ import pytest
 
 from sublet.analysis.schedule import happens_before
 from sublet.analysis.streams import streamed
-from sublet.compile import Options, plan_memory
 from sublet.errors import ProblemError
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
+from sublet.planning import Options, plan_memory
 
 
 def wide(nodes: int) -> Graph:

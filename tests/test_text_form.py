@@ -10,11 +10,11 @@ import pytest
 
 from sublet.analysis.schedule import serial
 from sublet.checker import check
-from sublet.compile import plan_memory
 from sublet.errors import TextError
 from sublet.ir.parser import MAX_DEPTH
 from sublet.ir.text import parse, to_text
 from sublet.plan_file import load, save
+from sublet.planning import plan_memory
 from sublet.tensor import DType
 
 ROOT = Path(__file__).parent.parent

@@ -2,7 +2,7 @@
 
 from sublet.budget import Verdict, verdict
 from sublet.checker import check
-from sublet.compile import Options, plan_memory
+from sublet.compiling import compile
 from sublet.errors import SubletError
 from sublet.frontends.model import Model, read_model
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
@@ -10,12 +10,19 @@ from sublet.ir.text import parse, to_text
 from sublet.packing import STRATEGIES, pack
 from sublet.plan import MemoryPlan
 from sublet.plan_file import load, save
+from sublet.planning import Options, plan_memory
+from sublet.runtime.commands import command
+from sublet.runtime.comparing import compare
+from sublet.runtime.executable import Executable
+from sublet.runtime.memory import aligned_bytes
+from sublet.runtime.poison import run_poisoned
 from sublet.tensor import DType, TensorSpec, Unplannable
 
 __all__ = [
     "STRATEGIES",
     "CaseOf",
     "DType",
+    "Executable",
     "Graph",
     "MemoryPlan",
     "Model",
@@ -27,12 +34,17 @@ __all__ = [
     "Value",
     "Verdict",
     "While",
+    "aligned_bytes",
     "check",
+    "command",
+    "compare",
+    "compile",
     "load",
     "pack",
     "parse",
     "plan_memory",
     "read_model",
+    "run_poisoned",
     "save",
     "to_text",
     "verdict",

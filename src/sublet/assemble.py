@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sublet.analysis.flow import Flow
-from sublet.analysis.liveness import LiveRanges
+from sublet.analysis.liveness import LiveRanges, Pieces, whole_points
 from sublet.analysis.merging import Member
 from sublet.analysis.schedule import Schedule
 from sublet.analysis.settle import Settled
 from sublet.analysis.sharing import SharedBuffer
+from sublet.copied import targets
 from sublet.ir.graph import Graph, Value
 from sublet.packing import Bound, Problem, RegionPacking, Report, lower_bound
 from sublet.plan import (
@@ -83,14 +84,15 @@ def assemble(
     packed: Packed,
     *,
     alignment: int,
+    moves: tuple[CopiedMove, ...],
     dims: Mapping[str, int],
+    max_trips: Mapping[str, int],
 ) -> MemoryPlan:
     """The plan, from the packing of those buffers that have no home."""
-    timeline, ranges = settled.flow, settled.ranges
+    timeline, lives = settled.flow, _lives(settled)
     planned = [buffer for buffer in settled.buffers if not buffer.home]
-    placements = _placements(graph, settled, storages, packed)
-    names = {arena.name for arena in packed.arenas}
-    in_arena = [p for p in placements if p.region.storage in names]
+    placements = _placements(graph, settled, lives, storages, packed)
+    kinds, sizes = _in_arena(placements, {arena.name for arena in packed.arenas})
     return MemoryPlan(
         graph=graph.name,
         fingerprint=fingerprint(graph, schedule),
@@ -100,28 +102,56 @@ def assemble(
         arena_bytes=sum(arena.nbytes for arena in packed.arenas),
         lower_bound_bytes=packed.bound.bytes,
         bound=packed.bound.kind,
-        total_bytes=sum(p.region.nbytes for p in in_arena),
-        view_bytes=sum(p.region.nbytes for p in in_arena if p.how in ("view", "part")),
-        inplace_bytes=sum(p.region.nbytes for p in in_arena if p.how in ("inplace", "carry")),
+        total_bytes=sum(sizes.values()),
+        view_bytes=sum(nbytes for name, nbytes in sizes.items() if kinds[name] <= {"view", "part"}),
+        inplace_bytes=sum(nbytes for name, nbytes in sizes.items() if kinds[name] <= {"inplace", "carry"}),
         storages=(*packed.arenas, *storages.values()),
         placements=placements,
         outside=tuple(_outside(graph)),
-        peak=_peak(planned, timeline, ranges),
+        peak=_peak(planned, timeline, lives),
         points=tuple(str(point) for point in timeline.points),
         dims=tuple(dims.items()),
+        max_trips=tuple(max_trips.items()),
         proof=packed.bound.members,
         rolled=timeline.rolled,
-        moves=tuple(CopiedMove(str(point), source.name, to.name, to.nbytes) for point, source, to in settled.copies),
+        moves=moves,
         stopped=packed.stopped,
     )
 
 
+def _lives(settled: Settled) -> dict[Value, Pieces]:
+    """The ranges of points at which the bytes of an instance are needed: by it, or by a pointer that stands for it."""
+    aliases = dict(settled.flow.aliases)
+    halves: dict[Value, Pieces] = {}
+    for instance, pieces in settled.ranges.halves.items():
+        while instance in aliases:
+            instance = aliases[instance]
+        halves[instance] = (*halves.get(instance, ()), *pieces)
+    return {instance: whole_points(pieces) for instance, pieces in halves.items()}
+
+
+def _in_arena(placements: tuple[Placement, ...], arenas: set[str]) -> tuple[dict[str, set[str]], dict[str, int]]:
+    """How each value of the arenas lives in its places, pointers included; and its bytes, each value once."""
+    kinds: dict[str, set[str]] = {}
+    sizes: dict[str, int] = {}
+    for place in placements:
+        if place.region.storage in arenas or place.how == POINTER:
+            kinds.setdefault(place.value, set()).add(place.how)
+            sizes[place.value] = place.region.nbytes
+    return kinds, sizes
+
+
 def _placements(
-    graph: Graph, settled: Settled, storages: Mapping[Value, Storage], packed: Packed
+    graph: Graph,
+    settled: Settled,
+    lives: Mapping[Value, Pieces],
+    storages: Mapping[Value, Storage],
+    packed: Packed,
 ) -> tuple[Placement, ...]:
     """One placement an instance of a plannable value, in order of definition; one for each pointer."""
     producer = {value: node.name for node in graph.walk() for value in node.defs}
     where = _places(settled.buffers, packed)
+    stands_for = targets(graph, settled.flow.pointers)
     instances: dict[Value, list[Value]] = {}
     for instance, made in settled.flow.instances.items():
         if made.base not in settled.flow.pointers:
@@ -132,7 +162,8 @@ def _placements(
             continue
         if value in settled.flow.pointers:
             nowhere = Region("", 0, value.nbytes)
-            placements.append(Placement(value.name, str(value.spec), nowhere, (), -1, POINTER))
+            pointer = Placement(value.name, str(value.spec), nowhere, (), -1, POINTER, stands_for=stands_for[value])
+            placements.append(pointer)
         for instance in instances.get(value, ()):
             empty = (Member(value, 0), storages[value].name if value in storages else packed.arenas[0].name, 0, -1)
             member, storage, offset, number = where.get(instance, empty)
@@ -142,7 +173,7 @@ def _placements(
                     value=value.name,
                     spec=str(value.spec),
                     region=Region(storage, offset, value.nbytes),
-                    live=settled.ranges.points(instance),
+                    live=lives.get(instance, ()),
                     buffer=number,
                     how=member.how,
                     shares=member.shares,
@@ -174,7 +205,7 @@ def _outside(graph: Graph) -> list[Outside]:
     ]
 
 
-def _peak(buffers: list[SharedBuffer], timeline: Flow, ranges: LiveRanges) -> Peak:
+def _peak(buffers: list[SharedBuffer], timeline: Flow, lives: Mapping[Value, Pieces]) -> Peak:
     """The first of the points with the most live bytes."""
     change = [0] * (len(timeline.points) + 1)
     for buffer in buffers:
@@ -186,10 +217,10 @@ def _peak(buffers: list[SharedBuffer], timeline: Flow, ranges: LiveRanges) -> Pe
         live += step
         if live > best:
             best, peak = live, t
-    alive = [
-        member.value.name
+    alive = dict.fromkeys(
+        timeline.instances[member.value].base.name
         for buffer in buffers
         for member in buffer.members
-        if any(begin <= peak < end for begin, end in ranges.points(member.value))
-    ]
+        if any(begin <= peak < end for begin, end in lives.get(member.value, ()))
+    )
     return Peak(peak, str(timeline.points[peak]), best, tuple(alive))

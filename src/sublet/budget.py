@@ -37,9 +37,12 @@ class Verdict:
 
 def buffers_at_peak(plan: MemoryPlan) -> tuple[LiveBuffer, ...]:
     """The buffers alive at the peak with their values alive there, largest first."""
-    at_peak = set(plan.peak.values)
-    sizes, values = _buffers(plan)
-    alive = {number: tuple(v for v in names if v in at_peak) for number, names in values.items()}
+    at_peak, point = set(plan.peak.values), plan.peak.point
+    sizes, _ = _buffers(plan)
+    alive: dict[int, tuple[str, ...]] = dict.fromkeys(sizes, ())
+    for place in plan.in_arenas:
+        if place.value in at_peak and place.buffer >= 0 and any(begin <= point < end for begin, end in place.live):
+            alive[place.buffer] = (*alive[place.buffer], place.value)
     return _largest_first(LiveBuffer(sizes[number], names) for number, names in alive.items() if names)
 
 

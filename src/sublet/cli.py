@@ -17,14 +17,15 @@ from sublet.budget import verdict
 from sublet.bytesize import human, parse_bytes
 from sublet.checker import check as replay
 from sublet.cli_run import run
-from sublet.compile import Options, plan_memory
 from sublet.console import (
     Dim,
     Json,
+    MaxTrips,
     Model,
     answered,
     answers,
     bound_dims,
+    bound_trips,
     packing_progress,
     print_json,
     refuse_overwriting,
@@ -37,6 +38,7 @@ from sublet.packing.files import read_problem
 from sublet.packing_report import parse_regions, regions_json, report_json, show_regions, show_report, stacked
 from sublet.plan import MemoryPlan
 from sublet.plan_file import fingerprint, load, save
+from sublet.planning import Options, plan_memory
 from sublet.printable import printable
 from sublet.report import as_json
 from sublet.viz.page import write_html
@@ -79,6 +81,7 @@ Effort = Annotated[int | None, typer.Option(help="Limit the search to this many 
 def plan(
     model: Model,
     dim: Dim = None,
+    max_trips: MaxTrips = None,
     strategy: Strategy = "auto",
     align: Annotated[int, typer.Option(help="Every tensor's offset is a multiple of this many bytes.")] = 64,
     budget: Annotated[
@@ -89,6 +92,9 @@ def plan(
     streams: Annotated[int, typer.Option(help="How many streams may run at the same time.")] = 1,
     region: RegionTexts = None,
     timeout: Timeout = None,
+    forbid_copies: Annotated[
+        bool, typer.Option("--forbid-copies", help="Exit 2 if loops or branches would move bytes; say which.")
+    ] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write the plan as JSON.")] = None,
     html: Html = None,
     png: Png = None,
@@ -98,11 +104,13 @@ def plan(
     refuse_overwriting(model, out, html, png)
     limit = None if budget is None else parse_bytes(budget)
     started = perf_counter()
-    imported = read_model(model, bound_dims(dim))
+    imported = read_model(model, bound_dims(dim), max_trips=bound_trips(max_trips))
     regions = parse_regions(region or ())
-    options = Options(strategy, align, io.value, weights.value, streams, timeout, regions=regions)
+    options = Options(
+        strategy, align, io.value, weights.value, streams, timeout, regions=regions, forbid_copies=forbid_copies
+    )
     with packing_progress() as progress:
-        made = plan_memory(imported.graph, options, dims=imported.dims, progress=progress)
+        made = plan_memory(imported.graph, options, dims=imported.dims, max_trips=imported.max_trips, progress=progress)
     seconds = perf_counter() - started
     if out is not None:
         save(made, out)
@@ -128,7 +136,7 @@ def check(
 ) -> None:
     """Replay a plan against its model, byte by byte, and report every violation."""
     made = load(plan_path)
-    imported = read_model(model, dict(made.dims))
+    imported = read_model(model, dict(made.dims), max_trips=dict(made.max_trips))
     if fingerprint(imported.graph, made.schedule) != made.fingerprint:
         raise PlanError(f"{plan_path} is not a plan of {model}: the fingerprints differ. Plan the model again.")
     found = replay(imported.graph, made.schedule, made)

@@ -6,19 +6,20 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
-from sublet.compile import Options
-from sublet.compiling import AUTO, BACKENDS, compile
+from sublet.compiling import AUTO, BACKENDS, Optimize, compile, source_of
 from sublet.console import (
     Dim,
     Json,
+    MaxTrips,
     Model,
     answered,
     answers,
     bound_dims,
+    bound_trips,
     packing_progress,
     print_json,
     refuse_overwriting,
@@ -26,22 +27,26 @@ from sublet.console import (
 from sublet.errors import PlanError, RunError
 from sublet.feeding import files_of, missing_inputs, random_arrays, read_inputs, write_arrays
 from sublet.frontends.model import Model as Source
-from sublet.frontends.model import read_model
 from sublet.ir.graph import Value
 from sublet.plan import MemoryPlan
 from sublet.plan_file import load
+from sublet.planning import Options
 from sublet.run_report import RunReport, as_json, for_people
 from sublet.runtime.comparing import compare, equal_bits
 from sublet.runtime.executable import Executable
 from sublet.runtime.poison import run_poisoned
 from sublet.runtime.profile import Cost, Profile
 
-PACKAGES = {"reference": ("onnx", "numpy"), "onnxruntime": ("onnxruntime",)}
+PACKAGES = {"reference": ("onnx", "numpy"), "numpy": ("numpy",), "onnxruntime": ("onnxruntime",)}
 """What computes, by backend."""
 
 UNPLANNED = Options(strategy="no_reuse", share=False)
 
 BackendName = Annotated[str, typer.Option("--backend", metavar="B", help=f"{AUTO}, or one of {', '.join(BACKENDS)}.")]
+Optimizer = Annotated[
+    str, typer.Option("--optimize", metavar="O", help=f"Who rewrites a model first: {', '.join(get_args(Optimize))}.")
+]
+Autotune = Annotated[bool, typer.Option("--autotune", help="Time the backends on this machine, take the fastest.")]
 Feed = Annotated[
     list[str] | None,
     typer.Option("--input", metavar="NAME=FILE", help="An input from .npy or .npz; FILE.npz alone gives several."),
@@ -56,6 +61,7 @@ def run(
     model: Model,
     plan: Planned = None,
     dim: Dim = None,
+    max_trips: MaxTrips = None,
     input_: Feed = None,
     random: Annotated[
         int | None, typer.Option("--random", min=0, metavar="SEED", help="Fill what is not given from chance.")
@@ -66,6 +72,8 @@ def run(
     poison: Annotated[bool, typer.Option("--poison", help="Run with all bytes poisoned that nobody needs.")] = False,
     no_reuse: Annotated[bool, typer.Option("--no-reuse", help="Every tensor has bytes of its own.")] = False,
     backend: BackendName = AUTO,
+    optimize: Optimizer = AUTO,
+    autotune: Autotune = False,
     streams: Annotated[int | None, typer.Option(min=1, help="How many streams may run at the same time.")] = None,
     repeat: Annotated[int, typer.Option(min=1, max=1_000_000, metavar="N", help="Time so many runs.")] = 1,
     profile: Annotated[
@@ -77,13 +85,15 @@ def run(
     """Plan a model, run it in exactly its arena, and tell what that took."""
     feeds = input_ or []
     refuse_overwriting([model, *([plan] if plan else []), *files_of(feeds)], out, profile)
-    made = _plan_of(plan, dim, no_reuse, streams)
-    source = read_model(model, bound_dims(dim) if made is None else dict(made.dims))
+    made = _plan_of(plan, dim, max_trips, no_reuse, streams)
+    dims, trips = (bound_dims(dim), bound_trips(max_trips)) if made is None else (dict(made.dims), dict(made.max_trips))
+    chosen: dict[str, Any] = {"backend": backend, "optimize": optimize, "autotune": autotune}
+    source = source_of(model, dims, max_trips=trips, backend=backend, optimize=chosen["optimize"], planned=bool(made))
     inputs, weights = _contents(source, model, feeds, random)
 
     def compiled(options: Options, plan: MemoryPlan | None = None) -> Executable:
         with packing_progress() as progress:
-            return compile(source, backend=backend, options=options, plan=plan, weights=weights, progress=progress)
+            return compile(source, **chosen, options=options, plan=plan, weights=weights, progress=progress)
 
     executable = compiled(UNPLANNED if no_reuse else Options(streams=streams or 1), made)
     outputs = executable.measured(inputs)
@@ -104,10 +114,12 @@ def run(
         raise typer.Exit(1)
 
 
-def _plan_of(path: Path | None, dim: list[str] | None, no_reuse: bool, streams: int | None) -> MemoryPlan | None:
+def _plan_of(
+    path: Path | None, dim: list[str] | None, trips: list[str] | None, no_reuse: bool, streams: int | None
+) -> MemoryPlan | None:
     if path is None:
         return None
-    for option, given in (("--dim", dim), ("--no-reuse", no_reuse), ("--streams", streams)):
+    for option, given in (("--dim", dim), ("--max-trips", trips), ("--no-reuse", no_reuse), ("--streams", streams)):
         if given:
             raise PlanError(f"{option} cannot go with --plan: {path} has decided that. Drop one of them")
     return load(path)

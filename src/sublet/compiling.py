@@ -5,32 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from sublet.checker import require_valid
-from sublet.compile import Options, Progress, plan_memory
 from sublet.errors import RunError
 from sublet.extras import installed, require
-from sublet.frontends.model import ONNX_SUFFIX, Model, model_of, read_model
+from sublet.frontends.model import ONNX_SUFFIX, Model, bounded, model_of, read_model
 from sublet.frontends.onnx.model import from_proto
 from sublet.frontends.onnx.optimized import load_optimized, optimized
-from sublet.ir.graph import Graph
+from sublet.frontends.trips import Trips
+from sublet.ir.graph import Graph, Value
 from sublet.plan import MemoryPlan
 from sublet.plan_file import fingerprint
+from sublet.planning import Options, Progress, plan_memory
+from sublet.runtime.commands import Commands, uses_commands
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, Backend
 from sublet.runtime.kernels import choose_kernels, with_scratch
 from sublet.runtime.memory import aligned_bytes
+from sublet.runtime.numpy_backend import Numpy
 from sublet.runtime.ort_backend import OnnxRuntime
 from sublet.runtime.reference import Reference
+from sublet.runtime.tuning import WORKSPACE_BYTES, Tuner
 from sublet.runtime.workspace import bytes_in_use, growth
 from sublet.tensor import TensorSpec
 
 BACKENDS: dict[str, Callable[[Model], Backend]] = {
     "onnxruntime": lambda model: OnnxRuntime(model.opsets),
+    "numpy": lambda model: Numpy(),
     "reference": lambda model: Reference(model.opsets),
 }
 """Makes the backend of a name for a model; the fastest first."""
@@ -53,51 +58,87 @@ def compile(
     model: str | Path | Graph | Model | Any,
     *,
     dims: Mapping[str, int] | None = None,
+    max_trips: Trips = None,
     backend: str | Backend | Sequence[str | Backend] = AUTO,
     optimize: Optimize = AUTO,
     options: Options | None = None,
     plan: MemoryPlan | None = None,
     arena: Any = None,
     weights: Mapping[str, Array] | None = None,
+    autotune: bool = False,
+    workspace: int = WORKSPACE_BYTES,
     progress: Progress | None = None,
 ) -> Executable:
     """An Executable of a model: a file, an ONNX ModelProto, a `Model`, or a `Graph` with its `weights`.
 
+    `max_trips` declares how many rounds loops make at most, see `frontends.model.read_model`.
     `backend` names where kernels come from, in order of preference; "auto" takes the fastest installed and
     falls back on the reference. `optimize="onnxruntime"` lets ONNX Runtime's optimiser rewrite an ONNX model
     first, "none" takes it as it is, and "auto" asks that of it when its backend goes first and no plan is given.
     `plan` is a plan made elsewhere; `arena` is memory to run in.
+    `autotune` times, where several backends but the reference compute a node, each of them on this machine, takes
+    the fastest and remembers it in the cache; it may take `workspace` bytes to do so. Backends differ in the last
+    bits of a result. Ops defined by `sublet.command` run with every backend.
     Raises ModelError for a model that cannot be read, RunError when no backend computes a node or a weight is
     missing, PlanError when `plan` was not made for this model, PlanViolation when it is wrong.
     """
-    names = _chosen_backends(backend)
-    first = next((entry if isinstance(entry, str) else entry.name for entry in names), "")
-    wanted = optimize == "onnxruntime" or (optimize == AUTO and plan is None and first == "onnxruntime")
-    source = _model(model, dims, optimize=wanted)
-    source = source if source.opsets else replace(source, opsets=TEXT_OPSETS)
-    backends = [BACKENDS[entry](source) if isinstance(entry, str) else entry for entry in names]
-    graph = source.graph
+    source = source_of(model, dims, max_trips=max_trips, backend=backend, optimize=optimize, planned=plan is not None)
+    names, graph = _chosen_backends(backend), source.graph
+    backends = _made_backends(names, source)
     contents = _weights(source, weights or {})
     arrays = {v: contents[v] for v in graph.weights if isinstance(v.spec, TensorSpec)}
+    preferred = _fastest(source, names, arrays, workspace) if autotune else {}
     in_use = bytes_in_use()
-    graph = with_scratch(graph, choose_kernels(graph, backends, arrays))
+    graph = with_scratch(graph, choose_kernels(graph, backends, arrays, preferred))
     kept = growth(in_use)
     if plan is None:
-        plan = plan_memory(graph, options, dims=source.dims, progress=progress)
+        plan = plan_memory(graph, options, dims=source.dims, max_trips=source.max_trips, progress=progress)
     elif fingerprint(graph, plan.schedule) == plan.fingerprint:  # or the executable refuses it
         require_valid(graph, plan.schedule, plan)
     executable = Executable(
         graph,
         plan,
-        lambda constants: choose_kernels(source.graph, backends, constants),
+        lambda constants: choose_kernels(source.graph, backends, constants, preferred),
         contents,
         source.inputs,
         source.outputs,
         kept,
+        source.remark,
     )
     if arena is not None:
         executable.bind("arena", arena)
     return executable
+
+
+def source_of(
+    model: Any,
+    dims: Mapping[str, int] | None = None,
+    *,
+    max_trips: Trips = None,
+    backend: str | Backend | Sequence[str | Backend] = AUTO,
+    optimize: Optimize = AUTO,
+    planned: bool = False,
+) -> Model:
+    """The model that `compile` runs when it is given these; `planned` when there is a plan already."""
+    if optimize not in get_args(Optimize):
+        raise RunError(f"optimize={optimize!r} must be one of {', '.join(get_args(Optimize))}")
+    first = next((entry if isinstance(entry, str) else entry.name for entry in _chosen_backends(backend)), "")
+    wanted = optimize == "onnxruntime" or (optimize == AUTO and not planned and first == "onnxruntime")
+    source = bounded(_model(model, dims, optimize=wanted), max_trips)
+    return source if source.opsets else replace(source, opsets=TEXT_OPSETS)
+
+
+def _made_backends(names: Sequence[str | Backend], source: Model) -> list[Backend]:
+    made = [BACKENDS[entry](source) if isinstance(entry, str) else entry for entry in names]
+    return [Commands(), *made] if uses_commands(source.graph) else made
+
+
+def _fastest(
+    source: Model, names: Sequence[str | Backend], constants: Mapping[Value, Array], workspace: int
+) -> dict[str, str]:
+    """The fastest backend by node. The backends made for it are dropped again, with the sessions they opened."""
+    candidates = [made for made in _made_backends(names, source) if not isinstance(made, Reference)]
+    return Tuner(candidates, source.opsets, workspace).choices(source.graph, constants)
 
 
 def _model(model: Any, dims: Mapping[str, int] | None, *, optimize: bool) -> Model:

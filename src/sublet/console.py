@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from sublet.bytesize import human
-from sublet.compile import Progress
 from sublet.errors import CapacityError, ModelError, PlanError, SubletError
+from sublet.planning import Progress
 from sublet.printable import printable
 
 P = ParamSpec("P")
@@ -34,6 +34,14 @@ Model = Annotated[
 ]
 Dim = Annotated[
     list[str] | None, typer.Option("--dim", metavar="NAME=V", help="Bind a symbolic dimension; repeat for more.")
+]
+MaxTrips = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--max-trips",
+        metavar="[LOOP=]N",
+        help="Loops make at most N rounds, or one of them does: what they stack is planned. Repeat for more.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
 
@@ -89,6 +97,19 @@ def bound_dims(pairs: list[str] | None) -> dict[str, int]:
         if name in bound:
             raise ModelError(f"--dim {name} is given twice")
         bound[name] = int(text)
+    return bound
+
+
+def bound_trips(texts: list[str] | None) -> dict[str, int]:
+    """`["8", "loop=9"]` as a dict; "" stands for every loop. Raises ModelError for anything else."""
+    bound: dict[str, int] = {}
+    for text in texts or ():
+        name, equals, count = text.rpartition("=")
+        if not re.fullmatch(r"[0-9]{1,18}", count.strip()) or (equals and not name):
+            raise ModelError(f"--max-trips {text[:80]}: write N or LOOP=N, for instance --max-trips 100")
+        if name in bound:
+            raise ModelError(f"--max-trips {name or 'for every loop'} is given twice")
+        bound[name] = int(count)
     return bound
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sublet.compile import Options
 from sublet.compiling import AUTO, compile
 from sublet.errors import RunError
 from sublet.extras import require
@@ -23,6 +22,7 @@ from sublet.frontends.model import model_of
 from sublet.frontends.onnx.file import all_nodes, domain_of
 from sublet.frontends.onnx.model import from_proto
 from sublet.frontends.onnx.types import STRING, TensorType, read_type
+from sublet.planning import Options
 from sublet.runtime.executable import Executable
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ bound weight, input or output. A region is a range of bytes of one storage.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sublet.analysis.schedule import Schedule
@@ -63,6 +64,7 @@ class Placement:
     producer  name of the node that writes it; "" for an input or weight
     copies    the copies of the bodies around it in which the region is this one; empty for all. A value
               with several placements is a multi-view tensor: its region changes from round to round
+    stands_for   the values with bytes of their own that a pointer may stand for
     """
 
     value: str
@@ -74,6 +76,7 @@ class Placement:
     shares: str = ""
     producer: str = ""
     copies: tuple[Context, ...] = ()
+    stands_for: tuple[str, ...] = ()
 
     @property
     def begin(self) -> int:
@@ -85,31 +88,63 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
+class Jump:
+    """After copy `copy` of a body comes copy `next`, if its loops and branches were left by these `ways`.
+
+    ways   (loop or branch of the body, the way out of it): of a loop the copy of its own body in which it ended, of
+           a branch the arm it took, counting the fallbacks as one more
+    """
+
+    copy: int
+    ways: tuple[tuple[str, int], ...]
+    next: int
+
+
+@dataclass(frozen=True, slots=True)
 class Rolled:
     """A loop whose values take turns among several regions.
 
     Round c runs copy c of its body while c < first, then copy first + (c - first) % ring [NNC: the repeat of a
-    multi-view tensor; one with `first` is of type II]. A loop within copies of others has one record for each.
+    multi-view tensor; one with `first` is of type II]; where there are jumps, these say which copy comes next.
+    A loop within copies of others has one record for each.
     """
 
     loop: str
     within: Context
     first: int
     ring: int
+    jumps: tuple[Jump, ...] = ()
 
-    def copy(self, counter: int) -> int:
-        """The copy that a round runs."""
-        return counter if counter < self.first else self.first + (counter - self.first) % self.ring
+    @property
+    def copies(self) -> int:
+        """How many copies of the body there are."""
+        return self.first + self.ring
+
+    def after(self, copy: int, ways: Mapping[str, int]) -> int:
+        """The copy that follows a copy, when loops and branches in it were left by these ways."""
+        for jump in self.jumps:
+            if jump.copy == copy and all(ways.get(name) == way for name, way in jump.ways):
+                return jump.next
+        return copy + 1 if copy + 1 < self.copies else self.first
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedMove:
-    """Bytes that a loop or branch moves each time it passes an edge."""
+    """Bytes that a loop or branch moves when it passes an edge of the control flow.
+
+    edge     the kind of the edge and the node (see `analysis.flow`): "enter" and "exit" are passed once a run of the
+             loop, "yield" once a run of the branch, "fetch" and "next" once a round. On a fetch a slice is copied out
+             of its sequence, on a next the rows are copied into the stacked outputs: both always
+    source, destination   values of the program; in an unrolled loop some copies of the body may move nothing
+    nbytes   bytes copied each time
+    why      the reason, for people
+    """
 
     edge: str
     source: str
     destination: str
     nbytes: int
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +173,12 @@ class MemoryPlan:
     arena_bytes        size of the arena; of all arenas together when there are several memory regions
     lower_bound_bytes  no placement of the same buffers can do with fewer
     bound              how the lower bound was found ("peak" or "antichain")
-    total_bytes        sum of all planned tensors, each with bytes of its own: no reuse at all
+    total_bytes        sum of all planned tensors, each once and with bytes of its own: no reuse at all
     view_bytes, inplace_bytes   part of that sum which needs no buffer thanks to views and parts,
                        and to in-place outputs and carries
     points             names of what runs at each point of time, for pictures and messages
     dims               the dimension bindings the model was read with
+    max_trips          the declared maxima of rounds it was read with, by loop; "" stands for every loop
     proof              the buffers that prove the lower bound: no two of them may overlap
     rolled             the loops whose bodies have several copies in the plan
     moves              what loops and branches copy; empty when no byte is moved
@@ -166,6 +202,7 @@ class MemoryPlan:
     peak: Peak
     points: tuple[str, ...]
     dims: tuple[tuple[str, int], ...] = ()
+    max_trips: tuple[tuple[str, int], ...] = ()
     proof: tuple[int, ...] = ()
     rolled: tuple[Rolled, ...] = ()
     moves: tuple[CopiedMove, ...] = ()

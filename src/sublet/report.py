@@ -5,7 +5,47 @@ from __future__ import annotations
 from typing import Any
 
 from sublet.budget import Verdict, buffers_at_peak
-from sublet.plan import ARENA, MemoryPlan
+from sublet.plan import ARENA, POINTER, MemoryPlan, Region
+from sublet.viz.loops import turns
+
+
+def multiview(plan: MemoryPlan) -> tuple[str, ...]:
+    """The values that live in several places in turn [NNC: multi-view tensors]."""
+    regions: dict[str, set[Region]] = {}
+    for place in plan.placements:
+        regions.setdefault(place.value, set()).add(place.region)
+    return tuple(value for value, several in regions.items() if len(several) > 1)
+
+
+def bytes_by_edge(plan: MemoryPlan) -> dict[str, int]:
+    """How many bytes loops and branches move each time they pass an edge; without those that move none."""
+    edges: dict[str, int] = {}
+    for move in plan.moves:
+        edges[move.edge] = edges.get(move.edge, 0) + move.nbytes
+    return edges
+
+
+def _control(plan: MemoryPlan) -> dict[str, Any]:
+    """Loops, pointers and what is moved."""
+    return {
+        "loops": [
+            {
+                "loop": record.loop,
+                "within": [list(pair) for pair in record.within],
+                "first": record.first,
+                "ring": record.ring,
+                "words": turns(record),
+            }
+            for record in plan.rolled
+        ],
+        "pointers": {p.value: list(p.stands_for) for p in plan.placements if p.how == POINTER},
+        "multiview": list(multiview(plan)),
+        "moves": [
+            {"edge": m.edge, "source": m.source, "destination": m.destination, "nbytes": m.nbytes, "why": m.why}
+            for m in plan.moves
+        ],
+        "bytes_by_edge": bytes_by_edge(plan),
+    }
 
 
 def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) -> dict[str, Any]:
@@ -26,6 +66,8 @@ def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) ->
         "stopped": plan.stopped,
         "seconds": seconds,
         "dims": dict(plan.dims),
+        "max_trips": dict(plan.max_trips),
+        **_control(plan),
         "peak": {
             "point": plan.peak.point,
             "node": plan.peak.node,
@@ -46,6 +88,7 @@ def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) ->
                 "buffer": place.buffer,
                 "how": place.how,
                 "shares": place.shares,
+                "copies": [[list(pair) for pair in context] for context in place.copies],
             }
             for place in plan.placements
         ],

@@ -67,6 +67,7 @@ def as_json(report: RunReport) -> dict[str, Any]:
         "streams": executable.plan.schedule.streams,
         "steps": len(executable.plan.points),
         "nodes": {name or "moves bytes only": count for name, count in executable.nodes_of_backends.items()},
+        "remark": executable.remark,
         "versions": report.versions,
         "dims": dict(executable.plan.dims),
     }
@@ -111,9 +112,11 @@ def _figures(report: RunReport) -> Table:
         ("copied", human(executable.copied_bytes), "moved by loops and branches"),
         ("time", f"{median(report.seconds):.4g} s", _times(report.seconds)),
         ("steps", str(len(executable.plan.points)), _backends(report)),
+        ("remark", "", executable.remark),
     ]
     optional = {"scratch": memory.scratch, "outside": memory.outside_values}
     optional |= {"inputs": memory.inputs, "outputs": memory.outputs, "copied": executable.copied_bytes}
+    optional |= {"remark": len(executable.remark)}
     for name, figure, remark in rows:
         if optional.get(name, 1):
             table.add_row(name, figure, remark)

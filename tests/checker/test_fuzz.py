@@ -11,6 +11,7 @@ from sublet.ir.graph import Graph
 from sublet.ir.text import to_text
 from sublet.ir.verify import verify
 from sublet.plan import MemoryPlan
+from sublet.planning import Options, plan_memory
 from tests.generate import program
 from tests.interpreter import results_match
 from tests.mutants import MUTATIONS, mutants, tighter
@@ -60,7 +61,8 @@ def test_what_the_checker_accepts_runs_right() -> None:
         schedule = plan.schedule
         tight, _ = tighter(rng, graph, plan, lambda tried: not check(graph, schedule, tried), 40)  # noqa: B023
         assert results_match(graph, schedule, tight, rng), seed
-        for kind, mutant in mutants(rng, tight):
+        unrolled = plan_memory(graph, Options(alignment=1))
+        for kind, mutant in (*mutants(rng, tight), *mutants(rng, unrolled)):
             runs_right = results_match(graph, mutant.schedule, mutant, rng)
             if violations(graph, mutant.schedule, mutant):
                 refused[kind] += 1

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.models.architectures import SMALL
 from sublet.errors import ModelError
 from sublet.frontends.onnx.model import from_proto
-from sublet.frontends.onnx.optimized import CACHE, MODEL, WEIGHTS, load_optimized, optimized
+from sublet.frontends.onnx.optimized import CACHE, MODEL, REFUSAL, WEIGHTS, load_optimized, optimized
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -90,3 +90,20 @@ def test_a_model_the_optimiser_refuses_stays_as_it_is() -> None:
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("elsewhere", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     assert [node.op for node in optimized(model).graph.nodes] == ["onnx.elsewhere.Mystery"]
+
+
+def test_a_refusal_is_remembered_and_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = helper.make_tensor_value_info
+    node = helper.make_node("Mystery", ["x"], ["y"], domain="elsewhere")
+    graph = helper.make_graph([node], "g", [info("x", 1, (2,))], [info("y", 1, (2,))])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("elsewhere", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    first = optimized(model)
+    assert "ONNX Runtime does not take the model" in first.remark
+    [kept] = folder.iterdir()
+    assert [path.name for path in kept.iterdir()] == [REFUSAL]
+    (kept / REFUSAL).write_text("as remembered")
+    assert optimized(model).remark.endswith(": as remembered")
+    monkeypatch.setenv("SUBLET_CACHE_BYTES", "0")
+    monkeypatch.setenv("SUBLET_CACHE", str(folder / "elsewhere"))
+    assert optimized(model) == first

@@ -13,9 +13,9 @@ from onnx import TensorProto, helper
 from onnx.backend.test import BackendTest
 
 import sublet.onnx_backend as backend
-from sublet.compile import Options
 from sublet.errors import ModelError, RunError, SubletError
 from sublet.onnx_backend import KEPT
+from sublet.planning import Options
 
 F32 = TensorProto.FLOAT
 REFERENCE: dict[str, Any] = {"backend": "reference"}

@@ -18,6 +18,7 @@ from sublet.errors import SubletError
 from sublet.viz.columns import Columns
 from sublet.viz.page import html, write_html
 from sublet.viz.rectangles import rectangles
+from tests.viz.loops import delay_plan
 from tests.viz.synthetic import network_plan, small_plan
 
 
@@ -37,6 +38,16 @@ def test_the_page_holds_every_name_and_number() -> None:
     assert (kind, count) == ("u16", 7)
     offsets = array("H", columns[position : position + 2 * count])
     assert offsets.tolist() == [3072, 0, 0, 0, 3072, 3072, 5120]
+
+
+def test_the_page_holds_bands_rounds_and_pointers() -> None:
+    model, columns = unpacked(html(rectangles(delay_plan())))
+    assert [band[0] for band in model["bands"]][:2] == ["turn: round 0", "turn: round 1"]
+    assert [name for name, _, _ in model["pointers"]] == ["f", "g", "p", "q"]
+    kind, position, count = model["placements"]["rounds"]
+    told = [model["words"][at] for at in array({"u8": "B", "u16": "H"}[kind], columns[position:])[:count]]
+    assert told.count("") == 4  # x, y, n and the stacked rows are always where they are
+    assert "round 1 of turn; rounds 3, 5, 7, … of turn" in told
 
 
 def test_the_page_asks_for_nothing() -> None:

@@ -14,6 +14,7 @@ from sublet.plan import Placement
 from sublet.viz.colours import rgb, value_colour
 from sublet.viz.png import SVG_LIMIT, write_png
 from sublet.viz.rectangles import rectangles
+from tests.viz.loops import delay_plan
 from tests.viz.synthetic import network_plan, plan_of, small_plan
 
 image = pytest.importorskip("matplotlib.image", reason="the extra png is not installed")
@@ -27,6 +28,16 @@ def test_every_buffer_is_in_the_png_in_its_colour(tmp_path: Path) -> None:
     for block, how in ((0, "own"), (1, "view"), (1, "inplace"), (2, "own"), (3, "own"), (4, "own")):
         drawn = (pixels == rgb(value_colour(block, how))).all(axis=2).sum()
         assert drawn > 1000, (block, how)
+
+
+def test_the_copies_of_a_loop_are_labelled(tmp_path: Path) -> None:
+    path = tmp_path / "loop.svg"
+    write_png(rectangles(delay_plan()), path)
+    text = path.read_text(encoding="utf-8")
+    assert "<!-- turn: round 1 -->" in text
+    assert "<!-- turn: rounds 2, 4, 6, … -->" in text
+    write_png(rectangles(delay_plan()), tmp_path / "loop.png")
+    assert (tmp_path / "loop.png").stat().st_size > 10_000
 
 
 def test_an_svg_has_one_path_a_rectangle_and_the_same_bytes_again(tmp_path: Path) -> None:

@@ -25,12 +25,11 @@ from dataclasses import dataclass, field, replace
 
 from sublet.analysis.instances import Instance, Instances, Reusable, never
 from sublet.analysis.schedule import Schedule, happens_before
-from sublet.analysis.unroll import Copies
+from sublet.analysis.unroll import Copies, Way
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.plan import Context, Rolled
 
 Moves = tuple[tuple[Value, Value], ...]
-Way = tuple[str, Context, frozenset[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +111,7 @@ class _Builder:
         self.path: tuple[tuple[int, int], ...] = ()
         self.now = Instances(pointers, reusable)
         self.ways: dict[Value, Way] = {}
+        self.active: list[Copies] = []
         self.rolled: list[Rolled] = []
         self.counterparts: list[tuple[Value, Value]] = []
 
@@ -148,7 +148,8 @@ class _Builder:
         pairs = tuple((source, written[to]) for source, (_, to) in zip(sources, moves, strict=True))
         if node is not None and operands is not None:
             outputs = tuple(None if value is None else written[value] for value in node.outputs)
-            node = replace(node, inputs=operands, outputs=outputs)
+            scratch = node.scratch and written[node.scratch]
+            node = replace(node, inputs=operands, outputs=outputs, scratch=scratch)
         self.points.append(Point(kind, node, read, tuple(written.values()), pairs, self.path, self.now.context))
         self.followers.append([])
         for point in self.open:
@@ -218,24 +219,27 @@ class _Builder:
             self.points[end] = replace(point, defs=(*point.defs, *real), forgotten=(*point.forgotten, *rest))
 
     def loop(self, node: While, schedule: Schedule) -> None:
-        rolled = [value in self.now.pointers for value in node.parameters]
         level = self.level(schedule)
         path = self.path
         stacked = tuple(value for value in node.stacked if value is not None)
         self.move("enter", node, node.inits, node.parameters, defs=stacked)
-        copies = Copies(node, self.now, tuple(rolled))
-        exits: list[int] = []
+        copies = Copies(node, self.now, self.ways, self.active)
+        checks: list[int] = []
         tops: list[int] = []
-        while (again := copies.begin()) is None:
+        following: list[tuple[int, list[int]]] = []
+        while copies.begin():
             self.path = path
             tops.append(len(self.points))
-            exits.append(self.round(node, schedule, level, path, stacked))
-            copies.end()
-        self.followers[self.open[0]].append(tops[again])
-        if any(rolled):
-            self.rolled.append(copies.rolled(again))
-            self.counterparts += copies.counterparts(again)
-        self.leave(node, copies, exits, stacked)
+            checks.append(self.round(node, schedule, level, path, stacked))
+            following.append((self.open[0], copies.end()))
+            self.open = []
+        for last, nexts in following:
+            self.followers[last] += [tops[number] for number in nexts]
+        rolled = copies.rolled()
+        if rolled is not None:
+            self.rolled.append(rolled)
+            self.counterparts += copies.counterparts()
+        self.leave(node, copies, checks, stacked)
 
     def round(
         self, node: While, schedule: Schedule, level: int, path: tuple[tuple[int, int], ...], stacked: tuple[Value, ...]

@@ -120,11 +120,17 @@ class Instances:
         return self.made[instance].base if instance in self.made else instance
 
     def pointing_at(self, instance: Value) -> Iterator[Value]:
-        """The pointers that stand for an instance in this copy of a body."""
+        """The pointers that stand for an instance in this copy of a body, or those around it."""
         for alias in self.aliases:
             made = self.made[alias]
-            if self.root(alias) == instance and self.context in made.contexts:
+            around = any(self.context[: len(context)] == context for context in made.contexts)
+            if around and self.root(alias) == instance:
                 yield made.base
+
+    def made_within(self, instance: Value, context: Context) -> bool:
+        """Whether an instance is written in a copy of a body, or inside it."""
+        made = self.made.get(instance)
+        return made is not None and any(other[: len(context)] == context for other in made.contexts)
 
     def snapshot(self) -> dict[Value, Candidates]:
         """What every value is now, for `restore`."""

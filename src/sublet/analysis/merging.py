@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sublet.analysis.content import Content, agree
-from sublet.analysis.flow import Way
 from sublet.analysis.liveness import LiveRanges, Pieces, merge
 from sublet.analysis.order import Concurrency
+from sublet.analysis.unroll import Way
 from sublet.ir.graph import Value
 
 Permitted = frozenset[tuple[int, Value, Value]]
@@ -135,22 +135,26 @@ class Merger:
         """
         if not agree(self.contents[x.value], x.offset, self.contents[y.value], y.offset + shift):
             return False
-        if self._outdated(x.value) or self._outdated(y.value):
+        same_place = x.offset == y.offset + shift
+        if self._outdated(x.value, same_place) or self._outdated(y.value, same_place):
             return False
         if self._copied_over(x.value, y.value, shift) or self._copied_over(y.value, x.value, shift):
             return False
         written = ((x.value, y.value), (y.value, x.value))
         return not any(a not in self.unwritten and self.concurrency.may_write_during(a, b) for a, b in written)
 
-    def _outdated(self, value: Value) -> bool:
-        """Whether a value lives on while what its bytes are copies of is written anew, in another round."""
-        return any(
-            begin < 2 * point + 1 < end
-            for segment in self.contents[value]
-            if segment.token is not value
-            for point in self.rewritten.get(segment.token, ())
-            for begin, end in self.ranges.halves[value]
-        )
+    def _outdated(self, value: Value, same_place: bool) -> bool:
+        """Whether a value is still needed when what its bytes are copies of is written anew, in another round.
+
+        It may be read for the last time by the op that writes, where that may write over it.
+        """
+        for segment in self.contents[value]:
+            for point in self.rewritten.get(segment.token, ()) if segment.token is not value else ():
+                over = same_place and (point, value, segment.token) in self.permitted
+                for begin, end in self.ranges.halves[value]:
+                    if begin < 2 * point + 1 < end or (end == 2 * point + 1 and not over):
+                        return True
+        return False
 
     def _copied_over(self, operand: Value, output: Value, shift: int) -> bool:
         """Whether the node that makes `output` of `operand` copies anything onto the operand's bytes."""

@@ -1,68 +1,109 @@
 """Unrolling a loop for planning, so that no byte is moved to carry a value into the next round.
 
 In each copy of the body a pointer parameter stands for an instance made in an earlier copy, or for the
-initial value. A carried value is written to the first of its instances that nobody stands for any more;
-so the copies come to a state that was there before, and from then on they repeat: `first` copies run once, the
-others in a ring [NNC: the unrolled loop; type II and type I multi-view tensors]. Swaps, rotations, delay lines
-and several updates by one value need nothing else, and each carried value has as many instances as it needs.
+initial value. A carried value is written to the first of its instances that nobody stands for any more. So the
+copies come to a state that was there before, and repeat: `first` copies run once, the others in a ring [NNC: the
+unrolled loop; type II and type I multi-view tensors]. Swaps, rotations, delay lines and several updates by one
+value need nothing else, and each carried value has as many instances as it needs.
+
+Where the target of an update depends on how an inner loop ended or which arm a branch took, each such way leads to
+a copy of its own: the states are those of a finite automaton.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import count
+from collections.abc import Iterator, Mapping
+from itertools import count, product
 
 from sublet.analysis.instances import AlsoPointer, Candidates, Instances, Unrollable
-from sublet.ir.graph import Value, While
-from sublet.plan import Rolled
+from sublet.ir.graph import CaseOf, Value, While
+from sublet.plan import Context, Jump, Rolled
 
 MAX_COPIES = 64
 """A loop that needs more copies of its body is not unrolled."""
+
+MOST_OUTCOMES = 16
+"""Nor is one with a copy that can end in more ways."""
+
+Way = tuple[str, Context, frozenset[int]]
+"""Of an alias: the loop or branch it comes out of, in which copies around, and by which of its ends."""
+
+State = tuple[Candidates, ...]
+"""What each pointer parameter stands for."""
+
+
+Ways = Mapping[str, frozenset[int]]
+"""How loops and branches of a body were left: any of these ways each."""
+
+Outcome = tuple[Ways, Candidates]
+"""What an update may be, and when."""
 
 
 class Copies:
     """The copies of one loop's body, made one after another until they repeat."""
 
-    def __init__(self, node: While, now: Instances, rolled: tuple[bool, ...]) -> None:
+    def __init__(self, node: While, now: Instances, ways: Mapping[Value, Way], active: list[Copies]) -> None:
         self._node = node
         self._now = now
+        self._ways = ways
+        self._active = active
         self._outer = now.context
-        self._positions = [i for i, pointer in enumerate(rolled) if pointer]
+        self._positions = [i for i, parameter in enumerate(node.parameters) if parameter in now.pointers]
         self._parameters = [node.parameters[i] for i in self._positions]
-        self._state = tuple(now.stand_for([node.inits[i]]) for i in self._positions)
-        self._states: list[tuple[Candidates, ...]] = []
-        own = {value for value in node.body.values() if value not in node.parameters}
-        self._carried = {node.updates[i] for i in self._positions} & own
+        self._states: list[State] = [tuple(now.stand_for([node.inits[i]]) for i in self._positions)]
+        self._jumps: list[list[Jump]] = []
+        self._carried = _carried(node, self._positions, now.pointers)
+        active.append(self)
 
-    def begin(self) -> int | None:
-        """Start the next copy; or, when it would be like an earlier one, say which."""
-        if self._state in self._states:
+    def begin(self) -> bool:
+        """Start the next copy, if there is one more."""
+        number = len(self._jumps)
+        if number == len(self._states):
             self._finish()
-            return self._states.index(self._state)
-        if len(self._states) == MAX_COPIES:
-            self._finish()
-            raise Unrollable(self._parameters)
+            return False
         if self._parameters:
-            self._now.context = (*self._outer, (self._node.name, len(self._states)))
-        self._states.append(self._state)
-        for parameter, candidates in zip(self._parameters, self._state, strict=True):
-            self._now.let(parameter, candidates)
-        if self._parameters:
-            self._now.rules |= dict.fromkeys(self._carried, self._first_free)
-            fixed = {value for value in self._node.parameters if value not in self._parameters}
+            self._now.context = (*self._outer, (self._node.name, number))
+            self._now.rules |= dict.fromkeys(sorted(self._carried, key=lambda value: value.name), self._first_free)
+            fixed = [value for value in self._node.parameters if value not in self._parameters]
             self._now.rules |= dict.fromkeys(fixed, self._fixed)
-        return None
+        self._state = self._states[number]
+        self.recall(number)
+        return True
 
-    def end(self) -> None:
-        """The copy is laid out: what the parameters stand for in the next."""
-        self._state = tuple(self._next(position) for position in self._positions)
+    def end(self) -> list[int]:
+        """The copy is laid out. The copies that may follow."""
+        jumps: list[Jump] = []
+        for several in product(*(self._outcomes(position) for position in self._positions)):
+            state = tuple(candidates for _, candidates in several)
+            for ways in _together([ways for ways, _ in several]):
+                if len(jumps) == MOST_OUTCOMES:
+                    raise Unrollable(self._parameters)
+                jumps.append(Jump(len(self._jumps), ways, self._number(state)))
+        self._jumps.append(jumps)
+        return sorted({jump.next for jump in jumps})
 
-    def rolled(self, again: int) -> Rolled:
-        """The record of the loop, whose last copy is followed by copy `again`."""
-        return Rolled(self._node.name, self._outer, again, len(self._states) - again)
+    def _number(self, state: State) -> int:
+        """The copy of a state, a new one if need be."""
+        if state not in self._states:
+            if len(self._states) == MAX_COPIES:
+                raise Unrollable(self._parameters)
+            self._states.append(state)
+        return self._states.index(state)
+
+    def rolled(self) -> Rolled | None:
+        """The record of the loop; None when it has no pointers."""
+        if not self._parameters:
+            return None
+        copies = len(self._states)
+        again = self._jumps[-1][0].next
+        plain = Rolled(self._node.name, self._outer, again, copies - again)
+        jumps = [jump for several in self._jumps for jump in several]
+        if all(not jump.ways and plain.after(jump.copy, {}) == jump.next for jump in jumps):
+            return plain
+        return Rolled(self._node.name, self._outer, 0, copies, tuple(jumps))
 
     def recall(self, number: int) -> None:
-        """Let the parameters be what they were in a copy."""
+        """Let the parameters be what they are in a copy."""
         for parameter, candidates in zip(self._parameters, self._states[number], strict=True):
             self._now.let(parameter, candidates)
 
@@ -71,16 +112,20 @@ class Copies:
         index = self._positions.index(position)
         return [state[index] for state in self._states]
 
-    def counterparts(self, again: int) -> Iterator[tuple[Value, Value]]:
-        """What each parameter stands for in a copy before `again`, and in the copy of the ring in step with it."""
-        ring = len(self._states) - again
-        for number in reversed(range(again)):
-            later = number + ring * -(-(again - number) // ring)
-            for first, repeated in zip(self._states[number], self._states[later], strict=True):
-                if len(first) == len(repeated) == 1:
-                    yield self._now.root(first[0]), self._now.root(repeated[0])
+    def counterparts(self) -> Iterator[tuple[Value, Value]]:
+        """What a parameter stands for in a copy that runs once, and in others that could be like it."""
+        rolled = self.rolled()
+        if rolled is None:
+            return
+        for number in reversed(range(1 if rolled.jumps else rolled.first)):
+            later = number + rolled.ring * -(-(rolled.first - number) // rolled.ring)
+            for other in range(1, len(self._states)) if rolled.jumps else [later]:
+                for first, repeated in zip(self._states[number], self._states[other], strict=True):
+                    if len(first) == len(repeated) == 1:
+                        yield self._now.root(first[0]), self._now.root(repeated[0])
 
     def _finish(self) -> None:
+        self._active.remove(self)
         self._now.context = self._outer
         for value in (*self._carried, *self._node.parameters):
             self._now.rules.pop(value, None)
@@ -90,10 +135,11 @@ class Copies:
         return self._now.written(self._now.named(parameter, self._outer), self._outer)
 
     def _first_free(self, value: Value) -> Value:
-        """The first instance of a carried value that may be written here."""
+        """The first instance of a carried value that may be written here; all loops that carry it have a say."""
+        holders = [copies for copies in self._active if value in copies._carried]
         for i in count():
-            instance = self._now.named(value, self._outer, f"~{i}")
-            if not self._busy(instance, value):
+            instance = self._now.named(value, holders[0]._outer, f"~{i}")
+            if not any(holder._busy(instance, value) for holder in holders):
                 return self._now.written(instance, self._now.context)
         raise AssertionError("unreachable")
 
@@ -101,25 +147,78 @@ class Copies:
         """Whether somebody who stands for `instance` still needs it when `value` is written."""
         users = [
             parameter
-            for parameter, candidates in zip(self._parameters, self._states[-1], strict=True)
+            for parameter, candidates in zip(self._parameters, self._state, strict=True)
             if any(self._now.root(candidate) == instance for candidate in candidates)
         ]
         users += self._now.pointing_at(instance)
         return any(not self._now.reusable(user, value) for user in users)
 
-    def _next(self, position: int) -> Candidates:
-        update, now = self._node.updates[position], self._now
-        candidates = now.stand_for([update])
-        roots = tuple(dict.fromkeys(now.root(candidate) for candidate in candidates))
-        changing = [now.base(root) for root in roots if now.base(root) in self._node.parameters]
-        if changing:
-            raise AlsoPointer(changing[0])
-        if not any(self._made_here(candidate) for candidate in candidates):
-            return candidates
-        if len(roots) > 1 or (self._made_here(roots[0]) and now.base(roots[0]) not in self._carried):
-            self._finish()
-            raise Unrollable([self._node.parameters[position]])
-        return roots
+    def _outcomes(self, position: int) -> list[Outcome]:
+        """What the parameter at a position may stand for in the next round."""
+        now, parameter = self._now, self._node.parameters[position]
+        candidates = now.stand_for([self._node.updates[position]])
+        for root in map(now.root, candidates):
+            if now.base(root) in self._node.parameters:
+                raise AlsoPointer(now.base(root))
+            if now.made_within(root, now.context) and now.base(root) not in self._carried:
+                raise Unrollable([parameter])
+        if not any(self._way(candidate) for candidate in candidates):
+            return [({}, (now.root(candidates[0]),) if len(candidates) == 1 else candidates)]
+        return [(self._ways_to(candidate), (now.root(candidate),)) for candidate in candidates]
 
-    def _made_here(self, instance: Value) -> bool:
-        return instance in self._now.made and self._now.context in self._now.made[instance].contexts
+    def _way(self, instance: Value) -> tuple[str, frozenset[int]] | None:
+        """The loop or branch of this copy that an alias comes out of, and by which ends."""
+        way = self._ways.get(instance)
+        return None if way is None or way[1] != self._now.context else (way[0], way[2])
+
+    def _ways_to(self, instance: Value) -> Ways:
+        """How loops and branches must have been left for an alias to be what a pointer stands for."""
+        ways: dict[str, frozenset[int]] = {}
+        while found := self._way(instance):
+            ways[found[0]] = found[1]
+            instance = self._now.aliases[instance]
+        return ways
+
+
+def _together(several: list[Ways]) -> Iterator[tuple[tuple[str, int], ...]]:
+    """Each combination of single ways that satisfies all of `several`."""
+    common: dict[str, frozenset[int]] = {}
+    for ways in several:
+        for name, numbers in ways.items():
+            common[name] = common.get(name, numbers) & numbers
+    for combination in product(*(sorted(numbers) for numbers in common.values())):
+        yield tuple(zip(common, combination, strict=True))
+
+
+def _carried(node: While, positions: list[int], pointers: frozenset[Value]) -> frozenset[Value]:
+    """The values of the body whose bytes the pointer parameters may come to stand for."""
+    sources: dict[Value, list[Value]] = {}
+    for inner in node.body.walk():
+        if isinstance(inner, While):
+            for i, (parameter, final) in enumerate(zip(inner.parameters, inner.finals, strict=True)):
+                sources[parameter] = [inner.inits[i], inner.updates[i]]
+                if final is not None:
+                    sources[final] = [parameter]
+        elif isinstance(inner, CaseOf):
+            for i, output in enumerate(inner.outputs):
+                if output is not None:
+                    ways = [arm.outputs[i] for arm in inner.arms]
+                    sources[output] = ways + ([inner.fallbacks[i]] if inner.fallbacks else [])
+    own = {value for value in node.body.values() if value not in node.parameters}
+    todo = [node.updates[i] for i in positions]
+    seen: set[Value] = set()
+    found: set[Value] = set()
+    while todo:
+        value = todo.pop()
+        if value in seen or value not in own:
+            continue
+        seen.add(value)
+        if value in pointers:
+            todo += sources[value]
+        elif value not in sources or not _is_parameter(node, value):
+            found.add(value)
+    return frozenset(found)
+
+
+def _is_parameter(node: While, value: Value) -> bool:
+    return any(value in inner.parameters for inner in node.body.walk() if isinstance(inner, While))

@@ -63,7 +63,7 @@ class Actions:
         needed: set[int] = set()
         in_place: set[int] = set()
         computes = False
-        for out, pieces in zip(node.outputs, self.sources[node.name], strict=True):
+        for out, pieces in zip(node.written, self.sources[node.name], strict=True):
             region = None if out is None else self.layout.region(out)
             if out is None or region is None:
                 continue

@@ -41,14 +41,14 @@ def facts(node: Node) -> Op:
 
 
 def sources(node: Node) -> tuple[tuple[Source, ...], ...]:
-    """For each output position of an op's node, where its bytes come from, in order of address."""
+    """For each position of what an op's node writes, where its bytes come from, in order of address."""
     op = facts(node)
     views, parts = op.views(node), op.parts(node)
-    return tuple(_sources_of(node, position, views, parts) for position in range(len(node.outputs)))
+    return tuple(_sources_of(node, position, views, parts) for position in range(len(node.written)))
 
 
 def _sources_of(node: Node, position: int, views: tuple[Share, ...], parts: tuple[Share, ...]) -> tuple[Source, ...]:
-    out = node.outputs[position]
+    out = node.written[position]
     if out is None or out.nbytes == 0:
         return ()
     for share in views:
@@ -86,7 +86,7 @@ def contents(graph: Graph, sources_by_node: Mapping[str, tuple[tuple[Source, ...
     for node in graph.walk():
         if isinstance(node, While | CaseOf):
             continue
-        for out, pieces in zip(node.outputs, sources_by_node[node.name], strict=True):
+        for out, pieces in zip(node.written, sources_by_node[node.name], strict=True):
             if out is not None:
                 content = joined(_content(node, out, source, known) for source in pieces)
                 total += len(content)

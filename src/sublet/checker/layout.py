@@ -107,6 +107,8 @@ def _copies(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
         if record.loop not in loops or record.first < 0 or record.ring < 1:
             what = f"runs {record.first} copies and then a ring of {record.ring}"
             yield Finding("bad-copies", f"loop {record.loop}", what, "a loop of the graph needs a ring of at least one")
+        if any(not 0 <= jump.next < record.copies for jump in record.jumps):
+            yield Finding("bad-copies", f"loop {record.loop}", "jumps to a copy of its body that is not there")
     assigned: set[str] = set()
     for node in graph.walk():
         if isinstance(node, While):

@@ -34,7 +34,7 @@ def check_overlaps(node: Node, action: Action, layout: Layout) -> Iterator[Findi
 def _inputs_overwritten(node: Node, action: Action, layout: Layout) -> Iterator[Finding]:
     allowed = {(share.output, share.input) for share in facts(node).inplace(node) if share.offset == 0}
     reads = set(action.reads)
-    outs = {i: out for i, out in enumerate(node.outputs) if out is not None}
+    outs = {i: out for i, out in enumerate(node.written) if out is not None}
     positions = {out.name: i for i, out in outs.items()}
     for write in action.writes:
         out = positions[write.value]

@@ -49,7 +49,7 @@ def replay(
         region = layout.region(value)
         if region is not None:
             memory.write(region.storage, region.offset, whole(value), "the caller")
-    for state in run.graph(graph, schedule, [State(memory, {})], ()):
+    for state in run.graph(graph, schedule, [State(memory, {}, {})], ()):
         here = layout.here((), state.regions)
         for value in dict.fromkeys(graph.outputs):
             run.read(value, state, here, f"graph output {value}", "output-lost")
@@ -65,6 +65,8 @@ class _Replay:
         self.origins = origins
         self.findings: list[Finding] = []
         self._bodies: dict[str, frozenset[str]] = {}
+        jumps = (jump for record in layout.rolled.values() for jump in record.jumps)
+        self._deciding = {name for jump in jumps for name, _ in jump.ways}
 
     def graph(self, graph: Graph, schedule: Schedule, states: States, context: Context) -> States:
         """Run all nodes of a graph in the order of its schedule."""
@@ -124,7 +126,7 @@ class _Replay:
                 paths = self.graph(node.arms[position], bodies[position], paths, context)
             ends += self.edge(
                 node,
-                paths,
+                self._by_way(node, position, paths),
                 context,
                 partial(Actions.end_of_arm, node=node, position=position),
                 list(zip(outputs, node.outputs, strict=True)),
@@ -147,14 +149,28 @@ class _Replay:
             self.findings = wrong[key] = []
             inside = context if record is None else (*context, (node.name, key[0]))
             left[key], ends = self.round(node, body, heads[key], inside)
-            following = 0 if record is None else record.copy(key[0] + 1)
-            todo += [head for head in self._arrive(heads, following, ends, node) if head not in todo]
+            left[key] = self._by_way(node, key[0], left[key])
+            for state in ends:
+                following = 0 if record is None else record.after(key[0], state.ways)
+                state.ways = {name: way for name, way in state.ways.items() if name not in self._inside(node)}
+                todo += [head for head in self._arrive(heads, following, [state], node) if head not in todo]
             rounds += 1
         self.findings = before
         for found in wrong.values():
             self.findings += found
         after = [state for states_left in left.values() for state in states_left]
         return self._joined(after, node)
+
+    def _by_way(self, node: Node, way: int, states: States) -> States:
+        """The states, which left a loop or branch by one of its ways, with a note of that where it decides."""
+        if node.name in self._deciding:
+            for state in states:
+                state.ways[node.name] = way
+        return states
+
+    def _inside(self, node: While) -> frozenset[str]:
+        """The names of the nodes of a loop's body."""
+        return frozenset(inner.name for inner in node.body.walk()) if self._deciding else frozenset()
 
     def _arrive(
         self, heads: dict[tuple[int, object], State], copy: int, states: States, node: Node

@@ -7,7 +7,7 @@ forgotten. When the loop ends, they get another, so that its next run does not t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sublet.checker.contents import cut, joined
@@ -28,18 +28,23 @@ class Target:
 
 @dataclass
 class State:
-    """Memory and pointers; states with the same pointers are one, of what their memories agree on."""
+    """Memory and pointers; states with the same pointers are one, of what their memories agree on.
+
+    `ways` tells by which way loops and branches were left, as far as that decides what comes next.
+    """
 
     memory: Memory
     pointers: dict[str, Target]
+    ways: dict[str, int]
 
     def copy(self) -> State:
-        return State(self.memory.copy(), dict(self.pointers))
+        return State(self.memory.copy(), dict(self.pointers), dict(self.ways))
 
     @property
-    def key(self) -> tuple[tuple[str, Target], ...]:
+    def key(self) -> object:
         """What tells states apart."""
-        return tuple(sorted(self.pointers.items(), key=lambda entry: entry[0]))
+        pointers = sorted(self.pointers.items(), key=lambda entry: entry[0])
+        return tuple(pointers), tuple(sorted(self.ways.items()))
 
     @property
     def regions(self) -> Mapping[str, Region]:
@@ -61,23 +66,34 @@ class State:
         self.pointers = {name: self.pointers[name] for name in names if name in self.pointers}
 
     def rename(self, body: frozenset[str], mark: str) -> None:
-        """Mark the tokens of a body that pointers stand for, and forget its others."""
-        held = {piece.token for target in self.pointers.values() for piece in target.content}
+        """Mark the tokens of a body that pointers stand for, and forget its others.
+
+        They are numbered anew in the order of the pointers, so that there are only so many names.
+        """
+        fresh: dict[str, str] = {}
+        for _, target in sorted(self.pointers.items(), key=lambda entry: entry[0]):
+            for piece in target.content:
+                if _base(piece.token) in body and piece.token not in fresh:
+                    fresh[piece.token] = f"{_base(piece.token)}{mark}{len(fresh)}"
 
         def renamed(token: str | None) -> str | None:
-            if token is None or token.rstrip(EARLIER + ENDED) not in body:
-                return token
-            return token + mark if token in held else None
+            return token if token is None or _base(token) not in body else fresh.get(token)
 
         self.memory = self.memory.renamed(renamed)
-        self.pointers = {name: _renamed(target, renamed) for name, target in self.pointers.items()}
+        self.pointers = {name: _renamed(target, fresh) for name, target in self.pointers.items()}
+
+
+def _base(token: str) -> str:
+    """The value whose bytes a token is, in whatever round."""
+    return token.partition(EARLIER)[0].partition(ENDED)[0]
+
+
+def _renamed(target: Target, fresh: Mapping[str, str]) -> Target:
+    pieces = tuple(Piece(fresh.get(token, token), start, length) for token, start, length in target.content)
+    return Target(target.region, pieces)
 
 
 def shown(token: str) -> str:
-    """A token as messages show it: primes for earlier rounds."""
-    return token.replace(EARLIER, "'").replace(ENDED, "!")
-
-
-def _renamed(target: Target, renamed: Callable[[str | None], str | None]) -> Target:
-    pieces = tuple(Piece(renamed(token) or token, start, length) for token, start, length in target.content)
-    return Target(target.region, pieces)
+    """A token as messages show it."""
+    base = _base(token)
+    return base if base == token else f"{base} of an earlier round"

@@ -52,6 +52,8 @@ class Node:
 
     `op` is a dialect-qualified name (`"onnx.Conv"`). An omitted optional input or output is None.
     `source` says where the node comes from (a line of a file, a name in a model), for messages only.
+    `scratch` is memory that its kernel asked for: written by the node and read by nobody, so that it
+    lives for that one step. The facts of an op do not know it.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Node:
     outputs: tuple[Value | None, ...]
     attrs: Mapping[str, Attr] = field(default_factory=dict)
     source: str = field(default="", compare=False)
+    scratch: Value | None = field(default=None, kw_only=True)
 
     @property
     def uses(self) -> tuple[Value, ...]:
@@ -67,9 +70,14 @@ class Node:
         return tuple(value for value in self.inputs if value is not None)
 
     @property
+    def written(self) -> tuple[Value | None, ...]:
+        """The outputs by position, then the scratch memory if there is any."""
+        return self.outputs if self.scratch is None else (*self.outputs, self.scratch)
+
+    @property
     def defs(self) -> tuple[Value, ...]:
-        """Outputs that are present, in order."""
-        return tuple(value for value in self.outputs if value is not None)
+        """What is written and present, in order."""
+        return tuple(value for value in self.written if value is not None)
 
     @property
     def subgraphs(self) -> tuple[Graph, ...]:

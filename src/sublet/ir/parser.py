@@ -216,8 +216,9 @@ class _Parser(Cursor):
         inputs = tuple(self.sequence(self.use_or_omitted, ")"))
         self.expect(")")
         attrs = self.attrs()
+        scratch = self.declare() if self.accept("scratch") else None
         name = self.node_name(outputs)
-        return Node(name, op, inputs, outputs, attrs, source=f"{self.source}:{line}")
+        return Node(name, op, inputs, outputs, attrs, source=f"{self.source}:{line}", scratch=scratch)
 
     def control(self, outputs: tuple[Value | None, ...]) -> Node:
         if self.depth == MAX_DEPTH:

@@ -59,7 +59,7 @@ def _node(node: Node) -> Iterator[str]:
     elif isinstance(node, CaseOf):
         yield from _case(node, head)
     else:
-        yield f"{head}{_key(node.op)}({_list(map(_use, node.inputs))}){_attrs(node)}{_node_name(node)}"
+        yield f"{head}{_key(node.op)}({_list(map(_use, node.inputs))}){_attrs(node)}{_scratch(node)}{_node_name(node)}"
 
 
 def _while(node: While, head: str) -> Iterator[str]:
@@ -139,6 +139,10 @@ def _axis(axis: int, backwards: bool) -> str:
 def default_node_name(outputs: Sequence[Value | None]) -> str:
     """The name of a node that is not named: its first output's."""
     return next((value.name for value in outputs if value is not None), "")
+
+
+def _scratch(node: Node) -> str:
+    return "" if node.scratch is None else f" scratch {_declare(node.scratch)}"
 
 
 def _node_name(node: Node) -> str:

@@ -65,6 +65,11 @@ def register(prefix: str, dialect: Callable[[str], Op]) -> None:
     _dialects[prefix] = dialect
 
 
+def registered(prefix: str) -> bool:
+    """Whether some dialect answers for `prefix.*`."""
+    return prefix in _dialects
+
+
 def lookup(name: str) -> Op:
     """The record of the op called `name` ("dialect.Name"). Raises SubletError when there is none."""
     prefix = name.partition(".")[0]

@@ -30,7 +30,7 @@ def byte_copies(node: Node) -> list[Copy] | None:
             source, output = node.inputs[share.input], node.outputs[share.output]
             if source is not None and output is not None:
                 copies.append((source, 0, output, share.offset, source.nbytes))
-    return copies if _complete(node.defs, copies) else None
+    return copies if _complete([value for value in node.outputs if value is not None], copies) else None
 
 
 def _complete(outputs: Sequence[Value], copies: list[Copy]) -> bool:

@@ -21,6 +21,7 @@ from sublet.runtime.kernel import Array, Cell
 from sublet.runtime.kernels import Kernels, bind_node
 from sublet.runtime.memory import Memory, Raw, aligned_bytes, array_of, raw_bytes
 from sublet.runtime.program import Program, Watch, build, unwatched
+from sublet.runtime.rounds import stacked_outputs
 from sublet.runtime.streams import Workers
 from sublet.runtime.workspace import (
     NOT_YET,
@@ -56,10 +57,12 @@ class Executable:
         inputs: Sequence[str] = (),
         outputs: Sequence[str] = (),
         kept_bytes: int | None = 0,
+        remark: str = "",
     ) -> None:
         """`weights` are the contents of `graph.weights`; `inputs` and `outputs` name those of the graph anew.
 
-        `kept_bytes` is what backends allocated and kept before, None when nobody could tell.
+        `kept_bytes` is what backends allocated and kept before, None when nobody could tell; `remark` is what its
+        user should be told about the model.
 
         Raises PlanError when the plan was made for another graph or order.
         """
@@ -70,11 +73,13 @@ class Executable:
         self.inputs = dict(zip(inputs or [v.name for v in graph.inputs], graph.inputs, strict=True))
         self.outputs = dict(zip(outputs or [v.name for v in graph.outputs], graph.outputs, strict=True))
         self.flow = planned_flow(graph, plan)
+        self.remark = remark
         self._make_kernels = make_kernels
         self._kernels: Kernels | None = None
         self._weights = dict(weights)
         self._memory = Memory(graph, plan)
         self._bound: set[Value] = set()
+        self._stacked = stacked_outputs(graph)
         self._workers = Workers()
         self._program: Program | None = None
         self._lock = Lock()
@@ -96,6 +101,11 @@ class Executable:
         with self._lock:
             self._run({**(inputs or {}), **named})
             return self._results(copy=False)
+
+    def prepare(self) -> None:
+        """Choose the kernels, allocate and bind, which the first run would do otherwise."""
+        with self._lock:
+            self._bind_program()
 
     def bind(self, name: str, memory: Any) -> None:
         """Let an input, output or weight, or a whole arena, be the caller's memory.
@@ -235,11 +245,15 @@ class Executable:
         contents = [cell.content for cell in self._memory.cells.values()]
         return self._memory.present_bytes + sum(map(content_bytes, contents))
 
-    def _execute(self) -> None:
+    def _bind_program(self) -> Program:
         if self._program is None:
             self._program = self._built(unwatched, self._workers)
-        self._program.moved.nbytes = 0
-        for call in self._program.calls:
+        return self._program
+
+    def _execute(self) -> None:
+        program = self._bind_program()
+        program.moved.nbytes = 0
+        for call in program.calls:
             call()
 
     def _feed(self, given: Mapping[str, Any]) -> None:
@@ -279,6 +293,8 @@ class Executable:
         if isinstance(operand, Cell):
             return operand.content
         assert isinstance(value.spec, TensorSpec)
+        if value in self._stacked:
+            operand = self._stacked[value].made(operand, self._memory.rounds)
         if packed(value.spec):
             return plain(operand, value.spec)
         return operand.copy() if copy else operand
@@ -294,7 +310,7 @@ class Executable:
             content = _content_for(value, given, f"weight {value.name}")
             storage = bound_to(value.name)
             if storage in self._memory.storages:
-                raw = _aligned(raw_bytes(np.ascontiguousarray(content)), value.spec.dtype.bits // 8)
+                raw = _in_place(content, value.spec.dtype.bits // 8)
                 self._memory.bring(storage, raw, f"weight {value.name}", 1)
             else:
                 self._put(value, content)
@@ -321,12 +337,15 @@ class Executable:
         raise RunError(f"there is no input, output or weight {printable(name)!r}; there are {known} and the weights")
 
 
-def _aligned(raw: Array, alignment: int) -> Array:
-    """The bytes, copied only when they do not lie at a multiple of `alignment`, as those of a mapped file may."""
-    if alignment < 2 or raw.ctypes.data % alignment == 0:
-        return raw
-    moved = aligned_bytes(raw.size, 64)
-    moved[:] = raw
+def _in_place(array: Array, alignment: int) -> Raw:
+    """The bytes of an array, copied only when they do not lie one after another at a multiple of `alignment`.
+
+    Those of a mapped file may not. A copy is where kernels read it fastest.
+    """
+    if array.flags.c_contiguous and (alignment < 2 or array.ctypes.data % alignment == 0):
+        return raw_bytes(array)
+    moved = aligned_bytes(array.nbytes, 64)
+    moved.view(array.dtype).reshape(array.shape)[...] = array
     return moved
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from sublet.errors import RunError
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
@@ -28,8 +29,13 @@ Kernels = Mapping[str, Chosen | None]
 SHOWN = 10
 
 
-def choose_kernels(graph: Graph, backends: Sequence[Backend], constants: Mapping[Value, Array]) -> Kernels:
-    """For every node the kernel of the first backend that has one.
+def choose_kernels(
+    graph: Graph,
+    backends: Sequence[Backend],
+    constants: Mapping[Value, Array],
+    preferred: Mapping[str, str] = MappingProxyType({}),
+) -> Kernels:
+    """For every node the kernel of the first backend that has one; by the node's name one may be `preferred`.
 
     Raises RunError naming the nodes that no backend computes.
     """
@@ -41,7 +47,9 @@ def choose_kernels(graph: Graph, backends: Sequence[Backend], constants: Mapping
         if byte_copies(node) is not None:
             chosen[node.name] = None
             continue
-        found = ((backend.kernel(node, constants), backend.name) for backend in backends)
+        first = preferred.get(node.name)
+        order = sorted(backends, key=lambda backend: backend.name != first) if first else backends
+        found = ((backend.kernel(node, constants), backend.name) for backend in order)
         chosen[node.name] = next((Chosen(kernel, name) for kernel, name in found if kernel is not None), None)
         if chosen[node.name] is None:
             missing.append(node)
@@ -53,10 +61,7 @@ def choose_kernels(graph: Graph, backends: Sequence[Backend], constants: Mapping
 
 
 def with_scratch(graph: Graph, kernels: Kernels) -> Graph:
-    """The graph with one more output for every node whose kernel needs scratch memory: bytes nobody reads.
-
-    Written by the node and never read, they live for that one step, and are planned like any tensor.
-    """
+    """The graph with the scratch memory that its kernels ask for, which is planned like any tensor."""
     taken = {value.name for value in graph.values()}
     return _with_scratch(graph, kernels, taken) if any(map(_scratch, kernels.values())) else graph
 
@@ -78,8 +83,7 @@ def _with_scratch(graph: Graph, kernels: Kernels, taken: set[str]) -> Graph:
             while name in taken:
                 name += "_"
             taken.add(name)
-            value = Value(name, TensorSpec(DType.U8, (scratch,)))
-            nodes.append(replace(node, outputs=(*node.outputs, value)))
+            nodes.append(replace(node, scratch=Value(name, TensorSpec(DType.U8, (scratch,)))))
         else:
             nodes.append(node)
     return replace(graph, nodes=tuple(nodes))
@@ -92,9 +96,5 @@ def bind_node(node: Node, kernels: Kernels, places: Places) -> Call:
         copies = byte_copies(node)
         assert copies is not None
         return bind_copies(copies, places)
-    kernel, outputs, scratch = chosen.kernel, node.outputs, None
-    if kernel.scratch:
-        value = outputs[-1]
-        assert value is not None
-        outputs, scratch = outputs[:-1], places.array(value)
-    return kernel.bind(operands(node.inputs, places), operands(outputs, places), scratch)
+    scratch = places.array(node.scratch) if chosen.kernel.scratch and node.scratch else None
+    return chosen.kernel.bind(operands(node.inputs, places), operands(node.outputs, places), scratch)

@@ -72,9 +72,10 @@ class Memory:
         self.storages: dict[str, Storage] = {storage.name: storage for storage in plan.storages}
         self.rolled = {(record.loop, record.within): record for record in plan.rolled}
         self.pointers = frozenset(placement.value for placement in plan.placements if placement.how == POINTER)
-        self.pointed: dict[
-            str, Region
-        ] = {}  # what a final or output that is a pointer stands for since it was assigned
+        self.pointed: dict[str, Region] = {}  # what a final or output that is a pointer stands for since its assignment
+        self.rounds: dict[str, int] = {}  # how many each loop made when it ran last
+        self.ways: dict[str, int] = {}  # by which way the loops and branches that decide were left
+        self.deciding = {name for record in plan.rolled for jump in record.jumps for name, _ in jump.ways}
         self._placed: dict[str, list[Placement]] = {}
         for placement in plan.placements:
             self._placed.setdefault(placement.value, []).append(placement)

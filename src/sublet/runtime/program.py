@@ -14,7 +14,7 @@ from sublet.analysis.flow import Flow, Point
 from sublet.analysis.schedule import Schedule
 from sublet.errors import KernelError, RunError, SubletError
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.plan import Context, Region
+from sublet.plan import Context, Region, Rolled
 from sublet.runtime.kernel import Call, Joinable, Operand
 from sublet.runtime.memory import Memory, Places
 from sublet.runtime.moves import (
@@ -187,11 +187,12 @@ class _Builder:
         for arm, schedule in zip(node.arms, bodies, strict=True):
             inside = self.graph(arm, schedule)
             ways.append(self.aims(arm.outputs, node.outputs))
-            arms.append(_present(*inside, self.move("yield", node, arm.outputs, node.outputs)))
+            leave = self.leaving(node, len(arms), self.move("yield", node, arm.outputs, node.outputs))
+            arms.append(_present(*inside, leave))
         bypass: tuple[Call, ...] | None = None
         if node.fallbacks:
             ways.append(self.aims(node.fallbacks, node.outputs))
-            bypass = _present(self.move("yield", node, node.fallbacks, node.outputs))
+            bypass = _present(self.leaving(node, len(arms), self.move("yield", node, node.fallbacks, node.outputs)))
         self.aim(node.outputs, ways)
 
         def take_arm() -> None:
@@ -217,7 +218,7 @@ class _Builder:
         rounds: list[Round] = []
         ways: list[list[Target]] = []
         ends: list[dict[str, Target]] = []
-        for copy in range(1 if rolled is None else rolled.first + rolled.ring):
+        for copy in range(1 if rolled is None else rolled.copies):
             self._context = outer if rolled is None else (*outer, (node.name, copy))
             for parameter, target in zip(node.parameters, aims, strict=True):
                 if parameter.name in self._memory.pointers:
@@ -229,11 +230,30 @@ class _Builder:
         for copy, targets in enumerate(ends):
             self._targets = targets
             self._context = outer if rolled is None else (*outer, (node.name, copy))
-            rounds[copy].leave = self.move("exit", node, node.parameters, node.finals)
+            rounds[copy].leave = self.leaving(node, copy, self.move("exit", node, node.parameters, node.finals))
         self._context = outer
         self.aim(node.finals, ways)
-        following = [*range(1, len(rounds)), 0 if rolled is None else rolled.first]
+        following = [0] if rolled is None else [self.following(rolled, copy) for copy in range(rolled.copies)]
         return Loop(node, enter, rounds, following, collecting, places, self.moved).run
+
+    def leaving(self, node: Node, way: int, leave: Call) -> Call:
+        """The end of a loop or branch, which notes the way out where that decides what comes next."""
+        if node.name not in self._memory.deciding:
+            return leave
+        ways, name = self._memory.ways, node.name
+
+        def note() -> None:
+            ways[name] = way
+            leave()
+
+        return note
+
+    def following(self, rolled: Rolled, copy: int) -> int | Callable[[], int]:
+        """The copy after a copy, or what tells it in the run."""
+        ways = self._memory.ways
+        if any(jump.copy == copy and jump.ways for jump in rolled.jumps):
+            return lambda: rolled.after(copy, ways)
+        return rolled.after(copy, ways)
 
     def round(self, node: While, schedule: Schedule) -> Round:
         """One copy of the body."""

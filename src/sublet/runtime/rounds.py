@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sublet.errors import RunError
-from sublet.ir.graph import While
-from sublet.runtime.kernel import Call, Cell, Operand
+from sublet.ir.graph import Graph, Value, While
+from sublet.runtime.kernel import Array, Call, Cell, Operand
 from sublet.runtime.memory import Places
 from sublet.runtime.moves import Moved, bytes_a_round, close_rows, nothing, round_limit
 
@@ -34,7 +34,7 @@ class Loop:
         node: While,
         enter: Call,
         rounds: Sequence[Round],
-        following: Sequence[int],
+        following: Sequence[int | Callable[[], int]],
         collecting: Sequence[Cell],
         places: Places,
         moved: Moved,
@@ -65,19 +65,49 @@ class Loop:
                 break
             if k == limit:
                 name = self._node.name
-                raise RunError(f"loop {name}: goes on beyond the {limit} rounds its memory was planned for")
+                what = f"goes on beyond the {limit} rounds its memory was planned for"
+                raise RunError(f"loop {name}: {what}; plan it for more, or with another --max-trips")
             if current.fetch:
                 current.fetch(k)
             for call in current.rest:
                 call()
             if current.end:
                 current.end(k)
-            copy = following[copy]
+            after = following[copy]
+            copy = after if isinstance(after, int) else after()
             k += 1
+        self._places.memory.rounds[self._node.name] = k
         self._moved.add(k * self._bytes_a_round)
         current.leave()
         if self._collecting:
             close_rows(self._node, self._places.operand)
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """An output of the graph that a loop stacks: row k along the axis, from the far end when it is reversed."""
+
+    loop: str
+    axis: int
+    backwards: bool
+
+    def made(self, whole: Array, rounds: Mapping[str, int]) -> Array:
+        """The rows of the rounds that were made; the others hold nothing."""
+        count = rounds[self.loop]
+        extent = whole.shape[self.axis]
+        rows = slice(extent - count, extent) if self.backwards else slice(count)
+        return whole[(slice(None),) * self.axis + (rows,)]
+
+
+def stacked_outputs(graph: Graph) -> dict[Value, Stacked]:
+    """The outputs of a graph that its loops stack."""
+    found: dict[Value, Stacked] = {}
+    for node in graph.nodes:
+        if isinstance(node, While):
+            for value, axis, backwards in zip(node.stacked, node.row_axes, node.row_reversed, strict=True):
+                if value is not None and value in graph.outputs:
+                    found[value] = Stacked(node.name, axis, backwards)
+    return found
 
 
 def both(store: Callable[[int], None] | None, carry: Call) -> Callable[[int], None] | None:

@@ -25,6 +25,7 @@ SCRIPTS = (
     "frame.js",
     "reuse.js",
     "panel.js",
+    "loops.js",
     "state.js",
     "draw.js",
     "hands.js",
@@ -78,6 +79,8 @@ def _model(picture: Picture) -> str:
             "placement": columns.add(piece.placement for piece in picture.rectangles),
         },
         "blocks": _blocks(picture, columns),
+        "bands": [[b.label, b.begin, b.end, b.exit, b.depth, int(b.kept), int(b.repeats)] for b in picture.bands],
+        "pointers": [[place.value, place.spec, place.stands_for] for place in picture.pointers],
         "curve": {
             "point": columns.add(point - picture.begin for point, _ in picture.curve),
             "bytes": columns.add(level for _, level in picture.curve),
@@ -112,10 +115,11 @@ def _placements(picture: Picture, columns: Columns) -> dict[str, Any]:
     The words begin with the names of the points, then of the placements; both may repeat a text.
     """
     places = picture.placements
+    rounds = picture.rounds or ("",) * len(places)
     words = [*picture.points, *(place.value for place in places), ""]
     position = {text: i for i, text in enumerate(words)}
-    for place in places:
-        for text in (place.spec, place.producer, place.shares):
+    for place, when in zip(places, rounds, strict=True):
+        for text in (place.spec, place.producer, place.shares, when):
             if position.setdefault(text, len(words)) == len(words):
                 words.append(text)
     colour = {block.buffer: i for i, block in enumerate(picture.blocks)}
@@ -125,6 +129,7 @@ def _placements(picture: Picture, columns: Columns) -> dict[str, Any]:
             "spec": columns.add(position[place.spec] for place in places),
             "producer": columns.add(position[place.producer] for place in places),
             "shares": columns.add(position[place.shares] for place in places),
+            "rounds": columns.add(position[when] for when in rounds),
             "how": columns.add(HOWS.index(place.how) if place.how in HOWS else 0 for place in places),
             "block": columns.add(colour.get(place.buffer, len(colour)) for place in places),
             "offset": columns.add(place.region.offset for place in places),

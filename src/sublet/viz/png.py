@@ -19,6 +19,7 @@ SVG_LIMIT = 5_000
 
 _OUTLINED = 2_000
 _CURVE_COLUMNS = 1_500
+_BAND_ROWS = 3
 _INK = "#1b1f27"
 _QUIET = "#5b6472"
 _FORMATS = {".png": "png", ".svg": "svg"}
@@ -57,11 +58,15 @@ def _figure(picture: Picture) -> Any:
     """A figure of its own: no pyplot, so nothing global is touched and nothing stays open."""
     require("matplotlib.backends.backend_agg", extra="png")
     figure = require("matplotlib.figure", extra="png").Figure(figsize=(12, 7.2), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
+    rows = min(_BAND_ROWS, max((band.depth + 1 for band in picture.bands), default=0))
+    panels = figure.subplots(3 if rows else 2, 1, sharex=True, height_ratios=(4, 0.11 * rows, 1) if rows else (4, 1))
+    above, below = panels[0], panels[-1]
     figure.suptitle(_plain(picture.title or "packing"), x=0.008, ha="left", fontsize=13, fontweight="bold", color=_INK)
     above.set_title(_figures(picture), loc="left", fontsize=9, color=_QUIET)
     _draw_values(above, picture)
     _draw_curve(below, picture)
+    if rows:
+        _draw_bands(panels[1], picture, rows)
     for panel in (above, below):
         _draw_levels(panel, picture)
         _draw_axes(panel, picture)
@@ -135,6 +140,22 @@ def _draw_curve(panel: Any, picture: Picture) -> None:
     levels = live_columns(picture, count)
     panel.stairs(levels, edges, fill=True, color=mixed(CURVE, "#ffffff", 0.84))
     panel.stairs(levels, edges, color=CURVE, linewidth=1.2 if count < _CURVE_COLUMNS else 0.6)
+
+
+def _draw_bands(panel: Any, picture: Picture, rows: int) -> None:
+    """The copies of the bodies of loops: in blue those that repeat, in grey the rounds before them."""
+    per_letter = (picture.end - picture.begin) / 190
+    panel.set_axis_off()
+    panel.set_ylim(rows, 0)
+    for band in picture.bands:
+        if band.depth < rows:
+            colour = mixed(CURVE if band.repeats else _QUIET, "#ffffff", 0.78)
+            spans = [(band.begin, band.end - band.begin)]
+            panel.broken_barh(spans, (band.depth + 0.06, 0.88), facecolors=colour, edgecolors="white")
+            text = _shortened(_plain(band.label), max(0, int((band.end - band.begin) / per_letter) - 1))
+            middle = (band.begin + band.end) / 2
+            if len(text) > 4:
+                panel.text(middle, band.depth + 0.52, text, fontsize=6.5, color=_INK, ha="center", va="center")
 
 
 def _draw_levels(panel: Any, picture: Picture) -> None:

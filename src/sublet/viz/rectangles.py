@@ -13,7 +13,8 @@ from itertools import accumulate
 
 from sublet.errors import ProblemError
 from sublet.packing.problem import Packing, Problem
-from sublet.plan import ARENA, MemoryPlan, Peak, Placement, Region
+from sublet.plan import ARENA, POINTER, MemoryPlan, Peak, Placement, Region
+from sublet.viz.loops import Band, bands, when
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -49,6 +50,9 @@ class Picture:
     curve       (point, bytes live from there on), a step function that ends at 0
     bound       storages outside the arena: (kind, bytes)
     begin, end  the range of time
+    bands       the copies of the bodies of loops
+    rounds      for each placement in which rounds of loops its value is there; "" for always
+    pointers    the values that have no bytes of their own
     """
 
     title: str
@@ -69,6 +73,9 @@ class Picture:
     points: tuple[str, ...]
     begin: int
     end: int
+    bands: tuple[Band, ...] = ()
+    rounds: tuple[str, ...] = ()
+    pointers: tuple[Placement, ...] = ()
 
     @property
     def gap(self) -> float:
@@ -115,6 +122,9 @@ def rectangles(plan: MemoryPlan) -> Picture:
         points=plan.points,
         begin=0,
         end=max([len(plan.points), 1, *ends]),
+        bands=bands(plan),
+        rounds=tuple(when(place, plan) for place in placements),
+        pointers=tuple(place for place in plan.placements if place.how == POINTER),
     )
 
 

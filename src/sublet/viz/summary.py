@@ -9,8 +9,10 @@ from rich.text import Text
 
 from sublet.budget import LiveBuffer, Verdict, buffers_at_peak
 from sublet.bytesize import human
-from sublet.plan import ARENA, MemoryPlan, Placement
+from sublet.plan import ARENA, POINTER, MemoryPlan, Placement
 from sublet.printable import printable
+from sublet.report import bytes_by_edge, multiview
+from sublet.viz.loops import turns
 
 SHOWN = 12
 """Buffers in a table; the rest is summed up in one line."""
@@ -21,6 +23,8 @@ SHARED = 3
 def summary(plan: MemoryPlan) -> RenderableType:
     """The figures of a plan, its peak, and what was left outside."""
     parts: list[RenderableType] = [_figures(plan), Text(), *_peak(plan)]
+    if plan.schedule.bodies:
+        parts += [Text(), *_loops(plan)]
     if plan.stopped:
         parts.insert(1, Text(f"the search was stopped by {plan.stopped}: the best so far", "yellow"))
     if plan.outside:
@@ -70,7 +74,7 @@ def _figures(plan: MemoryPlan) -> Table:
 
 
 def _ratio(plan: MemoryPlan) -> str:
-    tensors = len(plan.in_arenas)
+    tensors = len({place.value for place in (*plan.in_arenas, *_pointers(plan))})
     word = "tensor" if tensors == 1 else "tensors"
     times = f", {plan.total_bytes / plan.arena_bytes:.1f} times the arena" if plan.arena_bytes else ""
     return f"{tensors} {word}, each with bytes of its own{times}"
@@ -115,6 +119,34 @@ def _maker(place: Placement) -> str:
     how = {"view": "view of", "part": "part of", "inplace": "over", "carry": "carried with"}.get(place.how)
     maker = place.producer or "input"
     return f"{maker} ({how} {place.shares})" if how else maker
+
+
+def _pointers(plan: MemoryPlan) -> list[Placement]:
+    return [place for place in plan.placements if place.how == POINTER]
+
+
+def _loops(plan: MemoryPlan) -> list[RenderableType]:
+    """How loops are unrolled, and what loops and branches move: nothing, or so much on each edge."""
+    pointers, several = len(_pointers(plan)), len(multiview(plan))
+    edges = bytes_by_edge(plan)
+    lines: list[RenderableType] = [Text(printable(turns(record))) for record in plan.rolled[:SHOWN]]
+    if len(plan.rolled) > SHOWN:
+        lines.append(Text(f"and {len(plan.rolled) - SHOWN} more loops like these"))
+    if pointers or several:
+        is_, have = ("is a pointer", "has") if pointers == 1 else ("are pointers", "have")
+        what = f"{pointers} value{'s' if pointers != 1 else ''} {is_} and {have} no bytes"
+        lines.append(Text(f"{what}; {several} {'lives' if several == 1 else 'live'} in several places in turn"))
+    if not edges:
+        return [*lines, Text("0 bytes moved by loops and branches", "green")]
+    lines.append(Text("bytes moved by loops and branches, each time they pass an edge:"))
+    for edge, nbytes in list(edges.items())[:SHOWN]:
+        moves = [move for move in plan.moves if move.edge == edge]
+        more = f" and {len(moves) - 1} more" if len(moves) > 1 else ""
+        told = f"{moves[0].source} to {moves[0].destination}{more}: {moves[0].why}"
+        lines.append(Text(printable(f"  {edge}: {human(nbytes)}, {told}")))
+    if len(edges) > SHOWN:
+        lines.append(Text(f"  and {len(edges) - SHOWN} more edges (all are in the plan file)"))
+    return lines
 
 
 def _outside(plan: MemoryPlan) -> list[RenderableType]:

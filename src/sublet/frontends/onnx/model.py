@@ -45,6 +45,7 @@ class Imported:
     inputs, outputs   names in the file, in the order of the graph's inputs and outputs
     opsets   the version of each operator set, "" for the default domain: what "onnx.X" means here
     dims     the dimension bindings the model was read with
+    remark   what its reader should be told, as that an optimiser refused it
     """
 
     graph: Graph
@@ -54,6 +55,7 @@ class Imported:
     opsets: Mapping[str, int]
     dims: Mapping[str, int]
     report: ImportReport
+    remark: str = ""
 
 
 def load(path: str | Path, dims: Mapping[str, int] | None = None) -> Imported:

@@ -2,7 +2,8 @@
 
 The rewritten model is kept in a cache on disk, by a hash of everything it depends on: the model with its
 external data, the dimensions, the version of ONNX Runtime and the block of its blocked layout, which differs
-between processors. An entry is an ONNX model and one file of weights, which is mapped, not read.
+between processors. An entry is an ONNX model and one file of weights, which is mapped, not read; or, for a model
+that ONNX Runtime does not take, what it said.
 """
 
 from __future__ import annotations
@@ -26,20 +27,25 @@ from sublet.frontends.onnx.file import all_nodes, opsets_of, read_model
 from sublet.frontends.onnx.model import Imported, from_proto, load
 from sublet.frontends.onnx.types import TensorType, spec_of, write_type
 from sublet.frontends.onnx.weights import Weight, external_file, of_array
+from sublet.printable import printable
 from sublet.runtime.dtypes import NUMPY, packed
 from sublet.tensor import TensorSpec
 
 if TYPE_CHECKING:
     import onnx
 
-FORMAT = "1"
+FORMAT = "2"
 CACHE = "optimized"
-MODEL, WEIGHTS = "model.onnx", "weights.bin"
+MODEL, WEIGHTS, REFUSAL = "model.onnx", "weights.bin", "refusal.txt"
 INITIALIZERS_NO_INPUTS = 4
 """From this version of the file format on, an initialiser that is no input is a constant."""
 
 OUTLINED_BYTES = 1024
 """Initialisers from this size on are written to the file of weights."""
+
+
+SAID = 300
+"""Characters of what ONNX Runtime says that are kept."""
 
 
 class _Refused(Exception):
@@ -58,7 +64,7 @@ def optimized(
     where: str = "model",
     folder: Path | None = None,
 ) -> Imported:
-    """Like `from_proto`, after ONNX Runtime's optimiser; the model as it is where that does not take it.
+    """Like `from_proto`, after ONNX Runtime's optimiser; as it is, with a remark, where that does not take it.
 
     Raises ModelError when the model is malformed, unsafe, or leaves a dimension open.
     """
@@ -66,28 +72,43 @@ def optimized(
     opsets_of(model, where)
     key = _key(model, dims, where, folder)
     kept = entry(CACHE, key)
-    if kept is not None:
+    if kept is not None and not (kept / REFUSAL).exists():
         try:
             return _restored(kept, dims)
         except (ModelError, OSError, ValueError):
             remove_entry(CACHE, key)
+            kept = None
     plain = from_proto(model, dims, where=where, folder=folder)
-
-    def fill(fresh: Path) -> None:
-        try:
-            _rewrite(_closed(model, dims, where), folder, fresh)
-        except _Refused:  # a branch that is never taken at these shapes may be wrong at them
-            _rewrite(_closed(model, None, where), folder, fresh)
-
     try:
-        kept = add_entry(CACHE, key, fill)
+        kept = kept or add_entry(CACHE, key, lambda fresh: _fill(fresh, model, dims, where, folder))
         if kept is not None:
-            return _restored(kept, dims)
+            return _outcome(kept, plain, dims)
         with tempfile.TemporaryDirectory(prefix="sublet-", ignore_cleanup_errors=True) as scratch:
-            fill(Path(scratch))
-            return _restored(Path(scratch), dims)
-    except (_Refused, OSError):
-        return plain
+            _fill(Path(scratch), model, dims, where, folder)
+            return _outcome(Path(scratch), plain, dims)
+    except OSError as error:
+        return _unchanged(plain, str(error))
+
+
+def _fill(fresh: Path, model: onnx.ModelProto, dims: Mapping[str, int], where: str, folder: Path | None) -> None:
+    """Write the rewritten model into the folder `fresh`, or what ONNX Runtime says against it."""
+    try:
+        _rewrite(_closed(model, dims, where), folder, fresh)
+    except _Refused:  # a branch that is never taken at these shapes may be wrong at them
+        try:
+            _rewrite(_closed(model, None, where), folder, fresh)
+        except _Refused as refusal:
+            lines = str(refusal.__cause__).strip().splitlines() or [type(refusal.__cause__).__name__]
+            (fresh / REFUSAL).write_text(lines[0][:SAID], encoding="utf-8")
+
+
+def _outcome(folder: Path, plain: Imported, dims: Mapping[str, int]) -> Imported:
+    refusal = folder / REFUSAL
+    return _unchanged(plain, refusal.read_text(encoding="utf-8")) if refusal.exists() else _restored(folder, dims)
+
+
+def _unchanged(plain: Imported, reason: str) -> Imported:
+    return replace(plain, remark=f"not optimised, ONNX Runtime does not take the model: {printable(reason)}")
 
 
 def _restored(folder: Path, dims: Mapping[str, int]) -> Imported:

@@ -8,7 +8,7 @@ function fit() {
     canvas.height = Math.max(1, Math.round(height * scale));
     canvas.getContext("2d").setTransform(scale, 0, 0, scale, 0, 0);
   }
-  panels = layout(width, height, scale);
+  panels = layout(width, height, scale, bandRows(whole));
   const { w, h } = panels.map;
   image = new ImageData(Math.max(1, Math.round(w * scale)), Math.max(1, Math.round(h * scale)));
   image.pixels = new Uint32Array(image.data.buffer);
@@ -30,6 +30,7 @@ function draw() {
   byteAxis(context, map, state.view.a0, state.view.a1, Math.max(2, map.h / 64), { ...look, grid: "transparent" });
   byteAxis(context, curve, 0, curveTop, Math.max(1, curve.h / 40), look);
   timeAxis(context, map, state.view, model, look);
+  drawBands(context, map, state.view, model, look);
   drawCurve(context, curve, state.view, model, curveTop, look);
   drawLevels(context, map, state.view.a0, state.view.a1, model, look, true);
   drawLevels(context, curve, 0, curveTop, model, look, false);
@@ -94,7 +95,12 @@ function drawOverlay() {
       for (const [i] of before.slice(0, 40)) drawHanding(context, i, model.right[i], box.left, box);
       for (const [i] of after.slice(0, 40)) drawHanding(context, i, box.right, model.left[i], box);
     }
-    if (state.hover >= 0) outline(context, state.hover, look.ink, 1.5, []);
+    const outlined = (ring, dash) => ring.slice(0, 64).forEach((place) => model.piecesOf(place).forEach((i) => outline(context, i, look.curve, 2, dash)));
+    outlined(state.ring.filter((place) => place !== state.place), []);
+    if (state.hover >= 0) {
+      outlined(model.rings.get(model.placement[state.hover]) ?? [], [4, 2]);
+      outline(context, state.hover, look.ink, 1.5, []);
+    }
   });
   if (state.point >= 0) drawPointBand(context, state.point);
   if (state.pointer) {

@@ -3,16 +3,17 @@
 const FONT = '11px system-ui, "Segoe UI", "Liberation Sans", "DejaVu Sans", sans-serif';
 
 // Where the two panels lie in a stage of this size; in CSS pixels that are whole device pixels.
-function layout(width, height, scale) {
+function layout(width, height, scale, rows) {
   const snap = (value) => Math.round(value * scale) / scale;
   const left = snap(78);
   const inner = snap(Math.max(40, width - 78 - 18));
   const curveHeight = snap(Math.max(70, Math.min(150, height * 0.2)));
   const mapTop = snap(26);
-  const mapHeight = snap(Math.max(60, height - 26 - curveHeight - 34 - 24));
+  const between = 34 + rows * BAND_HEIGHT;
+  const mapHeight = snap(Math.max(60, height - 26 - curveHeight - between - 24));
   return {
     map: { x: left, y: mapTop, w: inner, h: mapHeight },
-    curve: { x: left, y: snap(mapTop + mapHeight + 34), w: inner, h: curveHeight },
+    curve: { x: left, y: snap(mapTop + mapHeight + between), w: inner, h: curveHeight },
   };
 }
 
@@ -84,7 +85,7 @@ function timeAxis(context, panel, view, model, look) {
   }
 }
 
-const tickText = (model, t) => String(BigInt(model.origin) + BigInt(t));
+const tickText = (model, t) => String(BigInt(model.origin) + BigInt(model.original?.[t] ?? t));
 
 // The end of a long name tells more than its beginning: /layer3/block2/conv1/Relu_output_0.
 function shortened(context, name, room) {
@@ -234,6 +235,7 @@ function drawLevels(context, panel, low, high, model, look, told) {
 // The point with the most live bytes: a band through both panels with one label.
 function drawPeak(context, panels, view, model, high, look) {
   const { map, curve } = panels;
+  if (model.peak.point < 0) return;
   const x0 = atTime(map, view, model.peak.point);
   const x1 = Math.max(x0 + 1.5, atTime(map, view, model.peak.point + 1));
   if (x1 < map.x || x0 > map.x + map.w) return;

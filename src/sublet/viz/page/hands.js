@@ -34,7 +34,9 @@ function hover(event) {
       ["Address", at.inMap && at.a >= 0 ? `${exact(Math.floor(at.a))}, free here` : ""],
     ]);
   } else {
-    tip.hidden = true;
+    const band = bandAt(model, panels.map, at.t, at.y);
+    if (band) showTip(tip, event.clientX, event.clientY, band.label, []);
+    else tip.hidden = true;
   }
   drawOverlay();
 }
@@ -107,6 +109,7 @@ const KEYS = {
   "=": () => zoomCentre(0.7),
   "-": () => zoomCentre(1 / 0.7),
   0: () => setView(home),
+  f: () => foldButton.hidden || fold(model === whole),
   ",": () => stepRectangle(-1),
   ".": () => stepRectangle(1),
   "/": () => search.focus(),

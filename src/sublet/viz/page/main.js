@@ -15,6 +15,8 @@ chooser.addEventListener("change", () => {
 });
 darkScheme.addEventListener("change", recolour);
 
+foldButton.hidden = !whole.bands.some((band) => !band.kept);
+foldButton.addEventListener("click", () => fold(model === whole));
 writeHeader(model);
 recolour();
 clear();
@@ -40,3 +42,12 @@ page.locate = (name) => {
   };
 };
 page.view = () => ({ ...state.view });
+page.lit = (name) => model.placesOf.get(name).flatMap((place) => Array.from(model.piecesOf(place), (i) => lit?.[i] ?? 1));
+page.band = (k) => {
+  const band = model.bands[k];
+  const box = stage.getBoundingClientRect();
+  return {
+    x: box.left + atTime(panels.map, state.view, (band.begin + band.end) / 2),
+    y: box.top + bandTop(panels.map, band) + BAND_HEIGHT / 2,
+  };
+};

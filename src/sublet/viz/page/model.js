@@ -29,8 +29,12 @@ async function loadModel() {
   placements.name = words.slice(points, points + placements.block.length);
   const blocks = decoded(source.blocks);
   const curve = decoded(source.curve);
+  const { places, rings } = ringsOf(placements.name, Array.from(placements.rounds, (at) => words[at]));
   return {
-    ...source, placements, blocks,
+    ...source, placements, blocks, rings,
+    placesOf: places,
+    bands: source.bands.map(([label, begin, end, exit, depth, kept, repeats]) => ({ label, begin, end, exit, depth, kept, repeats })),
+    pointers: source.pointers.map(([name, spec, targets]) => ({ name, spec, targets })),
     duration: Number(source.duration),
     height: Number(source.height),
     points: words.slice(0, points),

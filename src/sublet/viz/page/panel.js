@@ -30,7 +30,7 @@ function writeHeader(model) {
   const gap = figures.gap === 0 ? "0 %" : `${(100 * figures.gap).toPrecision(2)} %`;
   const times = Number(figures.arena) > 0 ? Number(figures.total) / Number(figures.arena) : 1;
   const blocks = model.blocks.offset.length;
-  const names = model.placements.name.length;
+  const names = model.points.length ? model.placesOf.size : model.placements.name.length;
   const packing = model.points.length === 0 && names === blocks;
   const cells = [
     ["Arena", human(figures.arena), `${exact(figures.arena)} B`],
@@ -119,6 +119,7 @@ function factsOf(model, place) {
     ["Bytes", sized(nbytes[place])],
     ["Producer", word[producer[place]]],
     ["Alive", shown.join("; ")],
+    ["Here in", word[model.placements.rounds[place]]],
     ["Address", `${exact(offset[place])} to ${exact(sum(offset[place], nbytes[place]))}`],
     ["How", sharer ? `${HOWS[how[place]]} of ${sharer}` : others.length ? HOWS[how[place]] : ""],
     ["Shared with", named.join(", ")],
@@ -179,6 +180,7 @@ function showReuse(panel, model, colourOf, place, reuse, choose) {
     return [other, human(nbytes[other]), first === undefined ? relation : `${relation}, ${when(first)}`];
   };
   panel.replaceChildren(el("h2", name[place]), facts(factsOf(model, place).filter(([key]) => key !== "Shared with")));
+  if (model.rings.has(place)) showRing(panel, model, model.rings.get(place), list);
   if (reuse.chain.length > 1) {
     section(panel, `The same bytes on purpose: ${plural(reuse.chain.length, "tensor", "tensors")}`, reuse.chain.map(sharing), list, "");
   }

@@ -1,7 +1,8 @@
 // State: what is in view, what is lit, and what the panel tells.
 
-const model = await loadModel();
-const modes = colourModes(model);
+const whole = await loadModel();
+let model = whole; // or what is left of it when loops are folded
+let modes = colourModes(model);
 const stage = document.getElementById("stage");
 const base = document.getElementById("base");
 const overlay = document.getElementById("overlay");
@@ -9,6 +10,7 @@ const panel = document.getElementById("panel");
 const tip = document.getElementById("tip");
 const search = document.getElementById("search");
 const found = document.getElementById("found");
+const foldButton = document.getElementById("fold");
 const home = { t0: 0, t1: Math.max(model.duration, 1), a0: 0, a1: model.height * 1.07 };
 const curveTop = Math.max(model.height, model.peak.bytes, 1) * 1.22;
 const state = {
@@ -19,10 +21,11 @@ const state = {
   place: -1, // the selected placement
   point: -1, // or the selected point of time
   reuse: null,
+  ring: [], // all places of the selected value, or of what a pointer may stand for
   matches: null, // placements whose name contains the search text
   match: -1,
 };
-let panels = layout(800, 600, 1);
+let panels = layout(800, 600, 1, bandRows(whole));
 let look = theme();
 let colours = palette(model, state.mode, look);
 let image = null;
@@ -47,8 +50,12 @@ function relight() {
   if (state.reuse) {
     lit = new Uint8Array(model.count);
     state.reuse.chain.forEach(light);
+    state.ring.forEach(light);
     for (const [i] of state.reuse.before) lit[i] = 1;
     for (const [i] of state.reuse.after) lit[i] = 1;
+  } else if (state.ring.length) {
+    lit = new Uint8Array(model.count);
+    state.ring.forEach(light);
   } else if (state.point >= 0) {
     lit = new Uint8Array(model.count);
     for (const i of aliveAt(model, state.point)) lit[i] = 1;
@@ -61,30 +68,66 @@ function relight() {
 }
 
 function choose(place) {
+  if (!model.piecesOf(place).length) fold(false);
   state.place = place;
   state.point = -1;
+  state.ring = model.rings.get(place) ?? [];
   state.reuse = reuseAround(model, place);
-  showReuse(panel, model, colourOf, place, state.reuse, (other) => {
-    choose(other);
-    reveal(other);
-  });
+  showReuse(panel, model, colourOf, place, state.reuse, step);
   relight();
 }
 
 function choosePoint(point) {
   state.place = -1;
   state.reuse = null;
+  state.ring = [];
   state.point = point;
-  showPoint(panel, model, colourOf, point, (place) => {
-    choose(place);
-    reveal(place);
-  });
+  const atPeak = point < 0; // in a copy of a body that is folded away
+  showPoint(panel, atPeak ? whole : model, colourOf, atPeak ? whole.peak.point : point, step);
+  if (atPeak || point === model.peak.point) showPointers(panel, model, choosePointer);
+  relight();
+}
+
+function step(place) {
+  choose(place);
+  reveal(place);
+}
+
+function choosePointer(pointer) {
+  state.place = state.point = -1;
+  state.reuse = null;
+  state.ring = pointer.targets.flatMap((name) => model.placesOf.get(name) ?? []);
+  showPointer(panel, model, colourOf, pointer, state.ring, step);
+  relight();
+}
+
+// Fold the copies of the bodies of loops to the first of each ring, or unfold them.
+function fold(on) {
+  if (on === (model !== whole)) return;
+  model = on ? folded(whole) : whole;
+  modes = colourModes(model);
+  state.mode = modes.find((mode) => mode.name === state.mode.name);
+  state.hover = -1;
+  home.t1 = Math.max(model.duration, 1);
+  leastTime = closest(home.t1, 2);
+  page.rectangles = model.count;
+  foldButton.setAttribute("aria-pressed", String(on));
+  foldButton.textContent = on ? "Unfold loops" : "Fold loops";
+  recolour();
+  setView(home);
+  if (state.place >= 0 && model.piecesOf(state.place).length) choose(state.place);
+  else rest();
+}
+
+// Nothing is chosen: the panel tells the peak.
+function rest() {
+  choosePoint(model.peak.point);
+  state.point = -1;
   relight();
 }
 
 function clear() {
-  choosePoint(model.peak.point);
-  state.point = -1;
+  rest();
   search.value = "";
   find("");
 }
@@ -140,8 +183,9 @@ function stepRectangle(step) {
 
 // The closest look: two points, 64 bytes, or as close as doubles can tell addresses apart.
 const CLOSEST = 2 ** -40;
-const leastTime = Math.min(home.t1, Math.max(2, home.t1 * CLOSEST));
-const leastBytes = Math.min(home.a1, Math.max(64, home.a1 * CLOSEST));
+const closest = (span, least) => Math.min(span, Math.max(least, span * CLOSEST));
+let leastTime = closest(home.t1, 2);
+const leastBytes = closest(home.a1, 64);
 
 function setView(wanted) {
   state.view = {

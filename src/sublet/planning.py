@@ -13,18 +13,19 @@ from sublet.analysis.flow import Flow, flow
 from sublet.analysis.interference import interference
 from sublet.analysis.liveness import LiveRanges, liveness
 from sublet.analysis.schedule import Schedule, serial
-from sublet.analysis.settle import laid_out, settle
+from sublet.analysis.settle import Settled, laid_out, settle
 from sublet.analysis.sharing import SharedBuffer, share
 from sublet.analysis.streams import streamed
 from sublet.assemble import Packed, always_live, assemble, bound_storages, in_one_arena, in_several_arenas
 from sublet.checker import require_valid
+from sublet.copied import copied_moves, forbid
 from sublet.errors import ProblemError
-from sublet.ir.graph import Graph
+from sublet.ir.graph import Graph, Value
 from sublet.ir.verify import verify
 from sublet.packing import Problem, pack, place_in_regions
 from sublet.packing import Region as MemoryRegion
 from sublet.packing.problem import MAX_ALIGNMENT
-from sublet.plan import MemoryPlan
+from sublet.plan import MemoryPlan, Storage
 
 Where = Literal["arena", "bound"]
 Progress = Callable[[str, int], None]
@@ -43,6 +44,7 @@ class Options:
     regions    memory regions to spread the arena over, one arena in each; none for one arena without a limit
     share      whether views, in-place outputs and carries may be the same bytes; with strategy "no_reuse"
                and share=False every tensor has bytes of its own, for debugging
+    forbid_copies   refuse a plan in which loops or branches move bytes
 
     Raises ProblemError for an alignment or a number of streams that makes no sense.
     """
@@ -55,6 +57,7 @@ class Options:
     timeout: float | None = None
     share: bool = True
     regions: tuple[MemoryRegion, ...] = ()
+    forbid_copies: bool = False
 
     def __post_init__(self) -> None:
         for name, allowed in (("io", ("arena", "bound")), ("weights", ("arena", "bound"))):
@@ -75,15 +78,16 @@ def plan_memory(
     *,
     schedule: Schedule | None = None,
     dims: Mapping[str, int] | None = None,
+    max_trips: Mapping[str, int] | None = None,
     progress: Progress | None = None,
 ) -> MemoryPlan:
     """The memory plan of `graph`, proven by the checker.
 
-    `schedule` overrides the order of the graph; `dims` are the dimension bindings to record;
-    `progress` is told each strategy tried and the bytes it needs.
+    `schedule` overrides the order of the graph; `dims` and `max_trips` are what the model was read with, to be
+    recorded; `progress` is told each strategy tried and the bytes it needs.
     Raises GraphError for an illegal graph, ProblemError for an unknown strategy, CapacityError when the
-    memory regions are too small, and PlanViolation if the checker refuses the plan, which would be a
-    mistake of Sublet's.
+    memory regions are too small, PlanError when loops or branches would move bytes and that is forbidden, and
+    PlanViolation if the checker refuses the plan, which would be a mistake of Sublet's.
     """
     options = options or Options()
     align = options.alignment
@@ -91,25 +95,41 @@ def plan_memory(
     if schedule is None:
         schedule = serial(graph) if options.streams == 1 else streamed(graph, options.streams)
     storages = bound_storages(graph, io_bound=options.io == "bound", weights_bound=options.weights == "bound")
+    settled = _settled(graph, schedule, storages, options)
+    moves = copied_moves(graph, settled, storages, unrolled=options.share)
+    if options.forbid_copies:
+        forbid(moves)
+    planned = tuple(buffer for buffer in settled.buffers if not buffer.home)
+    problem = interference(planned, settled.flow, alignment=align, name=graph.name)
+    packed = _packed(problem, options, progress)
+    plan = assemble(
+        graph,
+        schedule,
+        settled,
+        storages,
+        packed,
+        alignment=align,
+        moves=moves,
+        dims=dims or {},
+        max_trips=max_trips or {},
+    )
+    require_valid(graph, schedule, plan)
+    return plan
+
+
+def _settled(graph: Graph, schedule: Schedule, storages: Mapping[Value, Storage], options: Options) -> Settled:
+    """Flow, lives and buffers; without sharing every value has bytes of its own."""
     homes = {value: (storage.name, storage.kind == "output") for value, storage in storages.items()}
 
     def live(timeline: Flow) -> LiveRanges:
         return always_live(liveness(timeline), graph.weights, len(timeline.points))
 
     def shared(timeline: Flow, ranges: LiveRanges) -> tuple[SharedBuffer, ...]:
-        return share(graph, timeline, ranges, alignment=align, homes=homes, merging=options.share)
+        return share(graph, timeline, ranges, alignment=options.alignment, homes=homes, merging=options.share)
 
-    if options.share:
-        settled = settle(graph, schedule, live, shared, fixed=frozenset(homes))
-    else:
-        settled = laid_out(flow(graph, schedule), live, shared)
-    buffers = settled.buffers
-    planned = tuple(buffer for buffer in buffers if not buffer.home)
-    problem = interference(planned, settled.flow, alignment=align, name=graph.name)
-    packed = _packed(problem, options, progress)
-    plan = assemble(graph, schedule, settled, storages, packed, alignment=align, dims=dims or {})
-    require_valid(graph, schedule, plan)
-    return plan
+    if not options.share:
+        return laid_out(flow(graph, schedule), live, shared)
+    return settle(graph, schedule, live, shared, fixed=frozenset(homes))
 
 
 def _packed(problem: Problem, options: Options, progress: Progress | None) -> Packed:

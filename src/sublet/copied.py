@@ -1,0 +1,117 @@
+"""What loops and branches copy all the same, and why; and what each pointer may stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from sublet.analysis.settle import Settled
+from sublet.analysis.unroll import MAX_COPIES
+from sublet.errors import PlanError
+from sublet.ir.graph import CaseOf, Graph, Value, While
+from sublet.plan import CopiedMove
+
+SHOWN = 20
+"""Moves a message lists."""
+
+Assigned = dict[Value, list[Value]]
+
+
+def copied_moves(graph: Graph, settled: Settled, bound: Collection[Value], *, unrolled: bool) -> tuple[CopiedMove, ...]:
+    """The moves that cost bytes, each once, whatever the copies of the bodies around it.
+
+    `bound` values lie in memory of the caller; `unrolled` tells whether loops were allowed to be unrolled at all.
+    """
+    assigned = _assigned(graph)
+    parameters = {p: f for node in _loops(graph) for p, f in zip(node.parameters, node.finals, strict=True)}
+    tied = {*bound, *(parameter for parameter, final in parameters.items() if final in bound)}
+    found: dict[tuple[str, Value, Value], CopiedMove] = {}
+    moves = [*_carried(settled, assigned, tied, unrolled=unrolled), *_sliced(graph)]
+    for edge, source, to, nbytes, why in moves:
+        if nbytes:
+            found.setdefault((edge, source, to), CopiedMove(edge, source.name, to.name, nbytes, why))
+    return tuple(found.values())
+
+
+def forbid(moves: tuple[CopiedMove, ...]) -> None:
+    """Raise PlanError, which names every move, unless there are none."""
+    if not moves:
+        return
+    lines = [f"  {m.edge}: {m.nbytes:,} bytes from %{m.source} to %{m.destination}: {m.why}" for m in moves[:SHOWN]]
+    if len(moves) > SHOWN:
+        lines.append(f"  and {len(moves) - SHOWN} more")
+    raise PlanError("\n".join(["copies are forbidden, but loops and branches would move bytes:", *lines]))
+
+
+def targets(graph: Graph, pointers: Collection[Value]) -> dict[Value, tuple[str, ...]]:
+    """For each pointer the names of the values with bytes that it may stand for, in the order they are assigned."""
+    assigned = _assigned(graph)
+
+    def resolved(value: Value, seen: dict[Value, None]) -> None:
+        for source in assigned[value]:
+            if source in seen:
+                continue
+            seen[source] = None
+            if source in pointers:
+                resolved(source, seen)
+
+    found: dict[Value, tuple[str, ...]] = {}
+    for pointer in assigned:
+        if pointer in pointers:
+            seen: dict[Value, None] = {}
+            resolved(pointer, seen)
+            found[pointer] = tuple(source.name for source in seen if source not in pointers)
+    return found
+
+
+def _assigned(graph: Graph) -> Assigned:
+    """For each value that control flow assigns, what it may be assigned; a loop's output as its parameter."""
+    found: Assigned = {}
+    for node in graph.walk():
+        if isinstance(node, While):
+            ends = zip(node.parameters, node.finals, node.inits, node.updates, strict=True)
+            for parameter, final, init, update in ends:
+                found[parameter] = [init, update]
+                if final is not None:
+                    found[final] = [parameter, init, update]
+        elif isinstance(node, CaseOf):
+            ways = [arm.outputs for arm in node.arms] + ([node.fallbacks] if node.fallbacks else [])
+            for output, *sources in zip(node.outputs, *ways, strict=True):
+                if output is not None:
+                    found[output] = sources
+    return found
+
+
+Found = Iterator[tuple[str, Value, Value, int, str]]
+
+
+def _carried(settled: Settled, assigned: Assigned, bound: Collection[Value], *, unrolled: bool) -> Found:
+    """Carried values and results of branches that do not lie where they are needed."""
+    instances = settled.flow.instances
+    for point, source, to in settled.copies:
+        # a pointer that may be one of several stays itself
+        start, end = (instances[value].base if value in instances else value for value in (source, to))
+        if not unrolled:
+            why = "sharing is switched off"
+        elif not settled.flow.serial:
+            why = "loops are not unrolled in a plan of several streams"
+        elif end in bound:
+            why = f"%{end.name}, or what the loop leaves in it, lies in memory of the caller"
+        elif not all(value.plannable for value in assigned[end]):
+            why = f"%{end.name} may also be a value that has no place in the plan"
+        else:
+            why = f"no ring of at most {MAX_COPIES} copies of a body keeps it where it is needed"
+        yield f"{point.kind} {point.node.name if point.node else ''}", start, end, to.nbytes, why
+
+
+def _sliced(graph: Graph) -> Found:
+    """Slices of sequences, and rows of stacked outputs."""
+    for node in _loops(graph):
+        for sequence, part in zip(node.sequences, node.slices, strict=True):
+            yield f"fetch {node.name}", sequence, part, part.nbytes, "a slice is copied out of its sequence"
+        for row, whole in zip(node.rows, node.stacked, strict=True):
+            if whole is not None:
+                yield f"next {node.name}", row, whole, row.nbytes, "a row is copied into its stacked output"
+
+
+def _loops(graph: Graph) -> Iterable[While]:
+    return (node for node in graph.walk() if isinstance(node, While))

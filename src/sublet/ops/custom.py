@@ -1,0 +1,33 @@
+"""Dialects of the user's own: ops by name, each under a prefix that no built-in dialect has."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from sublet.errors import RunError, SubletError
+from sublet.ops.op import Op, register, registered
+
+_ops: dict[str, dict[str, Op]] = {}
+
+
+def define(op: Op) -> None:
+    """Make the op known; one of the same name is replaced.
+
+    Raises RunError when its name has no prefix, or one that is taken.
+    """
+    prefix, _, rest = op.name.partition(".")
+    if not prefix or not rest:
+        raise RunError(f"{op.name!r} has no dialect: name it 'prefix.name', as in 'mine.scale'")
+    if prefix not in _ops:
+        if registered(prefix):
+            raise RunError(f"{op.name!r}: the dialect {prefix!r} is taken; choose another prefix")
+        _ops[prefix] = {}
+        register(prefix, partial(_known, prefix))
+    _ops[prefix][op.name] = op
+
+
+def _known(prefix: str, name: str) -> Op:
+    try:
+        return _ops[prefix][name]
+    except KeyError:
+        raise SubletError(f"there is no op {name!r}; {prefix!r} has {', '.join(sorted(_ops[prefix]))}") from None

@@ -1,0 +1,125 @@
+"""Commands of the user's own: an op with its facts, and a Python function that computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sublet.errors import RunError
+from sublet.ir.graph import Graph, Node, Value
+from sublet.ops.custom import define
+from sublet.ops.onnx_inplace import fits
+from sublet.ops.op import Op, Share, Shares, none
+from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
+
+Compute = Callable[..., Any]
+Scratch = int | Callable[[Node], int]
+
+
+def command(
+    name: str,
+    kernel: Compute,
+    *,
+    inplace: Sequence[int] | Shares = (),
+    views: Shares = none,
+    scratch: Scratch = 0,
+    inputs: tuple[int, int] | None = None,
+    outputs: tuple[int, int] | None = (1, 1),
+    pure: bool = True,
+) -> None:
+    """Define an op of your own, which is planned and run like any other.
+
+    `name` is "prefix.name", with a prefix that no dialect has. Then a graph may say
+
+        %y: f32[8] = mine.scale(%x) {factor = 2}
+
+    kernel    `kernel(x, out=y, factor=2)`: an array for each input (None for an omitted one), `out` the array of
+              the output, or a tuple where the node has several results, and the attributes by name. It writes
+              all of `out`, as NumPy's functions do: `np.negative` is a kernel. What it returns instead is copied
+              there. An array of a type below 8 bits is its packed bytes.
+    inplace   which inputs the output may be written over when they have its shape and size of elements: their
+              positions, or a function of the node that gives `Share`s. The kernel must read each element of such
+              an input before it writes that of the output, and may be given the same array twice.
+    views     a function of the node that gives `Share`s: which outputs are bytes of an input. Where they explain
+              all that the node does, the kernel is not called.
+    scratch   bytes that the kernel needs while it runs, or a function of the node that gives them. They are planned
+              like a tensor; the kernel gets them as `scratch`, an array of bytes with anything in it.
+    inputs, outputs   how many a node has, at least and at most; None for any number
+    pure      the same inputs give the same outputs, and nothing else happens
+
+    A second definition of a name replaces the first. Raises RunError for a name without a prefix of its own. When it
+    runs, whatever the kernel raises is a KernelError that names the node, and so is a result that does not fit.
+    """
+    facts = inplace if callable(inplace) else _over(tuple(inplace))
+    define(Op(name, views=views, inplace=facts, pure=pure, inputs=inputs, outputs=outputs))
+    _commands[name] = (kernel, scratch)
+
+
+_commands: dict[str, tuple[Compute, Scratch]] = {}
+
+
+def uses_commands(graph: Graph) -> bool:
+    """Whether a node of the graph is of an op that `command` defined."""
+    return any(node.op in _commands for node in graph.walk())
+
+
+def _over(positions: tuple[int, ...]) -> Shares:
+    def shares(node: Node) -> tuple[Share, ...]:
+        result = node.outputs[0] if node.outputs else None
+        return tuple(Share(0, i) for i in positions if i < len(node.inputs) and fits(node.inputs[i], result))
+
+    return shares
+
+
+@dataclass(frozen=True)
+class Commands:
+    """The backend of the ops that `command` defined."""
+
+    name: str = "command"
+
+    def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
+        """The kernel of an op of the user's. Raises RunError when the node has values outside the plan."""
+        if node.op not in _commands:
+            return None
+        for value in (*node.uses, *node.defs):
+            if not value.plannable:
+                raise RunError(f"node {node.name}, {node.op}: {value} is {value.spec}; a command takes planned tensors")
+        compute, scratch = _commands[node.op]
+        return _CommandKernel(node, compute, scratch if isinstance(scratch, int) else scratch(node))
+
+
+@dataclass(frozen=True)
+class _CommandKernel:
+    node: Node
+    compute: Compute
+    scratch: int
+
+    def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
+        out = tuple(outputs) if len(outputs) != 1 else outputs[0]
+        given = {**self.node.attrs, "out": out} | ({} if scratch is None else {"scratch": scratch})
+        compute, operands = self.compute, tuple(inputs)
+
+        def run() -> None:
+            found = compute(*operands, **given)
+            if found is not None and found is not out:
+                _store(found, out)
+
+        return run
+
+
+def _store(found: Any, out: Any) -> None:
+    """Copy what a kernel returned to where its results lie, unless it lies there."""
+    results = list(out) if isinstance(out, tuple) else [out]
+    returned = list(found) if isinstance(out, tuple) else [found]
+    if len(returned) != len(results):
+        raise ValueError(f"the kernel returned {len(returned)} results instead of {len(results)}")
+    for array, target in zip(map(np.asarray, returned), results, strict=True):
+        if target is None or isinstance(target, Cell) or array is target:
+            continue
+        if array.shape != target.shape or array.dtype != target.dtype:
+            wanted = f"{target.dtype}{list(target.shape)}"
+            raise ValueError(f"the kernel returned {array.dtype}{list(array.shape)}, but was planned to give {wanted}")
+        target[...] = array

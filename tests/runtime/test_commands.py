@@ -1,0 +1,188 @@
+"""Scratch memory that kernels ask for, and commands of the user's own: planned, checked and run like any other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sublet
+from sublet.analysis.schedule import serial
+from sublet.errors import GraphError, KernelError, RunError
+from sublet.ir.graph import Graph, Node
+from sublet.ir.text import parse, to_text
+from sublet.ops.op import Share
+from sublet.plan import MemoryPlan
+from sublet.plan_file import from_json, to_json
+from sublet.planning import Options
+from tests.runtime.networks import CHAIN, LOOP, PythonBackend
+
+W = np.full(16, 3, np.float32)
+X = np.arange(16, dtype=np.float32)
+E = np.ones(8, np.float32)
+
+
+def test_kernels_of_operators_with_known_arity_get_scratch() -> None:
+    executable = sublet.compile(CHAIN, backend=PythonBackend(scratch=100), weights={"w": W})
+    scratch = [node.scratch for node in executable.graph.nodes]
+    assert [value.name for value in scratch if value] == ["first.scratch", "second.scratch", "third.scratch"]
+    assert executable.memory.scratch == 100
+    right = (X * W + X) - X * W
+    assert np.array_equal(executable(x=X)["c"], right)
+    assert np.array_equal(sublet.run_poisoned(executable, {"x": X})["c"], right)
+    assert parse(to_text(executable.graph)) == executable.graph
+    assert from_json(to_json(executable.plan)) == executable.plan
+
+
+def test_scratch_in_a_loop() -> None:
+    inputs = {"h0": np.ones(3, np.float32), "xs": np.ones((9, 3), np.float32), "limit": np.array(9)}
+    executable = sublet.compile(LOOP, backend=PythonBackend(scratch=64))
+    unplanned = sublet.compile(LOOP, backend=PythonBackend(), options=Options(strategy="no_reuse", share=False))
+    assert sublet.compare(unplanned, executable, inputs).equal
+    assert executable.memory.scratch == 64
+
+
+def moved(plan: MemoryPlan, value: str, to: str) -> MemoryPlan:
+    """The plan with one value where another lies."""
+    at = next(place.region.offset for place in plan.placements if place.value == to)
+    places = [p if p.value != value else replace(p, region=replace(p.region, offset=at)) for p in plan.placements]
+    return replace(plan, placements=tuple(places))
+
+
+@pytest.mark.parametrize(
+    ("over", "rule"), [("a", "input-overwritten"), ("y", "outputs-overlap"), ("kept", "overwritten-value")]
+)
+def test_the_checker_refuses_scratch_over_what_lives(over: str, rule: str) -> None:
+    graph = parse(
+        """graph @net(%x: f32[16]) {
+          %a: f32[16] = onnx.Exp(%x)
+          %kept: f32[16] = onnx.Log(%x)
+          %y: f32[16] = onnx.Gelu(%a) scratch %s: u8[64]
+          %z: f32[16] = onnx.Add(%y, %kept)
+          return %z
+        }"""
+    )
+    plan = sublet.plan_memory(graph)
+    assert sublet.check(graph, serial(graph), plan) == ()
+    found = sublet.check(graph, serial(graph), moved(plan, "s", over))
+    assert found
+    assert rule == "overwritten-value" or rule in {finding.rule for finding in found}
+
+
+def scale(x: Any, *, out: Any, factor: int) -> None:
+    np.multiply(x, np.float32(factor), out=out)
+
+
+def smooth(x: Any, *, out: Any, scratch: Any) -> None:
+    """A moving sum, which needs a copy of its input."""
+    copy = scratch.view(x.dtype).reshape(x.shape)
+    copy[...] = x
+    out[...] = copy
+    out[1:] += copy[:-1]
+
+
+def halves(x: Any, *, out: Any) -> None:
+    out[0][...], out[1][...] = x[:4], x[4:]
+
+
+def cut_in_two(node: Node) -> tuple[Share, ...]:
+    return Share(0, 0, 0), Share(1, 0, 16)
+
+
+sublet.command("mine.scale", scale, inplace=(0,))
+sublet.command("mine.negative", np.negative, inplace=(0,))
+sublet.command("mine.smooth", smooth, inplace=(0,), scratch=lambda node: node.uses[0].nbytes)
+sublet.command("mine.cut", halves, views=cut_in_two, outputs=(2, 2))
+sublet.command("mine.tall", lambda x, out: np.ones((2, 8), np.float32))
+sublet.command("mine.double", lambda x, out: x.astype(np.float64))
+sublet.command("mine.twice", lambda x, out: x * 2)
+sublet.command("mine.beyond", lambda x, out: out.__setitem__(slice(None), np.ones(9)))
+sublet.command("mine.one", scale, inputs=(1, 1))
+
+NET = """
+graph @net(%x: f32[8]) {
+  %a: f32[8] = onnx.Abs(%x)
+  %b: f32[8] = mine.scale(%a) {factor = 2}
+  %c: f32[8] = mine.smooth(%b)
+  %d: f32[8] = mine.negative(%c)
+  %e: f32[4], %f: f32[4] = mine.cut(%d)
+  %g: f32[4] = onnx.Add(%e, %f)
+  return %g
+}
+"""
+
+
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_commands_are_planned_and_run_like_any_op(backend: str) -> None:
+    x = np.linspace(-3, 4, 8, dtype=np.float32)
+    executable = sublet.compile(parse(NET), backend=backend, options=Options(alignment=16))
+    how = {place.value: place.how for place in executable.plan.placements}
+    assert [how[name] for name in "bcdef"] == ["inplace", "inplace", "inplace", "view", "view"]
+    assert executable.arena_bytes == 2 * 32
+    doubled = 2 * abs(x)
+    smoothed = -(doubled + np.concatenate([[0], doubled[:-1]])).astype(np.float32)
+    for found in (executable(x=x), sublet.run_poisoned(executable, {"x": x})):
+        assert np.array_equal(found["g"], smoothed[:4] + smoothed[4:])
+    assert executable.nodes_of_backends["command"] == 3
+    assert executable.nodes_of_backends[""] == 1
+
+
+def net(op: str, output: str = "f32[8]", attrs: str = "") -> Graph:
+    return parse(f"graph @net(%x: f32[8]) {{ %y: {output} = {op}(%x) {attrs} return %y }}")
+
+
+def test_what_a_kernel_returns_is_stored() -> None:
+    assert sublet.compile(net("mine.twice"))(x=E)["y"].tolist() == [2] * 8
+
+
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [
+        (
+            "mine.tall",
+            r"node y, mine.tall .*: the kernel returned float32\[2, 8\], but was planned to give float32\[8\]",
+        ),
+        ("mine.double", r"returned float64\[8\], but was planned to give float32\[8\]"),
+        ("mine.beyond", r"node y, mine.beyond .*could not broadcast"),
+        ("mine.scale", r"node y, mine.scale .*missing 1 required keyword-only argument: 'factor'"),
+    ],
+)
+def test_what_a_kernel_does_wrong_is_told_with_its_node(op: str, message: str) -> None:
+    executable = sublet.compile(net(op))
+    with pytest.raises(KernelError, match=message):
+        executable(x=E)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("scale", "'scale' has no dialect: name it 'prefix.name'"),
+        ("mine.", "'mine.' has no dialect"),
+        (".scale", "has no dialect"),
+        ("onnx.Scale", "the dialect 'onnx' is taken"),
+    ],
+)
+def test_names_that_are_refused(name: str, message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        sublet.command(name, scale)
+
+
+def test_uses_that_are_refused() -> None:
+    with pytest.raises(GraphError, match=r"there is no op 'mine.nothing'; 'mine' has mine.beyond"):
+        sublet.plan_memory(net("mine.nothing"))
+    graph = parse("graph @net(%x: f32[8]) { %y: f32[8] = mine.one(%x, %x) return %y }")
+    with pytest.raises(GraphError, match=r"mine\.one has 2 inputs, allowed are 1 to 1"):
+        sublet.compile(graph)
+    with pytest.raises(RunError, match=r"node y, mine\.scale: %y is outside.*a command takes planned tensors"):
+        sublet.compile(net("mine.scale", 'outside("seq", "no shape")'))
+
+
+def test_a_second_definition_replaces_the_first() -> None:
+    sublet.command("theirs.step", lambda x, out: x + 1)
+    first = sublet.compile(net("theirs.step"))
+    assert first(x=E)["y"].tolist() == [2] * 8
+    sublet.command("theirs.step", lambda x, out: x + 2)
+    assert sublet.compile(net("theirs.step"))(x=E)["y"].tolist() == [3] * 8
+    assert first(x=E)["y"].tolist() == [2] * 8

@@ -1,0 +1,141 @@
+"""What loops and branches cost: arenas no larger than NNC's for its own tests of control flow, and optima.
+
+Sizes are bytes rounded up to 64, as NNC counts them, with weights in the arena. Convolutions are over 5x5x4
+images (400 bytes, so 448), with weights of 576 and 64 bytes.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from sublet.frontends.onnx.model import from_proto
+from sublet.ir.graph import Graph
+from sublet.ir.text import parse
+from sublet.plan import MemoryPlan
+from sublet.planning import plan_memory
+from tests.frontends.models import parsed
+from tests.runtime.loop_models import CARRIED, CONVOLUTION
+
+MIB = 1 << 20
+IMAGE = "f32[1,5,5,4]"
+
+
+def convolution(after: str = "", returns: str = "%last") -> Graph:
+    """x <- conv(x, w, b), as often as the input says."""
+    return parse(f"""
+    graph @net(%x0: {IMAGE}, %w: f32[4,3,3,4], %b: f32[4]) {{
+      %last: {IMAGE} = while(%i: i64[]; %x: {IMAGE} = %x0; ) @loop body @body {{
+        %c: bool[] = onnx.Less(%i, %i)
+        continue if %c
+        %y: {IMAGE} = onnx.Conv(%x, %w, %b)
+        next %y;
+      }}
+      {after}
+      return {returns}
+    }}
+    """)
+
+
+CHAIN = parse(f"""
+graph @net(%a: {IMAGE}, %b: {IMAGE}, %c: {IMAGE}, %d: {IMAGE}, %y: {IMAGE}, %w: f32[4,3,3,4], %k: f32[4]) {{
+  %f0: {IMAGE}, %f1: {IMAGE}, %f2: {IMAGE}, %f3: {IMAGE} = while(%i: i64[];
+      %x0: {IMAGE} = %a, %x1: {IMAGE} = %b, %x2: {IMAGE} = %c, %x3: {IMAGE} = %d; ) @loop body @body {{
+    %go: bool[] = onnx.Less(%i, %i)
+    continue if %go
+    %v: {IMAGE} = onnx.Conv(%y, %w, %k)
+    %n: {IMAGE} = onnx.Add(%x0, %v)
+    next %x1, %x2, %x3, %n;
+  }}
+  %z: {IMAGE} = onnx.Sum(%f0, %f1, %f2, %f3)
+  return %z
+}}
+""")
+"""The carry chain x3 => x2 => x1 => x0 of NNC's test, with a convolution in place of 1.2 y."""
+
+
+def rings(plan: MemoryPlan) -> list[int]:
+    return [record.ring for record in plan.rolled]
+
+
+def test_a_convolution_again_and_again() -> None:
+    plan = plan_memory(convolution())
+    assert plan.arena_bytes <= 1536
+    assert rings(plan) == [2]
+    assert plan.moves == ()
+    assert plan.gap == 0
+
+
+def test_the_initial_value_is_read_after_the_loop() -> None:
+    plan = plan_memory(convolution(f"%z: {IMAGE} = onnx.Add(%x0, %last)", "%z"))
+    assert plan.arena_bytes <= 1984
+    assert plan.moves == ()
+    assert plan.gap == 0
+
+
+def test_the_same_loop_from_an_onnx_file() -> None:
+    """Its trip count is one more input."""
+    plan = plan_memory(from_proto(CONVOLUTION.model()).graph)
+    assert plan.arena_bytes <= 1984 + 64
+    assert rings(plan) == [2]
+    assert plan.moves == ()
+
+
+def test_a_chain_of_four_carries() -> None:
+    plan = plan_memory(CHAIN)
+    assert plan.arena_bytes <= 3776
+    assert plan.moves == ()
+    assert plan.gap == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "vectors", "copies"),
+    [
+        ("fibonacci", 2, 4),
+        ("swap", 2, 2),
+        ("rotation of three", 3, 3),
+        ("delay line of five", 5, 10),
+        ("x[c] = f(x[c-4])", 4, 8),
+        ("swap beside rotation", 5, 6),
+        ("swap of two new values", 3, 3),
+        ("the counter counts", 3, 4),
+        ("initial value read afterwards", 3, 4),
+        ("nothing changes", 2, 0),
+    ],
+)
+def test_carried_values_need_no_more_than_themselves(name: str, vectors: int, copies: int) -> None:
+    """In vectors of 64 bytes; the trip count, the counter and the condition, and %k where it is used, come on top."""
+    carried = CARRIED[name]
+    graph = from_proto(carried.model()).graph
+    plan = plan_memory(graph)
+    used = {value.name for node in graph.walk() for value in node.uses}
+    scalars = 3 + ("k" in used)
+    assert plan.arena_bytes <= 64 * (vectors + scalars)
+    assert plan.moves == ()
+    assert sum(record.first + record.ring for record in plan.rolled) == copies
+
+
+ARMS = """g (bool c, float[1024,4096] x) => (float[1024,4096] y) {{
+  y = If (c) <
+    then_branch = yes () => (float[1024,4096] r) {{ {then} }},
+    else_branch = no () => (float[1024,4096] s) {{ {other} }}
+  >
+}}"""
+
+
+@pytest.mark.parametrize(
+    ("then", "other", "most"),
+    [
+        ("p = Sin(x) q = Exp(p) r = Neg(q)", "p2 = Abs(x) s = Sqrt(p2)", 16 * MIB),
+        ("r = Softmax(x)", "p = Neg(x) s = Softmax(p)", 32 * MIB),
+        ("p = CumSum(x, axis) r = Neg(p)", "p2 = Exp(x) s = CumSum(p2, axis)", 32 * MIB),
+    ],
+)
+def test_the_arms_of_a_branch_take_turns(then: str, other: str, most: int) -> None:
+    """Results of 16 MiB out of 16 MiB: one block where all is element-wise, else the input's and the output's."""
+    text = ARMS.format(then=then, other=other)
+    if "axis" in text:
+        text = text.replace("  y = If", "  axis = Constant <value = int64 {1}> ()\n  y = If", 1)
+    plan = plan_memory(from_proto(parsed(text)).graph)
+    assert plan.moves == ()
+    assert plan.gap == 0
+    assert plan.arena_bytes <= most + 64
