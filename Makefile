@@ -1,6 +1,6 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance check fuzz bench bench-packing bench-run clean
+.PHONY: help demo test conformance check fuzz bench bench-packing bench-run bench-loops clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -52,6 +52,10 @@ bench: $(VENV)/.installed ## Sublet beside onnxsim on real models, as a table
 
 bench-run: $(VENV)/.installed ## Sublet beside ONNX Runtime: time, memory, allocations, cost of a step
 	$(BIN)/python -m benchmarks.run_table
+
+bench-loops: $(VENV)/.installed ## loops that carry large tensors: Sublet beside XLA and ONNX Runtime's Loop
+	$(BIN)/python -m pip install --quiet --group bench
+	$(BIN)/python -m benchmarks.loops
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

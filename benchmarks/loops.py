@@ -34,6 +34,7 @@ import onnx
 import onnxruntime
 from onnx import parser
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.run_table import machine
@@ -202,7 +203,7 @@ def row(loop: Carried, nbytes: int, rounds: int, repeats: int) -> list[str]:
     best = {side: f"{times[side][0] * 1e3:.4f} / {times[side][1] * 1e3:.4f}" for side in SIDES}
     ours = times["Sublet"][0]
     return [
-        f"{loop.name}, {nbytes // MIB} MiB",
+        escape(f"{loop.name}, {nbytes // MIB} MiB"),
         str(rounds),
         *(f"{sides.executable.copied_bytes / rounds / nbytes:g}", str(theirs)),
         *(f"{extra - carried:+.3f}", f"{loop.wanted:+d}", f"{analysis.temp_size_in_bytes / nbytes:+.3f}"),

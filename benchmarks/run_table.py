@@ -38,6 +38,7 @@ from sublet.runtime.executable import Executable
 from sublet.runtime.ort_backend import OnnxRuntime
 
 ROUND_SECONDS = 0.15
+TRIES = 15
 Clock = Callable[[], float]
 MIB = 1 << 20
 
@@ -90,10 +91,11 @@ def seconds(call: Callable[[], object], times: int, clock: Clock) -> float:
 
 
 def left_behind(call: Callable[[], object]) -> int:
-    """Blocks of Python memory that ten runs leave behind: the least of five tries, as other threads run too.
+    """Blocks of Python memory that ten runs leave behind: the median of many tries.
 
-    The numbers that are counted take a block themselves, so an empty run is counted too and taken off. The collector
-    waits: what it clears away meanwhile, of whoever ran before, changes the count up and down.
+    Python's own lists of free objects, which the collector empties, fill up during tries that do not count; the
+    collector waits meanwhile. The number that was counted first takes a block itself, so as much as an empty run
+    leaves is taken off.
     """
 
     def once(run: Callable[[], object]) -> int:
@@ -102,10 +104,10 @@ def left_behind(call: Callable[[], object]) -> int:
             run()
         return sys.getallocatedblocks() - before
 
-    gc.collect()
     gc.disable()
     try:
-        return min(once(call) for _ in range(5)) - min(once(lambda: None) for _ in range(5))
+        found, empty = ([once(run) for _ in range(2 * TRIES)][TRIES:] for run in (call, lambda: None))
+        return int(median(found) - median(empty))
     finally:
         gc.enable()
 

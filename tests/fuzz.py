@@ -110,7 +110,10 @@ def ended_early(rng: random.Random, graph: Graph, plan: MemoryPlan) -> MemoryPla
     problem = interference(tuple(b for b in buffers if not b.home), timeline, alignment=1)
     report = pack(problem, "best_fit_by_size")
     settled = Settled(timeline, ranges, buffers, settled.copies)
-    return assemble(graph, plan.schedule, settled, storages, in_one_arena(report), alignment=1, dims={})
+    packed = in_one_arena(report)
+    return assemble(
+        graph, plan.schedule, settled, storages, packed, moves=plan.moves, max_trips={}, alignment=1, dims={}
+    )
 
 
 def judge_mutants(seed: int, rng: random.Random, graph: Graph, plan: MemoryPlan, tally: Tally) -> None:

@@ -181,7 +181,15 @@ def test_every_exception_is_drawn() -> None:
 
 @pytest.mark.parametrize(
     "document",
-    ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "docs/glossary.md", "docs/memory.md", "docs/text_form.md"],
+    [
+        "README.md",
+        "ARCHITECTURE.md",
+        "CHANGELOG.md",
+        "docs/glossary.md",
+        "docs/loops.md",
+        "docs/memory.md",
+        "docs/text_form.md",
+    ],
 )
 def test_documents_name_real_paths(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")

@@ -56,23 +56,26 @@ def test_a_refusal_names_edge_values_bytes_and_why(options: Options, edge: str, 
         plan_memory(PLAIN, options)
 
 
-def test_a_choice_that_no_ring_can_follow_is_copied_and_says_so() -> None:
-    """Which of the two values is %p in the next round depends on choices of all rounds before."""
-    text = """
-    graph @chosen(%x: f32[16], %y: f32[16], %n: i64[], %z: bool[]) {
-      %f: f32[16], %g: f32[16] = while(%i: i64[]; %p: f32[16] = %x, %q: f32[16] = %y; ) @turn body @body {
+def test_choices_with_too_many_outcomes_are_copied_and_say_so() -> None:
+    """Swaps and rotations of five values by choice bring about 120 orders."""
+    five = [f"%p{i}" for i in range(5)]
+    inits = ", ".join(f"{name}: f32[16] = %x{i}" for i, name in enumerate(five))
+    swapped = ", ".join([five[1], five[0], *five[2:]])
+    text = f"""
+    graph @chosen({", ".join(f"%x{i}: f32[16]" for i in range(5))}, %n: i64[], %z: bool[]) {{
+      {", ".join(f"%f{i}: f32[16]" for i in range(5))} = while(%i: i64[]; {inits}; ) @turn body @body {{
         %c: bool[] = onnx.Less(%i, %n)
         continue if %c
-        %a: f32[16], %b: f32[16] = case %z @either {
-          arm @no { yield %p, %q }
-          arm @yes { yield %q, %p }
-        }
-        next %a, %b;
-      }
-      return %f, %g
-    }
+        {", ".join(f"%a{i}: f32[16]" for i in range(5))} = case %z @either {{
+          arm @rotate {{ yield {", ".join([*five[1:], five[0]])} }}
+          arm @swap {{ yield {swapped} }}
+        }}
+        next {", ".join(f"%a{i}" for i in range(5))};
+      }}
+      return {", ".join(f"%f{i}" for i in range(5))}
+    }}
     """
-    with pytest.raises(PlanError, match=r"next turn: 64 bytes from %a to %p: no ring of at most 64 copies"):
+    with pytest.raises(PlanError, match=r"next turn: 64 bytes from %a0 to %p0: at most 64 copies of a body cannot"):
         plan_memory(parse(text), FORBID)
 
 

@@ -99,7 +99,7 @@ def _carried(settled: Settled, assigned: Assigned, bound: Collection[Value], *, 
         elif not all(value.plannable for value in assigned[end]):
             why = f"%{end.name} may also be a value that has no place in the plan"
         else:
-            why = f"no ring of at most {MAX_COPIES} copies of a body keeps it where it is needed"
+            why = f"at most {MAX_COPIES} copies of a body cannot keep it where it is needed"
         yield f"{point.kind} {point.node.name if point.node else ''}", start, end, to.nbytes, why
 
 

@@ -120,6 +120,11 @@ class Rolled:
         """How many copies of the body there are."""
         return self.first + self.ring
 
+    def following(self, copy: int) -> list[tuple[tuple[tuple[str, int], ...], int]]:
+        """The copies that may follow a copy, each with the ways that lead there."""
+        jumps = [(jump.ways, jump.next) for jump in self.jumps if jump.copy == copy]
+        return jumps or [((), self.after(copy, {}))]
+
     def after(self, copy: int, ways: Mapping[str, int]) -> int:
         """The copy that follows a copy, when loops and branches in it were left by these ways."""
         for jump in self.jumps:

@@ -34,6 +34,7 @@ def _control(plan: MemoryPlan) -> dict[str, Any]:
                 "within": [list(pair) for pair in record.within],
                 "first": record.first,
                 "ring": record.ring,
+                "jumps": [{"copy": j.copy, "ways": dict(j.ways), "next": j.next} for j in record.jumps],
                 "words": turns(record),
             }
             for record in plan.rolled

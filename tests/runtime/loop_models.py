@@ -68,6 +68,12 @@ CARRIED: Mapping[str, Carried] = {
     "swap of two new values": Carried("a b", "s = Add(a, b) d = Sub(a, b)", "d s"),
     "initial value read afterwards": Carried("a b", "s = Add(a, b)", "b s", after="y = Add(a0, bf)", outputs="y af"),
     "one initial value for all": Carried("a b c", "s = Sin(a)", "b c s", after="y = Sum(af, bf, cf, k)", outputs="y"),
+    "through a view": Carried(
+        "a b", "z = Constant <value = int64 {0}> () v = Identity(a) s = CumSum(v, z) t = Mul(s, k)", "b t"
+    ),
+    "one carry through a view": Carried(
+        "a", "z = Constant <value = int64 {0}> () v = Identity(a) s = CumSum(v, z)", "s"
+    ),
     "the counter counts": Carried("a b", "f = Cast <to = 1> (i) s = Add(a, f)", "b s"),
 }
 """Loops that move no byte."""
@@ -88,7 +94,8 @@ LOOP_IN_LOOP = """g (int64 n, int64 m, float[16] a0, float[16] b0) => (float[16]
   af, bf = Loop (n, yes, a0, b0) <
     body = outer (int64 i, bool on, float[16] a, float[16] b) => (bool go, float[16] an, float[16] bn) {
       go = Identity(on)
-      p, q = Loop (m, on, a, b) <
+      left = Sub(m, i)
+      p, q = Loop (left, on, a, b) <
         body = inner (int64 j, bool on2, float[16] c, float[16] d) => (bool go2, float[16] cn, float[16] dn) {
           go2 = Identity(on2)
           dn = Sub(c, d)
@@ -100,6 +107,8 @@ LOOP_IN_LOOP = """g (int64 n, int64 m, float[16] a0, float[16] b0) => (float[16]
     }
   >
 }"""
+
+"""The inner loop runs m rounds, then m - 1, and so on."""
 
 BRANCH_IN_LOOP = """g (int64 n, float[16] a0, float[16] b0) => (float[16] af, float[16] bf) {
   yes = Constant <value = bool {1}> ()

@@ -22,7 +22,7 @@ from tests.interpreter import OUTSIDE_BYTES, kernel
 
 TRIES = 3
 BEYOND = "beyond"
-"""Part of the message of a run whose loop goes on for longer than its rows were planned for."""
+"""Part of the message of a run whose loop goes on for longer than its sequences last."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,14 @@ def check_runs(seed: int, size: int = 24) -> int:
         try:
             found = compare(unplanned, planned, {value.name: fed[value.name] for value in graph.inputs})
         except RunError as error:
-            assert BEYOND in str(error)
+            if BEYOND not in str(error):
+                raise
             continue
         assert found.differences == (), f"seed {seed}"
         done += 1
     return done
 
 
-@pytest.mark.parametrize("first", range(0, 40, 10))
+@pytest.mark.parametrize("first", range(0, 120, 30))
 def test_generated_programs_run_as_if_nothing_were_shared(first: int) -> None:
-    assert sum(check_runs(seed) for seed in range(first, first + 10)) > 10
+    assert sum(check_runs(seed) for seed in range(first, first + 30)) >= 10

@@ -104,9 +104,9 @@ def test_a_convolution_again_and_again(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_loop_in_a_loop(backend: str) -> None:
     case = Case(parsed(LOOP_IN_LOOP), backend)
-    for n in (0, 1, 2, 3, 7):
-        for m in (0, 1, 2, 3, 4, 13):
-            case.check(case.feeds(n=n, m=m))
+    for n, m in ((0, 3), (1, 0), (1, 1), (2, 1), (2, 3), (3, 2), (5, 4), (9, 6)):
+        case.check(case.feeds(n=n, m=m))
+        assert case.planned.copied_bytes == 0
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -114,6 +114,7 @@ def test_a_branch_in_a_loop(backend: str) -> None:
     case = Case(parsed(BRANCH_IN_LOOP), backend)
     for n in (*range(8), 31):
         case.check(case.feeds(n=n))
+        assert case.planned.copied_bytes == 0
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from sublet.ir.text import parse
-from sublet.plan import Rolled
+from sublet.plan import Jump, Rolled
 from sublet.planning import Options, plan_memory
 from sublet.report import as_json
 from sublet.viz.loops import bands, rounds_of, turns
@@ -92,6 +92,12 @@ def test_a_loop_in_a_loop_lies_in_its_bands() -> None:
 def test_the_rounds_of_a_copy_in_words(first: int, ring: int, copy: int, told: str) -> None:
     record = Rolled("x", (), first, ring)
     assert rounds_of(record, copy) == told
+
+
+def test_where_the_run_decides_copies_are_states() -> None:
+    record = Rolled("x", (), 0, 3, (Jump(0, (("y", 1),), 2),))
+    assert rounds_of(record, 2) == "state 3 of 3"
+    assert turns(record) == "loop x: its values take turns; 3 states, and each round decides which comes next"
 
 
 def test_turns_in_words() -> None:

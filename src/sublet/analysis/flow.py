@@ -222,7 +222,7 @@ class _Builder:
         level = self.level(schedule)
         path = self.path
         stacked = tuple(value for value in node.stacked if value is not None)
-        self.move("enter", node, node.inits, node.parameters, defs=stacked)
+        enter = self.move("enter", node, node.inits, node.parameters, defs=stacked)
         copies = Copies(node, self.now, self.ways, self.active)
         checks: list[int] = []
         tops: list[int] = []
@@ -237,6 +237,7 @@ class _Builder:
             self.followers[last] += [tops[number] for number in nexts]
         rolled = copies.rolled()
         if rolled is not None:
+            self.points[enter] = replace(self.points[enter], forgotten=tuple(copies.written))
             self.rolled.append(rolled)
             self.counterparts += copies.counterparts()
         self.leave(node, copies, checks, stacked)

@@ -52,6 +52,7 @@ class Copies:
         self._parameters = [node.parameters[i] for i in self._positions]
         self._states: list[State] = [tuple(now.stand_for([node.inits[i]]) for i in self._positions)]
         self._jumps: list[list[Jump]] = []
+        self.written: dict[Value, None] = {}  # instances of carried values: before the loop they hold nothing
         self._carried = _carried(node, self._positions, now.pointers)
         active.append(self)
 
@@ -140,6 +141,7 @@ class Copies:
         for i in count():
             instance = self._now.named(value, holders[0]._outer, f"~{i}")
             if not any(holder._busy(instance, value) for holder in holders):
+                holders[0].written[instance] = None
                 return self._now.written(instance, self._now.context)
         raise AssertionError("unreachable")
 

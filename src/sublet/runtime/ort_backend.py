@@ -19,6 +19,7 @@ from sublet.runtime.onnx_nodes import domain_and_type, input_names
 from sublet.runtime.ort_form import Form, Key, form_of, output_names
 from sublet.runtime.ort_joint import Joint, apart
 from sublet.runtime.ort_placed import LateKernel, Placed, contributed, placed, through_arrays
+from sublet.runtime.ort_scalars import MOST, in_turn, scalar_call
 from sublet.runtime.ort_session import Listing, Session, kernels_of
 
 if TYPE_CHECKING:
@@ -89,7 +90,9 @@ class _OrtKernel:
         node = self.form.node
         read = placed(input_names(node), node.inputs, inputs, self.form.constants)
         written = placed(output_names(node), node.outputs, outputs, {})
-        return _JoinableCall(self, read, written) if self.joinable else self.alone(read, written)
+        if not self.joinable:
+            return self.alone(read, written)
+        return _JoinableCall(self, read, written, scalar_call(node, inputs, outputs))
 
     def alone(self, read: Placed, written: Placed) -> Call:
         """A call in a session of its own. A kernel that could be joined has a thread of its own then: its stream."""
@@ -103,16 +106,20 @@ class _OrtKernel:
 
 @dataclass(eq=False)
 class _JoinableCall:
-    """A call that waits to be joined with others. Called by itself it opens its own session first."""
+    """A call that waits to be joined with others. Called by itself it opens its own session first.
+
+    `scalar` computes the node without a session.
+    """
 
     kernel: _OrtKernel
     read: Placed
     written: Placed
+    scalar: Call | None = None
     _single: Call | None = None
 
     def __call__(self) -> None:
         if self._single is None:
-            self._single = self.kernel.alone(self.read, self.written)
+            self._single = self.scalar or self.kernel.alone(self.read, self.written)
         self._single()
 
     def joined(self, following: Sequence[Call]) -> tuple[Call, int]:
@@ -120,14 +127,20 @@ class _JoinableCall:
         backend = self.kernel.backend
         joint, names = Joint(backend.opsets), [self.kernel.form.node.name]
         joint.add(self.kernel.form, self.read, self.written)
+        scalars = [self.scalar]
         for call in following:
             if isinstance(call, Copies) and apart(call):
                 joint.add_copies(call)
                 names.append("")
+                scalars.append(None)
             elif isinstance(call, _JoinableCall) and call.kernel.backend is backend:
                 joint.add(call.kernel.form, call.read, call.written)
                 names.append(call.kernel.form.node.name)
+                scalars.append(call.scalar)
             else:
                 break
+        cheap = [scalar for scalar in scalars if scalar]
+        if len(cheap) == len(names) <= MOST:
+            return in_turn(cheap), len(names) - 1
         session = backend.session(tuple(names), tuple(joint.members), joint.listing, backend.threads)
         return joint.bound(session), len(names) - 1

@@ -6,7 +6,7 @@ wraps the action of each point: poisoning, profiling and tests see every point o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +93,7 @@ class _Builder:
         self._watch = watch
         self._context: Context = ()
         self._targets: dict[str, Target] = {}
+        self._ends: dict[str, tuple[str, list[Target]]] = {}  # (node, by each way) that assigns a pointer
         self.moved = Moved()
 
     def point(self, kind: str, node: Node | None, action: Call) -> Call:
@@ -165,13 +166,23 @@ class _Builder:
 
         return assign
 
-    def aim(self, pointers: Sequence[Value | None], ways: Sequence[Sequence[Target]]) -> None:
+    def aim(self, node: Node, pointers: Sequence[Value | None], ways: Sequence[Sequence[Target]]) -> None:
         """After a loop or branch: each pointer is what all its ends made it, or what the run did."""
         for position, pointer in enumerate(pointers):
             if pointer is not None and pointer.name in self._memory.pointers:
-                first, *others = (way[position] for way in ways)
+                first, *others = targets = [way[position] for way in ways]
                 same = isinstance(first, Region) and all(other == first for other in others)
                 self._targets[pointer.name] = first if same else pointer
+                self._ends[pointer.name] = (node.name, targets)
+
+    def by_way(self, target: Target, ways: Mapping[str, int]) -> Target:
+        """A target, when the loops and branches that decide about it were left by these ways."""
+        while isinstance(target, Value) and target.name in self._ends:
+            node, targets = self._ends[target.name]
+            if node not in ways:
+                break
+            target = targets[ways[node]]
+        return target
 
     def aims(self, sources: Sequence[Value], targets: Sequence[Value | None]) -> list[Target]:
         """What each pointer among the targets would stand for; for others anything."""
@@ -193,7 +204,7 @@ class _Builder:
         if node.fallbacks:
             ways.append(self.aims(node.fallbacks, node.outputs))
             bypass = _present(self.leaving(node, len(arms), self.move("yield", node, node.fallbacks, node.outputs)))
-        self.aim(node.outputs, ways)
+        self.aim(node, node.outputs, ways)
 
         def take_arm() -> None:
             which = int(look())
@@ -213,26 +224,28 @@ class _Builder:
         places = self._memory.here(self._context, {})
         collecting = open_rows(node, places.operand)
         outer, rolled = self._context, self._memory.rolled.get((node.name, self._context))
-        aims = self.aims(node.inits, node.parameters)
+        aims = {0: self.aims(node.inits, node.parameters)}
         enter = self.move("enter", node, node.inits, node.parameters)
         rounds: list[Round] = []
         ways: list[list[Target]] = []
         ends: list[dict[str, Target]] = []
         for copy in range(1 if rolled is None else rolled.copies):
             self._context = outer if rolled is None else (*outer, (node.name, copy))
-            for parameter, target in zip(node.parameters, aims, strict=True):
+            for parameter, target in zip(node.parameters, aims[copy], strict=True):
                 if parameter.name in self._memory.pointers:
                     self._targets[parameter.name] = target
             rounds.append(self.round(node, schedule))
             ways.append([self._targets.get(parameter.name, _NOWHERE) for parameter in node.parameters])
             ends.append(dict(self._targets))
-            aims = self.aims(node.updates, node.parameters)
+            updated = self.aims(node.updates, node.parameters)
+            for taken, after in () if rolled is None else rolled.following(copy):
+                aims.setdefault(after, [self.by_way(target, dict(taken)) for target in updated])
         for copy, targets in enumerate(ends):
             self._targets = targets
             self._context = outer if rolled is None else (*outer, (node.name, copy))
             rounds[copy].leave = self.leaving(node, copy, self.move("exit", node, node.parameters, node.finals))
         self._context = outer
-        self.aim(node.finals, ways)
+        self.aim(node, node.finals, ways)
         following = [0] if rolled is None else [self.following(rolled, copy) for copy in range(rolled.copies)]
         return Loop(node, enter, rounds, following, collecting, places, self.moved).run
 

@@ -76,7 +76,12 @@ def _marks(context: Context) -> str:
 
 
 def rounds_of(record: Rolled, copy: int) -> str:
-    """Which rounds run a copy: "round 0", "round 3 and all later ones", "rounds 1, 3, 5, …"."""
+    """Which rounds run a copy: "round 0", "round 3 and all later ones", "rounds 1, 3, 5, …".
+
+    Where the run decides which copy comes next, "state 2 of 5".
+    """
+    if record.jumps:
+        return f"state {copy + 1} of {record.copies}"
     if copy < record.first:
         return f"round {copy}"
     if record.ring == 1:
@@ -88,6 +93,8 @@ def turns(record: Rolled) -> str:
     """How the values of a loop take turns, in words."""
     within = f" in {' of '.join(f'copy {copy} of {loop}' for loop, copy in reversed(record.within))}"
     where = f"loop {record.loop}{within if record.within else ''}"
+    if record.jumps:
+        return f"{where}: its values take turns; {record.copies} states, and each round decides which comes next"
     ring = f"a ring of {record.ring}" if record.ring > 1 else "every round alike"
     if record.first:
         before = f"{record.first} round{'s' if record.first > 1 else ''}, then "
