@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sublet.analysis.content import contents
 from sublet.analysis.flow import Flow, Point, flow
 from sublet.analysis.instances import AlsoPointer, Reusable, Unrollable
 from sublet.analysis.liveness import LiveRanges, liveness
@@ -21,7 +22,7 @@ from sublet.errors import PlanError
 from sublet.ir.graph import CaseOf, Graph, Value, While
 from sublet.plan import POINTER, Context, MemoryPlan
 
-MOST_COMBINATIONS = 32
+MOST_COMBINATIONS = 128
 """What pointers stand for at one moment may come about in this many ways, times the copies of a loop."""
 
 Live = Callable[[Flow], LiveRanges]
@@ -133,7 +134,17 @@ def _reusable(base: Flow, ranges: LiveRanges) -> Reusable:
     """
     ends = {(t, s, d) for t, point in enumerate(base.points) for s, _ in point.moves for _, d in point.moves}
     allowed = permitted(base) | ends
-    return lambda first, second: take_turns(ranges, allowed, first, second)
+    views: dict[Value, list[Value]] = {}
+    for value, content in contents(base).items():
+        tokens = {segment.token for segment in content}
+        if len(tokens) == 1:
+            views.setdefault(tokens.pop(), []).append(value)
+
+    def reusable(first: Value, second: Value) -> bool:
+        users = [value for value in views.get(first, [first]) if value != second]
+        return all(take_turns(ranges, allowed, value, second) for value in users)
+
+    return reusable
 
 
 def laid_out(timeline: Flow, live: Live, share: Share) -> Settled:
