@@ -352,7 +352,7 @@ def test_a_disk_that_fills_up_leaves_the_old_outputs(tmp_path: Path) -> None:
 def test_who_optimises_and_who_computes(cli: Cli, model: Path) -> None:
     pytest.importorskip("onnxruntime")
     model.write_bytes(inception(modules=1, channels=16, size=6).SerializeToString())
-    words = ("run", model, "--random", 1, "--json", "--compare")
+    words = ("run", model, "--random", 1, "--json", "--compare", "--poison")
     found = {
         how: json.loads(cli(*words, *given)[1])
         for how, given in (

@@ -32,7 +32,7 @@ from sublet.plan import MemoryPlan
 from sublet.plan_file import load
 from sublet.planning import Options
 from sublet.run_report import RunReport, as_json, for_people
-from sublet.runtime.comparing import compare, equal_bits
+from sublet.runtime.comparing import compare, equal_bits, one_by_one
 from sublet.runtime.executable import Executable
 from sublet.runtime.poison import run_poisoned
 from sublet.runtime.profile import Cost, Profile
@@ -158,7 +158,7 @@ def _verdicts(
         if unplanned is not None:
             verdicts["compare"] = compare(unplanned, executable, inputs).differences
         if poison:
-            plain, poisoned = executable(inputs), run_poisoned(executable, inputs)
+            plain, poisoned = executable.watched(inputs, one_by_one, serial=True), run_poisoned(executable, inputs)
             wrong = [name for name in plain if not equal_bits(plain[name], poisoned[name])]
             verdicts["poison"] = tuple(f"output {name}: the poisoned run differs" for name in wrong)
     except RunError as error:

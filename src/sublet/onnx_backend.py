@@ -117,7 +117,7 @@ def _closed(value: onnx.ValueInfoProto) -> bool:
 class SubletBackend(Backend):
     """What `onnx.backend.test.BackendTest` and other users of the interface call.
 
-    `kernels` is where kernels come from when nobody says: "auto", or a name `sublet.compiling.compile` knows.
+    `kernels` is where kernels come from when nobody says: "auto", or a name `sublet.compile` knows.
     """
 
     kernels = AUTO
@@ -131,7 +131,7 @@ class SubletBackend(Backend):
         options: Options | None = None,
         **kwargs: Any,
     ) -> SubletRep:
-        """The model, ready to run. `backend` and `options` are those of `sublet.compiling.compile`.
+        """The model, ready to run. `backend` and `options` are those of `sublet.compile`.
 
         Raises RunError for another device than the CPU; see `SubletRep` for more.
         """
