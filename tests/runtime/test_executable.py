@@ -214,7 +214,7 @@ def test_memory_counts_what_lies_outside_the_plan() -> None:
 
 
 @needs_linux
-@pytest.mark.parametrize(("keep", "take"), [(0, 0), (0, 24 * MIB), (16 * MIB, 0), (5 * MIB, 6 * MIB)])
+@pytest.mark.parametrize(("keep", "take"), [(0, 0), (0, 24 * MIB), (16 * MIB, 0), (5 * MIB, 12 * MIB)])
 def test_what_libraries_take_is_measured(keep: int, take: int) -> None:
     """The middle kernel keeps some memory from its first run on, and takes some while it runs."""
     kept: list[np.ndarray] = []
@@ -232,7 +232,7 @@ def test_what_libraries_take_is_measured(keep: int, take: int) -> None:
     assert found.peak_bytes is not None
     assert found.total_bytes == found.held_bytes + found.peak_bytes
     assert keep <= found.held_bytes < keep + MIB
-    assert abs(found.peak_bytes - take) < MIB
+    assert abs(found.peak_bytes - take) < 3 * MIB, "resident memory comes and goes in pages of other things, too"
     executable.measured(x=X)
     assert executable.memory.allocated.held_bytes == found.held_bytes
 
