@@ -1,13 +1,16 @@
 // The compiled core on thousands of tiny random problems against brute force: gaps, alignment, pins, companions (also
 // at distances), partial orders; and on sizes near 2^62. Built with sanitizers by `make fuzz`.   check TRIALS SEED
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
+#include <set>
 #include <stdexcept>
 
 #include "greedy.hpp"
 #include "random.hpp"
+#include "repack.hpp"
 #include "search.hpp"
 using namespace sublet;
 static bool conflict(const Problem& p, int a, int b) {
@@ -77,6 +80,70 @@ static int64_t brute(const Problem& p, int64_t top) {
     };
     go(0, 0);
     return best;
+}
+// Smallest arena, at most `best`, of lifetimes in [0, 8): in the order of their offsets every item lies on what lies
+// below it, and what is taken at each moment says all about the items placed.
+struct Stacked {
+    using Taken = std::array<int64_t, 8>;
+    const Problem& p;
+    int64_t best;
+    int64_t peak = 0;
+    std::set<std::pair<Taken, unsigned>> seen;
+    int64_t least(const Taken& taken, unsigned left) const {
+        Taken top = taken;
+        for (size_t i = 0; i < p.items.size(); i++)
+            if (left >> i & 1)
+                for (auto [b, e] : p.items[i].pieces)
+                    for (int64_t t = b; t < e; t++) top[t] += p.items[i].size;
+        return *std::max_element(top.begin(), top.end());
+    }
+    void place(const Taken& taken, unsigned left) {
+        if (best == peak || (left && least(taken, left) >= best) || !seen.insert({taken, left}).second) return;
+        if (!left) best = std::min(best, *std::max_element(taken.begin(), taken.end()));
+        for (size_t i = 0; i < p.items.size(); i++) {
+            if (!(left >> i & 1)) continue;
+            const Item& it = p.items[i];
+            Taken next = taken;
+            int64_t at = 0;
+            for (auto [b, e] : it.pieces)
+                for (int64_t t = b; t < e; t++) at = std::max(at, taken[t]);
+            at = (at + it.alignment - 1) / it.alignment * it.alignment + it.size;
+            for (auto [b, e] : it.pieces)
+                for (int64_t t = b; t < e; t++) next[t] = at;
+            place(next, left & ~(1u << i));
+        }
+    }
+};
+// Up to twelve items with gaps and alignments: the optimum is found and proved.
+static long larger(long trials, Random& r) {
+    long bad = 0;
+    for (long trial = 0; trial < trials; trial++) {
+        Problem p;
+        int n = 6 + r.below(7), most = 3 << r.below(4);
+        int64_t sum = 0;
+        for (int i = 0; i < n; i++) {
+            Item it;
+            it.size = 1 + r.below(most);
+            it.alignment = int64_t{1} << (r.below(3) ? 0 : r.below(3));
+            int64_t b = r.below(7), e = b + 1 + r.below(8 - b);
+            if (e - b > 2 && r.below(4) == 0)
+                it.pieces = {{b, b + 1}, {e - 1, e}};
+            else
+                it.pieces = {{b, e}};
+            sum += it.size + it.alignment;
+            p.items.push_back(it);
+        }
+        Minimum m = minimise(p, 0, {}, trial, 10000000, nullptr);
+        Stacked all{p, sum, 0, {}};
+        all.peak = all.least({}, (1u << n) - 1);
+        all.place({}, (1u << n) - 1);
+        bool fine = m.arena == all.best && m.bound == m.arena && ok(p, m.offsets, m.arena);
+        if (!fine)
+            printf("of %d items: arena %ld bound %ld, not %ld\n", n, (long)m.arena, (long)m.bound, (long)all.best);
+        bad += !fine;
+    }
+    printf("up to twelve items: %ld trials, %ld wrong\n", trials, bad);
+    return bad;
 }
 static std::vector<int> in_order(int n) {
     std::vector<int> order(n);
@@ -208,6 +275,10 @@ int main(int, char** argv) {
                 if (!p.partial_order) fine &= right(greedy_by_tightness(p));
             }
             fine &= shifted(p, r);
+            std::vector<int64_t> off = greedy_in_order(p, in_order(n), Hole::smallest);
+            const int64_t before = arena_of(p, off);
+            repack(p, want, t, 10000, nullptr, off);
+            fine &= ok(p, off, before);
         } else {
             none++;
             fine &= at.verdict == Verdict::infeasible;
@@ -230,7 +301,7 @@ int main(int, char** argv) {
     }
     long wild = extremes(trials, r);
     printf("extremes: %ld wrong\n", wild);
-    bad += wild;
+    bad += wild + larger(trials, r);
     printf("%ld trials, %ld solved, %ld without packing, %ld wrong\n", trials, solved, none, bad);
     return bad != 0;
 }

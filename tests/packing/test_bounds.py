@@ -49,6 +49,13 @@ def test_all_but_the_topmost_are_rounded_up_to_the_alignment() -> None:
     assert lower_bound(Problem((Buffer("a", 1, 0, 1, 64), Buffer("b", 65, 0, 1, 1)))).bytes == 66
 
 
+def test_buffers_of_one_alignment_may_prove_more_than_all_that_live_with_them() -> None:
+    """Three buffers at multiples of 64 take 2 * 64 + 1 bytes, and the fourth fits between them."""
+    three = tuple(Buffer(name, 1, 0, 1, 64) for name in "abc")
+    bound = lower_bound(Problem((*three, Buffer("d", 60, 0, 1, 1))))
+    assert (bound.bytes, bound.members) == (129, (0, 1, 2))
+
+
 def test_compatible_buffers_are_not_counted_together() -> None:
     """x conflicts with both arms a and b, which are compatible: 4 + max(3, 2), where a flow alone says 9."""
     compatible = np.zeros((3, 3), dtype=np.bool_)

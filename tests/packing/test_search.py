@@ -105,6 +105,22 @@ def test_large_problems_are_packed_greedily() -> None:
     assert report.gap < 0.05
 
 
+def test_a_large_packing_is_repacked_where_it_is_highest() -> None:
+    rng = random.Random(6)
+    rows = []
+    for i in range(3_000):
+        begin = rng.randrange(30_000)
+        rows.append(Buffer(str(i), int(2 ** rng.uniform(4, 24)), begin, begin + 1 + rng.randrange(2_000)))
+    problem = Problem(tuple(rows))
+    greedy = STRATEGIES["first_fit_by_tightness"](problem)
+    bound = lower_bound(problem)
+    first, again = (search(problem, bound, greedy, Limits(20_000)) for _ in range(2))
+    check_packing(problem, first.packing)
+    assert first.packing.arena_bytes < 1.01 * bound.bytes < 1.05 * bound.bytes < greedy.arena_bytes
+    assert first.packing.offsets == again.packing.offsets
+    assert first.steps == again.steps
+
+
 def test_ctrl_c_during_a_search_keeps_the_best_so_far(tmp_path: Path) -> None:
     """A real signal to a real process, in the middle of a search that would go on for a minute."""
     rows = (PROBLEMS / "A.1048576.csv").read_text().splitlines()

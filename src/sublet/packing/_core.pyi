@@ -19,6 +19,14 @@ class Problem:
     def solve(
         self, capacity: int, seed: int, max_steps: int, should_stop: Callable[[], bool]
     ) -> tuple[Literal["feasible", "infeasible", "unknown"], NDArray[np.int64], int, bool]: ...
+    def repack(
+        self,
+        lower_bound: int,
+        incumbent: NDArray[np.int64],
+        seed: int,
+        max_steps: int,
+        should_stop: Callable[[], bool],
+    ) -> tuple[NDArray[np.int64], int, bool]: ...
     def minimise(
         self,
         lower_bound: int,

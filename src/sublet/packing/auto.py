@@ -151,7 +151,7 @@ class _Attempt:
 
     def _worth_trying(self, name: str) -> bool:
         if name == SEARCH:
-            return searchable(self.problem)
+            return True
         if not can_pack(name, self.problem):
             return False
         return len(self.problem.buffers) <= MOST_BUFFERS.get(name, len(self.problem.buffers))

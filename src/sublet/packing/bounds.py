@@ -13,7 +13,8 @@ related in the flow, which keeps them apart; and the serial peak and the anticha
 alone are tried as well, after removing the smaller one of every compatible pair.
 
 Alignment: if every alignment in the clique is a multiple of g, so is every offset, and each member but
-the topmost takes its size rounded up to g before the next can begin.
+the topmost takes its size rounded up to g before the next can begin. Where alignments differ, the
+buffers of one alignment can prove more than all that are alive with them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from sublet.packing.conflicts import PrecedenceConflicts
 from sublet.packing.plain import without_overlaps
 from sublet.packing.problem import Precedence, Problem
 
+MOST_GRIDS = 4
+"""Alignments for each of which one sweep over time looks for a peak of its own."""
 MAX_FLOW_BUFFERS = 4_000  # beyond, all pairs of a precedence are too many for the flow
 
 
@@ -59,15 +62,24 @@ def lower_bound(problem: Problem) -> Bound:
 def peak_bound(problem: Problem) -> Bound:
     """From the times at which most bytes are alive. Fast: one sweep over the lifetimes."""
     problem = without_overlaps(problem)
-    sizes = [buffer.size for buffer in problem.buffers]
-    step = _common_alignment(problem, range(len(sizes)))
-    candidates = [_alive_at_peak(problem, sizes)]
-    if step > 1:
-        candidates.append(_alive_at_peak(problem, [round_up(size, step) for size in sizes]))
+    candidates = [_alive_at_peak(problem, [buffer.size for buffer in problem.buffers])]
+    candidates += [_alive_at_peak(problem, _rounded(problem, step)) for step in _grids(problem)]
     if problem.precedence is not None:
         conflicts = PrecedenceConflicts(problem.precedence.conflicts())
         candidates = [clique_within(problem, conflicts, members) for members in candidates]
     return _higher(_best(problem, "peak", candidates), _pin_bound(problem))
+
+
+def _grids(problem: Problem) -> list[int]:
+    """What all alignments are multiples of, and the largest of those that only some are multiples of."""
+    alignments = {buffer.alignment for buffer in problem.buffers if buffer.size > 0}
+    common = gcd(*alignments)
+    return sorted({common, *sorted(alignments)[-MOST_GRIDS:]} - {0, 1})
+
+
+def _rounded(problem: Problem, step: int) -> list[int]:
+    """Sizes rounded up to `step`, of the buffers whose offsets are multiples of it; 0 of the others."""
+    return [0 if buffer.alignment % step else round_up(buffer.size, step) for buffer in problem.buffers]
 
 
 def _pin_bound(problem: Problem) -> Bound:
@@ -139,7 +151,7 @@ def _alive_at_peak(problem: Problem, weights: list[int]) -> tuple[int, ...]:
     return tuple(
         position
         for position, buffer in enumerate(problem.buffers)
-        if buffer.size > 0 and any(begin <= peak < end for begin, end in buffer.pieces)
+        if weights[position] > 0 and any(begin <= peak < end for begin, end in buffer.pieces)
     )
 
 

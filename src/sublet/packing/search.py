@@ -3,8 +3,9 @@
 The core reduces time to sections (maximal sets of buffers alive together), keeps for each a floor and
 the bytes still to place, for each buffer the lowest offset it can have, and raises all of them to a
 fixpoint. It branches on the buffer that fits the lowest place best, or postpones it; restarts, and
-learns which sections and which states fail. Around that it narrows the capacity between the bound and
-the best packing. Where no packing of a capacity exists, it proves that, and the bound rises.
+learns which sections and which states fail, and follows the best packings so far. Around that it narrows
+the capacity between the bound and the best packing. Where no packing of a capacity exists, it proves
+that, and the bound rises. A large packing is first improved where it is highest, a window at a time.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ costs more the more buffers there are."""
 MOST_STEPS = 1_000_000
 DECISION_EFFORT = 10_000_000
 """The same when only a given capacity has to be reached, which mostly takes far less."""
+LARGE = 2_000
+"""From so many buffers on, packings are first repacked where they are highest."""
+REPACK_STEPS = 30_000
+"""Steps of that when nobody limits them: half a second, however large the problem, as each looks at a window."""
 MOST_OVERLAPS = 5_000_000
 """The search stores every pair of buffers alive together; with more it would take gigabytes."""
 SEARCH = "search"
@@ -67,28 +72,51 @@ def searchable(problem: Problem) -> bool:
 
 
 def search(problem: Problem, bound: Bound, incumbent: Packing, limits: Limits = NO_LIMITS) -> Found:
-    """The smallest packing between `bound` and `incumbent` that can be found within the limits."""
+    """The smallest packing between `bound` and `incumbent` that can be found within the limits.
+
+    One that is not `searchable` is only repacked where it is highest.
+    """
+    found = _repacked(problem, bound, incumbent, limits)
+    effort = (limits.effort or usual_effort(problem)) - found.steps * bool(limits.effort)
+    if found.stopped or effort < 1 or found.packing.arena_bytes <= bound.bytes or not searchable(problem):
+        return found
     stop = _Stop(limits.deadline)
-    known = np.array(incumbent.offsets, dtype=np.int64)
-    effort = limits.effort or usual_effort(problem)
+    known = np.array(found.packing.offsets, dtype=np.int64)
     offsets, proved, steps, interrupted = core_of(problem).minimise(bound.bytes, known, limits.seed, effort, stop)
-    packing = packing_of(problem, offsets, SEARCH)
-    if packing.arena_bytes >= incumbent.arena_bytes:
-        packing = incumbent
+    packing = _smaller(found.packing, packing_of(problem, offsets, SEARCH))
     if proved > bound.bytes:
         bound = Bound(proved, SEARCH, ())
-    return Found(packing, bound, steps, "interrupt" if interrupted else stop.reason)
+    return Found(packing, bound, found.steps + steps, "interrupt" if interrupted else stop.reason)
 
 
 def reach(problem: Problem, capacity: int, bound: Bound, incumbent: Packing, limits: Limits = NO_LIMITS) -> Found:
     """Like `search`, but content with any packing of at most `capacity` bytes, or a proof that there is none."""
+    found = _repacked(problem, bound, incumbent, limits)
+    if found.stopped or found.packing.arena_bytes <= capacity or not searchable(problem):
+        return found
     stop = _Stop(limits.deadline)
     effort = limits.effort or DECISION_EFFORT
     verdict, offsets, steps, interrupted = core_of(problem).solve(capacity, limits.seed, effort, stop)
     if verdict == "infeasible":
         bound = Bound(max(bound.bytes, capacity + 1), SEARCH, ())
-    packing = packing_of(problem, offsets, SEARCH) if verdict == "feasible" else incumbent
+    packing = packing_of(problem, offsets, SEARCH) if verdict == "feasible" else found.packing
+    return Found(packing, bound, found.steps + steps, "interrupt" if interrupted else stop.reason)
+
+
+def _repacked(problem: Problem, bound: Bound, incumbent: Packing, limits: Limits) -> Found:
+    """The incumbent, improved where it is highest if it is large."""
+    if len(problem.buffers) < LARGE or problem.precedence is not None or problem.companions:
+        return Found(incumbent, bound, 0, "")
+    stop = _Stop(limits.deadline)
+    known = np.array(incumbent.offsets, dtype=np.int64)
+    effort = limits.effort or REPACK_STEPS
+    offsets, steps, interrupted = core_of(problem).repack(bound.bytes, known, limits.seed, effort, stop)
+    packing = _smaller(incumbent, packing_of(problem, offsets, SEARCH))
     return Found(packing, bound, steps, "interrupt" if interrupted else stop.reason)
+
+
+def _smaller(one: Packing, other: Packing) -> Packing:
+    return other if other.arena_bytes < one.arena_bytes else one
 
 
 class _Stop:

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "greedy.hpp"
+#include "repack.hpp"
 #include "search.hpp"
 
 namespace nb = nanobind;
@@ -109,6 +110,18 @@ std::tuple<Offsets, int64_t, int64_t, bool> smallest(const Problem& problem, int
     return {as_array(std::move(minimum.offsets)), minimum.bound, minimum.steps, asking.interrupted};
 }
 
+std::tuple<Offsets, int64_t, bool> repacked(const Problem& problem, int64_t lower_bound, Row<int64_t> incumbent,
+                                            uint64_t seed, int64_t max_steps, nb::callable should_stop) {
+    std::vector<int64_t> offsets(incumbent.data(), incumbent.data() + incumbent.shape(0));
+    int64_t steps = 0;
+    Asking asking{should_stop};
+    {
+        nb::gil_scoped_release release;
+        steps = repack(problem, lower_bound, seed, max_steps, asking.function(), offsets);
+    }
+    return {as_array(std::move(offsets)), steps, asking.interrupted};
+}
+
 Offsets in_order(const Problem& problem, Row<int32_t> order, Hole hole) {
     const std::vector<int> items(order.data(), order.data() + order.shape(0));
     for (int item : items)
@@ -137,6 +150,7 @@ void set_shifts(Problem& problem, Row<int64_t> shifts) {
 }  // namespace
 
 NB_MODULE(_core, m) {
+    nb::set_leak_warnings(false);  // the latest problem is kept until the interpreter ends
     m.doc() = "The inner loops of packing.";
     nb::enum_<Hole>(m, "Hole").value("lowest", Hole::lowest).value("smallest", Hole::smallest);
     nb::class_<Problem>(m, "Problem")
@@ -147,6 +161,7 @@ NB_MODULE(_core, m) {
         .def("sweep", &swept)
         .def("count_overlaps", &count_overlaps)
         .def("solve", &decide, "capacity"_a, "seed"_a, "max_steps"_a, "should_stop"_a)
+        .def("repack", &repacked, "lower_bound"_a, "incumbent"_a, "seed"_a, "max_steps"_a, "should_stop"_a)
         .def("minimise", &smallest, "lower_bound"_a, "incumbent"_a, "seed"_a, "max_steps"_a, "should_stop"_a);
     m.def("problem", &make_problem, "sizes"_a, "alignments"_a, "pinned"_a, "first_piece"_a, "begins"_a, "ends"_a,
           "companions"_a);

@@ -1,9 +1,7 @@
 #include "search.hpp"
 
 #include <algorithm>
-#include <numeric>
 
-#include "local.hpp"
 #include "random.hpp"
 #include "state.hpp"
 
@@ -42,9 +40,11 @@ int64_t luby(int64_t i) {  // 1 1 2 1 1 2 4 ...
     return power / 2;
 }
 
-constexpr int64_t kRestartSteps = 300;   // times Luby's sequence
+constexpr int64_t kRestartSteps = 1000;  // times Luby's sequence
+constexpr double kFurthest = 0.7;        // share of restarts that follow the part of a packing that got furthest
+constexpr double kWhole = 0.5;           // share of restarts that follow a packing of a larger capacity
 constexpr double kBlameGrowth = 1.0005;  // later failures count more
-constexpr double kSmoothing = 64;  // a section without slack is as hard as one with 1/64 of the capacity, twice over
+constexpr double kSmoothing = 64;        // no slack is twice as hard as 1/64 of the capacity
 
 // What one restart prefers in a block: its bytes, its life (both as logarithms), sections where searches failed,
 // sections without slack, a fit between walls (the sides of the valley), a top flush with one, chance, the offset it
@@ -57,15 +57,14 @@ struct Taste {
 class Searcher {
   public:
     Searcher(const Sections& sections, int64_t capacity, uint64_t seed, int64_t max_steps,
-             const ShouldStop& should_stop)
+             const ShouldStop& should_stop, Experience& experience)
         : p_(sections),
           state_(sections, capacity),
           random_(seed),
           max_steps_(max_steps),
           should_stop_(should_stop),
-          weight_(sections.count, 1.0),
+          seen_(experience),
           score_(sections.blocks.size()),
-          last_(sections.blocks.size(), -1),
           first_block_(sections.count + 1) {
         int block = 0;
         for (int s = 0; s <= p_.count; s++) {
@@ -110,13 +109,14 @@ class Searcher {
     int64_t max_steps_;
     const ShouldStop& should_stop_;
     FailedStates failed_;
-    std::vector<double> weight_, score_;
-    std::vector<int64_t> last_;     // where each block was placed last
-    std::vector<int> first_block_;  // of those that begin in section s or later
+    Experience& seen_;
+    std::vector<double> score_;
+    const std::vector<int64_t>* guide_ = nullptr;  // offsets that this restart prefers
+    size_t deepest_ = 0;                           // most blocks placed at a time
+    std::vector<int> first_block_;                 // of those that begin in section s or later
     std::vector<Frame> frames_;
     std::vector<Part> parts_;
     Taste taste_;
-    double bump_ = 1.0;
     int64_t steps_ = 0, budget_ = 0;
     bool stopped_ = false;
 
@@ -147,12 +147,15 @@ class Searcher {
             t.hardest_first = random_.below(4) != 0;
         }
         taste_ = t;
-        double top = *std::max_element(weight_.begin(), weight_.end());
+        guide_ = &seen_.last;
+        if (restart > 0 && random_.unit() < kFurthest) guide_ = &seen_.furthest;
+        if (!seen_.whole.empty() && random_.unit() < kWhole) guide_ = &seen_.whole;
+        double top = *std::max_element(seen_.weight.begin(), seen_.weight.end());
         for (size_t i = 0; i < score_.size(); i++) {
             const Block& block = p_.blocks[i];
             double heaviest = 0;
             for (int r = block.run_begin; r < block.run_end; r++)
-                for (int s = p_.runs[r].begin; s < p_.runs[r].end; s++) heaviest = std::max(heaviest, weight_[s]);
+                for (int s = p_.runs[r].begin; s < p_.runs[r].end; s++) heaviest = std::max(heaviest, seen_.weight[s]);
             score_[i] = t.size * log2_of(block.size) + t.length * log2_of(block.lived) + t.weight * heaviest / top +
                         t.noise * random_.unit();
         }
@@ -162,15 +165,15 @@ class Searcher {
     }
 
     void blame(int section) {
-        weight_[section] += bump_;
-        bump_ *= kBlameGrowth;
-        if (bump_ < 1e100) return;
-        for (double& w : weight_) w /= bump_;
-        bump_ = 1;
+        seen_.weight[section] += seen_.bump;
+        seen_.bump *= kBlameGrowth;
+        if (seen_.bump < 1e100) return;
+        for (double& w : seen_.weight) w /= seen_.bump;
+        seen_.bump = 1;
     }
 
     double hardness(int s) const {
-        return weight_[s] /
+        return seen_.weight[s] /
                (static_cast<double>(state_.slack(s)) + static_cast<double>(state_.capacity()) / kSmoothing);
     }
 
@@ -219,8 +222,8 @@ class Searcher {
         return best;
     }
     int lower_beside(int valley) const {
-        for (int m = p_.member_begin[valley]; m < p_.member_begin[valley + 1]; m++) {
-            int i = p_.members[m];
+        for (const int* m = state_.begin_of(valley); m < state_.end_of(valley); m++) {
+            int i = *m;
             if (state_.low(i) != state_.floor(valley)) continue;
             const Block& block = p_.blocks[i];
             for (int r = block.run_begin; r < block.run_end; r++)
@@ -234,11 +237,11 @@ class Searcher {
         int valley = find_valley(part), best = -1;
         int64_t level = state_.floor(valley);
         double best_score = 0;
-        for (int m = p_.member_begin[valley]; m < p_.member_begin[valley + 1]; m++) {
-            int i = p_.members[m];
+        for (const int* m = state_.begin_of(valley); m < state_.end_of(valley); m++) {
+            int i = *m;
             if (state_.low(i) != level) continue;
             double score = score_of(i, level);
-            if (best < 0 || score > best_score) {
+            if (best < 0 || score > best_score || (score == best_score && i < best)) {
                 best = i;
                 best_score = score;
             }
@@ -258,7 +261,7 @@ class Searcher {
         double score = score_[i];
         score += taste_.walls * ((left > level) + (right > level)) + taste_.flush * ((left == top) + (right == top));
         score -= taste_.tight * (static_cast<double>(slack) / static_cast<double>(state_.capacity()));
-        if (last_[i] == level) score += taste_.again;
+        if ((*guide_)[i] == level) score += taste_.again;
         return score;
     }
     int64_t beside(int s) const {
@@ -321,7 +324,7 @@ class Searcher {
         frame.block = choose_block(frame.part);
         frame.is_sure = state_.is_free(frame.block);
         frame.before = state_.mark();
-        last_[frame.block] = state_.low(frame.block);
+        seen_.last[frame.block] = state_.low(frame.block);
         frame.parts_begin = frame.parts_next = parts_.size();
         bool ok = state_.place(frame.block);
         if (ok)
@@ -329,7 +332,13 @@ class Searcher {
         else
             blame(state_.culprit());
         frame.parts_end = parts_.size();
+        if (ok && state_.placed().size() > deepest_) keep_furthest();
         return ok;
+    }
+    void keep_furthest() {
+        deepest_ = state_.placed().size();
+        std::fill(seen_.furthest.begin(), seen_.furthest.end(), -1);
+        for (int block : state_.placed()) seen_.furthest[block] = state_.offset(block);
     }
     void list_parts(const Frame& frame) {
         const Block& block = p_.blocks[frame.block];
@@ -372,98 +381,18 @@ class Searcher {
 }  // namespace
 
 Decision solve(const Sections& sections, int64_t capacity, uint64_t seed, int64_t max_steps,
-               const ShouldStop& should_stop) {
+               const ShouldStop& should_stop, Experience& seen) {
     Decision out;
     capacity = std::min(capacity, kMaxBytes);
     if (!sections.contradiction.empty() || sections.peak > capacity) {
         out.verdict = Verdict::infeasible;
         return out;
     }
-    Searcher searcher(sections, capacity, seed, max_steps, should_stop);
+    Searcher searcher(sections, capacity, seed, max_steps, should_stop, seen);
     out.verdict = searcher.run();
     out.steps = searcher.steps();
     if (out.verdict == Verdict::feasible)
         for (size_t i = 0; i < sections.blocks.size(); i++) out.offsets.push_back(searcher.offset(static_cast<int>(i)));
-    return out;
-}
-
-namespace {
-
-std::vector<int64_t> offsets_of_items(const Problem& problem, const Sections& sections,
-                                      const std::vector<int64_t>& of_block) {
-    std::vector<int64_t> offsets;
-    for (size_t item = 0; item < problem.items.size(); item++) {
-        int block = sections.block_of[item];
-        offsets.push_back(block >= 0 ? of_block[block] : sections.offset_of_empty[item]);
-    }
-    return offsets;
-}
-
-// All offsets can be multiples of this: sizes, alignments and pins are.
-int64_t unit_of(const Sections& sections) {
-    int64_t unit = 0;
-    for (const Run& run : sections.runs) unit = std::gcd(unit, run.size);
-    for (const Block& block : sections.blocks)
-        unit = std::gcd(unit, std::gcd(block.alignment, std::max<int64_t>(0, block.pinned)));
-    return std::max<int64_t>(1, unit);
-}
-
-}  // namespace
-
-Decision solve(const Problem& problem, int64_t capacity, uint64_t seed, int64_t max_steps,
-               const ShouldStop& should_stop) {
-    Sections sections = sections_of(problem);
-    Decision out = solve(sections, capacity, seed, max_steps, should_stop);
-    if (out.verdict == Verdict::feasible) out.offsets = offsets_of_items(problem, sections, out.offsets);
-    return out;
-}
-
-Minimum minimise(const Problem& problem, int64_t lower_bound, const std::vector<int64_t>& incumbent, uint64_t seed,
-                 int64_t max_steps, const ShouldStop& should_stop) {
-    Minimum out;
-    Sections sections = sections_of(problem);
-    if (!sections.contradiction.empty()) return out;
-    int64_t unit = unit_of(sections);
-    auto in_units = [&](int64_t bytes) { return bytes / unit + (bytes % unit != 0); };
-    int64_t proved = in_units(std::max(lower_bound, sections.peak));
-    std::vector<int64_t> best = quick_packing(sections, proved * unit);
-    if (!incumbent.empty()) {
-        std::vector<int64_t> of_block(sections.blocks.size());
-        for (size_t item = 0; item < incumbent.size(); item++)
-            if (sections.block_of[item] >= 0) of_block[sections.block_of[item]] = incumbent[item];
-        if (best.empty() || arena_of(sections, of_block) < arena_of(sections, best)) best = of_block;
-    }
-    bool found = !best.empty() || sections.blocks.empty();
-    int64_t reached = found ? in_units(arena_of(sections, best)) : kMaxBytes / unit + 1;
-    auto done = [&] { return reached <= proved || out.steps >= max_steps || (should_stop && should_stop()); };
-    // Budgets double: the first round asks for the bound itself; all halve what lies between hope (capacities not
-    // given up in this round) and the incumbent.
-    for (int64_t budget = 20000; !done(); budget *= 2) {
-        int64_t hope = proved, capacity = budget == 20000 ? proved : proved + (reached - proved) / 2;
-        while (hope < reached && !done()) {
-            Decision got =
-                solve(sections, capacity * unit, seed++, std::min(budget, max_steps - out.steps), should_stop);
-            out.steps += std::max<int64_t>(1, got.steps);
-            if (got.verdict == Verdict::feasible) {
-                best = got.offsets;
-                found = true;
-                reached = in_units(arena_of(sections, best));
-            } else {
-                hope = capacity + 1;
-                if (got.verdict == Verdict::infeasible) proved = std::max(proved, capacity + 1);
-            }
-            capacity = hope + (reached - hope) / 2;
-            if (capacity >= reached) break;
-        }
-        if (done() || !found) continue;
-        out.steps +=
-            improve(sections, proved * unit, seed++, std::min(budget, max_steps - out.steps), should_stop, best);
-        reached = in_units(arena_of(sections, best));
-    }
-    if (!found) return out;
-    out.offsets = offsets_of_items(problem, sections, best);
-    out.arena = arena_of(sections, best);
-    out.bound = std::min(proved * unit, out.arena);
     return out;
 }
 

@@ -12,10 +12,25 @@ State::State(const Sections& sections, int64_t capacity)
       loads_(values_.data() + sections.count),
       lows_(loads_ + sections.count),
       at_(sections.blocks.size(), 0),
+      members_(sections.members),
+      entries_(sections.members.size()),
+      position_(sections.members.size()),
+      entry_begin_(1, 0),
+      unplaced_(sections.count, 0),
       crossing_(sections.count + 1, 0),
       queued_(sections.count, 0) {
     for (int s = 0; s < p_.count; s++)
         for (int m = p_.member_begin[s]; m < p_.member_begin[s + 1]; m++) loads_[s] += p_.member_size[m];
+    int entry = 0;  // blocks were entered into their sections in this order
+    for (const Block& block : p_.blocks) {
+        for (int r = block.run_begin; r < block.run_end; r++)
+            for (int s = p_.runs[r].begin; s < p_.runs[r].end; s++) {
+                position_[entry] = p_.member_begin[s] + unplaced_[s]++;
+                entries_[position_[entry]] = entry;
+                entry++;
+            }
+        entry_begin_.push_back(entry);
+    }
     for (const Block& block : p_.blocks)
         for (int s = block.first + 1; s < block.last; s++) crossing_[s]++;
     for (int i = 0; i < static_cast<int>(p_.blocks.size()); i++) add_key(key_of(i), false);
@@ -36,6 +51,8 @@ void State::undo(const Mark& mark) {
     while (placed_.size() > mark.crossed) {
         const Block& block = p_.blocks[placed_.back()];
         for (int s = block.first + 1; s < block.last; s++) crossing_[s]++;
+        for (int r = block.run_begin; r < block.run_end; r++)
+            for (int s = p_.runs[r].begin; s < p_.runs[r].end; s++) unplaced_[s]++;
         placed_.pop_back();
     }
     key_ = mark.key;
@@ -54,24 +71,29 @@ void State::add_key(const Key& key, bool remove) {
 bool State::refute(int section) {
     for (int s : queue_) queued_[s] = 0;
     queue_.clear();
+    queued_[section] = 0;
     culprit_ = section;
     return false;
 }
 
 bool State::propagate() {
     while (!queue_.empty()) {
-        int s = queue_.back();
+        // The section with the least slack first: it refutes soonest, and gets the blame.
+        auto next = std::min_element(queue_.begin(), queue_.end(), [&](int a, int b) { return slack(a) < slack(b); });
+        int s = *next;
+        *next = queue_.back();
         queue_.pop_back();
         queued_[s] = 0;
         if (!open(s)) continue;
-        const int* begin = p_.members.data() + p_.member_begin[s];
-        const int* end = p_.members.data() + p_.member_begin[s + 1];
         int64_t lowest = kPlaced;
-        for (const int* m = begin; m < end; m++) lowest = std::min(lowest, lows_[*m]);
+        queued_[s] = 1;  // what it raises itself is nothing new to it
+        for (const int* m = begin_of(s); m < end_of(s); m++) {
+            if (lows_[*m] < floor(s) && !raise(*m, floor(s))) return refute(s);
+            lowest = std::min(lowest, lows_[*m]);
+        }
+        queued_[s] = 0;
         if (lowest > floor(s)) set(values_[s], lowest);
         if (slack(s) < 0) return refute(s);
-        for (const int* m = begin; m < end; m++)
-            if (lows_[*m] < floor(s) && !raise(*m, floor(s))) return refute(s);
     }
     return true;
 }
@@ -94,6 +116,14 @@ bool State::raise(int i, int64_t to) {
     return true;
 }
 
+void State::remove(int s, int entry) {
+    int at = position_[entry], last = p_.member_begin[s] + --unplaced_[s];
+    std::swap(members_[at], members_[last]);
+    std::swap(entries_[at], entries_[last]);
+    position_[entries_[at]] = at;
+    position_[entry] = last;
+}
+
 bool State::place(int i) {
     const Block& block = p_.blocks[i];
     int64_t offset = lows_[i];
@@ -102,10 +132,12 @@ bool State::place(int i) {
     set(lows_[i], kPlaced);
     placed_.push_back(i);
     for (int s = block.first + 1; s < block.last; s++) crossing_[s]--;
+    int entry = entry_begin_[i];
     for (int r = block.run_begin; r < block.run_end; r++)
         for (int s = p_.runs[r].begin; s < p_.runs[r].end; s++) {
             set(values_[s], std::max(floor(s), offset + p_.runs[r].size));
             set(loads_[s], loads_[s] - p_.runs[r].size);
+            remove(s, entry++);
             enqueue(s);
         }
     if (!p_.covered)

@@ -28,19 +28,21 @@ class State {
     Mark mark() const { return {trail_.size(), placed_.size(), key_}; }
     void undo(const Mark& mark);
 
-    bool settle();  // pins and floors of the empty state; false: no packing exists
-    bool place(
-        int block);  // at its low, where it must be `lowest_of_its_kind`; false: that leaves no room for the rest
+    bool settle();             // pins and floors of the empty state; false: no packing exists
+    bool place(int block);     // at its low, below all it conflicts with; false: that leaves no room for the rest
     bool postpone(int block);  // not at its low; false: then nowhere
 
     bool unplaced(int block) const { return lows_[block] != kPlaced; }
     int64_t low(int block) const { return lows_[block]; }
     int64_t floor(int section) const { return values_[section]; }
-    int64_t load(int section) const { return loads_[section]; }
-    int64_t slack(int section) const { return capacity_ - floor(section) - load(section); }
+    int64_t slack(int section) const { return capacity_ - floor(section) - loads_[section]; }
     int64_t capacity() const { return capacity_; }
     int64_t offset(int block) const { return at_[block]; }
     const std::vector<int>& placed() const { return placed_; }
+    const int* begin_of(int section) const {
+        return members_.data() + p_.member_begin[section];
+    }  // its unplaced blocks
+    const int* end_of(int section) const { return begin_of(section) + unplaced_[section]; }
     bool open(int section) const { return loads_[section] > 0; }
     bool severed(int boundary) const { return crossing_[boundary] == 0; }
 
@@ -57,6 +59,8 @@ class State {
     std::vector<int64_t> values_;  // floors, loads, lows: one array, so that a trail entry is an index and a value
     int64_t *loads_, *lows_;
     std::vector<int64_t> at_;
+    // Members of each section, the unplaced ones first. Each block has an entry for each of its sections.
+    std::vector<int> members_, entries_, position_, entry_begin_, unplaced_;
     std::vector<int> crossing_;  // unplaced blocks alive on both sides of the boundary before section s
     std::vector<int> placed_;
     std::vector<std::pair<uint32_t, int64_t>> trail_;
@@ -75,6 +79,7 @@ class State {
             queue_.push_back(section);
         }
     }
+    void remove(int section, int entry);
     bool propagate();
     bool raise(int block, int64_t to);
     bool refute(int section);
