@@ -12,8 +12,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from sublet.cli import main
 from sublet.plan_file import load, save
+from tests.commands import Cli
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 GRAPH = """
@@ -24,22 +24,6 @@ graph @net(%x: f32[16]) {
   return %c
 }
 """
-
-
-class Cli:
-    """Runs `sublet` in this process, as the console script does."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-        self.monkeypatch = monkeypatch
-        self.capsys = capsys
-
-    def __call__(self, *words: object) -> tuple[int, str, str]:
-        self.monkeypatch.setattr(sys, "argv", ["sublet", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = self.capsys.readouterr()
-        assert "Traceback" not in captured.err
-        return int(stop.value.code or 0), captured.out, captured.err
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sublet.cli import main
 from sublet.plan_file import load, save
+from tests.commands import Cli
 from tests.runtime.networks import inception
 
 GRAPH = """
@@ -45,26 +45,18 @@ W = np.full(16, 3, np.float32)
 K = np.array([5])
 
 
-class Cli:
-    """Runs `sublet` in this process, as the console script does."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-        self.monkeypatch = monkeypatch
-        self.capsys = capsys
+class OneLine(Cli):
+    """Error messages as one line, however wide the terminal."""
 
     def __call__(self, *words: object) -> tuple[int, str, str]:
-        self.monkeypatch.setattr(sys, "argv", ["sublet", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = self.capsys.readouterr()
-        assert "Traceback" not in captured.err
-        return int(stop.value.code or 0), captured.out, " ".join(captured.err.split())
+        status, out, err = super().__call__(*words)
+        return status, out, " ".join(err.split())
 
 
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
     monkeypatch.setenv("COLUMNS", "200")
-    return Cli(monkeypatch, capsys)
+    return OneLine(monkeypatch, capsys)
 
 
 @pytest.fixture
