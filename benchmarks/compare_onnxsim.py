@@ -19,7 +19,7 @@ import onnxsim
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.models.wheels import RealModel, real_models
+from benchmarks.models.wheels import bound, real_models
 from sublet.bytesize import human
 from sublet.frontends.onnx.model import from_proto
 from sublet.planning import plan_memory
@@ -31,20 +31,6 @@ class Rival:
 
     nbytes: int
     left_out: int
-
-
-def bound(model: RealModel) -> onnx.ModelProto:
-    """The model with every open dimension of its inputs replaced by a number."""
-    proto = onnx.load(model.path)
-    for value in proto.graph.input:
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            extent = model.dims.get(f"{value.name}:{axis}", model.dims.get(dim.dim_param))
-            if extent is not None:
-                dim.dim_value = extent
-    for value in proto.graph.output:
-        for dim in value.type.tensor_type.shape.dim:
-            dim.ClearField("dim_param")
-    return proto
 
 
 def simplified(proto: onnx.ModelProto) -> onnx.ModelProto | None:

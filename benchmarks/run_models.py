@@ -13,7 +13,7 @@ from onnx import helper
 
 from benchmarks.models.convolutional import mobilenet_v2, resnet50
 from benchmarks.models.transformers import bert
-from benchmarks.models.wheels import RealModel, wheel_models
+from benchmarks.models.wheels import bound, wheel_models
 
 Feeds = dict[str, np.ndarray]
 BUILT = {
@@ -55,20 +55,6 @@ def run_models(folder: Path) -> list[RunModel]:
         loadable = loads(path)
         models.append(RunModel(name, path if loadable else found[stem].path, {} if loadable else found[stem].dims))
     return models
-
-
-def bound(model: RealModel) -> onnx.ModelProto:
-    """The model with every open dimension of its inputs replaced by a number."""
-    proto = onnx.load(model.path)
-    for value in proto.graph.input:
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            extent = model.dims.get(f"{value.name}:{axis}", model.dims.get(dim.dim_param))
-            if extent is not None:
-                dim.dim_value = extent
-    for value in proto.graph.output:
-        for dim in value.type.tensor_type.shape.dim:
-            dim.ClearField("dim_param")
-    return proto
 
 
 def loads(path: Path) -> bool:

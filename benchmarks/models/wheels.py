@@ -124,3 +124,17 @@ if __name__ == "__main__":
     for model in real_models():
         bindings = "".join(f" --dim {name}={extent}" for name, extent in model.dims.items())
         print(f"{model.path}{bindings}")
+
+
+def bound(model: RealModel) -> onnx.ModelProto:
+    """The model with every open dimension of its inputs replaced by a number."""
+    proto = onnx.load(model.path)
+    for value in proto.graph.input:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            extent = model.dims.get(f"{value.name}:{axis}", model.dims.get(dim.dim_param))
+            if extent is not None:
+                dim.dim_value = extent
+    for value in proto.graph.output:
+        for dim in value.type.tensor_type.shape.dim:
+            dim.ClearField("dim_param")
+    return proto

@@ -195,8 +195,10 @@ def _together(several: list[Ways]) -> Iterator[tuple[tuple[str, int], ...]]:
 def _carried(node: While, positions: list[int], pointers: frozenset[Value]) -> frozenset[Value]:
     """The values of the body whose bytes the pointer parameters may come to stand for."""
     sources: dict[Value, list[Value]] = {}
+    inner_parameters: set[Value] = set()
     for inner in node.body.walk():
         if isinstance(inner, While):
+            inner_parameters.update(inner.parameters)
             for i, (parameter, final) in enumerate(zip(inner.parameters, inner.finals, strict=True)):
                 sources[parameter] = [inner.inits[i], inner.updates[i]]
                 if final is not None:
@@ -217,10 +219,6 @@ def _carried(node: While, positions: list[int], pointers: frozenset[Value]) -> f
         seen.add(value)
         if value in pointers:
             todo += sources[value]
-        elif value not in sources or not _is_parameter(node, value):
+        elif value not in inner_parameters:
             found.add(value)
     return frozenset(found)
-
-
-def _is_parameter(node: While, value: Value) -> bool:
-    return any(value in inner.parameters for inner in node.body.walk() if isinstance(inner, While))
