@@ -26,21 +26,24 @@ from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, Backend
 from sublet.runtime.kernels import choose_kernels, with_scratch
 from sublet.runtime.memory import aligned_bytes
+from sublet.runtime.nn_reference import NnReference
 from sublet.runtime.numpy_backend import Numpy
 from sublet.runtime.ort_backend import OnnxRuntime
 from sublet.runtime.reference import Reference
+from sublet.runtime.torch_backend import Torch
 from sublet.runtime.tuning import WORKSPACE_BYTES, Tuner
 from sublet.runtime.workspace import bytes_in_use, growth
 from sublet.tensor import TensorSpec
 
 BACKENDS: dict[str, Callable[[Model], Backend]] = {
     "onnxruntime": lambda model: OnnxRuntime(model.opsets),
+    "torch": lambda model: Torch(),
     "numpy": lambda model: Numpy(),
     "reference": lambda model: Reference(model.opsets),
 }
 """Makes the backend of a name for a model; the fastest first."""
 
-NEEDS = {"onnxruntime": "onnxruntime"}
+NEEDS = {"onnxruntime": "onnxruntime", "torch": "torch"}
 """The package that a backend needs."""
 
 Optimize = Literal["auto", "onnxruntime", "none"]
@@ -130,6 +133,8 @@ def source_of(
 
 def _made_backends(names: Sequence[str | Backend], source: Model) -> list[Backend]:
     made = [BACKENDS[entry](source) if isinstance(entry, str) else entry for entry in names]
+    if "reference" in names:
+        made.append(NnReference())
     return [Commands(), *made] if uses_commands(source.graph) else made
 
 
@@ -137,7 +142,7 @@ def _fastest(
     source: Model, names: Sequence[str | Backend], constants: Mapping[Value, Array], workspace: int
 ) -> dict[str, str]:
     """The fastest backend by node. The backends made for it are dropped again, with the sessions they opened."""
-    candidates = [made for made in _made_backends(names, source) if not isinstance(made, Reference)]
+    candidates = [made for made in _made_backends(names, source) if not isinstance(made, Reference | NnReference)]
     return Tuner(candidates, source.opsets, workspace).choices(source.graph, constants)
 
 
@@ -167,7 +172,7 @@ def _chosen_backends(chosen: str | Backend | Sequence[str | Backend]) -> list[st
     unknown = [name for name in names if isinstance(name, str) and name not in BACKENDS]
     if unknown:
         raise RunError(f"there is no backend {unknown[0]!r}; there are {AUTO}, {', '.join(BACKENDS)}")
-    for name in names:
+    for name in names if chosen != AUTO else ():
         if isinstance(name, str) and name in NEEDS:
             require(NEEDS[name], extra=NEEDS[name])
     return names

@@ -4,6 +4,8 @@
     ├── MissingExtraError        an optional dependency is not installed
     ├── ModelError               a model file is malformed, unreadable or unsafe
     ├── GraphError               a graph breaks a rule of `ir.verify`; carries all findings
+    ├── SpecError                values of such shapes or types cannot be given to an op
+    ├── GradientError            something has no gradient
     ├── TextError                the text form of a graph does not parse; carries the line
     ├── ProblemError             a packing problem is malformed
     ├── CapacityError            buffers do not fit the capacities of the memory regions
@@ -32,6 +34,14 @@ class MissingExtraError(SubletError, ImportError):
 
 class ModelError(SubletError):
     """A model file is malformed, unreadable, unsafe, or leaves a dimension open."""
+
+
+class SpecError(SubletError):
+    """Values of such shapes, types or attributes cannot be given to an op."""
+
+
+class GradientError(SubletError):
+    """A gradient was asked for where there is none: of an integer, of a random value, through an op without a rule."""
 
 
 class TextError(SubletError):

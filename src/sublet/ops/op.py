@@ -6,11 +6,13 @@ the record of any node. Facts are functions of one node: its specs, attributes a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from sublet.errors import SubletError
-from sublet.ir.graph import Node
+from sublet.ir.graph import Attr, Node, Value
+from sublet.tensor import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,29 @@ class Share:
 
 
 Shares = Callable[[Node], tuple[Share, ...]]
+
+Specs = Sequence[TensorSpec | None]
+Attrs = Mapping[str, Attr]
+Infer = Callable[[Specs, Attrs], tuple[TensorSpec, ...]]
+"""(specs of the inputs, None for an omitted one; attributes) -> specs of the outputs. Raises SpecError."""
+
+
+class Emit(Protocol):
+    """Appends nodes to a graph; what gradient rules and passes write with."""
+
+    def __call__(self, op: str, *inputs: Value | None, **attrs: Attr) -> Value:
+        """The only output of a new node. Raises SpecError when the op does not take such inputs."""
+
+    def several(self, op: str, *inputs: Value | None, **attrs: Attr) -> tuple[Value, ...]:
+        """All outputs of a new node."""
+
+    def constant(self, number: float, like: Value, shape: tuple[int, ...] = ()) -> Value:
+        """A constant of the type of `like`, the same number everywhere."""
+
+
+Grads = tuple[Value | None, ...]
+Gradient = Callable[[Emit, Node, Grads], Sequence[Value | None]]
+"""(emit, node, gradients of its outputs) -> gradients of its inputs. None stands for zero; not all given are None."""
 
 
 def none(node: Node) -> tuple[Share, ...]:
@@ -46,6 +71,8 @@ class Op:
               read afterwards. Both have the same number of bytes.
     pure      the same inputs give the same outputs, and nothing else happens.
     arity     least and greatest number of inputs and of outputs; None where the op does not say.
+    infer     the specs of the outputs; None where the op does not say
+    gradient  the rule of reverse mode, written with ops; None where there is none
     """
 
     name: str
@@ -55,6 +82,8 @@ class Op:
     pure: bool = True
     inputs: tuple[int, int] | None = None
     outputs: tuple[int, int] | None = None
+    infer: Infer | None = None
+    gradient: Gradient | None = None
 
 
 _dialects: dict[str, Callable[[str], Op]] = {}

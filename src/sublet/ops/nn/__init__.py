@@ -1,0 +1,78 @@
+"""The `nn` dialect: commands of Sublet's own, few, closed under differentiation, each with a NumPy reference.
+
+A family of commands is a module with a tuple COMMANDS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sublet.errors import SubletError
+from sublet.ops.nn import (
+    activation,
+    attention,
+    conversion,
+    convolution,
+    elementwise,
+    indexing,
+    layout,
+    linear,
+    loss,
+    normalization,
+    optimizer,
+    pooling,
+    random,
+    recurrent,
+    reduction,
+    resampling,
+)
+from sublet.ops.nn.command import PREFIX, Command
+from sublet.ops.op import Op
+
+FAMILIES = (
+    activation,
+    attention,
+    conversion,
+    convolution,
+    elementwise,
+    indexing,
+    layout,
+    linear,
+    loss,
+    normalization,
+    optimizer,
+    pooling,
+    random,
+    recurrent,
+    reduction,
+    resampling,
+)
+
+
+def _collected() -> dict[str, Command]:
+    found: dict[str, Command] = {}
+    for family in FAMILIES:
+        for record in family.COMMANDS:
+            if record.name in found:
+                raise SubletError(f"there are two commands called nn.{record.name}")
+            found[record.name] = record
+    return found
+
+
+COMMANDS: Mapping[str, Command] = _collected()
+"""Every command by its name, without the prefix."""
+
+_OPS = {PREFIX + record.name: record.op for record in COMMANDS.values()}
+
+
+def command(op: str) -> Command:
+    """The record of the op "nn.name". Raises SubletError when there is none."""
+    try:
+        return COMMANDS[op.removeprefix(PREFIX)]
+    except KeyError:
+        raise SubletError(f"there is no command {op!r}; the dialect nn has {', '.join(sorted(COMMANDS))}") from None
+
+
+def nn_op(name: str) -> Op:
+    """The facts of the op "nn.name". Raises SubletError when there is none."""
+    return _OPS[name] if name in _OPS else command(name).op

@@ -1,0 +1,177 @@
+"""A command of the `nn` dialect: everything there is to know about it, in one record [NNC: command].
+
+A command is added by one record in one file: its facts, its NumPy reference, its gradient and examples
+of its use. The tests walk all records and check every fact of each on its examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sublet.errors import SpecError
+from sublet.ir.graph import Attr, Node, Value
+from sublet.ops.op import Attrs, Gradient, Infer, Op, Share, Shares, none
+from sublet.tensor import DType, TensorSpec
+
+PREFIX = "nn."
+
+Compute = Callable[..., Any]
+"""`compute(*inputs, **attrs)`: NumPy arrays in (None for an omitted input), an array or a tuple of arrays out.
+
+It must not change its inputs. Arrays of 16-bit floats come as float32; results are rounded to the type
+that `infer` says. It is the definition of the command: plain, total, and as exact as its type allows.
+"""
+
+
+class Required:
+    """Stands in `Command.attrs` for an attribute that must be given."""
+
+
+REQUIRED = Required()
+
+
+@dataclass(frozen=True)
+class Example:
+    """A use of a command, for the tests: what its inputs are like, and its attributes.
+
+    An input is "f64[2,3]" for random numbers in [-2, 2], "f64[2,3] 0.1:2" for numbers in that range,
+    "i64[4] 0:3" for integers in [0, 3), "bool[2]" for random bits, "_" for an omitted one.
+    """
+
+    inputs: tuple[str, ...]
+    attrs: Mapping[str, Attr] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command.
+
+    name       without the prefix of the dialect
+    infer      the specs of the outputs. Raises SpecError
+    compute    the NumPy reference
+    attrs      every attribute with its default, or REQUIRED; a node holds them all
+    gradient   the rule of reverse mode, a graph of commands; None when there is no gradient
+    constant   positions of inputs that have no gradient although they may be floating-point numbers
+    inputs, outputs   least and greatest number
+    views, parts, inplace, pure   see `Op`
+    examples   at least one in f64 where there is a gradient; every branch of the facts is in one
+    """
+
+    name: str
+    infer: Infer
+    compute: Compute
+    gradient: Gradient | None = None
+    attrs: Mapping[str, Attr | Required] = field(default_factory=dict)
+    inputs: tuple[int, int] = (1, 1)
+    outputs: tuple[int, int] = (1, 1)
+    views: Shares = none
+    parts: Shares = none
+    inplace: Shares = none
+    pure: bool = True
+    examples: tuple[Example, ...] = ()
+
+    @property
+    def op(self) -> Op:
+        """Its facts, as every op has them."""
+        return Op(
+            PREFIX + self.name,
+            views=self.views,
+            parts=self.parts,
+            inplace=self.inplace,
+            pure=self.pure,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            infer=self.infer,
+            gradient=self.gradient,
+        )
+
+    def completed(self, attrs: Attrs) -> dict[str, Attr]:
+        """The attributes with defaults filled in. Raises SpecError for an unknown, missing or ill-typed one."""
+        unknown = [key for key in attrs if key not in self.attrs]
+        if unknown:
+            known = ", ".join(self.attrs) or "none"
+            raise SpecError(f"nn.{self.name} has no attribute {unknown[0]!r}; it has {known}")
+        found: dict[str, Attr] = {}
+        for key, default in self.attrs.items():
+            if key not in attrs and isinstance(default, Required):
+                raise SpecError(f"nn.{self.name} needs the attribute {key!r}")
+            found[key] = _typed(self.name, key, attrs.get(key, default), default)
+        return found
+
+
+def _typed(name: str, key: str, value: Any, default: Attr | Required) -> Any:
+    """The attribute as the graph keeps it: lists as tuples, bools as integers, a float where a float is due."""
+    if isinstance(value, list | tuple):
+        value = tuple(int(item) if isinstance(item, bool) else item for item in value)
+        if not all(isinstance(item, int | float | str) for item in value):
+            raise SpecError(f"nn.{name}: {key} = {value!r} must hold numbers or strings")
+        return value
+    if isinstance(value, bool):
+        value = int(value)
+    if isinstance(default, float) and isinstance(value, int):
+        value = float(value)
+    if isinstance(value, DType):
+        value = value.text
+    wrong = not isinstance(default, Required) and not isinstance(value, type(default))
+    if wrong or not isinstance(value, int | float | str | bytes):
+        kind = "a number or a string" if isinstance(default, Required) else f"of type {type(default).__name__}"
+        raise SpecError(f"nn.{name}: {key} = {value!r} must be {kind}")
+    return value
+
+
+def over(*positions: int, output: int = 0) -> Shares:
+    """The fact that output `output` may overwrite any input at `positions` that has its spec."""
+
+    def shares(node: Node) -> tuple[Share, ...]:
+        result = node.outputs[output] if output < len(node.outputs) else None
+        return tuple(Share(output, i) for i in positions if i < len(node.inputs) and _same(node.inputs[i], result))
+
+    return shares
+
+
+def over_only(*pairs: tuple[int, int]) -> Shares:
+    """The fact that output o may overwrite input i for each (o, i), if that input is given at no other position."""
+
+    def shares(node: Node) -> tuple[Share, ...]:
+        found = []
+        for output, i in pairs:
+            given = output < len(node.outputs) and i < len(node.inputs)
+            if given and _same(node.inputs[i], node.outputs[output]) and node.inputs.count(node.inputs[i]) == 1:
+                found.append(Share(output, i))
+        return tuple(found)
+
+    return shares
+
+
+def _same(source: Value | None, result: Value | None) -> bool:
+    if source is None or result is None:
+        return False
+    a, b = source.spec, result.spec
+    return (
+        isinstance(a, TensorSpec)
+        and isinstance(b, TensorSpec)
+        and a.nbytes > 0
+        and (a.shape == b.shape and a.dtype.bits == b.dtype.bits >= 8)
+    )
+
+
+def whole(node: Node) -> tuple[Share, ...]:
+    """The fact that output 0 is all the bytes of input 0: a reshape."""
+    source, result = node.inputs[0], node.outputs[0]
+    if source is None or result is None or not source.nbytes or source.nbytes != result.nbytes:
+        return ()
+    return (Share(0, 0),)
+
+
+def spec_of(value: Value) -> TensorSpec:
+    """The spec of a value of the dialect, which is always planned. Raises SpecError when it is not."""
+    if not isinstance(value.spec, TensorSpec):
+        raise SpecError(f"%{value.name} is {value.spec}: commands of the nn dialect take tensors of known shape")
+    return value.spec
+
+
+def pick(attrs: Attrs, key: str) -> Any:
+    """An attribute, untyped: its record says what it is."""
+    return attrs[key]

@@ -1,0 +1,7 @@
+"""Fill, copy, and conversion of types."""
+
+from __future__ import annotations
+
+from sublet.ops.nn.command import Command
+
+COMMANDS: tuple[Command, ...] = ()

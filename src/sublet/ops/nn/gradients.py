@@ -1,0 +1,66 @@
+"""What gradient rules are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sublet.ir.graph import Node, Value
+from sublet.ops.nn.command import spec_of
+from sublet.ops.op import Emit, Gradient, Grads
+
+
+def to_shape(emit: Emit, grad: Value, like: Value) -> Value:
+    """The gradient of an input that was broadcast: summed over the axes it was extended along."""
+    shape = spec_of(like).shape
+    return grad if spec_of(grad).shape == shape else emit("nn.sum_to", grad, shape=shape)
+
+
+def given(grads: Grads) -> Value:
+    """The gradient of the only output."""
+    (grad,) = grads
+    assert grad is not None
+    return grad
+
+
+def operand(node: Node, position: int) -> Value:
+    """An input that is present."""
+    value = node.inputs[position]
+    assert value is not None
+    return value
+
+
+def result(node: Node, position: int = 0) -> Value:
+    """An output that is present."""
+    value = node.outputs[position]
+    assert value is not None
+    return value
+
+
+Times = Callable[[Emit, Node, Value], Value]
+"""(emit, node, gradient of the output) -> gradient of one input, before it is summed to its shape."""
+
+
+def elementwise(*rules: Times | None) -> Gradient:
+    """The gradient of a command of one output whose inputs are broadcast together: one rule an input, None for zero."""
+
+    def gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+        grad = given(grads)
+        return [
+            None if rule is None else to_shape(emit, rule(emit, node, grad), operand(node, i))
+            for i, rule in enumerate(rules)
+        ]
+
+    return gradient
+
+
+def by_parts(expand: Callable[[Emit, Node], Sequence[Value]]) -> Gradient:
+    """The gradient of a command that smaller ones compute: `expand` gives its outputs in terms of them.
+
+    The pass that differentiates knows it by the attribute `expand`, writes these commands and differentiates them.
+    """
+
+    def gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+        raise AssertionError("differentiated by its parts")
+
+    gradient.expand = expand  # type: ignore[attr-defined]
+    return gradient

@@ -1,0 +1,7 @@
+"""Reading and writing at indices."""
+
+from __future__ import annotations
+
+from sublet.ops.nn.command import Command
+
+COMMANDS: tuple[Command, ...] = ()

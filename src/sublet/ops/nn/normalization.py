@@ -1,0 +1,7 @@
+"""Batch, layer, group and RMS normalisation."""
+
+from __future__ import annotations
+
+from sublet.ops.nn.command import Command
+
+COMMANDS: tuple[Command, ...] = ()

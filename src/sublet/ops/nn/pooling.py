@@ -1,0 +1,7 @@
+"""Max and average pooling."""
+
+from __future__ import annotations
+
+from sublet.ops.nn.command import Command
+
+COMMANDS: tuple[Command, ...] = ()

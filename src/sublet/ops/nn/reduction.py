@@ -1,0 +1,147 @@
+"""Reductions over axes, and what undoes them: broadcasting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from sublet.errors import SpecError
+from sublet.ir.graph import Node, Value
+from sublet.ops.nn.command import REQUIRED, Command, Example, pick, spec_of, whole
+from sublet.ops.nn.gradients import given, operand
+from sublet.ops.nn.shapes import NUMBERS, axes_in, broadcast, of_type
+from sublet.ops.op import Attrs, Emit, Gradient, Grads, Specs
+from sublet.tensor import TensorSpec
+
+
+def reduced(shape: Sequence[int], axes: Sequence[int], keepdims: int) -> tuple[int, ...]:
+    """The shape without `axes`, or with 1 in their place."""
+    gone = axes_in(axes, len(shape)) if shape else ()
+    if keepdims:
+        return tuple(1 if axis in gone else extent for axis, extent in enumerate(shape))
+    return tuple(extent for axis, extent in enumerate(shape) if axis not in gone)
+
+
+def _infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    x = of_type(specs[0], NUMBERS)
+    return (TensorSpec(x.dtype, reduced(x.shape, pick(attrs, "axes"), pick(attrs, "keepdims"))),)
+
+
+def spread(emit: Emit, node: Node, grad: Value) -> Value:
+    """The gradient of a reduced value, once for every element that went into it."""
+    x = spec_of(operand(node, 0))
+    kept = reduced(x.shape, pick(node.attrs, "axes"), 1)
+    return emit("nn.broadcast_to", emit("nn.reshape", grad, shape=kept), shape=x.shape)
+
+
+def reduction(name: str, function: Callable[..., Any], rule: Gradient, domain: str = "") -> Command:
+    """A command that reduces over `axes`; all of them for ()."""
+
+    def compute(x: Any, axes: tuple[int, ...], keepdims: int) -> Any:
+        return function(x, axis=tuple(axes) or None, keepdims=bool(keepdims))
+
+    return Command(
+        name,
+        _infer,
+        compute,
+        rule,
+        {"axes": (), "keepdims": 0},
+        examples=(
+            Example((f"f64[2,3,4] {domain}".strip(),), {"axes": (1,)}),
+            Example((f"f64[2,3,4] {domain}".strip(),), {"axes": (0, -1), "keepdims": 1}),
+            Example((f"f64[3] {domain}".strip(),)),
+            Example((f"f32[4,5] {domain}".strip(),), {"axes": (0,)}),
+        ),
+    )
+
+
+def _sum(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    return [spread(emit, node, given(grads))]
+
+
+def _mean(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    grad = given(grads)
+    count = spec_of(operand(node, 0)).size // max(1, spec_of(grad).size)
+    return [spread(emit, node, emit("nn.mul", grad, emit.constant(1 / max(1, count), grad)))]
+
+
+def _sum_to_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    x, shape = of_type(specs[0], NUMBERS), tuple(pick(attrs, "shape"))
+    smaller = TensorSpec(x.dtype, shape)
+    if broadcast([x, smaller]) != x.shape:
+        raise SpecError(f"{x} cannot be summed to the shape {list(shape)}")
+    return (smaller,)
+
+
+def _sum_to(x: Any, shape: tuple[int, ...]) -> Any:
+    extra = x.ndim - len(shape)
+    axes = tuple(a for a in range(x.ndim) if a < extra or (shape[a - extra] == 1 and x.shape[a] != 1))
+    return np.sum(x, axis=axes, keepdims=True).reshape(shape)
+
+
+def _broadcast_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    x, shape = of_type(specs[0], NUMBERS), tuple(pick(attrs, "shape"))
+    wanted = TensorSpec(x.dtype, shape)
+    if broadcast([x, wanted]) != shape:
+        raise SpecError(f"{x} cannot be broadcast to the shape {list(shape)}")
+    return (wanted,)
+
+
+def _reshape_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    x, shape = of_type(specs[0], (*NUMBERS,)), tuple(pick(attrs, "shape"))
+    if prod(shape) != x.size:
+        raise SpecError(f"{x} has {x.size} elements, the shape {list(shape)} has {prod(shape)}")
+    return (TensorSpec(x.dtype, shape),)
+
+
+def back_to(op: str) -> Gradient:
+    """The gradient of a command that changes the shape: `op` with the shape of the input."""
+
+    def gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+        return [emit(op, given(grads), shape=spec_of(operand(node, 0)).shape)]
+
+    return gradient
+
+
+COMMANDS = (
+    reduction("sum", np.sum, _sum),
+    reduction("mean", np.mean, _mean),
+    Command(
+        "sum_to",
+        _sum_to_infer,
+        _sum_to,
+        back_to("nn.broadcast_to"),
+        {"shape": REQUIRED},
+        views=whole,
+        examples=(
+            Example(("f64[2,3,4]",), {"shape": (3, 1)}),
+            Example(("f64[2,3]",), {"shape": ()}),
+            Example(("f32[1,3]",), {"shape": (3,)}),
+        ),
+    ),
+    Command(
+        "broadcast_to",
+        _broadcast_infer,
+        lambda x, shape: np.broadcast_to(x, shape),
+        back_to("nn.sum_to"),
+        {"shape": REQUIRED},
+        views=whole,
+        examples=(
+            Example(("f64[3,1]",), {"shape": (2, 3, 4)}),
+            Example(("f64[]",), {"shape": (2,)}),
+            Example(("f32[3]",), {"shape": (1, 3)}),
+        ),
+    ),
+    Command(
+        "reshape",
+        _reshape_infer,
+        lambda x, shape: x.reshape(shape),
+        back_to("nn.reshape"),
+        {"shape": REQUIRED},
+        views=whole,
+        examples=(Example(("f64[2,6]",), {"shape": (3, 4)}), Example(("i64[4] 0:9",), {"shape": (2, 2)})),
+    ),
+)

@@ -1,0 +1,97 @@
+"""What shape inference of most commands is made of. Everything here raises SpecError with the shapes it saw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sublet.errors import SpecError
+from sublet.ops.op import Attrs, Infer, Specs
+from sublet.tensor import DType, TensorSpec
+
+FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F64)
+INTEGERS = (DType.I8, DType.I16, DType.I32, DType.I64, DType.U8, DType.U16, DType.U32, DType.U64)
+NUMBERS = (*FLOATS, *INTEGERS)
+ANY = (*NUMBERS, DType.BOOL)
+INDICES = (DType.I32, DType.I64)
+
+
+def present(spec: TensorSpec | None, role: str) -> TensorSpec:
+    """The spec of an input that must be there."""
+    if spec is None:
+        raise SpecError(f"{role} is missing")
+    return spec
+
+
+def of_type(spec: TensorSpec | None, allowed: Sequence[DType], role: str = "the input") -> TensorSpec:
+    """The spec, once its type is one of `allowed`."""
+    found = present(spec, role)
+    if found.dtype not in allowed:
+        names = ", ".join(dtype.text for dtype in allowed)
+        raise SpecError(f"{role} is {found}, its type must be one of {names}")
+    return found
+
+
+def same_type(specs: Specs, allowed: Sequence[DType] = NUMBERS) -> DType:
+    """The one type of all inputs that are present."""
+    given = [of_type(spec, allowed, f"input {i}") for i, spec in enumerate(specs) if spec is not None]
+    if not given:
+        raise SpecError("there must be an input")
+    for i, spec in enumerate(given):
+        if spec.dtype is not given[0].dtype:
+            raise SpecError(f"input {i} is {spec}, but the first is {given[0]}: their types must be equal; see nn.cast")
+    return given[0].dtype
+
+
+def broadcast(specs: Sequence[TensorSpec]) -> tuple[int, ...]:
+    """The shape that all inputs are extended to, as NumPy does it."""
+    rank = max(len(spec.shape) for spec in specs)
+    shape = [1] * rank
+    for spec in specs:
+        for axis, extent in enumerate(spec.shape, rank - len(spec.shape)):
+            if extent != 1 and shape[axis] not in (1, extent):
+                shown = " and ".join(map(str, specs))
+                raise SpecError(f"{shown} cannot be broadcast together: along axis {axis - rank} they differ")
+            if extent != 1:
+                shape[axis] = extent
+    return tuple(shape)
+
+
+def axis_in(axis: int, rank: int, what: str = "axis") -> int:
+    """The axis counted from the front."""
+    if not -rank <= axis < rank:
+        raise SpecError(f"{what} {axis} is not one of a tensor with {rank} axes")
+    return axis % rank
+
+
+def axes_in(axes: Sequence[int], rank: int) -> tuple[int, ...]:
+    """Axes counted from the front, ascending, each once; all of them for ()."""
+    found = tuple(sorted(axis_in(axis, rank) for axis in axes)) if axes else tuple(range(rank))
+    if len(set(found)) != len(found):
+        raise SpecError(f"axes {list(axes)} name one axis twice")
+    return found
+
+
+def elementwise(allowed: Sequence[DType] = NUMBERS, result: DType | None = None) -> Infer:
+    """Inputs of one type, broadcast together."""
+
+    def infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+        given = [present(spec, f"input {i}") for i, spec in enumerate(specs)]
+        dtype = same_type(given, allowed)
+        return (TensorSpec(result or dtype, broadcast(given)),)
+
+    return infer
+
+
+def like_first(allowed: Sequence[DType] = FLOATS) -> Infer:
+    """One output, with the spec of the first input."""
+
+    def infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+        return (of_type(specs[0], allowed),)
+
+    return infer
+
+
+def equal(a: TensorSpec, b: TensorSpec, roles: str) -> None:
+    """Raise unless both specs are the same."""
+    if a != b:
+        raise SpecError(f"{roles} are {a} and {b}, but must be equal")

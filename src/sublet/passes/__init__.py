@@ -1,0 +1,1 @@
+"""Graph -> Graph: what makes, simplifies and orders graphs."""

@@ -1,0 +1,9 @@
+"""Activations, and softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sublet.runtime.aten.kernel import Fast
+
+KERNELS: Mapping[str, Fast] = {}

@@ -1,0 +1,9 @@
+"""Fill, copy, and conversion of types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sublet.runtime.aten.kernel import Fast
+
+KERNELS: Mapping[str, Fast] = {}

@@ -1,0 +1,79 @@
+"""What a kernel on ATen is: a function that is given tensors over planned bytes, and gives a call."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from sublet.extras import require
+from sublet.ir.graph import Node
+from sublet.runtime.kernel import Array, Call
+
+Tensor = Any
+"""A torch.Tensor over the bytes of a value. torch has types, but is only there with the extra `torch`."""
+
+Operands = Sequence[Tensor]
+"""Tensors by position; None in the place of an omitted one."""
+
+Make = Callable[[Node, Operands, Operands, Tensor], Call]
+"""(node, inputs, outputs, scratch) -> a call without arguments that writes the outputs in full.
+
+`scratch` is a tensor of bytes, None when the kernel asks for none. Everything that can be done beforehand (views,
+attributes, looking functions up) is done before the call is returned: the call should be one function of torch's.
+"""
+
+
+def no_scratch(node: Node) -> int:
+    """Of a kernel that needs no memory of its own."""
+    return 0
+
+
+def always(node: Node) -> bool:
+    """Of a kernel that computes every node of its command."""
+    return True
+
+
+@dataclass(frozen=True)
+class Fast:
+    """A kernel on ATen.
+
+    scratch     bytes it asks for, by node; planned like a tensor
+    takes       whether it computes a node; the reference does where not
+    allocates   whether PyTorch allocates memory during the call that grows with the tensors: such bytes are
+                measured and told, not planned. A test watches the allocator of those that say they do not.
+    """
+
+    make: Make
+    scratch: Callable[[Node], int] = no_scratch
+    takes: Callable[[Node], bool] = always
+    allocates: bool = False
+
+
+def torch() -> ModuleType:
+    """PyTorch. Raises MissingExtraError, which names the extra, when it is not installed."""
+    module: ModuleType = require("torch", extra="torch")
+    return module
+
+
+def tensor_over(array: Array) -> Tensor:
+    """A tensor over the bytes of an array."""
+    t = torch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # weights may be read-only, and are only read
+        if array.dtype == np.dtype(ml_dtypes.bfloat16):
+            return t.from_numpy(array.view(np.int16)).view(t.bfloat16)
+        return t.from_numpy(array)
+
+
+def bytes_as(scratch: Tensor, dtype: Any, shape: Sequence[int], offset: int = 0) -> Tensor:
+    """Scratch bytes from `offset` on as a tensor."""
+    count = 1
+    for extent in shape:
+        count *= extent
+    return scratch[offset : offset + count * dtype.itemsize].view(dtype).view(tuple(shape))

@@ -1,0 +1,9 @@
+"""Optimisers: commands that take a gradient and update weights in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sublet.runtime.aten.kernel import Fast
+
+KERNELS: Mapping[str, Fast] = {}

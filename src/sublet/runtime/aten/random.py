@@ -1,0 +1,9 @@
+"""Random numbers, and dropout: functions of a key, so that a run can be repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sublet.runtime.aten.kernel import Fast
+
+KERNELS: Mapping[str, Fast] = {}

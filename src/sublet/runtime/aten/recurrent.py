@@ -1,0 +1,9 @@
+"""LSTM and GRU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sublet.runtime.aten.kernel import Fast
+
+KERNELS: Mapping[str, Fast] = {}

@@ -1,0 +1,50 @@
+"""Reductions over axes, and broadcasting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from sublet.ir.graph import Node
+from sublet.ops.nn.command import pick
+from sublet.ops.nn.shapes import axes_in
+from sublet.runtime.aten.elementwise import floating
+from sublet.runtime.aten.kernel import Fast, Make, Operands, Tensor, torch
+from sublet.runtime.kernel import Call
+
+
+def over_axes(name: str) -> Make:
+    """`torch.name(x, axes, keepdim, out=)`."""
+
+    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+        axes = axes_in(pick(node.attrs, "axes"), inputs[0].ndim) if inputs[0].ndim else ()
+        keepdim = bool(node.attrs["keepdims"])
+        return partial(getattr(torch(), name), inputs[0], axes, keepdim, out=outputs[0])
+
+    return make
+
+
+def _sum_to(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    """A sum whose result is seen with the axes it was reduced to kept at 1."""
+    x, out = inputs[0], outputs[0]
+    extra = x.ndim - out.ndim
+    axes = [a for a in range(x.ndim) if a < extra or (out.shape[a - extra] == 1 and x.shape[a] != 1)]
+    kept = [1 if a in axes else extent for a, extent in enumerate(x.shape)]
+    return partial(torch().sum, x, axes, True, out=out.view(kept))
+
+
+def _broadcast(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    return partial(outputs[0].copy_, inputs[0].expand(outputs[0].shape))
+
+
+def _reshape(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    return partial(outputs[0].copy_, inputs[0].view(outputs[0].shape))
+
+
+KERNELS: Mapping[str, Fast] = {
+    "sum": Fast(over_axes("sum"), takes=floating),
+    "mean": Fast(over_axes("mean"), takes=floating),
+    "sum_to": Fast(_sum_to, takes=floating),
+    "broadcast_to": Fast(_broadcast),
+    "reshape": Fast(_reshape),
+}

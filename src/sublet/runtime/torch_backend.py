@@ -1,0 +1,130 @@
+"""The backend of the nn dialect on PyTorch: ATen's functions with `out=` into the arena."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sublet.errors import RunError
+from sublet.ir.graph import Node, Value
+from sublet.ops.nn.command import PREFIX
+from sublet.runtime.aten import (
+    activation,
+    attention,
+    conversion,
+    convolution,
+    elementwise,
+    indexing,
+    layout,
+    linear,
+    loss,
+    normalization,
+    optimizer,
+    pooling,
+    random,
+    recurrent,
+    reduction,
+    resampling,
+)
+from sublet.runtime.aten.kernel import Fast, tensor_over, torch
+from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
+
+FAMILIES = (
+    activation,
+    attention,
+    conversion,
+    convolution,
+    elementwise,
+    indexing,
+    layout,
+    linear,
+    loss,
+    normalization,
+    optimizer,
+    pooling,
+    random,
+    recurrent,
+    reduction,
+    resampling,
+)
+KERNELS: Mapping[str, Fast] = {name: fast for family in FAMILIES for name, fast in family.KERNELS.items()}
+"""The kernels by the name of their command."""
+
+
+@dataclass(frozen=True)
+class Torch:
+    """Kernels on ATen. They compute in this process's PyTorch, with the threads it is set to use."""
+
+    name: str = "torch"
+
+    def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
+        """The kernel of a command whose operands are all planned; None where there is none."""
+        if not node.op.startswith(PREFIX) or not all(value.plannable for value in (*node.uses, *node.defs)):
+            return None
+        fast = KERNELS.get(node.op.removeprefix(PREFIX))
+        return _TorchKernel(node, fast) if fast is not None and fast.takes(node) else None
+
+
+@dataclass(frozen=True)
+class _TorchKernel:
+    node: Node
+    fast: Fast
+
+    @property
+    def scratch(self) -> int:
+        return self.fast.scratch(self.node)
+
+    def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
+        """One call of torch's. Raises RunError when a function would not write where it was told."""
+        given, results = list(map(_tensor, inputs)), list(map(_tensor, outputs))
+        return Bound(self.fast.make(self.node, given, results, _tensor(scratch)), results, self.node)
+
+
+def _tensor(operand: Operand | None) -> Any:
+    assert not isinstance(operand, Cell), "the backend takes no such node"
+    return None if operand is None else tensor_over(operand)
+
+
+class Bound:
+    """A call of torch's; neighbours run as one, in one inference mode.
+
+    ATen moves a result elsewhere when its place has another shape than it thinks right: the first run watches that.
+    """
+
+    __slots__ = ("call", "node", "results")
+
+    def __init__(self, call: Call, results: Sequence[Any], node: Node) -> None:
+        self.call = call
+        self.node = node
+        self.results = [(result, result.data_ptr(), result.shape) for result in results if result is not None]
+
+    def __call__(self) -> None:
+        with torch().inference_mode():
+            self.call()
+        self.verify()
+
+    def verify(self) -> None:
+        """Raise RunError unless every result still lies where it was planned."""
+        for result, address, shape in self.results:
+            if result.data_ptr() != address or result.shape != shape:
+                raise RunError(f"node {self.node.name}, {self.node.op}: PyTorch did not write where it was told")
+
+    def joined(self, following: Sequence[Call]) -> tuple[Call, int]:
+        """One call for this one and all of the following that are torch's too."""
+        bounds = [self]
+        for other in following:
+            if not isinstance(other, Bound):
+                break
+            bounds.append(other)
+        calls = tuple(bound.call for bound in bounds)
+        inference_mode, watched = torch().inference_mode, [*bounds]
+
+        def run() -> None:
+            with inference_mode():
+                for call in calls:
+                    call()
+            while watched:
+                watched.pop().verify()
+
+        return run, len(bounds) - 1

@@ -1,0 +1,60 @@
+"""Turns the examples of a command into graphs and arrays."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sublet.ir.emitter import Emitter
+from sublet.ir.graph import Graph, Value
+from sublet.ops.nn.command import Command, Example
+from sublet.runtime.dtypes import NUMPY
+from sublet.tensor import DType, TensorSpec
+
+Array = NDArray[Any]
+FORM = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[\d,]*)\]( (?P<low>[-\d.e]+):(?P<high>[-\d.e]+))?")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph of one node, and an array for each of its inputs."""
+
+    graph: Graph
+    arrays: dict[str, Array]
+
+
+def case_of(record: Command, example: Example, seed: int = 0) -> Case:
+    """The example as a graph of one node whose inputs are filled at random."""
+    random = np.random.default_rng(seed)
+    inputs: list[Value | None] = []
+    arrays: dict[str, Array] = {}
+    for i, text in enumerate(example.inputs):
+        if text == "_":
+            inputs.append(None)
+            continue
+        value, array = _input(f"x{i}", text, random)
+        inputs.append(value)
+        arrays[value.name] = array
+    given = tuple(value for value in inputs if value is not None)
+    emit = Emitter.of(Graph("example", given, (), ()))
+    outputs = emit.several(f"nn.{record.name}", *inputs, **example.attrs)
+    return Case(Graph("example", given, tuple(emit.nodes), outputs, tuple(emit.literals.added)), arrays)
+
+
+def _input(name: str, text: str, random: np.random.Generator) -> tuple[Value, Array]:
+    match = FORM.fullmatch(text)
+    assert match, f"{text!r} is no example of an input"
+    dtype = DType.parse(match["dtype"])
+    shape = tuple(int(extent) for extent in match["shape"].split(",") if extent)
+    if dtype is DType.BOOL:
+        array = random.integers(0, 2, shape).astype(bool)
+    elif match["low"] is not None and NUMPY[dtype].kind in "iu":
+        array = random.integers(int(match["low"]), int(match["high"]), shape)
+    else:
+        low, high = (float(match["low"]), float(match["high"])) if match["low"] is not None else (-2.0, 2.0)
+        array = random.uniform(low, high, shape)
+    return Value(name, TensorSpec(dtype, shape)), np.asarray(array, NUMPY[dtype]).reshape(shape)
