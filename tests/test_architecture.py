@@ -30,6 +30,9 @@ FLOORS = [
     ["planning", "report", "packing_report", "viz"],
     ["runtime.kernel", "runtime.dtypes", "runtime"],
     ["frontends", "frontends.onnx.*"],
+    ["builder", "builder.*"],
+    ["nn", "layers", "optimizers"],
+    ["training"],
     ["compiling", "onnx_backend", "console", "feeding", "run_report"],
     ["", "cli", "cli_run", "__main__"],
 ]

@@ -1,0 +1,59 @@
+"""The commands as functions: `nn.relu(x)`, `nn.conv(x, w, b, strides=(2, 2), pads=(1, 1, 1, 1))`.
+
+There is one for every record of the nn dialect. Inputs are Tensors of one graph; numbers and arrays become
+constants; attributes are keywords. A command with several outputs gives a tuple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import Parameter, Signature, signature
+from typing import Any
+
+from sublet.builder.lines import at_line
+from sublet.builder.tensor import Tensor
+from sublet.errors import SpecError
+from sublet.ops.nn import COMMANDS
+from sublet.ops.nn.command import PREFIX, Command, Required
+
+
+def _function(record: Command) -> Callable[..., Any]:
+    def apply(*inputs: Any, **attrs: Any) -> Any:
+        graph = next((given.graph for given in inputs if isinstance(given, Tensor)), None)
+        if graph is None:
+            raise SpecError(at_line(f"nn.{record.name} needs a Tensor; without one, use graph.apply"))
+        made = graph.apply(PREFIX + record.name, *inputs, **attrs)
+        return made if len(made) > 1 else made[0]
+
+    apply.__name__ = apply.__qualname__ = record.name
+    apply.__doc__ = f"Write a node of nn.{record.name}. {(record.compute.__doc__ or '').strip()}".strip()
+    apply.__signature__ = _signature(record)  # type: ignore[attr-defined]
+    return apply
+
+
+def _signature(record: Command) -> Signature:
+    """The inputs as the reference calls them, then the attributes."""
+    try:
+        named = [p for p in signature(record.compute).parameters.values() if p.name not in record.attrs]
+    except (ValueError, TypeError):  # one of NumPy's own functions
+        named = [Parameter(f"x{i}", Parameter.POSITIONAL_ONLY) for i in range(record.inputs[1])]
+    inputs = [p.replace(kind=Parameter.POSITIONAL_ONLY, annotation=Parameter.empty) for p in named if p.kind < 2]
+    attrs = [
+        Parameter(key, Parameter.KEYWORD_ONLY, default=Parameter.empty if isinstance(value, Required) else value)
+        for key, value in record.attrs.items()
+    ]
+    return Signature([*inputs, *attrs])
+
+
+_FUNCTIONS = {name: _function(record) for name, record in COMMANDS.items()}
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    try:
+        return _FUNCTIONS[name]
+    except KeyError:
+        raise AttributeError(f"there is no command nn.{name}") from None
+
+
+def __dir__() -> list[str]:
+    return sorted(_FUNCTIONS)
