@@ -13,6 +13,9 @@ from sublet.analysis.schedule import Schedule
 
 ARENA = "arena"
 FORMAT_VERSION = 3
+UPDATE = "update"
+"""The edge at the end of a run on which the updates of the graph are made."""
+
 POINTER = "pointer"
 """How a value lives that has no bytes of its own: it stands for what control flow assigned to it last."""
 
