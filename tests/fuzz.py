@@ -20,7 +20,7 @@ from sublet.analysis.interference import interference
 from sublet.analysis.liveness import LiveRanges, liveness
 from sublet.analysis.settle import Settled, settle
 from sublet.analysis.sharing import SharedBuffer, share
-from sublet.assemble import always_live, assemble, bound_storages, in_one_arena
+from sublet.assemble import always_live, assemble, bound_storages, homes_of, in_one_arena
 from sublet.checker import check
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
@@ -88,10 +88,10 @@ def one_program(seed: int, tally: Tally, strategies: tuple[str, ...] = (*STRATEG
 def ended_early(rng: random.Random, graph: Graph, plan: MemoryPlan) -> MemoryPlan | None:
     """The plan a planner would make that believes one value dies before its last use."""
     storages = bound_storages(graph, io_bound=False, weights_bound=True)
-    homes = {value: (storage.name, storage.kind == "output") for value, storage in storages.items()}
+    homes = homes_of(graph, storages)
 
     def live(timeline: Flow) -> LiveRanges:
-        return always_live(liveness(timeline), graph.weights, len(timeline.points))
+        return always_live(liveness(timeline), graph.constants, len(timeline.points))
 
     def shared(timeline: Flow, ranges: LiveRanges) -> tuple[SharedBuffer, ...]:
         return share(graph, timeline, ranges, homes=homes)

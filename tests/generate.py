@@ -80,7 +80,26 @@ class _Writer:
         outputs = [value for value in made if value.plannable and self.chance(0.15)] + made[-1:]
         if self.chance(0.1):
             outputs.append(self.rng.choice(scope))
-        return Graph("program", inputs, tuple(nodes), tuple(outputs), weights)
+        updates = self.updates([*inputs, *weights], scope, outputs, nodes) if self.chance(0.3) else ()
+        return Graph("program", inputs, tuple(nodes), tuple(outputs), weights, updates)
+
+    def updates(
+        self, lasting: list[Value], scope: Scope, outputs: list[Value], nodes: list[Node]
+    ) -> tuple[tuple[Value, Value], ...]:
+        """Updates of some inputs and weights: from one another, from what there is, from a last step on them."""
+        found: list[tuple[Value, Value]] = []
+        for target in lasting:
+            if target in outputs or self.chance(0.4):
+                continue
+            ends = [value for value in outputs if value.spec == target.spec]
+            if ends and self.chance(0.3):
+                found.append((target, self.rng.choice(ends)))
+            elif self.chance(0.3):
+                nodes.append(self.node("sub", [target, self.some(scope)], [target.spec], scope))
+                found.append((target, nodes[-1].defs[0]))
+            else:
+                found.append((target, self.exactly(scope, target.spec, nodes)))
+        return tuple(found)
 
     def step(self, scope: Scope, depth: int) -> list[Node]:
         """One more op, branch or loop, with what it needs; its results join the scope."""

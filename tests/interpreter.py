@@ -16,7 +16,7 @@ import numpy as np
 from sublet.analysis.schedule import Schedule, happens_before, serial
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops.op import lookup
-from sublet.plan import POINTER, Context, MemoryPlan, Placement, Region
+from sublet.plan import POINTER, Context, MemoryPlan, Placement, Region, bound_to
 from sublet.tensor import TensorSpec
 
 ROUNDS = (0, 1, 2, 2, 3, 3, 4, 7)
@@ -36,25 +36,35 @@ def results_match(graph: Graph, schedule: Schedule, plan: MemoryPlan, rng: rando
     """Whether runs in the plan's bytes go right, for random inputs and random orders of the streams.
 
     Right means: every node in every round computes what it should, also where nobody reads the
-    result, and at the end outputs and weights are there.
+    result, and at the end outputs, weights and what was updated are there. What updates something is run
+    again in the same bytes, with other inputs, from the state and the weights that the first run left.
     """
-    for _ in range(tries):
-        values = (*graph.inputs, *graph.weights)
-        fed = {value.name: rng.randbytes(_size(value)) for value in values}
-        salt = rng.randbytes(4)
+    return all(_run_matches(graph, schedule, plan, rng) for _ in range(tries))
+
+
+def _run_matches(graph: Graph, schedule: Schedule, plan: MemoryPlan, rng: random.Random) -> bool:
+    values = (*graph.inputs, *graph.weights)
+    fed = {value.name: rng.randbytes(_size(value)) for value in values}
+    salt = rng.randbytes(4)
+    planned = PlannedBytes(graph, plan, fed, salt, rng)
+    fresh: Sequence[Value] = values
+    for _ in range(2 if graph.updates else 1):
         meant = OwnBytes(fed, salt)
         trace = Trace()
-        _Run(meant, random.Random(0), trace).graph(graph, serial(graph))
-        planned = PlannedBytes(plan, fed, salt, rng)
+        _Run(meant, random.Random(0), trace).root(graph, serial(graph))
         try:
-            planned.load(values)
-            _Run(planned, rng, Trace(trace.seen)).graph(graph, schedule)
-            if any(planned.read(value) != meant.read(value) for value in (*graph.outputs, *graph.weights)):
+            planned.load(fresh)
+            _Run(planned, rng, Trace(trace.seen)).root(graph, schedule)
+            lasting = (*graph.outputs, *graph.weights, *graph.updated)
+            if any(planned.read(value) != meant.read(value) for value in lasting):
                 return False
         except (Diverged, KeyError):
             return False
         if not planned.read_only_intact():
             return False
+        fresh = [value for value in graph.inputs if value not in graph.updated]
+        fed |= {value.name: rng.randbytes(_size(value)) for value in fresh}
+        fed |= {value.name: meant.read(value) for value in graph.updated}
     return True
 
 
@@ -162,7 +172,9 @@ class OwnBytes:
 class PlannedBytes:
     """Every value in its region of the plan's storages, which start out as random bytes."""
 
-    def __init__(self, plan: MemoryPlan, fed: Mapping[str, bytes], salt: bytes, rng: random.Random) -> None:
+    def __init__(
+        self, graph: Graph, plan: MemoryPlan, fed: Mapping[str, bytes], salt: bytes, rng: random.Random
+    ) -> None:
         self.salt = salt
         self.rng = rng
         self.fed = fed
@@ -176,7 +188,8 @@ class PlannedBytes:
         for placement in plan.placements:
             self.placed.setdefault(placement.value, []).append(placement)
         self.storages = {storage.name: bytearray(rng.randbytes(storage.nbytes)) for storage in plan.storages}
-        self.read_only = [storage.name for storage in plan.storages if storage.kind in ("weight", "input")]
+        updated = {bound_to(value.name) for value in graph.updated}
+        self.read_only = [s.name for s in plan.storages if s.kind in ("weight", "input") and s.name not in updated]
         self.outside: dict[str, bytes] = {}
 
     def load(self, values: Sequence[Value]) -> None:
@@ -323,6 +336,11 @@ class _Run:
         content = self.store.read(value)
         self.trace.note(f"{where} reads {value}", content)
         return content
+
+    def root(self, graph: Graph, schedule: Schedule) -> None:
+        """The whole program, and its updates."""
+        self.graph(graph, schedule)
+        self.assign([source for _, source in graph.updates], graph.updated)
 
     def graph(self, graph: Graph, schedule: Schedule) -> None:
         self.nodes(graph.nodes, schedule)

@@ -61,6 +61,16 @@ def _onto_another(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
     return moved(plan, {one.value: other.region.offset})
 
 
+def _outside_the_arena(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
+    """A value in memory of the caller: right only where the graph updates what lies there, and at the right time."""
+    bound = [storage for storage in plan.storages if storage.kind != ARENA]
+    fitting = [(p, s) for p in _in_arena(plan) for s in bound if s.nbytes >= p.region.nbytes and not p.copies]
+    if not fitting:
+        return None
+    one, storage = rng.choice(fitting)
+    return moved(plan, {one.value: (storage.name.removeprefix("%"), 0)})
+
+
 def _off_its_base(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
     """A value that shares bytes with another on purpose, somewhere else in the arena."""
     sharing = [p for p in _in_arena(plan) if p.how != "own"]
@@ -181,6 +191,7 @@ MUTATIONS: dict[str, Mutation] = {
     "swapped offsets": _swapped,
     "shrunk arena": _shrunk,
     "onto another": _onto_another,
+    "outside the arena": _outside_the_arena,
     "off its base": _off_its_base,
     "one copy moved": _one_copy_moved,
     "copies exchanged": _copies_exchanged,

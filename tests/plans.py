@@ -54,6 +54,7 @@ def plan_at(
         ),
         peak=Peak(0, "", 0, ()),
         points=(),
+        updated=tuple(value.name for value in graph.updated),
     )
 
 

@@ -52,7 +52,7 @@ def live(text: str) -> str:
 def shared(text: str) -> str:
     graph = parse(text, "case")
     timeline = flow(graph, serial(graph))
-    homes = {value: (f"%{value.name}", False) for value in graph.weights}
+    homes = {value: (f"%{value.name}", value in graph.updated) for value in graph.weights}
     lines = []
     for buffer in share(graph, timeline, liveness(timeline), homes=homes):
         members = ", ".join(

@@ -42,6 +42,12 @@ def bound_storages(graph: Graph, *, io_bound: bool, weights_bound: bool) -> dict
     return {value: Storage(bound_to(value.name), kind, value.nbytes) for value, kind in bound.items()}
 
 
+def homes_of(graph: Graph, storages: Mapping[Value, Storage]) -> dict[Value, tuple[str, bool]]:
+    """For each bound value the name of its storage, and whether the network may write there."""
+    updated = set(graph.updated)
+    return {value: (s.name, s.kind == "output" or value in updated) for value, s in storages.items()}
+
+
 def always_live(ranges: LiveRanges, values: tuple[Value, ...], points: int) -> LiveRanges:
     """`ranges` with `values` alive from the first point to the last: they serve the next run too."""
     return replace(ranges, halves={**ranges.halves, **dict.fromkeys(values, ((0, 2 * points),))})
@@ -116,6 +122,7 @@ def assemble(
         rolled=timeline.rolled,
         moves=moves,
         stopped=packed.stopped,
+        updated=tuple(value.name for value in graph.updated),
     )
 
 

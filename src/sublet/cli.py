@@ -93,7 +93,7 @@ def plan(
     region: RegionTexts = None,
     timeout: Timeout = None,
     forbid_copies: Annotated[
-        bool, typer.Option("--forbid-copies", help="Exit 2 if loops or branches would move bytes; say which.")
+        bool, typer.Option("--forbid-copies", help="Exit 2 if loops, branches or updates move bytes; say which.")
     ] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write the plan as JSON.")] = None,
     html: Html = None,

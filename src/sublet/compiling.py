@@ -89,7 +89,7 @@ def compile(
     names, graph = _chosen_backends(backend), source.graph
     backends = _made_backends(names, source)
     contents = _weights(source, weights or {})
-    arrays = {v: contents[v] for v in graph.weights if isinstance(v.spec, TensorSpec)}
+    arrays = {v: contents[v] for v in graph.constants if isinstance(v.spec, TensorSpec)}
     preferred = _fastest(source, names, arrays, workspace) if autotune else {}
     in_use = bytes_in_use()
     graph = with_scratch(graph, choose_kernels(graph, backends, arrays, preferred))

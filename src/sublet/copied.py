@@ -1,4 +1,4 @@
-"""What loops and branches copy all the same, and why; and what each pointer may stand for."""
+"""What loops, branches and updates copy all the same, and why; and what each pointer may stand for."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def forbid(moves: tuple[CopiedMove, ...]) -> None:
     lines = [f"  {m.edge}: {m.nbytes:,} bytes from %{m.source} to %{m.destination}: {m.why}" for m in moves[:SHOWN]]
     if len(moves) > SHOWN:
         lines.append(f"  and {len(moves) - SHOWN} more")
-    raise PlanError("\n".join(["copies are forbidden, but loops and branches would move bytes:", *lines]))
+    raise PlanError("\n".join(["copies are forbidden, but loops, branches or updates would move bytes:", *lines]))
 
 
 def targets(graph: Graph, pointers: Collection[Value]) -> dict[Value, tuple[str, ...]]:
@@ -92,6 +92,8 @@ def _carried(settled: Settled, assigned: Assigned, bound: Collection[Value], *, 
         start, end = (instances[value].base if value in instances else value for value in (source, to))
         if not unrolled:
             why = "sharing is switched off"
+        elif point.kind == "update":
+            why = _of_update(settled, source, to)
         elif not settled.flow.serial:
             why = "loops are not unrolled in a plan of several streams"
         elif end in bound:
@@ -100,7 +102,20 @@ def _carried(settled: Settled, assigned: Assigned, bound: Collection[Value], *, 
             why = f"%{end.name} may also be a value that has no place in the plan"
         else:
             why = f"at most {MAX_COPIES} copies of a body cannot keep it where it is needed"
-        yield f"{point.kind} {point.node.name if point.node else ''}", start, end, to.nbytes, why
+        edge = f"{point.kind} {point.node.name}" if point.node else point.kind
+        yield edge, start, end, to.nbytes, why
+
+
+def _of_update(settled: Settled, source: Value, target: Value) -> str:
+    """Why what updates a value was not born in its place."""
+    first, homes = settled.flow.points[0], {m.value: buffer.home for buffer in settled.buffers for m in buffer.members}
+    if source in first.defs:
+        return f"%{source.name} has a place of its own before the run"
+    if source not in homes:
+        return f"%{source.name} may be one of several values, which lie elsewhere"
+    if homes[source] and homes[target] and homes[source] != homes[target]:
+        return f"%{source.name} and %{target.name} are bound to different memory"
+    return f"%{target.name} is still needed when %{source.name} is made, or %{source.name} lies in other bytes"
 
 
 def _sliced(graph: Graph) -> Found:

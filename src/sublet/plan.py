@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from sublet.analysis.schedule import Schedule
 
 ARENA = "arena"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+UPDATE = "update"
+"""The edge at the end of a run on which the updates of the graph are made."""
+
 POINTER = "pointer"
 """How a value lives that has no bytes of its own: it stands for what control flow assigned to it last."""
 
@@ -31,7 +34,7 @@ class Storage:
 
     There is one arena, called "arena", or one in each memory region the plan was made for, with its name.
     Every other storage is named after the value bound to it, see `bound_to`. A weight or input storage is
-    the caller's, and is never written by the network.
+    the caller's, and is written by the network only when the graph updates its value.
     """
 
     name: str
@@ -135,11 +138,12 @@ class Rolled:
 
 @dataclass(frozen=True, slots=True)
 class CopiedMove:
-    """Bytes that a loop or branch moves when it passes an edge of the control flow.
+    """Bytes that a loop or branch moves when it passes an edge of the control flow, or the updates at the end.
 
     edge     the kind of the edge and the node (see `analysis.flow`): "enter" and "exit" are passed once a run of the
              loop, "yield" once a run of the branch, "fetch" and "next" once a round. On a fetch a slice is copied out
-             of its sequence, on a next the rows are copied into the stacked outputs: both always
+             of its sequence, on a next the rows are copied into the stacked outputs: both always. "update" comes
+             once a run, after all nodes
     source, destination   values of the program; in an unrolled loop some copies of the body may move nothing
     nbytes   bytes copied each time
     why      the reason, for people
@@ -186,8 +190,9 @@ class MemoryPlan:
     max_trips          the declared maxima of rounds it was read with, by loop; "" stands for every loop
     proof              the buffers that prove the lower bound: no two of them may overlap
     rolled             the loops whose bodies have several copies in the plan
-    moves              what loops and branches copy; empty when no byte is moved
+    moves              what loops, branches and updates copy; empty when no byte is moved
     stopped            "timeout" or "interrupt" when the search for a packing was cut short, else ""
+    updated            the inputs and weights that every run leaves with another content
     """
 
     graph: str
@@ -212,6 +217,7 @@ class MemoryPlan:
     rolled: tuple[Rolled, ...] = ()
     moves: tuple[CopiedMove, ...] = ()
     stopped: str = ""
+    updated: tuple[str, ...] = ()
     version: int = FORMAT_VERSION
 
     @property

@@ -16,7 +16,7 @@ from sublet.analysis.schedule import Schedule, serial
 from sublet.analysis.settle import Settled, laid_out, settle
 from sublet.analysis.sharing import SharedBuffer, share
 from sublet.analysis.streams import streamed
-from sublet.assemble import Packed, always_live, assemble, bound_storages, in_one_arena, in_several_arenas
+from sublet.assemble import Packed, always_live, assemble, bound_storages, homes_of, in_one_arena, in_several_arenas
 from sublet.checker import require_valid
 from sublet.copied import copied_moves, forbid
 from sublet.errors import ProblemError
@@ -44,7 +44,7 @@ class Options:
     regions    memory regions to spread the arena over, one arena in each; none for one arena without a limit
     share      whether views, in-place outputs and carries may be the same bytes; with strategy "no_reuse"
                and share=False every tensor has bytes of its own, for debugging
-    forbid_copies   refuse a plan in which loops or branches move bytes
+    forbid_copies   refuse a plan in which loops, branches or updates move bytes
 
     Raises ProblemError for an alignment or a number of streams that makes no sense.
     """
@@ -86,7 +86,7 @@ def plan_memory(
     `schedule` overrides the order of the graph; `dims` and `max_trips` are what the model was read with, to be
     recorded; `progress` is told each strategy tried and the bytes it needs.
     Raises GraphError for an illegal graph, ProblemError for an unknown strategy, CapacityError when the
-    memory regions are too small, PlanError when loops or branches would move bytes and that is forbidden, and
+    memory regions are too small, PlanError when control flow would move bytes and that is forbidden, and
     PlanViolation if the checker refuses the plan, which would be a mistake of Sublet's.
     """
     options = options or Options()
@@ -119,10 +119,10 @@ def plan_memory(
 
 def _settled(graph: Graph, schedule: Schedule, storages: Mapping[Value, Storage], options: Options) -> Settled:
     """Flow, lives and buffers; without sharing every value has bytes of its own."""
-    homes = {value: (storage.name, storage.kind == "output") for value, storage in storages.items()}
+    homes = homes_of(graph, storages)
 
     def live(timeline: Flow) -> LiveRanges:
-        return always_live(liveness(timeline), graph.weights, len(timeline.points))
+        return always_live(liveness(timeline), graph.constants, len(timeline.points))
 
     def shared(timeline: Flow, ranges: LiveRanges) -> tuple[SharedBuffer, ...]:
         return share(graph, timeline, ranges, alignment=options.alignment, homes=homes, merging=options.share)

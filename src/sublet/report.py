@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from sublet.budget import Verdict, buffers_at_peak
-from sublet.plan import ARENA, POINTER, MemoryPlan, Region
+from sublet.plan import ARENA, POINTER, UPDATE, MemoryPlan, Region
 from sublet.viz.loops import turns
 
 
@@ -18,11 +19,32 @@ def multiview(plan: MemoryPlan) -> tuple[str, ...]:
 
 
 def bytes_by_edge(plan: MemoryPlan) -> dict[str, int]:
-    """How many bytes loops and branches move each time they pass an edge; without those that move none."""
+    """How many bytes control flow moves each time it passes an edge; without those that move none."""
     edges: dict[str, int] = {}
     for move in plan.moves:
         edges[move.edge] = edges.get(move.edge, 0) + move.nbytes
     return edges
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """How many inputs and weights a run leaves with another content, their bytes, and those copied to do so."""
+
+    count: int
+    nbytes: int
+    copied: int
+
+    @property
+    def words(self) -> str:
+        """How many, for people."""
+        return f"{self.count} value{'s' if self.count != 1 else ''}"
+
+
+def updated(plan: MemoryPlan) -> Updated:
+    """What a plan updates."""
+    sizes = {place.value: place.region.nbytes for place in plan.placements}
+    copied = sum(move.nbytes for move in plan.moves if move.edge == UPDATE)
+    return Updated(len(plan.updated), sum(sizes[name] for name in plan.updated), copied)
 
 
 def _control(plan: MemoryPlan) -> dict[str, Any]:
@@ -62,6 +84,8 @@ def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) ->
         "view_bytes": plan.view_bytes,
         "inplace_bytes": plan.inplace_bytes,
         "bound_bytes": sum(s.nbytes for s in plan.storages if s.kind != ARENA),
+        "updated": list(plan.updated),
+        "updated_bytes": updated(plan).nbytes,
         "alignment": plan.alignment,
         "strategy": plan.strategy,
         "stopped": plan.stopped,

@@ -14,6 +14,7 @@ from rich.text import Text
 from sublet.bytesize import human
 from sublet.plan import ARENA
 from sublet.printable import printable
+from sublet.report import updated
 from sublet.runtime.executable import Executable
 from sublet.runtime.profile import Cost
 
@@ -56,6 +57,8 @@ def as_json(report: RunReport) -> dict[str, Any]:
         "scratch_bytes": memory.scratch,
         "outside_values": memory.outside_values,
         "outside_bytes": memory.outside,
+        "updated": list(executable.updated),
+        "updated_bytes": updated(executable.plan).nbytes,
         "workspace_bytes": memory.allocated.total_bytes,
         "held_bytes": memory.allocated.held_bytes,
         "peak_bytes": memory.allocated.peak_bytes,
@@ -97,6 +100,7 @@ def for_people(report: RunReport) -> RenderableType:
 
 def _figures(report: RunReport) -> Table:
     executable, memory = report.executable, report.executable.memory
+    kept = updated(executable.plan)
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(justify="right")
@@ -109,14 +113,15 @@ def _figures(report: RunReport) -> Table:
         ("weights", human(memory.weights), "bound to memory outside the arena"),
         ("outside", human(memory.outside), f"{memory.outside_values} values that could not be planned"),
         ("workspace", *_workspace(report)),
-        ("copied", human(executable.copied_bytes), "moved by loops and branches"),
+        ("updated", human(kept.nbytes), f"of all that, kept for the next run: {kept.words}"),
+        ("copied", human(executable.copied_bytes), "moved by loops, branches and updates"),
         ("time", f"{median(report.seconds):.4g} s", _times(report.seconds)),
         ("steps", str(len(executable.plan.points)), _backends(report)),
         ("remark", "", executable.remark),
     ]
     optional = {"scratch": memory.scratch, "outside": memory.outside_values}
     optional |= {"inputs": memory.inputs, "outputs": memory.outputs, "copied": executable.copied_bytes}
-    optional |= {"remark": len(executable.remark)}
+    optional |= {"remark": len(executable.remark), "updated": kept.count}
     for name, figure, remark in rows:
         if optional.get(name, 1):
             table.add_row(name, figure, remark)

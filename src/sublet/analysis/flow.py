@@ -2,7 +2,7 @@
 
 The program is laid out as a list of points, sub-graphs included, so that loops and branches are
 only edges and every later analysis is one plain algorithm over points. Point 0 starts the run (it
-defines the inputs and weights), the last point ends it (it uses the outputs).
+defines the inputs and weights), the last point ends it (it uses the outputs, and what was updated).
 
     branch     start of a CaseOf; uses the index
     yield      end of an arm, or of the way without an arm; moves its results to the outputs
@@ -12,6 +12,7 @@ defines the inputs and weights), the last point ends it (it uses the outputs).
     fetch      takes one slice of every sequence
     next       stores the rows; moves the updates to the parameters, all at once
     exit       moves the parameters to the outputs
+    update     after all nodes: moves the sources of the graph's updates to their targets, all at once
 
 A value that is only ever assigned by such moves may be a *pointer* instead [NNC: multi-view tensor]: it has no
 bytes of its own, and nothing moves; it stands for whatever was assigned to it. A loop with pointers is
@@ -98,7 +99,9 @@ def flow(
     builder = _Builder(pointers, reusable)
     builder.start(graph)
     builder.graph(graph, schedule, ())
-    builder.emit("end", None, uses=graph.outputs)
+    if graph.updates:
+        builder.move("update", None, tuple(source for _, source in graph.updates), graph.updated)
+    builder.emit("end", None, uses=(*graph.outputs, *graph.updated))
     return builder.finished(graph)
 
 
@@ -272,7 +275,7 @@ class _Builder:
     def move(
         self,
         kind: str,
-        node: Node,
+        node: Node | None,
         sources: tuple[Value, ...],
         destinations: tuple[Value | None, ...],
         uses: tuple[Value, ...] = (),

@@ -74,6 +74,9 @@ class Merger:
     copies: Mapping[tuple[Value, Value], tuple[Copy, ...]]
     ways: Mapping[Value, Way]
     rewritten: Mapping[Value, tuple[int, ...]]  # the points that write a value, where there are several
+    updates: Mapping[
+        tuple[Value, Value], int
+    ]  # (source, target): the point at the end of the run that makes them equal
     merging: tuple[Group, ...] = ()  # the parent's group and the child's, during a merge
     unwritten: set[Value] = field(default_factory=set)  # views that lie in their base, so that nothing writes them
 
@@ -125,7 +128,19 @@ class Merger:
         if begin >= x.offset + x.value.nbytes or x.offset >= end:
             return True
         # Comparing lives is cheaper than comparing contents, and mostly enough.
-        return self._take_turns(x.value, y.value, same_place=begin == x.offset) or self._equal(x, y, shift)
+        same_place = begin == x.offset
+        if self._take_turns(x.value, y.value, same_place) or self._equal(x, y, shift):
+            return True
+        return same_place and (self._becomes(x.value, y.value) or self._becomes(y.value, x.value))
+
+    def _becomes(self, source: Value, target: Value) -> bool:
+        """Whether two values only live at once after the update that makes them equal: nothing is written any more."""
+        point = self.updates.get((source, target))
+        if point is None or self.concurrency.may_meet(source, target):
+            return False
+        before = tuple((begin, min(end, 2 * point + 1)) for begin, end in self.ranges.halves[source])
+        halves = {source: before, target: self.ranges.halves[target]}
+        return take_turns(LiveRanges(halves), self.permitted, source, target)
 
     def _equal(self, x: Member, y: Member, shift: int) -> bool:
         """Whether x, and y moved by `shift`, hold equal bytes, and none is written over the other.

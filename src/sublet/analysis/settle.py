@@ -48,7 +48,7 @@ def settle(graph: Graph, schedule: Schedule, live: Live, share: Share, fixed: fr
     if not current.copies or not current.flow.serial:
         return current
     roles, reusable = _Roles(graph), _reusable(current.flow, current.ranges)
-    refused = {*fixed, *roles.from_outside}
+    refused = {*fixed, *roles.from_outside, *graph.updated, *roles.outlasting_updates(graph)}
     while True:
         wanted = {roles.pointer(point, current.flow.instances[to].base) for point, _, to in current.copies}
         pointers = roles.with_finals({*current.flow.pointers, *wanted}, refused)
@@ -162,23 +162,41 @@ class _Roles:
         self._parameter: dict[Value, Value] = {}
         self._beside: dict[Value, frozenset[Value]] = {}
         self._outputs: set[Value] = set()
+        self._sources: dict[Value, tuple[Value | None, ...]] = {}
         self.from_outside: set[Value] = set()  # what takes a value that cannot be planned is always copied
         for node in graph.walk():
             if isinstance(node, While):
                 ends = zip(node.parameters, node.finals, node.inits, node.updates, strict=True)
                 for parameter, final, init, update in ends:
                     self._beside[parameter] = frozenset(node.parameters)
+                    self._sources[parameter] = (init, update)
                     if not (init.plannable and update.plannable):
                         self.from_outside.add(parameter)
                     if final is not None:
+                        self._sources[final] = (parameter,)
                         self._final[parameter] = final
                         self._parameter[final] = parameter
             elif isinstance(node, CaseOf):
                 self._outputs.update(node.defs)
                 ways = [arm.outputs for arm in node.arms] + ([node.fallbacks] if node.fallbacks else [])
                 for output, *sources in zip(node.outputs, *ways, strict=True):
+                    if output is not None:
+                        self._sources[output] = tuple(sources)
                     if output is not None and not all(source and source.plannable for source in sources):
                         self.from_outside.add(output)
+
+    def outlasting_updates(self, graph: Graph) -> set[Value]:
+        """The outputs that may be an input or weight which is updated before they are read."""
+        found: set[Value] = set()
+        for output in graph.outputs:
+            reached = {output: None}
+            for value in (todo := [output]):
+                fresh = [source for source in self._sources.get(value, ()) if source and source not in reached]
+                reached.update(dict.fromkeys(fresh))
+                todo += fresh
+            if any(target in reached for target in graph.updated):
+                found.add(output)
+        return found
 
     def pointer(self, point: Point, destination: Value) -> Value:
         """The value that must be a pointer for a move to `destination` to copy nothing."""

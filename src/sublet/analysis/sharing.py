@@ -5,6 +5,7 @@ Starting from one buffer a value, buffers are merged, in this order, wherever `m
     pointer  an instance of a pointer and what it stands for there; always
     view     an output that is bytes of an input
     part     a concatenation's operand, written at its place in the output
+    carry    what updates an input or weight born in its place
     inplace  an output that takes over an input's bytes
     carry    the source of a control flow move (a carried update, an arm's result) born where it goes
 """
@@ -65,6 +66,9 @@ def share(
     for node in nodes:
         for whole, part, offset in _pairs(node, lookup(node.op).parts(node)):
             merger.merge("part", part, whole, offset)
+    for point in flow.points:
+        if point.kind == "update":
+            _carry(merger, point)
     for node in nodes:
         _take_over(merger, node)
     for point in flow.points:
@@ -110,6 +114,7 @@ def _start(
         copies=_copies(flow),
         ways=flow.ways,
         rewritten=_rewritten(flow),
+        updates={pair: t for t, point in enumerate(flow.points) if point.kind == "update" for pair in point.moves},
     )
 
 
@@ -178,7 +183,7 @@ def _take_over(merger: Merger, node: Node) -> None:
 def _carry(merger: Merger, point: Point) -> None:
     """Let both ends of control flow moves be the same bytes, so that nothing moves."""
     for source, destination in point.moves:
-        born_here = point.kind in ("next", "yield")
+        born_here = point.kind in ("next", "yield", "update")
         child, parent = (source, destination) if born_here else (destination, source)
         if child is not parent:
             merger.merge("carry", child, parent, 0)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sublet.checker.contents import Source, cut
 from sublet.checker.layout import Layout
 from sublet.checker.memory import Content
-from sublet.ir.graph import CaseOf, Node, Value, While
+from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.plan import Region
 
 
@@ -132,6 +132,16 @@ class Actions:
     def leave(self, node: While) -> Action:
         """The parameters become the outputs."""
         return self.moves(f"loop {node.name}, exit", node.parameters, node.finals)
+
+    def update(self, graph: Graph) -> Action:
+        """At the end of the run the sources become the content of what is updated: the same bytes, elsewhere."""
+        writes = []
+        for target, source in graph.updates:
+            region = self.layout.region(target)
+            if region is not None:
+                touched = self.layout.region(source) != region
+                writes.append(Write(region, self.content(source), touched, target.name))
+        return Action("the update at the end", tuple(dict.fromkeys(s for _, s in graph.updates)), tuple(writes))
 
     def moves(self, where: str, sources: Sequence[Value], targets: Sequence[Value | None]) -> Action:
         """A parallel assignment. Every target is new bytes, also where it already lies in place; but a pointer

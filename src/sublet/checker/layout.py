@@ -2,7 +2,7 @@
 
 Rules: unknown-value, outside-placed, duplicate-placement, unplaced-value, wrong-spec, wrong-size,
 misaligned, bad-alignment, duplicate-storage, storage-kind, unknown-storage, out-of-storage,
-bound-storage, arena-size, initial-overlap, illegal-graph, false-bound, outside-untold, bad-copies.
+bound-storage, arena-size, initial-overlap, illegal-graph, false-bound, outside-untold, updates-untold, bad-copies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sublet.ir.graph import CaseOf, Graph, Value, While
 from sublet.plan import ARENA, POINTER, Context, MemoryPlan, Placement, Region, Rolled, Storage, bound_to
 
 READ_ONLY = ("weight", "input")
-"""Kinds of storage that are the caller's and that the network never writes."""
+"""Kinds of storage that are the caller's: the network writes only those whose value the graph updates."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Layout:
     """The region of every placed value that has bytes, and the storages by name.
 
     A region here always has as many bytes as its value, whatever the plan says. A value in `turning` has
-    several, each for certain copies of the bodies around it; one in `pointers` has none of its own.
+    several, each for certain copies of the bodies around it; one in `pointers` has none of its own. `updated` names
+    the storages of updated inputs and weights.
     """
 
     regions: Mapping[str, Region]
@@ -32,6 +33,7 @@ class Layout:
     turning: Mapping[str, tuple[tuple[Context, Region], ...]]
     pointers: frozenset[str]
     rolled: Mapping[tuple[str, Context], Rolled]
+    updated: frozenset[str]
     context: Context = ()
     pointed: Mapping[str, Region] = field(default_factory=dict)
 
@@ -54,7 +56,8 @@ class Layout:
         return replace(self, context=context, pointed=pointed)
 
     def read_only(self, region: Region) -> bool:
-        return self.storages[region.storage].kind in READ_ONLY
+        """Whether the bytes are memory of the caller that the network never writes."""
+        return region.storage not in self.updated and self.storages[region.storage].kind in READ_ONLY
 
 
 def lay_out(graph: Graph, plan: MemoryPlan) -> tuple[Layout, list[Finding]]:
@@ -90,7 +93,8 @@ def lay_out(graph: Graph, plan: MemoryPlan) -> tuple[Layout, list[Finding]]:
             findings.append(Finding("unplaced-value", f"value {value}", f"{value.spec} has no placement", fix))
     rolled = {(record.loop, record.within): record for record in plan.rolled}
     frozen = {name: tuple(turns) for name, turns in turning.items()}
-    layout = Layout(regions, storages, frozen, frozenset(pointers), rolled)
+    updated = frozenset(bound_to(value.name) for value in graph.updated)
+    layout = Layout(regions, storages, frozen, frozenset(pointers), rolled, updated)
     return layout, [*findings, *_bound(graph, layout), *_initial_overlaps(graph, layout)]
 
 
@@ -171,6 +175,8 @@ def _claims(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
     for name in sorted(left_out ^ told):
         what = "cannot be planned, but the plan does not say so" if name in left_out else "is said to be outside"
         yield Finding("outside-untold", f"value %{name}", what)
+    if plan.updated != tuple(value.name for value in graph.updated):
+        yield Finding("updates-untold", "the plan", "lists other inputs and weights than the graph updates")
     buffers = {placement.buffer for placement in plan.placements if placement.buffer >= 0}
     for number in plan.proof:
         if number not in buffers:

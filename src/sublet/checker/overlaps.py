@@ -16,10 +16,10 @@ from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.plan import Region
 
 
-def check_overlaps(node: Node, action: Action, layout: Layout) -> Iterator[Finding]:
-    """All findings about one action of a node alone."""
+def check_overlaps(node: Node | None, action: Action, layout: Layout) -> Iterator[Finding]:
+    """All findings about one action of a node alone; of no node when it is the update at the end of the run."""
     yield from _read_only_written(action, layout)
-    if not isinstance(node, While | CaseOf):
+    if node is not None and not isinstance(node, While | CaseOf):
         yield from _inputs_overwritten(node, action, layout)
         yield from _outputs_overlap(node, action, layout)
         return

@@ -9,7 +9,7 @@ earlier round are left under a name of this one, see `state`. Parameters with by
 both edges do write, are written anew by both, so only their regions hold them.
 
 Rules: clobbered (other bytes lie where a value is read), undefined (nothing known lies there),
-output-lost, weight-clobbered, too-many-states; and those of `overlaps`, for each copy of a body.
+output-lost, weight-clobbered, update-lost, too-many-states; and those of `overlaps`, for each copy of a body.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ def replay(
             memory.write(region.storage, region.offset, whole(value), "the caller")
     for state in run.graph(graph, schedule, [State(memory, {}, {})], ()):
         here = layout.here((), state.regions)
+        run.update(graph, state, here)
         for value in dict.fromkeys(graph.outputs):
             run.read(value, state, here, f"graph output {value}", "output-lost")
-        for value in graph.weights:
+        for value in graph.constants:
             run.read(value, state, here, f"weight {value} at the end", "weight-clobbered")
     return list(dict.fromkeys(run.findings))
 
@@ -70,7 +71,8 @@ class _Replay:
 
     def graph(self, graph: Graph, schedule: Schedule, states: States, context: Context) -> States:
         """Run all nodes of a graph in the order of its schedule."""
-        return self.nodes(graph.nodes, schedule, states, context, graph.outputs)
+        results = (*graph.outputs, *(source for _, source in graph.updates))
+        return self.nodes(graph.nodes, schedule, states, context, results)
 
     def nodes(
         self,
@@ -244,6 +246,22 @@ class _Replay:
             for write, content in writes:
                 state.memory.write(write.region.storage, write.region.offset, content, action.where)
         return self._joined(states, node) if moves else states
+
+    def update(self, graph: Graph, state: State, here: Layout) -> None:
+        """The updates of a graph, all at once: afterwards every target's region holds what its source is."""
+        action = Actions(here, self.contents, self.origins).update(graph)
+        self.findings += check_overlaps(None, action, here)
+        for value in action.reads:
+            self.read(value, state, here, action.where)
+        for write in action.writes:
+            state.memory.write(write.region.storage, write.region.offset, state.resolve(write.content), action.where)
+        for target, source in graph.updates:
+            region = here.region(target)
+            if region is not None:
+                content = state.resolve(self.contents.get(source.name, whole(source)))
+                wrong = list(state.memory.mismatches(region.storage, region.offset, content))
+                if wrong:
+                    self.findings.append(_misread(source, region, wrong, f"updated {target}", "update-lost"))
 
     def _targets(self, moves: Sequence[tuple[Value, Value | None]], state: State, here: Layout) -> dict[str, Target]:
         targets: dict[str, Target] = {}

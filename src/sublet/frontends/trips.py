@@ -68,6 +68,8 @@ def _readers(graph: Graph) -> dict[Value, str]:
         inner = (value for sub in node.subgraphs for value in sub.outputs)
         for value in (*node.uses, *inner, *((node.condition,) if isinstance(node, While) else ())):
             found.setdefault(value, f"node {node.name!r}")
+    for target, source in graph.updates:
+        found.setdefault(source, f"the update of {printable(target.name)!r}")
     return found
 
 
@@ -101,4 +103,6 @@ def _with(graph: Graph, changed: Mapping[Value, Value]) -> Graph:
             return replace(node, arms=tuple(_with(arm, changed) for arm in node.arms))
         return node
 
-    return replace(graph, nodes=tuple(map(node_of, graph.nodes)), outputs=new(graph.outputs))
+    nodes, outputs = tuple(map(node_of, graph.nodes)), new(graph.outputs)
+    updates = tuple((target, changed.get(source, source)) for target, source in graph.updates)
+    return replace(graph, nodes=nodes, outputs=outputs, updates=updates)

@@ -182,6 +182,10 @@ class Graph:
     `weights` are constants known before the run (initialisers); they are never activations.
     Only the root graph has weights. Outputs may repeat, and may be inputs, weights or, in a
     sub-graph, captured values.
+
+    `updates` are (target, source) pairs, in the root graph only: state that runs carry over. When a run ends,
+    every target, an input or weight, takes the content of its source, all at once (two may be exchanged).
+    No node of this run sees that; the next run starts from it. An output that is a source has the new content.
     """
 
     name: str
@@ -189,6 +193,18 @@ class Graph:
     nodes: tuple[Node, ...]
     outputs: tuple[Value, ...]
     weights: tuple[Value, ...] = ()
+    updates: tuple[tuple[Value, Value], ...] = ()
+
+    @property
+    def updated(self) -> tuple[Value, ...]:
+        """The inputs and weights that a run leaves with another content."""
+        return tuple(target for target, _ in self.updates)
+
+    @property
+    def constants(self) -> tuple[Value, ...]:
+        """The weights that stay what they are."""
+        updated = set(self.updated)
+        return tuple(weight for weight in self.weights if weight not in updated)
 
     def walk(self) -> Iterator[Node]:
         """Every node of the program, a node before the nodes of its sub-graphs."""

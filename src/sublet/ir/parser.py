@@ -179,10 +179,19 @@ class _Parser(Cursor):
         self.expect(")")
         self.expect("{")
         weights = self.sequence_of_weights() if self.accept("weights") else []
-        nodes = self.nodes("return")
+        nodes = self.nodes("update", "return")
+        updates: list[tuple[Value, Value]] = []
+        if self.tokens[self.at - 1].text == "update":
+            updates = self.sequence(self.update, "return")
+            self.expect("return")
         outputs = self.sequence(self.use, "}")
         self.expect("}")
-        return Graph(name, tuple(inputs), nodes, tuple(outputs), tuple(weights))
+        return Graph(name, tuple(inputs), nodes, tuple(outputs), tuple(weights), tuple(updates))
+
+    def update(self) -> tuple[Value, Value]:
+        target = self.use()
+        self.expect("=")
+        return target, self.use()
 
     def sequence_of_weights(self) -> list[Value]:
         weights = [self.declare()]

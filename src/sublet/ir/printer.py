@@ -4,6 +4,8 @@
       weights %w: f32[3,3], %axes: i64[1] = [0]
       %y: f32[2,3] = onnx.MatMul(%x, %w)
       %z: f32[2,3] = onnx.Softmax(%y) {axis = 1} @prob
+      %v: f32[3,3] = onnx.Neg(%w)
+      update %w = %v
       return %z
     }
 
@@ -47,6 +49,8 @@ def _graph(graph: Graph) -> Iterator[str]:
         yield f"  weights {_list(map(_declare, graph.weights))}"
     for node in graph.nodes:
         yield from _indent(_node(node))
+    if graph.updates:
+        yield f"  update {_list(f'{_use(target)} = {_use(source)}' for target, source in graph.updates)}"
     yield f"  return {_list(map(_use, graph.outputs))}".rstrip()
     yield "}"
 

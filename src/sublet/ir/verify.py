@@ -17,6 +17,8 @@
 15 row              a stacked output is its row with one more axis
 16 depth            sub-graphs nest at most MAX_DEPTH deep, loops at most MAX_LOOPS: every analysis descends
                     into them, and the checker replays each round of a loop twice
+17 update           only the root graph has updates; a target is an input or weight, once, has no literal and is no
+                    output; its source is a value of the root graph, and both are planned, with equal specs
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ def findings(graph: Graph) -> tuple[Finding, ...]:
         *_names(graph),
         *_literals(graph),
         *_scopes(graph, set()),
+        *_updates(graph),
         *(finding for node in graph.walk() for finding in _node(node)),
     )
 
@@ -106,6 +109,8 @@ def _scopes(graph: Graph, outer: set[Value]) -> Iterator[Finding]:
         for sub in node.subgraphs:
             if sub.weights:
                 yield Finding("weights", _at(node), f"sub-graph @{sub.name} has weights", "move them to the root graph")
+            if sub.updates:
+                yield Finding("update", _at(node), f"sub-graph @{sub.name} has updates", "move them to the root graph")
             yield from _scopes(sub, visible)
         if isinstance(node, While):
             yield from _ready(node, visible)
@@ -118,6 +123,32 @@ def _undefined(values: Iterable[Value], visible: set[Value], where: str) -> Iter
         if value not in visible:
             fix = "define it first, or move the use below its definition"
             yield Finding("undefined-value", where, f"%{value.name} is not defined here", fix)
+
+
+def _updates(graph: Graph) -> Iterator[Finding]:
+    """Rule 17."""
+    where = f"graph @{graph.name} updates"
+    there = {*graph.inputs, *graph.weights}
+    made = there.union(*(node.defs for node in graph.nodes))
+    seen: set[Value] = set()
+    for target, source in graph.updates:
+        if target not in there:
+            yield Finding("update", where, f"{target} is no input or weight", "only these outlast a run")
+        if target in seen:
+            yield Finding("update", where, f"{target} is updated twice", "drop one of its updates")
+        seen.add(target)
+        if target.literal is not None:
+            what = f"{target} has a literal, which its readers rely on"
+            yield Finding("update", where, what, "give its first content as that of a weight")
+        if target in graph.outputs:
+            fix = f"return {source} for the new content, or a copy (an Identity) for the old"
+            yield Finding("update", where, f"{target} is updated and also an output", fix)
+        yield from _undefined((source,), made, where)
+        if target.spec != source.spec:
+            yield Finding("update", where, f"{target} is {target.spec}, its source {source} is {source.spec}")
+        elif not target.plannable:
+            what = f"{target} is {target.spec}, which cannot be planned"
+            yield Finding("update", where, what, "only what has bytes of its own can be updated")
 
 
 def _ready(node: While, outer: set[Value]) -> Iterator[Finding]:

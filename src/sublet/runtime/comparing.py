@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
+from sublet.errors import RunError
 from sublet.ir.graph import Value
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Call
@@ -31,26 +33,52 @@ class Comparison:
 def compare(unplanned: Executable, planned: Executable, inputs: Mapping[str, Any]) -> Comparison:
     """Run `unplanned`, `planned`, and `planned` in a poisoned arena, with the same inputs.
 
+    Every run starts from the state of `planned`, which is as before afterwards; what the runs leave is compared too.
     Both have the same kernels; `unplanned` is planned with `Options(strategy="no_reuse", share=False)`, so that
     every tensor has bytes of its own. A difference names the first step whose result differs. Runs that are watched,
     where steps come one by one, are compared with such a run: some kernels give other last bits among others.
     """
-    meant, ran = _Trace(unplanned), _Trace(planned)
-    right = unplanned.watched(inputs, meant.watch, serial=True)
+    start, meant, ran = _state(planned), _Trace(unplanned), _Trace(planned)
+    left: list[dict[str, Any]] = [{}, {}, {}]
+    _start(unplanned, start)
+    right = _ended(unplanned.watched(inputs, meant.watch, serial=True, left=left[0]), left[0])
+    traced = _ended(planned.watched(inputs, ran.watch, serial=True, left=left[1]), left[1])
+    poisoned = _ended(run_poisoned(planned, inputs, left=left[2]), left[2])
     plain = planned(inputs)
-    traced = planned.watched(inputs, ran.watch, serial=True)
     runs = (
-        ("the planned run", unplanned(inputs), plain),
+        ("the planned run", _ended(unplanned(inputs), _state(unplanned)), _ended(plain, _state(planned))),
         ("the traced run", right, traced),
-        ("the poisoned run", right, run_poisoned(planned, inputs)),
+        ("the poisoned run", right, poisoned),
     )
+    _start(planned, start)
     differences = [
-        f"output {name}: {how} differs from the unplanned run{meant.first_difference(ran)}"
+        f"{what}: {how} differs from the unplanned run{meant.first_difference(ran)}"
         for how, expected, found in runs
-        for name in expected
-        if not equal_bits(expected[name], found[name])
+        for what in expected
+        if not equal_bits(expected[what], found[what])
     ]
     return Comparison(plain, tuple(differences))
+
+
+def _state(executable: Executable) -> dict[str, Any]:
+    """What the updated inputs and weights hold, as far as that is known."""
+    found: dict[str, Any] = {}
+    for name in executable.updated:
+        with suppress(RunError):  # an input that was never given
+            found[name] = executable.state(name)
+    return found
+
+
+def _start(executable: Executable, state: Mapping[str, Any]) -> None:
+    """Let the next run start from this state."""
+    for name, content in state.items():
+        executable.set_state(name, content)
+
+
+def _ended(outputs: Mapping[str, Any], left: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run gave and the state it left, by what messages call them."""
+    named = {f"output {name}": content for name, content in outputs.items()}
+    return named | {f"state {name}": content for name, content in left.items()}
 
 
 def equal_bits(a: Any, b: Any) -> bool:

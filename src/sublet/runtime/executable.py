@@ -16,12 +16,14 @@ from sublet.ir.graph import Graph, Value
 from sublet.plan import MemoryPlan, Region, bound_to
 from sublet.plan_file import fingerprint
 from sublet.printable import printable
-from sublet.runtime.dtypes import NUMPY, pack, packed, plain
+from sublet.runtime.dtypes import packed, plain
+from sublet.runtime.given import checked, content_for, in_place, listed
 from sublet.runtime.kernel import Array, Cell
 from sublet.runtime.kernels import Kernels, bind_node
-from sublet.runtime.memory import Memory, Raw, aligned_bytes, array_of, raw_bytes
+from sublet.runtime.memory import Memory, Raw, array_of, raw_bytes
 from sublet.runtime.program import Program, Watch, build, unwatched
 from sublet.runtime.rounds import stacked_outputs
+from sublet.runtime.state import State
 from sublet.runtime.streams import Workers
 from sublet.runtime.workspace import (
     NOT_YET,
@@ -46,6 +48,10 @@ class Executable:
     Calling it copies the inputs to their places, runs, and returns copies of the outputs. After the first
     run nothing is allocated but those copies. It holds a lock while it runs: calls from several threads
     come one after another. After an error or an interrupt it can be called again.
+
+    What the graph updates is the state of the executable: its content stays from run to run, in memory of the
+    executable's own (the weights given are copied), or in the caller's where it is bound. An updated input need not be
+    given again. When a run fails the state is lost, and must be set anew.
     """
 
     def __init__(
@@ -76,8 +82,9 @@ class Executable:
         self.remark = remark
         self._make_kernels = make_kernels
         self._kernels: Kernels | None = None
-        self._weights = dict(weights)
+        self._weights = {value: content for value, content in weights.items() if value not in graph.updated}
         self._memory = Memory(graph, plan)
+        self._state = State(graph, self._memory)
         self._bound: set[Value] = set()
         self._stacked = stacked_outputs(graph)
         self._workers = Workers()
@@ -86,6 +93,8 @@ class Executable:
         self._kept = kept_bytes
         self._allocated = Allocated(reason=NOT_YET)
         self._load_weights()
+        for value in (value for value in graph.updated if value in weights):
+            self._give(value, weights[value], f"weight {value.name}")
 
     def __call__(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
         """Run once. Inputs by name, as a mapping or as keywords; the outputs by name, as copies.
@@ -117,11 +126,35 @@ class Executable:
         """
         with self._lock:
             if name in self._memory.arenas and name not in (*self.inputs, *self.outputs):
+                saved = self._state.save()
                 self._memory.bring(name, raw_bytes(array_of(memory, f"the {name}")), f"the {name}", self.plan.alignment)
                 self._load_weights()
+                self._state.restore(saved)
             else:
                 self._bind_value(name, memory)
             self._program = None
+
+    @property
+    def updated(self) -> tuple[str, ...]:
+        """The names of the inputs and weights that are its state."""
+        names = {value: name for name, value in self.inputs.items()}
+        return tuple(names.get(value, value.name) for value in self.graph.updated)
+
+    def state(self, name: str) -> Any:
+        """A copy of what an updated input or weight holds now: what the next run starts from.
+
+        Raises RunError when `name` is not updated, or when nobody knows its content (see `set_state`).
+        """
+        with self._lock:
+            return self._result(self._state.require(self._updated(name), name), copy=True)
+
+    def set_state(self, name: str, content: Any) -> None:
+        """Let the next run start from another content of an updated input or weight, which is copied.
+
+        Raises RunError when `name` is not updated, or when type or shape do not fit.
+        """
+        with self._lock:
+            self._give(self._updated(name), content, f"state {printable(name)}")
 
     @property
     def arena_bytes(self) -> int:
@@ -130,7 +163,7 @@ class Executable:
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes that loops and branches moved in the latest run."""
+        """Bytes that loops, branches and updates moved in the latest run."""
         return self._program.moved.nbytes if self._program else 0
 
     @property
@@ -151,11 +184,14 @@ class Executable:
     def measured(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
         """Like a call, and measure what libraries allocate meanwhile: `memory` tells it afterwards.
 
-        What they keep is counted around the first run of all; what comes and goes around a later one.
+        What they keep is counted around the first run of all; what comes and goes around a later one, which starts
+        from the same state.
         """
         given = {**(inputs or {}), **named}
         with self._lock, giving_back():
+            saved = self._state.save()
             self._run(given)
+            self._state.restore(saved)
             self._feed(given)
             peak, reason = peak_of(self._execute, self._memory.written())
             self._allocated = replace(self._allocated, peak_bytes=peak, reason=reason)
@@ -188,22 +224,27 @@ class Executable:
         *,
         arenas: Mapping[str, Raw] | None = None,
         serial: bool = False,
+        left: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Run once with the action of every point wrapped by `watch`; the outputs are copies.
 
-        The run may have other `arenas`, by name, and `serial` runs several streams in one thread.
+        The run may have other `arenas`, or storages of updated values, by name; `serial` runs several streams in one
+        thread. It starts from the state, which it does not change; what it would be afterwards comes into `left`.
         """
         arenas = arenas or {}
-        with self._lock:
+        with self._lock, self._state.kept() as saved:
             before = {name: self._memory.raw(name) for name in arenas}
             try:
                 for name, arena in arenas.items():
                     self._memory.bring(name, arena, f"the {name}", self.plan.alignment)
                 self._load_weights()
+                self._state.restore(saved)
                 self._feed(inputs)
                 program = self._built(watch, None if serial else self._workers)
                 for call in program.calls:
                     call()
+                if left is not None:
+                    left.update((name, self._result(self._updated(name), copy=True)) for name in self.updated)
                 return self._results(copy=True)
             finally:
                 for name, arena in before.items():
@@ -222,7 +263,7 @@ class Executable:
         if self._kernels is None:
             constants = {
                 value: self._memory.here().array(value)
-                for value in self.graph.weights
+                for value in self.graph.constants
                 if isinstance(value.spec, TensorSpec)
             }
             self._kernels = self._make_kernels(constants)
@@ -253,20 +294,29 @@ class Executable:
     def _execute(self) -> None:
         program = self._bind_program()
         program.moved.nbytes = 0
-        for call in program.calls:
-            call()
+        with self._state.running():
+            for call in program.calls:
+                call()
 
     def _feed(self, given: Mapping[str, Any]) -> None:
         """Check every input, then put them in their places."""
         unknown = [name for name in given if name not in self.inputs]
         if unknown:
-            raise RunError(f"there is no input {printable(unknown[0])!r}; the inputs are {_listed(self.inputs)}")
-        missing = [name for name, value in self.inputs.items() if name not in given and value not in self._bound]
+            raise RunError(f"there is no input {printable(unknown[0])!r}; the inputs are {listed(self.inputs)}")
+        missing = [name for name, value in self.inputs.items() if name not in given and not self._there(value)]
         if missing:
-            raise RunError(f"the input {missing[0]!r} is missing; the inputs are {_listed(self.inputs)}")
-        contents = {name: _content_for(self.inputs[name], content, f"input {name}") for name, content in given.items()}
+            raise RunError(f"the input {missing[0]!r} is missing; the inputs are {listed(self.inputs)}")
+        contents = {name: content_for(self.inputs[name], content, f"input {name}") for name, content in given.items()}
+        for value in self.graph.updated:
+            if value not in self.graph.inputs:
+                self._state.require(value, value.name)
         for name, content in self._apart(contents).items():
             self._put(self.inputs[name], content)
+            self._state.set(self.inputs[name])
+
+    def _there(self, value: Value) -> bool:
+        """Whether an input has a content without being given."""
+        return self._state.known(value) if value in self.graph.updated else value in self._bound
 
     def _apart(self, contents: Mapping[str, Any]) -> dict[str, Any]:
         """The contents, copied where storing one might change another: outputs of `views` may be inputs."""
@@ -274,13 +324,19 @@ class Executable:
         for name, value in bound.items():
             if not self._memory.here().bytes_of(value).flags.writeable:
                 raise RunError(f"input {name}: is bound to read-only memory; bind other memory to change it")
-        homes = [*map(self._memory.raw, self._memory.arenas), *map(self._memory.here().bytes_of, bound.values())]
+        apart = (*bound.values(), *self.graph.updated)
+        homes = [*map(self._memory.raw, self._memory.arenas), *map(self._memory.here().bytes_of, apart)]
         return {
             name: content.copy()
             if isinstance(content, np.ndarray) and any(np.may_share_memory(content, home) for home in homes)
             else content
             for name, content in contents.items()
         }
+
+    def _give(self, value: Value, content: Any, what: str) -> None:
+        """A new content for an updated value."""
+        self._put(value, content_for(value, content, what))
+        self._state.set(value)
 
     def _put(self, value: Value, content: Any) -> None:
         if isinstance(value.spec, TensorSpec):
@@ -307,11 +363,10 @@ class Executable:
             if not isinstance(value.spec, TensorSpec):
                 self._memory.cells[value.name].content = given
                 continue
-            content = _content_for(value, given, f"weight {value.name}")
+            content = content_for(value, given, f"weight {value.name}")
             storage = bound_to(value.name)
             if storage in self._memory.storages:
-                raw = _in_place(content, value.spec.dtype.bits // 8)
-                self._memory.bring(storage, raw, f"weight {value.name}", 1)
+                self._memory.bring(storage, in_place(content, value.spec.dtype.bits // 8), f"weight {value.name}", 1)
             else:
                 self._put(value, content)
 
@@ -322,56 +377,23 @@ class Executable:
             raise RunError(f"{name!r} lies in the arena: plan with io='bound' (or weights='bound') to bind it")
         assert isinstance(value.spec, TensorSpec)
         array = array_of(memory, name)
-        raw = raw_bytes(_checked(value.spec, array, name))
+        raw = raw_bytes(checked(value.spec, array, name))
         self._memory.bring(storage, raw, name, max(1, value.spec.dtype.bits // 8))
         self._bound.add(value)
+        self._state.set(value)
         if value in self._weights:
             self._weights[value] = self._memory.here().array(value)
             self._kernels = None
+
+    def _updated(self, name: str) -> Value:
+        for known, value in zip(self.updated, self.graph.updated, strict=True):
+            if name == known:
+                return value
+        raise RunError(f"no run updates {printable(name)!r}; updated are {listed(self.updated)}")
 
     def _named(self, name: str) -> Value:
         for values in (self.inputs, self.outputs, {value.name: value for value in self.graph.weights}):
             if name in values:
                 return values[name]
-        known = _listed([*self.inputs, *self.outputs, *self._memory.arenas])
+        known = listed([*self.inputs, *self.outputs, *self._memory.arenas])
         raise RunError(f"there is no input, output or weight {printable(name)!r}; there are {known} and the weights")
-
-
-def _in_place(array: Array, alignment: int) -> Raw:
-    """The bytes of an array, copied only when they do not lie one after another at a multiple of `alignment`.
-
-    Those of a mapped file may not. A copy is where kernels read it fastest.
-    """
-    if array.flags.c_contiguous and (alignment < 2 or array.ctypes.data % alignment == 0):
-        return raw_bytes(array)
-    moved = aligned_bytes(array.nbytes, 64)
-    moved.view(array.dtype).reshape(array.shape)[...] = array
-    return moved
-
-
-def _checked(spec: TensorSpec, array: Array, name: str) -> Array:
-    """`array`, once it is plain bytes of the right number, or has the type and shape of `spec`."""
-    as_bytes = array.dtype == np.uint8 and array.ndim == 1 and array.size == spec.nbytes
-    if not as_bytes and (array.dtype != NUMPY[spec.dtype] or array.shape != spec.shape):
-        raise RunError(f"{name}: must be {spec}, not {array.dtype}{list(array.shape)}")
-    return array
-
-
-def _content_for(value: Value, given: Any, what: str) -> Any:
-    """The array to store for `value`. Raises RunError when type or shape differ from what was planned."""
-    spec = value.spec
-    if not isinstance(spec, TensorSpec):
-        return given
-    try:
-        array = given if isinstance(given, np.ndarray) else np.asarray(given)
-    except (ValueError, TypeError) as error:
-        raise RunError(f"{what}: {type(given).__name__} is no array: {error}") from None
-    wanted = NUMPY[spec.dtype]
-    if array.dtype != wanted or array.shape != spec.shape:
-        raise RunError(f"{what}: must be {spec}, {wanted}{list(spec.shape)}, not {array.dtype}{list(array.shape)}")
-    return pack(array, spec) if packed(spec) else array
-
-
-def _listed(names: Any) -> str:
-    shown = [repr(printable(name)) for name in list(names)[:20]]
-    return ", ".join(shown) or "none"

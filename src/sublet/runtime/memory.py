@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sublet.errors import RunError
 from sublet.ir.graph import Graph, Value
-from sublet.plan import ARENA, POINTER, Context, MemoryPlan, Placement, Region, Storage
+from sublet.plan import ARENA, POINTER, Context, MemoryPlan, Placement, Region, Storage, bound_to
 from sublet.runtime.dtypes import array_over
 from sublet.runtime.kernel import Array, Cell, Operand
 from sublet.tensor import TensorSpec
@@ -19,7 +19,7 @@ from sublet.tensor import TensorSpec
 Raw = NDArray[np.uint8]
 
 READ_ONLY = ("weight", "input")
-"""Kinds of storages that a run never writes."""
+"""Kinds of storages that a run never writes, but for those of updated values."""
 
 
 def aligned_bytes(nbytes: int, alignment: int) -> Raw:
@@ -82,7 +82,8 @@ class Memory:
         self.cells = {value.name: Cell(value.name) for value in graph.values() if not value.plannable}
         self._raw: dict[str, Raw] = {}
         self.arenas = tuple(storage.name for storage in plan.storages if storage.kind == ARENA)
-        self._written = [storage.name for storage in plan.storages if storage.kind not in READ_ONLY]
+        updated = {bound_to(value.name) for value in graph.updated}
+        self._written = [s.name for s in plan.storages if s.kind not in READ_ONLY or s.name in updated]
 
     def raw(self, storage: str) -> Raw:
         """The bytes of a storage; allocated when they are first asked for."""

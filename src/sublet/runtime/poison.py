@@ -1,5 +1,7 @@
 """Running where every lie shows: bytes that nobody needs are poisoned, and must stay poisoned.
 
+The bytes are those of the arenas, and of what is updated outside of them.
+
 Before each point of the run, whatever no live value covers is filled with `POISON`: what a value left
 behind is gone the moment it dies, and an output that a kernel does not write in full holds garbage. After
 the point, those bytes must be as they were, but for the values the point writes: the gaps of the arena are
@@ -15,7 +17,7 @@ from typing import Any
 from sublet.analysis.liveness import LiveRanges, liveness, merge
 from sublet.errors import RunError
 from sublet.ir.graph import Value
-from sublet.plan import ARENA, MemoryPlan
+from sublet.plan import ARENA, MemoryPlan, bound_to
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Call
 from sublet.runtime.memory import aligned_bytes
@@ -27,25 +29,28 @@ GUARD = 4096
 Range = tuple[int, int]
 
 
-def run_poisoned(executable: Executable, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def run_poisoned(
+    executable: Executable, inputs: Mapping[str, Any], left: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Run once in poisoned arenas of exactly the planned size; the outputs by name.
 
-    Steps of several streams run one after another, in the order the schedule lists. Raises RunError naming the step
-    that wrote where it must not.
+    State is as before afterwards; what the run would have left comes into `left`. Steps of several streams run one
+    after another, in the order the schedule lists. Raises RunError naming the step that wrote where it must not.
     """
     arenas = _GuardedArenas(executable.plan)
     poisoner = _Poisoner(executable, arenas)
-    return executable.watched(inputs, poisoner.watch, arenas=arenas.by_name, serial=True)
+    return executable.watched(inputs, poisoner.watch, arenas=arenas.by_name, serial=True, left=left)
 
 
 class _GuardedArenas:
-    """The arenas of a plan in one block, with guards before, between and after them; all poisoned.
+    """The arenas of a plan, and what is updated, in one block, with guards before, between and after; all poisoned.
 
     begins   where each arena lies in the block
     """
 
     def __init__(self, plan: MemoryPlan) -> None:
-        arenas = [storage for storage in plan.storages if storage.kind == ARENA]
+        updated = {bound_to(name) for name in plan.updated}
+        arenas = [storage for storage in plan.storages if storage.kind == ARENA or storage.name in updated]
         step = plan.alignment
         guard = -(-GUARD // step) * step
         self.begins: dict[str, int] = {}
@@ -77,7 +82,7 @@ class _Poisoner:
     def __init__(self, executable: Executable, arenas: _GuardedArenas) -> None:
         self._arenas = arenas
         self._points = executable.flow.points
-        ranges, weights = liveness(executable.flow), executable.graph.weights
+        ranges, weights = liveness(executable.flow), executable.graph.constants
         self._used = _UsedBytes(executable, arenas.begins, ranges, weights)
         self._dead_after = cache(self._free_between)
         self._previous = 0

@@ -49,7 +49,7 @@ def unwatched(point: int, action: Call) -> Call:
 
 @dataclass(frozen=True)
 class Program:
-    """A bound program: `calls` run it once. `moved` counts what its loops and branches copied."""
+    """A bound program: `calls` run it once. `moved` counts what its loops, branches and updates copied."""
 
     calls: tuple[Call, ...]
     moved: Moved
@@ -72,8 +72,10 @@ def build(
     builder = _Builder(timeline, memory, bind, workers, watch)
     start = builder.point("start", None, nothing)
     body = builder.graph(graph, schedule)
+    sources = [source for _, source in graph.updates]
+    update = builder.move("update", None, sources, graph.updated) if sources else nothing
     end = builder.point("end", None, nothing)
-    calls = tuple(call for call in (start, *body, end) if call is not nothing)
+    calls = tuple(call for call in (start, *body, update, end) if call is not nothing)
     return Program(calls, builder.moved, timeline.points)
 
 
@@ -143,7 +145,7 @@ class _Builder:
         """What a pointer stands for once this is assigned to it."""
         return self._targets.get(value.name) or self._memory.region(value, self._context, {})
 
-    def move(self, kind: str, node: Node, sources: Sequence[Value], targets: Sequence[Value | None]) -> Call:
+    def move(self, kind: str, node: Node | None, sources: Sequence[Value], targets: Sequence[Value | None]) -> Call:
         """A parallel assignment: real values are copied where they are not in place, pointers come to point."""
         return self.point(kind, node, self.moving(sources, targets))
 

@@ -9,9 +9,9 @@ from rich.text import Text
 
 from sublet.budget import LiveBuffer, Verdict, buffers_at_peak
 from sublet.bytesize import human
-from sublet.plan import ARENA, POINTER, MemoryPlan, Placement
+from sublet.plan import ARENA, POINTER, UPDATE, MemoryPlan, Placement
 from sublet.printable import printable
-from sublet.report import bytes_by_edge, multiview
+from sublet.report import bytes_by_edge, multiview, updated
 from sublet.viz.loops import turns
 
 SHOWN = 12
@@ -25,6 +25,8 @@ def summary(plan: MemoryPlan) -> RenderableType:
     parts: list[RenderableType] = [_figures(plan), Text(), *_peak(plan)]
     if plan.schedule.bodies:
         parts += [Text(), *_loops(plan)]
+    if copied := updated(plan).copied:
+        parts += [Text(), Text("bytes copied at the end of each run:"), _edge(plan, UPDATE, copied)]
     if plan.stopped:
         parts.insert(1, Text(f"the search was stopped by {plan.stopped}: the best so far", "yellow"))
     if plan.outside:
@@ -68,6 +70,9 @@ def _figures(plan: MemoryPlan) -> Table:
     ]
     for kind, nbytes in _bound_sums(plan).items():
         rows.append((f"{kind}s", nbytes, "bound to memory outside the arena"))
+    if plan.updated:
+        of = updated(plan)
+        rows.append(("updated in place", of.nbytes, f"kept for the next run: {of.words}; copied: {human(of.copied)}"))
     for name, nbytes, remark in rows:
         table.add_row(name, human(nbytes), remark)
     return table
@@ -128,7 +133,7 @@ def _pointers(plan: MemoryPlan) -> list[Placement]:
 def _loops(plan: MemoryPlan) -> list[RenderableType]:
     """How loops are unrolled, and what loops and branches move: nothing, or so much on each edge."""
     pointers, several = len(_pointers(plan)), len(multiview(plan))
-    edges = bytes_by_edge(plan)
+    edges = {edge: nbytes for edge, nbytes in bytes_by_edge(plan).items() if edge != UPDATE}
     lines: list[RenderableType] = [Text(printable(turns(record))) for record in plan.rolled[:SHOWN]]
     if len(plan.rolled) > SHOWN:
         lines.append(Text(f"and {len(plan.rolled) - SHOWN} more loops like these"))
@@ -139,14 +144,18 @@ def _loops(plan: MemoryPlan) -> list[RenderableType]:
     if not edges:
         return [*lines, Text("0 bytes moved by loops and branches", "green")]
     lines.append(Text("bytes moved by loops and branches, each time they pass an edge:"))
-    for edge, nbytes in list(edges.items())[:SHOWN]:
-        moves = [move for move in plan.moves if move.edge == edge]
-        more = f" and {len(moves) - 1} more" if len(moves) > 1 else ""
-        told = f"{moves[0].source} to {moves[0].destination}{more}: {moves[0].why}"
-        lines.append(Text(printable(f"  {edge}: {human(nbytes)}, {told}")))
+    lines += [_edge(plan, edge, nbytes) for edge, nbytes in list(edges.items())[:SHOWN]]
     if len(edges) > SHOWN:
         lines.append(Text(f"  and {len(edges) - SHOWN} more edges (all are in the plan file)"))
     return lines
+
+
+def _edge(plan: MemoryPlan, edge: str, nbytes: int) -> Text:
+    """What an edge moves, and why, by its first move."""
+    moves = [move for move in plan.moves if move.edge == edge]
+    more = f" and {len(moves) - 1} more" if len(moves) > 1 else ""
+    told = f"{moves[0].source} to {moves[0].destination}{more}: {moves[0].why}"
+    return Text(printable(f"  {edge}: {human(nbytes)}, {told}"))
 
 
 def _outside(plan: MemoryPlan) -> list[RenderableType]:

@@ -1,6 +1,6 @@
 """Removing what no output needs: nodes, optional outputs, rows of loops, weights.
 
-The graph is read backwards; a value is needed when an output or a needed node reads it.
+The graph is read backwards; a value is needed when an output, an update or a needed node reads it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 
 def prune(graph: Graph) -> Graph:
-    """The graph without dead nodes and unused weights; its inputs and outputs stay."""
-    needed = set(graph.outputs)
+    """The graph without dead nodes and unused weights; its inputs, outputs and updates stay."""
+    needed = {*graph.outputs, *(value for pair in graph.updates for value in pair)}
     nodes = _needed_nodes(graph.nodes, needed)
     weights = tuple(weight for weight in graph.weights if weight in needed)
     return replace(graph, nodes=nodes, weights=weights)
