@@ -15,7 +15,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from sublet.builder.graph import Graph
+from sublet.builder.graph import Graph, graph_of
 from sublet.builder.tensor import Tensor
 from sublet.runtime.dtypes import NUMPY
 from sublet.tensor import TensorSpec
@@ -61,7 +61,7 @@ def weight(graph: Graph, name: str, shape: Sequence[int], like: Tensor, draw: Dr
 
 def dense(x: Tensor, units: int, *, bias: bool = True, name: str = "dense") -> Tensor:
     """x[..., I] @ weight[units, I].T + bias[units]."""
-    graph, width = x.graph, x.shape[-1]
+    graph, width = graph_of(x), x.shape[-1]
     with graph.scope(name):
         bound = 1 / sqrt(width)
         w = weight(graph, "weight", (units, width), x, uniform(bound))
@@ -82,7 +82,7 @@ def conv(
     name: str = "conv",
 ) -> Tensor:
     """A convolution of x[N, C, spatial...]. `pad`, on both sides of each axis, keeps the extent unless said."""
-    graph, axes = x.graph, x.ndim - 2
+    graph, axes = graph_of(x), x.ndim - 2
     sizes = (kernel,) * axes if isinstance(kernel, int) else kernel
     strides = (stride,) * axes if isinstance(stride, int) else stride
     padded = tuple(dilation * (size - 1) // 2 for size in sizes) if pad is None else pad
@@ -100,7 +100,7 @@ def batch_norm(
     x: Tensor, *, epsilon: float = 1e-5, momentum: float = 0.1, training: bool = True, name: str = "norm"
 ) -> Tensor:
     """Batch normalisation over axis 1. In training the running statistics are state, updated in place."""
-    graph, channels = x.graph, x.shape[1:2]
+    graph, channels = graph_of(x), x.shape[1:2]
     with graph.scope(name):
         scale = weight(graph, "scale", channels, x, same(1))
         bias = weight(graph, "bias", channels, x, same(0))
@@ -118,7 +118,7 @@ def batch_norm(
 
 def layer_norm(x: Tensor, *, epsilon: float = 1e-5, name: str = "norm") -> Tensor:
     """Layer normalisation over the last axis."""
-    graph, width = x.graph, x.shape[-1:]
+    graph, width = graph_of(x), x.shape[-1:]
     with graph.scope(name):
         scale = weight(graph, "scale", width, x, same(1))
         bias = weight(graph, "bias", width, x, same(0))
@@ -127,7 +127,7 @@ def layer_norm(x: Tensor, *, epsilon: float = 1e-5, name: str = "norm") -> Tenso
 
 def embedding(indices: Tensor, rows: int, width: int, *, dtype: str = "f32", name: str = "embedding") -> Tensor:
     """Row i of weight[rows, width] for every index i."""
-    graph = indices.graph
+    graph = graph_of(indices)
     with graph.scope(name):
         w = graph.parameter("weight", (rows, width), dtype)
         graph.fill(w, Drawn(w.name, TensorSpec(w.dtype, w.shape), normal(1)))
@@ -138,7 +138,7 @@ def self_attention(
     x: Tensor, heads: int, *, causal: bool = False, bias: bool = True, name: str = "attention"
 ) -> Tensor:
     """Multi-head self-attention of x[B, T, D] (Vaswani et al., 2017)."""
-    graph, (batch, length, width) = x.graph, x.shape
+    graph, (batch, length, width) = graph_of(x), x.shape
     with graph.scope(name):
         joint = dense(x, 3 * width, bias=bias, name="qkv").reshape(batch, length, 3, heads, width // heads)
         q, k, v = (joint[:, :, i].transpose(0, 2, 1, 3) for i in range(3))
@@ -148,7 +148,7 @@ def self_attention(
 
 def lstm(xs: Tensor, units: int, *, name: str = "lstm") -> tuple[Tensor, Tensor, Tensor]:
     """A loop of LSTM cells over xs[T, B, I] from zero; gives all h[T, B, units], the last h and the last c."""
-    graph, (_, batch, width) = xs.graph, xs.shape
+    graph, (_, batch, width) = graph_of(xs), xs.shape
     with graph.scope(name):
         bound = 1 / sqrt(units)
         w = weight(graph, "input_weight", (4 * units, width), xs, uniform(bound))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from sublet.builder.graph import graph_of
 from sublet.builder.lines import at_line
 from sublet.builder.tensor import Tensor
 from sublet.errors import GradientError
@@ -23,12 +24,12 @@ def gradients(of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None) -> 
     Raises GradientError, which begins with the user's line: for a value that is no floating-point number, is
     random, or is computed from `wrt` by a command without a gradient.
     """
-    graph = of.graph
-    target, values = graph._own(of), [graph._own(tensor) for tensor in wrt]
+    graph = graph_of(of)
+    target, values = graph.own(of), [graph.own(tensor) for tensor in wrt]
     emit = graph.emit
     emit.source = at_line("").rstrip(": ")
     try:
-        start = graph._own(seed) if seed is not None else emit.filled(1, spec_of(target))
+        start = graph.own(seed) if seed is not None else emit.filled(1, spec_of(target))
         found = backward(emit, tuple(emit.nodes), {target: start}, values)
         made = [
             grad if grad is not None else emit.filled(0, spec_of(value))
@@ -36,7 +37,7 @@ def gradients(of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None) -> 
         ]
     except GradientError as error:
         raise GradientError(at_line(str(error))) from None
-    return [graph._tensor(value) for value in made]
+    return [graph.tensor(value) for value in made]
 
 
 def train_step(loss: Tensor, parameters: Sequence[Tensor], optimizer: Optimizer, *, name: str = "loss") -> Model:
@@ -46,7 +47,7 @@ def train_step(loss: Tensor, parameters: Sequence[Tensor], optimizer: Optimizer,
     under `name`. The gradients of parameters are not kept: each is consumed as early as the data allows.
     Raises GradientError for a loss or parameter that has no gradient.
     """
-    graph = loss.graph
+    graph = graph_of(loss)
     if loss.shape != ():
         raise GradientError(at_line(f"the loss is {loss!r}: it must be one number; take its mean"))
     if not parameters:

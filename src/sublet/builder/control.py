@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING
 
+from sublet.builder.levels import Levels
 from sublet.builder.lines import at_line, user_line
 from sublet.builder.tensor import Tensor
 from sublet.errors import SpecError
@@ -15,9 +15,6 @@ from sublet.ir.emitter import Emitter
 from sublet.ir.graph import CaseOf, Value, While
 from sublet.ops.nn.command import spec_of
 from sublet.tensor import DType, Spec, TensorSpec, Unplannable
-
-if TYPE_CHECKING:
-    from sublet.builder.graph import Graph
 
 
 class Loop:
@@ -38,7 +35,7 @@ class Loop:
 
     def __init__(
         self,
-        graph: Graph,
+        levels: Levels,
         carried: dict[str, Tensor],
         over: dict[str, Tensor],
         rounds: int | None,
@@ -46,9 +43,9 @@ class Loop:
         backwards: bool,
         name: str,
     ) -> None:
-        self._graph, self._name, self._line = graph, name, user_line()
-        self._inits = {key: graph._own(tensor) for key, tensor in carried.items()}
-        self._sequences = {key: graph._own(tensor) for key, tensor in over.items()}
+        self._levels, self._name, self._line = levels, name, user_line()
+        self._inits = {key: levels.read(tensor) for key, tensor in carried.items()}
+        self._sequences = {key: levels.read(tensor) for key, tensor in over.items()}
         lengths = {key: tensor.shape[:1] for key, tensor in over.items()}
         if len({*lengths.values(), *([(rounds,)] if rounds is not None else [])}) > 1 or () in lengths.values():
             raise SpecError(
@@ -63,12 +60,12 @@ class Loop:
         self._given: dict[str, Tensor] = {}
 
     def __enter__(self) -> Loop:
-        graph = self._graph
-        level = graph._levels.push(f"the body of the loop at {self._line}")
+        levels = self._levels
+        level = levels.push(f"the body of the loop at {self._line}")
         names, scope = level.emit.names, level.emit.scope + self._name
 
         def fresh(key: str, spec: Spec) -> Value:
-            return graph._levels.made(Value(names.fresh(f"{scope}.{key}"), spec))
+            return levels.tensor(Value(names.fresh(f"{scope}.{key}"), spec)).value
 
         self._counter = fresh("round", TensorSpec(DType.I64))
         self._parameters = {key: fresh(key, init.spec) for key, init in self._inits.items()}
@@ -76,13 +73,14 @@ class Loop:
             key: fresh(key, TensorSpec(spec_of(value).dtype, spec_of(value).shape[1:]))
             for key, value in self._sequences.items()
         }
-        self._given = {key: Tensor(graph, v) for key, v in {**self._parameters, **self._slices}.items()}
+        self._number = levels.tensor(self._counter)
+        self._given = {key: levels.tensor(v) for key, v in {**self._parameters, **self._slices}.items()}
         return self
 
     @property
     def counter(self) -> Tensor:
         """The number of the round, from 0; an i64 scalar."""
-        return Tensor(self._graph, self._counter)
+        return self._number
 
     def __getitem__(self, key: str) -> Tensor:
         if key not in self._given:
@@ -95,8 +93,8 @@ class Loop:
             raise SpecError(at_line("the loop has a check already"))
         if condition.dtype is not DType.BOOL or spec_of(condition.value).size != 1:
             raise SpecError(at_line(f"{condition!r} is no condition: it must be one bool"))
-        self._condition = self._graph._own(condition)
-        self._check = len(self._graph.emit.nodes)
+        self._condition = self._levels.read(condition)
+        self._check = len(self._levels.emit.nodes)
 
     def next(self, **updates: Tensor) -> None:
         """What the carried values are in the next round; one for each of them."""
@@ -108,27 +106,27 @@ class Loop:
         for key, tensor in updates.items():
             if tensor.value.spec != self._inits[key].spec:
                 raise SpecError(at_line(f"{key!r} starts as {self._inits[key].spec}, and cannot become {tensor!r}"))
-        self._updates = {key: self._graph._own(tensor) for key, tensor in updates.items()}
+        self._updates = {key: self._levels.read(tensor) for key, tensor in updates.items()}
 
     def stack(self, **rows: Tensor) -> None:
         """Collect one row a round along a new axis 0."""
         for key, tensor in rows.items():
             if key in self._rows or key in self._given:
                 raise SpecError(at_line(f"the loop has {key!r} already; give the rows another name"))
-            self._rows[key] = self._graph._own(tensor)
+            self._rows[key] = self._levels.read(tensor)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        graph, level = self._graph, self._graph._levels.here
-        graph._levels.pop()
+        levels = self._levels
+        level = levels.pop()
         if kind is not None:
             return
         updates = self._updates if self._updates is not None else {} if not self._inits else None
         if updates is None:
             raise SpecError(at_line(f"the loop at {self._line} carries {', '.join(self._inits)}: say loop.next(...)"))
         condition = self._limit(level.emit)
-        emit = graph.emit
+        emit = levels.emit
         hint = f"{emit.scope}{self._name}"
         finals = [Value(emit.names.fresh(f"{hint}.{key}"), init.spec) for key, init in self._inits.items()]
         stacked = [Value(emit.names.fresh(f"{hint}.{key}"), self._stacked(row)) for key, row in self._rows.items()]
@@ -155,7 +153,7 @@ class Loop:
             )
         )
         keys = [*self._inits, *self._rows]
-        self._given = {key: graph._tensor(value) for key, value in zip(keys, (*finals, *stacked), strict=True)}
+        self._given = {key: levels.tensor(value) for key, value in zip(keys, (*finals, *stacked), strict=True)}
 
     def _limit(self, emit: Emitter) -> Value:
         """The condition: the check's, and that a known number of rounds is not over."""
@@ -194,10 +192,10 @@ class Branch:
     Every arm gives as many results, of the same specs.
     """
 
-    def __init__(self, graph: Graph, index: Tensor, fallback: tuple[Tensor, ...], name: str) -> None:
-        self._graph, self._name, self._line = graph, name, user_line()
-        self._index = graph._own(index)
-        self._fallback = tuple(graph._own(tensor) for tensor in fallback)
+    def __init__(self, levels: Levels, index: Tensor, fallback: tuple[Tensor, ...], name: str) -> None:
+        self._levels, self._name, self._line = levels, name, user_line()
+        self._index = levels.read(index)
+        self._fallback = tuple(levels.read(tensor) for tensor in fallback)
         self._arms: list[ir.Graph] = []
         self._inside = False
         self._given: tuple[Value, ...] | None = None
@@ -209,23 +207,23 @@ class Branch:
     @contextmanager
     def arm(self) -> Iterator[None]:
         """The next arm; it must `give` its results."""
-        graph = self._graph
-        level = graph._levels.push(f"an arm of the branch at {self._line}")
+        levels = self._levels
+        level = levels.push(f"an arm of the branch at {self._line}")
         self._given, line = None, user_line()
         try:
             yield
         finally:
-            graph._levels.pop()
+            levels.pop()
         if self._given is None:
             raise SpecError(at_line(f"the arm at {line} gives nothing: say case.give(...)"))
-        name = graph.emit.names.fresh(f"{graph.emit.scope}{self._name}.arm{len(self._arms)}")
+        name = levels.emit.names.fresh(f"{levels.emit.scope}{self._name}.arm{len(self._arms)}")
         self._arms.append(ir.Graph(name, (), tuple(level.emit.nodes), self._given))
 
     def give(self, *results: Tensor) -> None:
         """The results of this arm."""
         if self._given is not None:
             raise SpecError(at_line("the arm has given its results already"))
-        values = tuple(self._graph._own(tensor) for tensor in results)
+        values = tuple(self._levels.read(tensor) for tensor in results)
         like = self._arms[0].outputs if self._arms else self._fallback or values
         if [value.spec for value in values] != [value.spec for value in like]:
             shown = ", ".join(str(value.spec) for value in like)
@@ -245,7 +243,7 @@ class Branch:
             return
         if not self._arms:
             raise SpecError(at_line(f"the branch at {self._line} has no arm"))
-        emit = self._graph.emit
+        emit = self._levels.emit
         hint = f"{emit.scope}{self._name}"
         outputs = tuple(
             Value(emit.names.fresh(hint if i == 0 else f"{hint}.{i}"), value.spec)
@@ -254,4 +252,4 @@ class Branch:
         name = outputs[0].name if outputs else emit.names.fresh(hint)
         inputs = (self._index, *self._fallback)
         emit.nodes.append(CaseOf(name, "case", inputs, outputs, {}, self._line, arms=tuple(self._arms)))
-        self._results = tuple(self._graph._tensor(value) for value in outputs)
+        self._results = tuple(self._levels.tensor(value) for value in outputs)

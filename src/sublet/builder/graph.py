@@ -54,7 +54,7 @@ class Graph:
         names = Names()
         self._literals = Literals(names)
         self._root = Emitter(names, self._literals)
-        self._levels = Levels(self._root)
+        self._levels = Levels(self, self._root)
         self._inputs: list[Value] = []
         self._weights: list[Value] = []
         self._trainable: list[Value] = []
@@ -62,16 +62,24 @@ class Graph:
         self._outputs: dict[str, Value] = {}
         self._updates: dict[str, tuple[Value, Value]] = {}
 
+    def own(self, tensor: Tensor) -> Value:
+        """The value of a tensor of this graph. Raises SpecError when it cannot be read here."""
+        return self._levels.read(tensor)
+
+    def tensor(self, value: Value) -> Tensor:
+        """The tensor of a value that was made by `emit` at the innermost open level."""
+        return self._levels.tensor(value)
+
     @property
     def emit(self) -> Emitter:
         """Appends nodes at the innermost open level."""
-        return self._levels.here.emit
+        return self._levels.emit
 
     def input(self, name: str, shape: Sequence[int] = (), dtype: DType | str = "f32") -> Tensor:
         """A tensor that the caller gives at each run. Raises SpecError for a bad shape or type, or a taken name."""
         value = self._declared(name, shape, dtype)
         self._inputs.append(value)
-        return self._tensor(value)
+        return self._levels.tensor(value)
 
     def parameter(
         self, name: str, shape: Sequence[int] = (), dtype: DType | str = "f32", initial: Any = None
@@ -89,16 +97,20 @@ class Graph:
             self._contents[value.name] = Content(np.ascontiguousarray(content, NUMPY[spec.dtype]))
         self._weights.append(value)
         self._trainable.append(value)
-        return self._tensor(value)
+        return self._levels.tensor(value)
 
     @property
     def parameters(self) -> list[Tensor]:
         """The floating-point parameters in the order they were declared, without states and constants."""
-        return [Tensor(self, value) for value in self._trainable if spec_of(value).dtype in FLOATS]
+        return [
+            self._levels.tensor(value, self._levels.open[0])
+            for value in self._trainable
+            if spec_of(value).dtype in FLOATS
+        ]
 
     def fill(self, parameter: Tensor, content: Constant) -> None:
         """What a parameter contains at first; `content.array()` is asked for when the graph is compiled."""
-        self._contents[self._own(parameter).name] = content
+        self._contents[self._levels.read(parameter).name] = content
 
     def state(self, name: str, shape: Sequence[int] = (), dtype: DType | str = "f32", initial: Any = 0) -> Tensor:
         """A parameter that starts as the same number everywhere, or as an array, and that `update` changes."""
@@ -115,29 +127,27 @@ class Graph:
         spec = TensorSpec(kind, array.shape)
         if array.size <= MAX_LITERAL:
             value = self._literals.of(tuple(array.reshape(-1).tolist()), spec)
-            return Tensor(self, self._levels.made(value, self._levels.open[0]))
+            return self._levels.tensor(value, self._levels.open[0])
         return self._fixed(Value(self._root.names.fresh("constant"), spec), np.ascontiguousarray(array))
 
     def output(self, name: str, tensor: Tensor) -> None:
         """Give `tensor` back from each run, under this name."""
-        value = self._own(tensor)
-        if len(self._levels.open) > 1:
-            raise SpecError(at_line("an output is declared outside of loops and branches"))
+        value = self._levels.read(tensor)
+        self._levels.require_root("an output is declared")
         if name in self._outputs:
             raise SpecError(at_line(f"there is an output {name!r} already"))
         self._outputs[name] = value
 
     def update(self, target: Tensor, source: Tensor) -> None:
         """At the end of each run `target`, a parameter or input, takes the content of `source`, in place if it can."""
-        into, value = self._own(target), self._own(source)
+        into, value = self._levels.read(target), self._levels.read(source)
         if into not in (*self._weights, *self._inputs):
             raise SpecError(at_line(f"{target!r} is no parameter and no input: only these are updated"))
         if into.spec != value.spec:
             raise SpecError(at_line(f"{target!r} cannot take the content of {source!r}: they differ"))
         if into.name in self._updates:
             raise SpecError(at_line(f"{target!r} is updated twice"))
-        if len(self._levels.open) > 1:
-            raise SpecError(at_line("a parameter is updated outside of loops and branches"))
+        self._levels.require_root("a parameter is updated")
         self._updates[into.name] = (into, value)
 
     def apply(self, op: str, *inputs: Operand, **attrs: Any) -> tuple[Tensor, ...]:
@@ -155,7 +165,7 @@ class Graph:
             made = emit.several(op, *values, **attrs)
         except SubletError as error:
             raise SpecError(at_line(f"{op}: {error}")) from None
-        return tuple(self._tensor(value) for value in made)
+        return tuple(self._levels.tensor(value) for value in made)
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
@@ -185,19 +195,18 @@ class Graph:
         max_trips  how many there are at most, where a check decides
         backwards  take the steps of `over` from the end, and stack rows from the end
         """
-        return Loop(self, dict(carried or {}), dict(over or {}), rounds, max_trips, backwards, name)
+        return Loop(self._levels, dict(carried or {}), dict(over or {}), rounds, max_trips, backwards, name)
 
     def case_of(self, index: Tensor, fallback: Sequence[Tensor] = (), name: str = "case") -> Branch:
         """A branch, see `Branch`: arm i is taken when the index is i; False is 0, True is 1.
 
         An index below 0 takes no arm, and the results are `fallback`.
         """
-        return Branch(self, index, tuple(fallback), name)
+        return Branch(self._levels, index, tuple(fallback), name)
 
     def model(self) -> Model:
         """The graph with what its parameters contain, for `sublet.compile`. Raises GraphError if it is not legal."""
-        if len(self._levels.open) > 1:
-            raise SpecError(at_line(f"{self._levels.here.what} is still open"))
+        self._levels.require_root("a graph is finished")
         weights = (*self._weights, *self._literals.added)
         graph = ir.Graph(
             self.name,
@@ -215,32 +224,21 @@ class Graph:
         """A weight that is not trained."""
         self._weights.append(value)
         self._contents[value.name] = Content(content)
-        return Tensor(self, self._levels.made(value, self._levels.open[0]))
+        return self._levels.tensor(value, self._levels.open[0])
 
     def _operand(self, given: Operand, like: DType | None) -> Value | None:
         if given is None:
             return None
         if isinstance(given, Tensor):
-            return self._own(given)
+            return self._levels.read(given)
         if isinstance(given, bool | int | float):
             if like is None:
                 raise SpecError(at_line(f"the type of {given!r} is not clear here: use g.constant"))
-            return self._own(self.constant(given, like))
-        return self._own(self.constant(given))
-
-    def _own(self, tensor: Tensor) -> Value:
-        if not isinstance(tensor, Tensor):
-            raise SpecError(at_line(f"{type(tensor).__name__} is no Tensor"))
-        if tensor.graph is not self:
-            raise SpecError(at_line(f"{tensor!r} belongs to another graph"))
-        return self._levels.require_visible(tensor)
-
-    def _tensor(self, value: Value) -> Tensor:
-        return Tensor(self, self._levels.made(value))
+            return self._levels.read(self.constant(given, like))
+        return self._levels.read(self.constant(given))
 
     def _declared(self, name: str, shape: Sequence[int], dtype: DType | str) -> Value:
-        if len(self._levels.open) > 1:
-            raise SpecError(at_line(f"{name!r}: inputs and parameters are declared outside of loops and branches"))
+        self._levels.require_root(f"{name!r} is declared")
         full = self._root.scope + name
         if not name or self._root.names.fresh(full) != full:
             raise SpecError(at_line(f"the name {full!r} is taken; give another"))
@@ -254,6 +252,12 @@ class Graph:
             return TensorSpec(_dtype(dtype), tuple(shape))
         except SubletError as error:
             raise SpecError(at_line(str(error))) from None
+
+
+def graph_of(tensor: Tensor) -> Graph:
+    """The graph that a tensor belongs to."""
+    assert isinstance(tensor.graph, Graph)
+    return tensor.graph
 
 
 def _dtype(dtype: DType | str) -> DType:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sublet.builder.lines import at_line
-from sublet.builder.tensor import Tensor
+from sublet.builder.tensor import Tensor, Writer
 from sublet.errors import SpecError
 from sublet.ir.emitter import Emitter
 from sublet.ir.graph import Value
@@ -23,7 +23,8 @@ class Level:
 class Levels:
     """The levels that are open, from the root down, and where every value was made."""
 
-    def __init__(self, root: Emitter) -> None:
+    def __init__(self, graph: Writer, root: Emitter) -> None:
+        self._graph = graph
         self.open = [Level(root, "the graph")]
         self._home: dict[str, Level] = {}
 
@@ -31,13 +32,27 @@ class Levels:
     def here(self) -> Level:
         return self.open[-1]
 
-    def made(self, value: Value, level: Level | None = None) -> Value:
-        """Note where a value was made: at the innermost level unless told."""
-        self._home[value.name] = level or self.here
-        return value
+    @property
+    def emit(self) -> Emitter:
+        """Appends nodes at the innermost open level."""
+        return self.here.emit
 
-    def require_visible(self, tensor: Tensor) -> Value:
-        """The value of a tensor that may be read here. Raises SpecError when its level is closed."""
+    def require_root(self, what: str) -> None:
+        """Raise SpecError, saying that `what` is done outside of loops and branches, unless it is."""
+        if len(self.open) > 1:
+            raise SpecError(at_line(f"{what} outside of loops and branches, not in {self.here.what}"))
+
+    def tensor(self, value: Value, level: Level | None = None) -> Tensor:
+        """The tensor of a value that is made now, at the innermost level unless told."""
+        self._home[value.name] = level or self.here
+        return Tensor(self._graph, value)
+
+    def read(self, tensor: Tensor) -> Value:
+        """The value of a tensor that may be read here. Raises SpecError when it is of another graph or a closed level."""
+        if not isinstance(tensor, Tensor):
+            raise SpecError(at_line(f"{type(tensor).__name__} is no Tensor"))
+        if tensor.graph is not self._graph:
+            raise SpecError(at_line(f"{tensor!r} belongs to another graph"))
         home = self._home[tensor.value.name]
         if home not in self.open:
             what = f"{tensor!r} was made in {home.what} and is not known outside of it"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from sublet.builder.lines import at_line
 from sublet.errors import SpecError
@@ -10,11 +10,15 @@ from sublet.ir.graph import Value
 from sublet.ops.nn.command import spec_of
 from sublet.tensor import DType
 
-if TYPE_CHECKING:
-    from sublet.builder.graph import Graph
-
 Operand = Any
 """A Tensor, a number, an array, or None for an omitted input."""
+
+
+class Writer(Protocol):
+    """The graph that is being written, as its tensors see it."""
+
+    def apply(self, op: str, *inputs: Operand, **attrs: Any) -> tuple[Tensor, ...]:
+        """The outputs of a new node."""
 
 
 class Tensor:
@@ -24,7 +28,7 @@ class Tensor:
     __array_ufunc__ = None  # so that array * tensor asks the tensor
     __hash__ = object.__hash__
 
-    def __init__(self, graph: Graph, value: Value) -> None:
+    def __init__(self, graph: Writer, value: Value) -> None:
         self.graph = graph
         self.value = value
 

@@ -19,6 +19,7 @@
                     into them, and the checker replays each round of a loop twice
 17 update           only the root graph has updates; a target is an input or weight, once, has no literal and is no
                     output; its source is a value of the root graph, and both are planned, with equal specs
+18 spec             outputs have the specs that their op infers from its inputs and attributes, where it says
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from collections.abc import Iterable, Iterator
 from sublet.errors import Finding, GraphError, SubletError
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops import lookup
+from sublet.ops.op import Infer
 from sublet.tensor import DType, TensorSpec
 
 MAX_DEPTH = 100
@@ -190,6 +192,25 @@ def _op(node: Node) -> Iterator[Finding]:
     ):
         if allowed is not None and not allowed[0] <= count <= allowed[1]:
             yield Finding("arity", _at(node), f"{node.op} has {count} {what}, allowed are {allowed[0]} to {allowed[1]}")
+            return
+    if op.infer is not None:
+        yield from _inferred(node, op.infer)
+
+
+def _inferred(node: Node, infer: Infer) -> Iterator[Finding]:
+    outside = [value for value in (*node.uses, *node.defs) if not isinstance(value.spec, TensorSpec)]
+    if outside:
+        return  # such values have no spec to compare; their kernels take what comes
+    try:
+        specs = infer([v.spec if v and isinstance(v.spec, TensorSpec) else None for v in node.inputs], node.attrs)
+    except SubletError as error:
+        yield Finding("spec", _at(node), f"{node.op}: {error}")
+        return
+    if len(specs) < len(node.outputs):
+        yield Finding("arity", _at(node), f"{node.op} has {len(node.outputs)} outputs, but gives {len(specs)}")
+    for value, spec in zip(node.outputs, specs, strict=False):
+        if value is not None and value.spec != spec:
+            yield Finding("spec", _at(node), f"%{value.name} is {value.spec}, but {node.op} gives {spec}")
 
 
 def _case(node: CaseOf) -> Iterator[Finding]:

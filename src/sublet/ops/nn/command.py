@@ -12,7 +12,7 @@ from typing import Any
 
 from sublet.errors import SpecError
 from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.op import Attrs, Gradient, Infer, Op, Share, Shares, none
+from sublet.ops.op import Attrs, Gradient, Infer, Op, Share, Shares, Specs, none
 from sublet.tensor import DType, TensorSpec
 
 PREFIX = "nn."
@@ -83,9 +83,16 @@ class Command:
             pure=self.pure,
             inputs=self.inputs,
             outputs=self.outputs,
-            infer=self.infer,
+            infer=self._inferred,
             gradient=self.gradient,
         )
+
+    def _inferred(self, specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+        """The specs of the outputs of a node, whose attributes must be complete."""
+        missing = [key for key in self.completed(attrs) if key not in attrs]
+        if missing:
+            raise SpecError(f"the attribute {missing[0]!r} is missing: a node holds them all")
+        return self.infer(specs, attrs)
 
     def completed(self, attrs: Attrs) -> dict[str, Attr]:
         """The attributes with defaults filled in. Raises SpecError for an unknown, missing or ill-typed one."""

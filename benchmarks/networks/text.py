@@ -1,0 +1,77 @@
+"""Transformers and recurrent networks."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import numpy as np
+
+from sublet import layers, nn
+from sublet.builder.graph import graph_of
+from sublet.builder.tensor import Tensor
+
+
+def gpt2(tokens: Tensor, *, width: int = 768, heads: int = 12, depth: int = 12, vocabulary: int = 50257) -> Tensor:
+    """GPT-2 (Radford et al., 2019) without dropout: logits[B, T, vocabulary], by the embedding's own weights."""
+    graph, (_, length) = graph_of(tokens), tokens.shape
+    table = graph.parameter("tokens", (vocabulary, width))
+    graph.fill(table, layers.Drawn(table.name, table.value.spec, layers.normal(0.02)))  # type: ignore[arg-type]
+    places = graph.parameter("positions", (length, width))
+    graph.fill(places, layers.Drawn(places.name, places.value.spec, layers.normal(0.02)))  # type: ignore[arg-type]
+    x = nn.embedding(table, tokens) + places
+    for i in range(depth):
+        with graph.scope(f"block{i}"):
+            x = x + layers.self_attention(layers.layer_norm(x, name="norm1"), heads, causal=True)
+            y = layers.dense(layers.layer_norm(x, name="norm2"), 4 * width, name="up")
+            x = x + layers.dense(nn.gelu(y, approximate=1), width, name="down")
+    return nn.linear(layers.layer_norm(x, name="norm"), table)
+
+
+def _attended(x: Tensor, memory: Tensor, heads: int, name: str, *, causal: bool = False) -> Tensor:
+    """Multi-head attention of x[B, T, D] to memory[B, S, D]."""
+    graph, (batch, length, width) = graph_of(x), x.shape
+
+    def headed(tensor: Tensor, name: str) -> Tensor:
+        projected = layers.dense(tensor, width, bias=False, name=name)
+        return projected.reshape(batch, tensor.shape[1], heads, width // heads).transpose(0, 2, 1, 3)
+
+    with graph.scope(name):
+        q, k, v = headed(x, "q"), headed(memory, "k"), headed(memory, "v")
+        y, *_ = nn.attention(q, k, v, scale=1 / sqrt(width // heads), causal=causal)
+        return layers.dense(y.transpose(0, 2, 1, 3).reshape(batch, length, width), width, bias=False, name="out")
+
+
+def transformer(source: Tensor, target: Tensor, *, vocabulary: int = 8192, width: int = 512, depth: int = 6) -> Tensor:
+    """The Transformer (Vaswani et al., 2017), 8 heads, without dropout: logits by the embedding's own weights."""
+    graph, heads = graph_of(source), 8
+    table = graph.parameter("embedding", (vocabulary, width))
+    graph.fill(table, layers.Drawn(table.name, table.value.spec, layers.normal(width**-0.5)))  # type: ignore[arg-type]
+
+    def fed(x: Tensor) -> Tensor:
+        return layers.dense(nn.relu(layers.dense(x, 4 * width, name="up")), width, name="down")
+
+    x = nn.embedding(table, source)
+    for i in range(depth):
+        with graph.scope(f"encoder{i}"):
+            x = layers.layer_norm(x + _attended(x, x, heads, "self"), name="norm1")
+            x = layers.layer_norm(x + fed(x), name="norm2")
+    y = nn.embedding(table, target)
+    for i in range(depth):
+        with graph.scope(f"decoder{i}"):
+            y = layers.layer_norm(y + _attended(y, y, heads, "self", causal=True), name="norm1")
+            y = layers.layer_norm(y + _attended(y, x, heads, "cross"), name="norm2")
+            y = layers.layer_norm(y + fed(y), name="norm3")
+    return nn.linear(y, table)
+
+
+def lstm_unrolled(xs: Tensor, units: int = 512) -> Tensor:
+    """An LSTM over xs[T, B, I], its steps written one after another: the last h."""
+    graph, (steps, batch, width) = graph_of(xs), xs.shape
+    bound = 1 / sqrt(units)
+    w = layers.weight(graph, "input_weight", (4 * units, width), xs, layers.uniform(bound))
+    u = layers.weight(graph, "hidden_weight", (4 * units, units), xs, layers.uniform(bound))
+    b = layers.weight(graph, "bias", (4 * units,), xs, layers.uniform(bound))
+    h = c = graph.constant(np.zeros((batch, units)), xs.dtype)
+    for t in range(steps):
+        h, c, *_ = nn.lstm_cell(nn.linear(xs[t], w, b) + nn.linear(h, u), c)
+    return h
