@@ -1,11 +1,14 @@
 """Sublet gives a neural network the smallest memory it can run in, proves the plan right, and shows it."""
 
+from sublet import layers, nn
 from sublet.budget import Verdict, verdict
+from sublet.builder.graph import Graph
+from sublet.builder.tensor import Tensor
 from sublet.checker import check
 from sublet.compiling import compile
 from sublet.errors import SubletError
 from sublet.frontends.model import Model, read_model
-from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.ir.text import parse, to_text
 from sublet.packing import STRATEGIES, pack
 from sublet.plan import MemoryPlan

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from sublet.builder.graph import Graph as WrittenGraph
 from sublet.checker import require_valid
 from sublet.errors import RunError
 from sublet.extras import installed, require
@@ -58,7 +59,7 @@ TEXT_OPSETS = {"": 21, "com.microsoft": 1}
 
 
 def compile(
-    model: str | Path | Graph | Model | Any,
+    model: str | Path | WrittenGraph | Graph | Model | Any,
     *,
     dims: Mapping[str, int] | None = None,
     max_trips: Trips = None,
@@ -72,7 +73,7 @@ def compile(
     workspace: int = WORKSPACE_BYTES,
     progress: Progress | None = None,
 ) -> Executable:
-    """An Executable of a model: a file, an ONNX ModelProto, a `Model`, or a `Graph` with its `weights`.
+    """An Executable of a model: a file, an ONNX ModelProto, a graph written in Python, a `Model`, a training step.
 
     `max_trips` declares how many rounds loops make at most, see `frontends.model.read_model`.
     `backend` names where kernels come from, in order of preference; "auto" takes the fastest installed and
@@ -149,6 +150,8 @@ def _fastest(
 def _model(model: Any, dims: Mapping[str, int] | None, *, optimize: bool) -> Model:
     if isinstance(model, Model):
         return model
+    if isinstance(model, WrittenGraph):
+        return model.model()
     if isinstance(model, Graph):
         return Model(model)
     if isinstance(model, str | Path):

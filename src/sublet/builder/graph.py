@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sublet.builder.control import Branch, Loop
 from sublet.builder.levels import Levels
 from sublet.builder.lines import at_line, user_line
-from sublet.builder.tensor import Operand, Tensor
+from sublet.builder.tensor import Operand, Tensor, dtype_of
 from sublet.errors import SpecError, SubletError
 from sublet.frontends.model import Constant, Model
 from sublet.ir import graph as ir
@@ -30,7 +30,6 @@ from sublet.tensor import DType, TensorSpec
 
 Array = NDArray[Any]
 DTYPES = {array: dtype for dtype, array in NUMPY.items()}
-NAMES = {"float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16", "int32": "i32", "int64": "i64"}
 
 MAX_LITERAL = 16
 """A constant of more elements is a weight with content, not a literal."""
@@ -120,7 +119,7 @@ class Graph:
 
     def constant(self, content: Any, dtype: DType | str | None = None) -> Tensor:
         """A tensor that never changes: a number or an array."""
-        array = np.asarray(content) if dtype is None else np.asarray(content, NUMPY[_dtype(dtype)])
+        array = np.asarray(content) if dtype is None else np.asarray(content, NUMPY[dtype_of(dtype)])
         kind = DTYPES.get(array.dtype)
         if kind is None:
             raise SpecError(at_line(f"{content!r} is no number or array of numbers"))
@@ -249,7 +248,7 @@ class Graph:
         if isinstance(shape, int) or not all(isinstance(extent, int) for extent in shape):
             raise SpecError(at_line(f"the shape {shape!r} must be a sequence of integers"))
         try:
-            return TensorSpec(_dtype(dtype), tuple(shape))
+            return TensorSpec(dtype_of(dtype), tuple(shape))
         except SubletError as error:
             raise SpecError(at_line(str(error))) from None
 
@@ -258,12 +257,3 @@ def graph_of(tensor: Tensor) -> Graph:
     """The graph that a tensor belongs to."""
     assert isinstance(tensor.graph, Graph)
     return tensor.graph
-
-
-def _dtype(dtype: DType | str) -> DType:
-    if isinstance(dtype, DType):
-        return dtype
-    try:
-        return DType.parse(NAMES.get(str(dtype), str(dtype)))
-    except SubletError as error:
-        raise SpecError(at_line(str(error))) from None

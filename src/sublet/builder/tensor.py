@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any, NoReturn, Protocol
 
 from sublet.builder.lines import at_line
-from sublet.errors import SpecError
+from sublet.errors import SpecError, SubletError
 from sublet.ir.graph import Value
 from sublet.ops.nn.command import spec_of
 from sublet.tensor import DType
 
 Operand = Any
 """A Tensor, a number, an array, or None for an omitted input."""
+
+
+NAMES = {"float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16", "int32": "i32", "int64": "i64"}
 
 
 class Writer(Protocol):
@@ -174,7 +177,7 @@ class Tensor:
 
     def astype(self, dtype: DType | str) -> Tensor:
         """The elements in another type."""
-        return self._apply("nn.cast", self, dtype=dtype)
+        return self._apply("nn.cast", self, dtype=dtype_of(dtype))
 
 
 def _completed(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -186,3 +189,13 @@ def _completed(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
         rest *= extent if extent != -1 else 1
     size = spec_of(tensor.value).size
     return tuple((size // rest if rest else 0) if extent == -1 else extent for extent in shape)
+
+
+def dtype_of(dtype: DType | str) -> DType:
+    """The type of a name: Sublet's ("f32") or NumPy's ("float32"). Raises SpecError for an unknown one."""
+    if isinstance(dtype, DType):
+        return dtype
+    try:
+        return DType.parse(NAMES.get(str(dtype), str(dtype)))
+    except SubletError as error:
+        raise SpecError(at_line(str(error))) from None
