@@ -55,7 +55,7 @@ def test_example_of_the_document_is_planned(text: str) -> None:
 
 
 def test_document_names_every_type_and_limit() -> None:
-    assert len(EXAMPLES) == 4
+    assert len(EXAMPLES) == 5
     types = re.search(r"All data types:\n\n`([^`]*)`", DOCUMENT)
     assert types is not None
     assert sorted(types[1].split()) == sorted(str(dtype) for dtype in DType)
