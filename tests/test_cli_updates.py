@@ -1,0 +1,51 @@
+"""Updates on the command line: told by plan and run, compared and poisoned with the state they start from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sublet.ir.text import to_text
+from tests.test_cli import Cli, cli
+from tests.test_updates import STEP, updating
+
+assert cli
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> Path:
+    path = tmp_path / "step.sublet"
+    path.write_text(to_text(STEP))
+    return path
+
+
+def test_a_plan_tells_what_is_updated(cli: Cli, step: Path, tmp_path: Path) -> None:
+    status, out, _ = cli("plan", step, "--forbid-copies", "--out", tmp_path / "plan.json")
+    assert status == 0
+    words = " ".join(out.split())
+    assert "updated in place 512 B kept for the next run: 2 values; copied: 0 B" in words
+    told = json.loads(cli("show", tmp_path / "plan.json", "--json")[1])
+    assert (told["updated"], told["updated_bytes"], told["moves"]) == (["w", "m"], 512, [])
+    assert cli("check", step, tmp_path / "plan.json")[0] == 0
+
+
+def test_a_plan_tells_what_is_copied(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "exchange.sublet"
+    path.write_text(to_text(updating("", "%w = %v, %v = %w")))
+    words = " ".join(cli("plan", path)[1].split())
+    assert "2 values; copied: 128 B" in words
+    assert "bytes copied at the end of each run: update: 128 B, v to w and 1 more: %v has a place of its own" in words
+    status, _, err = cli("plan", path, "--forbid-copies")
+    assert status == 2
+    assert "update: 64 bytes from %v to %w" in err
+
+
+def test_a_run_is_compared_and_poisoned_from_the_state_it_is_in(cli: Cli, step: Path) -> None:
+    words = ("run", step, "--random", 1, "--repeat", 3, "--compare", "--poison", "--backend", "numpy")
+    status, out, err = cli(*words)
+    assert status == 0, err
+    assert "updated 512 B of all that, kept for the next run: 2 values" in " ".join(out.split())
+    told = json.loads(cli(*words, "--json")[1])
+    assert (told["equal"], told["updated"], told["copied_bytes"]) == (True, ["w", "m"], 0)
