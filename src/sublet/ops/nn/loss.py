@@ -1,7 +1,326 @@
-"""Losses: how far what a network says is from what is right."""
+"""Losses: how far what a network says is from what is right; one number a sample, or one an element.
+
+Labels count the classes from 0. A negative label says that there is none: its loss is 0 and has no gradient
+(padding in a batch of texts; PyTorch writes -100).
+"""
 
 from __future__ import annotations
 
-from sublet.ops.nn.command import Command
+from collections.abc import Callable, Sequence
+from typing import Any
 
-COMMANDS: tuple[Command, ...] = ()
+import numpy as np
+
+from sublet.errors import SpecError
+from sublet.ir.graph import Attr, Node, Value
+from sublet.ops.nn.activation import sigmoid, softmax
+from sublet.ops.nn.command import Command, Example, over, over_only, pick, spec_of
+from sublet.ops.nn.gradients import by_parts, given, operand, result
+from sublet.ops.nn.shapes import FLOATS, INDICES, equal, of_type
+from sublet.ops.op import Attrs, Emit, Gradient, Grads, Shares, Specs
+from sublet.tensor import TensorSpec
+
+TINY = 1e-12
+"""The gradient of binary cross entropy divides by p (1 - p), and by no less than this (as in PyTorch)."""
+LOWEST_LOG = -100
+"""Binary cross entropy takes no logarithm for less than this (as in PyTorch)."""
+
+
+# Classes: one label a row.
+
+
+def _rows(specs: Specs, scores: int, labels: int) -> tuple[TensorSpec, TensorSpec]:
+    """The spec of scores [..., C], once labels [...] go with them, and that of one number a label."""
+    x = of_type(specs[scores], FLOATS, f"input {scores}")
+    given = of_type(specs[labels], INDICES, f"input {labels}, the labels,")
+    if not x.shape or x.shape[-1] < 1:
+        raise SpecError(f"input {scores} is {x}: its last axis must be that of the classes")
+    if given.shape != x.shape[:-1]:
+        wanted = TensorSpec(given.dtype, x.shape[:-1])
+        raise SpecError(f"the labels are {given}, but for {x} they must be {wanted}: one a row")
+    return x, TensorSpec(x.dtype, given.shape)
+
+
+def _loss_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    return (_rows(specs, 0, 1)[1],)
+
+
+def _softmax_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    x, loss = _rows(specs, 0, 1)
+    return loss, x
+
+
+def _gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    p, loss = _rows(specs, 1, 2)
+    equal(of_type(specs[0], FLOATS, "the gradient"), loss, "the gradient and the loss")
+    return (p,)
+
+
+def _hot(labels: Any, classes: int) -> Any:
+    """[..., C]: whether a class is the label. Raises IndexError for a label that is no class."""
+    if labels.size and labels.max() >= classes:
+        raise IndexError(f"the label {labels.max()} is none of {classes} classes")
+    return labels[..., None] == np.arange(classes)
+
+
+def _picked(x: Any, labels: Any) -> Any:
+    """What stands at the labels; 0 where there is none."""
+    return np.where(_hot(labels, x.shape[-1]), x, 0).sum(axis=-1)
+
+
+def _cross_entropy(p: Any, labels: Any) -> Any:
+    return np.where(labels >= 0, -np.log(np.where(labels >= 0, _picked(p, labels), 1)), 0)
+
+
+def _cross_entropy_gradient(dloss: Any, p: Any, labels: Any) -> Any:
+    hot = _hot(labels, p.shape[-1])
+    return np.where(hot, -dloss[..., None] / np.where(hot, p, 1), 0)
+
+
+def _softmax_cross_entropy(x: Any, labels: Any) -> tuple[Any, Any]:
+    highest = x.max(axis=-1)
+    scale = np.log(np.exp(x - highest[..., None]).sum(axis=-1))
+    return np.where(labels >= 0, highest - _picked(x, labels) + scale, 0), softmax(x, -1)
+
+
+def _softmax_cross_entropy_gradient(dloss: Any, p: Any, labels: Any) -> Any:
+    return (p - _hot(labels, p.shape[-1])) * np.where(labels >= 0, dloss, 0)[..., None]
+
+
+def _column(emit: Emit, value: Value) -> Value:
+    """[...] as [..., 1]."""
+    return emit("nn.reshape", value, shape=(*spec_of(value).shape, 1))
+
+
+def _hot_mask(emit: Emit, labels: Value, p: Value) -> Value:
+    classes = emit("nn.iota", count=spec_of(p).shape[-1], dtype=spec_of(labels).dtype.text)
+    return emit("nn.equal", _column(emit, labels), classes)
+
+
+def _cross_entropy_parts(emit: Emit, node: Node) -> Sequence[Value]:
+    dloss, p, labels = (operand(node, i) for i in range(3))
+    hot = _hot_mask(emit, labels, p)
+    # Where p is not asked for it may be 0: 1 / p is not computed there.
+    ratio = emit("nn.div", _column(emit, dloss), emit("nn.where", hot, p, emit.constant(1, p)))
+    return [emit("nn.where", hot, emit("nn.neg", ratio), emit.constant(0, p))]
+
+
+def _softmax_cross_entropy_parts(emit: Emit, node: Node) -> Sequence[Value]:
+    dloss, p, labels = (operand(node, i) for i in range(3))
+    one = emit("nn.where", _hot_mask(emit, labels, p), emit.constant(1, p), emit.constant(0, p))
+    known = emit("nn.greater_equal", labels, emit.constant(0, labels))
+    weight = emit("nn.where", known, dloss, emit.constant(0, dloss))
+    return [emit("nn.mul", emit("nn.sub", p, one), _column(emit, weight))]
+
+
+def _cross_entropy_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    p, labels = operand(node, 0), operand(node, 1)
+    return [emit("nn.categorical_cross_entropy_gradient", given(grads), p, labels), None]
+
+
+def _softmax_cross_entropy_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    """From the probabilities, so that they may be written over the scores."""
+    dloss, dp = grads
+    p, labels = result(node, 1), operand(node, 1)
+    found = [] if dp is None else [emit("nn.softmax_gradient", dp, p, axis=-1)]
+    if dloss is not None:
+        found.append(emit("nn.softmax_cross_entropy_gradient", dloss, p, labels))
+    return [found[0] if len(found) == 1 else emit("nn.add", *found), None]
+
+
+# Targets: one a number.
+
+
+def _alike(*roles: str) -> Callable[[Specs, Attrs], tuple[TensorSpec, ...]]:
+    """All inputs are of one floating-point spec, which is that of what comes out."""
+
+    def infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+        first, *others = (of_type(spec, FLOATS, role) for spec, role in zip(specs, roles, strict=True))
+        for other, role in zip(others, roles[1:], strict=True):
+            equal(first, other, f"{roles[0]} and {role}")
+        if "beta" in attrs and pick(attrs, "beta") <= 0:
+            raise SpecError(f"beta = {pick(attrs, 'beta')} must be greater than 0; for 0 take nn.abs of nn.sub")
+        return (first,)
+
+    return infer
+
+
+def _pairwise(
+    name: str,
+    compute: Callable[..., Any],
+    target: Callable[[Emit, Node, Value], Value],
+    attrs: dict[str, Attr] | None = None,
+    domain: str = "",
+) -> Command:
+    """`<name>(x, t) -> loss`; `target` is the gradient by t, the gradient by x is a command of its own."""
+
+    def gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+        dloss, x, t = given(grads), operand(node, 0), operand(node, 1)
+        return [emit(f"nn.{name}_gradient", dloss, x, t, **node.attrs), target(emit, node, dloss)]
+
+    kinds = [(f"{dtype}[3,5] {domain}".strip(), f"{dtype}[3,5] 0.1:0.9") for dtype in ("f64", "f32")]
+    examples = tuple(Example(kind, use) for kind in kinds for use in _uses(attrs))
+    return Command(
+        name, _alike("x", "t"), compute, gradient, attrs or {}, (2, 2), inplace=over(0, 1), examples=examples
+    )
+
+
+def _pairwise_gradient(
+    name: str,
+    compute: Callable[..., Any],
+    slope: Callable[[Emit, Node, Value, Value], Value],
+    inplace: Shares,
+    attrs: dict[str, Attr] | None = None,
+    domain: str = "",
+) -> Command:
+    """`<name>_gradient(dloss, x, t) -> dx`; `slope` is the derivative in smaller commands."""
+
+    def expand(emit: Emit, node: Node) -> Sequence[Value]:
+        dloss, x, t = (operand(node, i) for i in range(3))
+        return [emit("nn.mul", dloss, slope(emit, node, x, t))]
+
+    rule: Gradient = by_parts(expand)
+    kinds = [(f"{k}[3,5]", f"{k}[3,5] {domain}".strip(), f"{k}[3,5] 0.1:0.9") for k in ("f64", "f32")]
+    examples = tuple(Example(kind, use) for kind in kinds for use in _uses(attrs))
+    infer = _alike("the gradient", "x", "t")
+    return Command(f"{name}_gradient", infer, compute, rule, attrs or {}, (3, 3), inplace=inplace, examples=examples)
+
+
+def _uses(attrs: dict[str, Attr] | None) -> tuple[dict[str, Attr], ...]:
+    return ({}, {"beta": 0.3}) if attrs else ({},)
+
+
+def _neg_of_gradient(name: str) -> Callable[[Emit, Node, Value], Value]:
+    """Of a loss of x - t."""
+
+    def target(emit: Emit, node: Node, dloss: Value) -> Value:
+        by_x = emit(f"nn.{name}_gradient", dloss, operand(node, 0), operand(node, 1), **node.attrs)
+        return emit("nn.neg", by_x)
+
+    return target
+
+
+def _logits_target(emit: Emit, node: Node, dloss: Value) -> Value:
+    return emit("nn.neg", emit("nn.mul", dloss, operand(node, 0)))
+
+
+def _one_minus(emit: Emit, a: Value) -> Value:
+    return emit("nn.sub", emit.constant(1, a), a)
+
+
+def _probabilities_target(emit: Emit, node: Node, dloss: Value) -> Value:
+    p = operand(node, 0)
+    lowest = emit.constant(LOWEST_LOG, p)
+    yes, no = (emit("nn.maximum", emit("nn.log", q), lowest) for q in (p, _one_minus(emit, p)))
+    return emit("nn.mul", dloss, emit("nn.sub", no, yes))
+
+
+def _binary_cross_entropy(p: Any, t: Any) -> Any:
+    yes, no = np.maximum(np.log(p), LOWEST_LOG), np.maximum(np.log1p(-p), LOWEST_LOG)
+    return (t - 1) * no - t * yes
+
+
+def _smooth_l1(x: Any, t: Any, beta: float) -> Any:
+    far = np.abs(x - t)
+    return np.where(far < beta, 0.5 * far**2 / beta, far - 0.5 * beta)
+
+
+def _logits_slope(emit: Emit, node: Node, x: Value, t: Value) -> Value:
+    return emit("nn.sub", emit("nn.sigmoid", x), t)
+
+
+def _probabilities_slope(emit: Emit, node: Node, p: Value, t: Value) -> Value:
+    spread = emit("nn.maximum", emit("nn.mul", p, _one_minus(emit, p)), emit.constant(TINY, p))
+    return emit("nn.div", emit("nn.sub", p, t), spread)
+
+
+def _mse_slope(emit: Emit, node: Node, x: Value, t: Value) -> Value:
+    return emit("nn.mul", emit("nn.sub", x, t), emit.constant(2, x))
+
+
+def _smooth_l1_slope(emit: Emit, node: Node, x: Value, t: Value) -> Value:
+    ratio = emit("nn.mul", emit("nn.sub", x, t), emit.constant(1 / pick(node.attrs, "beta"), x))
+    return emit("nn.clamp", ratio, low=-1.0, high=1.0)
+
+
+COMMANDS = (
+    Command(
+        "categorical_cross_entropy",
+        _loss_infer,
+        _cross_entropy,
+        _cross_entropy_rule,
+        inputs=(2, 2),
+        examples=(
+            Example(("f64[4,3] 0.1:1", "i64[4] 0:3")),
+            Example(("f64[2,3,4] 0.1:1", "i32[2,3] -1:4")),
+            Example(("f32[4,3] 0.1:1", "i64[4] -1:3")),
+        ),
+    ),
+    Command(
+        "categorical_cross_entropy_gradient",
+        _gradient_infer,
+        _cross_entropy_gradient,
+        by_parts(_cross_entropy_parts),
+        inputs=(3, 3),
+        inplace=over_only((0, 1)),
+        examples=(
+            Example(("f64[4]", "f64[4,3] 0.1:1", "i64[4] -1:3")),
+            Example(("f32[2,3]", "f32[2,3,4] 0.1:1", "i32[2,3] 0:4")),
+        ),
+    ),
+    Command(
+        "softmax_cross_entropy",
+        _softmax_infer,
+        _softmax_cross_entropy,
+        _softmax_cross_entropy_rule,
+        inputs=(2, 2),
+        outputs=(2, 2),
+        inplace=over(0, output=1),
+        examples=(
+            Example(("f64[4,3]", "i64[4] 0:3")),
+            Example(("f64[2,3,4]", "i32[2,3] -1:4")),
+            Example(("f32[4,3]", "i64[4] -1:3")),
+        ),
+    ),
+    Command(
+        "softmax_cross_entropy_gradient",
+        _gradient_infer,
+        _softmax_cross_entropy_gradient,
+        by_parts(_softmax_cross_entropy_parts),
+        inputs=(3, 3),
+        inplace=over(1),
+        examples=(
+            Example(("f64[4]", "f64[4,3] 0:1", "i64[4] -1:3")),
+            Example(("f32[2,3]", "f32[2,3,4] 0:1", "i32[2,3] 0:4")),
+        ),
+    ),
+    _pairwise(
+        "sigmoid_binary_cross_entropy",
+        lambda x, t: (np.maximum(x, 0) - x * t) + np.log1p(np.exp(-np.abs(x))),
+        _logits_target,
+    ),
+    _pairwise_gradient(
+        "sigmoid_binary_cross_entropy",
+        lambda dloss, x, t: dloss * (sigmoid(x) - t),
+        _logits_slope,
+        over_only((0, 1)),
+    ),
+    _pairwise("binary_cross_entropy", _binary_cross_entropy, _probabilities_target, domain="0.1:0.9"),
+    _pairwise_gradient(
+        "binary_cross_entropy",
+        lambda dloss, p, t: dloss * (p - t) / np.maximum(p * (1 - p), TINY),
+        _probabilities_slope,
+        over(0, 1, 2),
+        domain="0.1:0.9",
+    ),
+    _pairwise("mse", lambda x, t: (x - t) ** 2, _neg_of_gradient("mse")),
+    _pairwise_gradient("mse", lambda dloss, x, t: 2 * dloss * (x - t), _mse_slope, over(0, 1, 2)),
+    _pairwise("smooth_l1", _smooth_l1, _neg_of_gradient("smooth_l1"), {"beta": 1.0}),
+    _pairwise_gradient(
+        "smooth_l1",
+        lambda dloss, x, t, beta: dloss * np.clip((x - t) / beta, -1, 1),
+        _smooth_l1_slope,
+        over(0, 1, 2),
+        {"beta": 1.0},
+    ),
+)

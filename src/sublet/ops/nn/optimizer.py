@@ -1,7 +1,247 @@
-"""Optimisers: commands that take a gradient and update weights in place."""
+"""Optimisers: commands that take a gradient and update weights in place.
+
+Each takes the weights, their gradient, the learning rate (f32[], so that a schedule can change it) and the state it
+keeps between steps, which starts at 0; the results are the new weights and the new state, all of one spec. `step`
+counts from 1. `decay` adds decay * w to the gradient, in adamw and lamb to the update. The numbers are those of
+torch.optim, with one exception: PyTorch's first momentum is the whole gradient, here dampening acts from the first
+step on.
+"""
 
 from __future__ import annotations
 
-from sublet.ops.nn.command import Command
+from collections.abc import Callable
+from typing import Any
 
-COMMANDS: tuple[Command, ...] = ()
+import numpy as np
+
+from sublet.errors import SpecError
+from sublet.ir.graph import Attr
+from sublet.ops.nn.command import Command, Example, over_only, pick
+from sublet.ops.nn.shapes import FLOATS, equal, of_type
+from sublet.ops.op import Attrs, Specs
+from sublet.tensor import DType, TensorSpec
+
+RATE = TensorSpec(DType.F32, ())
+STEP = TensorSpec(DType.I64, ())
+
+
+def _at(specs: Specs, position: int) -> TensorSpec | None:
+    return specs[position] if position < len(specs) else None
+
+
+def _scalar(specs: Specs, position: int, wanted: TensorSpec, role: str) -> None:
+    found = _at(specs, position)
+    if found != wanted:
+        raise SpecError(f"{role} is {found or 'missing'}, but must be {wanted}")
+
+
+def _updated(specs: Specs, *states: str) -> tuple[TensorSpec, ...]:
+    """The specs of the new weights and states, for the inputs (w, grad, lr, *states)."""
+    w = of_type(specs[0], FLOATS, "w")
+    equal(of_type(specs[1], FLOATS, "grad"), w, "grad and w")
+    _scalar(specs, 2, RATE, "lr")
+    for position, state in enumerate(states, 3):
+        equal(of_type(_at(specs, position), FLOATS, state), w, f"{state} and w")
+    return (w,) * (1 + len(states))
+
+
+def _fraction(attrs: Attrs, key: str) -> None:
+    if not 0 <= pick(attrs, key) < 1:
+        raise SpecError(f"{key} = {pick(attrs, key)} must be at least 0 and less than 1")
+
+
+def _kept(specs: Specs, attrs: Attrs, position: int) -> list[str]:
+    """The momentum is a state exactly when there is one."""
+    if pick(attrs, "momentum"):
+        return ["momentum"]
+    if _at(specs, position) is not None:
+        raise SpecError(f"momentum = 0 keeps no state: leave out input {position}, or give the attribute momentum")
+    return []
+
+
+def _sgd_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    if pick(attrs, "nesterov") and (pick(attrs, "momentum") <= 0 or pick(attrs, "dampening")):
+        raise SpecError("nesterov = 1 needs a momentum greater than 0 and dampening = 0")
+    return _updated(specs, *_kept(specs, attrs, 3))
+
+
+def _adam_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    _fraction(attrs, "beta1")
+    _fraction(attrs, "beta2")
+    found = _updated(specs, "m", "v")
+    _scalar(specs, 5, STEP, "step")
+    return found
+
+
+def _rmsprop_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    _fraction(attrs, "alpha")
+    return _updated(specs, "v", *_kept(specs, attrs, 4))
+
+
+def _sgd(
+    w: Any,
+    grad: Any,
+    lr: Any,
+    before: Any = None,
+    *,
+    momentum: float,
+    dampening: float,
+    decay: float,
+    nesterov: int,
+) -> Any:
+    """Sutskever et al., 2013, as torch.optim.SGD: the rate is not part of the momentum."""
+    grad = grad + decay * w
+    if before is None:
+        return w - float(lr) * grad
+    kept = momentum * before + (1 - dampening) * grad
+    return w - float(lr) * (grad + momentum * kept if nesterov else kept), kept
+
+
+def _moments(grad: Any, m: Any, v: Any, beta1: float, beta2: float) -> tuple[Any, Any]:
+    return beta1 * m + (1 - beta1) * grad, beta2 * v + (1 - beta2) * grad**2
+
+
+def _direction(m: Any, v: Any, step: Any, beta1: float, beta2: float, epsilon: float) -> Any:
+    """The mean over the root of the mean square, both corrected for having started at 0."""
+    mean, square = m / (1 - beta1 ** int(step)), v / (1 - beta2 ** int(step))
+    return mean / (np.sqrt(square) + epsilon)
+
+
+def _adam(
+    w: Any,
+    grad: Any,
+    lr: Any,
+    m: Any,
+    v: Any,
+    step: Any,
+    *,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    decay: float,
+) -> Any:
+    """Kingma and Ba, 2015."""
+    m, v = _moments(grad + decay * w, m, v, beta1, beta2)
+    return w - float(lr) * _direction(m, v, step, beta1, beta2, epsilon), m, v
+
+
+def _adamw(
+    w: Any,
+    grad: Any,
+    lr: Any,
+    m: Any,
+    v: Any,
+    step: Any,
+    *,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    decay: float,
+) -> Any:
+    """Adam with decoupled weight decay: Loshchilov and Hutter, 2019."""
+    m, v = _moments(grad, m, v, beta1, beta2)
+    return w - float(lr) * (decay * w + _direction(m, v, step, beta1, beta2, epsilon)), m, v
+
+
+def _lamb(
+    w: Any,
+    grad: Any,
+    lr: Any,
+    m: Any,
+    v: Any,
+    step: Any,
+    *,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    decay: float,
+) -> Any:
+    """You et al., 2020, algorithm 2, with phi(z) = z: the update has the norm of the weights; 1 for a norm of 0."""
+    m, v = _moments(grad, m, v, beta1, beta2)
+    update = _direction(m, v, step, beta1, beta2, epsilon) + decay * w
+    sizes = float(np.linalg.norm(w.reshape(-1))), float(np.linalg.norm(update.reshape(-1)))
+    trust = sizes[0] / sizes[1] if all(size > 0 for size in sizes) else 1.0
+    return w - float(lr) * trust * update, m, v
+
+
+def _rmsprop(
+    w: Any,
+    grad: Any,
+    lr: Any,
+    v: Any,
+    before: Any = None,
+    *,
+    alpha: float,
+    momentum: float,
+    epsilon: float,
+    decay: float,
+) -> Any:
+    """Tieleman and Hinton, 2012, as torch.optim.RMSprop: epsilon is added to the root."""
+    grad = grad + decay * w
+    v = alpha * v + (1 - alpha) * grad**2
+    step = grad / (np.sqrt(v) + epsilon)
+    if before is None:
+        return w - float(lr) * step, v
+    kept = momentum * before + step
+    return w - float(lr) * kept, v, kept
+
+
+def _example(dtype: str, *states: str, **attrs: Attr) -> Example:
+    """Weights [3, 4], with the range of each state; "step" stands for the step."""
+    kinds = ["i64[] 1:9" if state == "step" else f"{dtype}[3,4] {state}" for state in states]
+    return Example((f"{dtype}[3,4]", f"{dtype}[3,4]", "f32[] 0.01:0.1", *kinds), attrs)
+
+
+def _adaptive(name: str, compute: Callable[..., Any], epsilon: float, decay: float) -> Command:
+    """`<name>(w, grad, lr, m, v, step) -> (w', m', v')`."""
+    states = ("-1:1", "0.1:2", "step")
+    return Command(
+        name,
+        _adam_infer,
+        compute,
+        attrs={"beta1": 0.9, "beta2": 0.999, "epsilon": epsilon, "decay": decay},
+        inputs=(6, 6),
+        outputs=(3, 3),
+        inplace=over_only((0, 0), (1, 3), (2, 4)),
+        examples=(
+            _example("f64", *states),
+            _example("f32", *states, beta1=0.8, beta2=0.9, decay=0.1),
+            _example("f64", *states, decay=0.1, epsilon=0.01),
+        ),
+    )
+
+
+COMMANDS = (
+    Command(
+        "sgd",
+        _sgd_infer,
+        _sgd,
+        attrs={"momentum": 0.0, "dampening": 0.0, "decay": 0.0, "nesterov": 0},
+        inputs=(3, 4),
+        outputs=(1, 2),
+        inplace=over_only((0, 0), (1, 3)),
+        examples=(
+            _example("f64"),
+            _example("f32", decay=0.1),
+            _example("f64", "-1:1", momentum=0.9, dampening=0.3, decay=0.1),
+            _example("f32", "-1:1", momentum=0.9, nesterov=1),
+        ),
+    ),
+    _adaptive("adam", _adam, 1e-8, 0.0),
+    _adaptive("adamw", _adamw, 1e-8, 0.01),
+    _adaptive("lamb", _lamb, 1e-6, 0.0),
+    Command(
+        "rmsprop",
+        _rmsprop_infer,
+        _rmsprop,
+        attrs={"alpha": 0.99, "momentum": 0.0, "epsilon": 1e-8, "decay": 0.0},
+        inputs=(4, 5),
+        outputs=(2, 3),
+        inplace=over_only((0, 0), (1, 3), (2, 4)),
+        examples=(
+            _example("f64", "0.1:2"),
+            _example("f64", "0.1:2", "-1:1", momentum=0.9, decay=0.1),
+            _example("f32", "0.1:2", "-1:1", momentum=0.9, alpha=0.9),
+        ),
+    ),
+)

@@ -3,7 +3,178 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
-from sublet.runtime.aten.kernel import Fast
+from sublet.ir.graph import Node
+from sublet.ops.nn.command import spec_of
+from sublet.ops.nn.gradients import operand
+from sublet.runtime.aten.activation import FAR, backward
+from sublet.runtime.aten.kernel import Fast, Make, Operands, Tensor, bytes_as, in_turn, torch
+from sublet.runtime.kernel import Call
+from sublet.tensor import DType
 
-KERNELS: Mapping[str, Fast] = {}
+NO_MEAN = 0
+"""PyTorch's number for reduction="none"."""
+
+
+def _wide(node: Node) -> bool:
+    """Whether ATen gathers and scatters numbers of this type without memory of its own; and there are some."""
+    return spec_of(operand(node, 0)).dtype in (DType.F32, DType.F64) and _column_bytes(node) > 0
+
+
+def _column_bytes(node: Node) -> int:
+    """An index, a number and a bool for each label."""
+    labels = spec_of(operand(node, len(node.inputs) - 1))
+    return labels.size * (8 + spec_of(operand(node, 0)).dtype.bits // 8 + 1)
+
+
+class _Columns(NamedTuple):
+    """Tensors [N, 1] in scratch memory, and calls that fill the first two."""
+
+    index: Tensor  # the labels as ATen takes them, class 0 for a negative one
+    absent: Tensor  # whether a label is negative
+    numbers: Tensor
+    filled: list[Call]
+
+
+def _columns(labels: Tensor, dtype: Any, scratch: Tensor) -> _Columns:
+    t, count = torch(), labels.numel()
+    index = bytes_as(scratch, t.int64, (count, 1))
+    numbers = bytes_as(scratch, dtype, (count, 1), 8 * count)
+    absent = bytes_as(scratch, t.bool, (count, 1), (8 + dtype.itemsize) * count)
+    copied = partial(index.copy_, labels.view(count, 1))
+    return _Columns(index, absent, numbers, [copied, partial(t.lt, index, 0, out=absent), partial(index.clamp_min_, 0)])
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[..., C] as [N, C]."""
+    return x.view(x.numel() // x.shape[-1], x.shape[-1])
+
+
+def _cross_entropy(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    p, labels = inputs
+    columns, loss = _columns(labels, p.dtype, scratch), outputs[0].view(-1, 1)
+    return in_turn(
+        [
+            *columns.filled,
+            partial(torch().gather, _rows(p), 1, columns.index, out=loss),
+            loss.log_,
+            loss.neg_,
+            partial(loss.masked_fill_, columns.absent, 0),
+        ]
+    )
+
+
+def _cross_entropy_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    """Zeros, but -dloss / p at the label: computed beforehand, for p may be overwritten."""
+    t, (dloss, p, labels), dp = torch(), inputs, _rows(outputs[0])
+    columns = _columns(labels, p.dtype, scratch)
+    value = columns.numbers
+    return in_turn(
+        [
+            *columns.filled,
+            partial(t.gather, _rows(p), 1, columns.index, out=value),
+            partial(t.div, dloss.view(-1, 1), value, out=value),
+            value.neg_,
+            partial(value.masked_fill_, columns.absent, 0),
+            dp.zero_,
+            partial(dp.scatter_, 1, columns.index, value),
+        ]
+    )
+
+
+def _softmax_cross_entropy(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    """(highest - x[label]) - log(highest probability), for that one is exp(0) / sum: no second exponential of all."""
+    t, x, labels = torch(), _rows(inputs[0]), inputs[1]
+    loss, p = outputs[0].view(-1, 1), _rows(outputs[1])
+    columns = _columns(labels, x.dtype, scratch)
+    highest = columns.numbers
+    return in_turn(
+        [
+            *columns.filled,
+            partial(t.amax, x, 1, True, out=highest),
+            partial(t.gather, x, 1, columns.index, out=loss),
+            partial(t.sub, highest, loss, out=loss),
+            partial(t._softmax, x, 1, False, out=p),
+            partial(t.amax, p, 1, True, out=highest),
+            highest.log_,
+            partial(loss.sub_, highest),
+            partial(loss.masked_fill_, columns.absent, 0),
+        ]
+    )
+
+
+def _softmax_cross_entropy_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    """p * dloss, and dloss less at the label."""
+    t, (dloss, p, labels), dx = torch(), inputs, _rows(outputs[0])
+    columns = _columns(labels, p.dtype, scratch)
+    weight = columns.numbers
+    return in_turn(
+        [
+            *columns.filled,
+            partial(weight.copy_, dloss.view(-1, 1)),
+            partial(weight.masked_fill_, columns.absent, 0),
+            partial(t.mul, _rows(p), weight, out=dx),
+            weight.neg_,
+            partial(dx.scatter_add_, 1, columns.index, weight),
+        ]
+    )
+
+
+def _one_loss_each(name: str, *between: Any) -> Make:
+    """`torch._C._nn.name(x, t, *between, reduction, out=loss)`."""
+
+    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+        return partial(getattr(torch()._C._nn, name), *inputs, *between, NO_MEAN, out=outputs[0])
+
+    return make
+
+
+def _smooth_l1(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    return partial(torch()._C._nn.smooth_l1_loss, *inputs, NO_MEAN, node.attrs["beta"], out=outputs[0])
+
+
+def _logits_bytes(node: Node) -> int:
+    return spec_of(operand(node, 0)).nbytes
+
+
+def _some(node: Node) -> bool:
+    return _logits_bytes(node) > 0
+
+
+def _logits(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    """(max(x, 0) - t x) + softplus(-|x|): softplus(x) - t x needs no scratch, but cancels where x is large, t 1."""
+    t, (x, target), (loss,) = torch(), inputs, outputs
+    rest = bytes_as(scratch, x.dtype, x.shape)
+    return in_turn(
+        [
+            partial(t.clamp_min, x, 0, out=rest),
+            partial(rest.addcmul_, x, target, value=-1),
+            partial(t.abs, x, out=loss),
+            loss.neg_,
+            partial(t._C._nn.softplus, loss, 1, FAR, out=loss),
+            partial(loss.add_, rest),
+        ]
+    )
+
+
+def _logits_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    t, (dloss, x, target), (dx,) = torch(), inputs, outputs
+    return in_turn([partial(t.sigmoid, x, out=dx), partial(dx.sub_, target), partial(dx.mul_, dloss)])
+
+
+KERNELS: Mapping[str, Fast] = {
+    "categorical_cross_entropy": Fast(_cross_entropy, _column_bytes, _wide),
+    "categorical_cross_entropy_gradient": Fast(_cross_entropy_gradient, _column_bytes, _wide),
+    "softmax_cross_entropy": Fast(_softmax_cross_entropy, _column_bytes, _wide),
+    "softmax_cross_entropy_gradient": Fast(_softmax_cross_entropy_gradient, _column_bytes, _wide),
+    "sigmoid_binary_cross_entropy": Fast(_logits, _logits_bytes, _some),
+    "sigmoid_binary_cross_entropy_gradient": Fast(_logits_gradient),
+    "binary_cross_entropy": Fast(_one_loss_each("binary_cross_entropy", None)),
+    "binary_cross_entropy_gradient": Fast(backward("binary_cross_entropy_backward", lambda attrs: (None, NO_MEAN))),
+    "mse": Fast(_one_loss_each("mse_loss")),
+    "mse_gradient": Fast(backward("mse_loss_backward", lambda attrs: (NO_MEAN,))),
+    "smooth_l1": Fast(_smooth_l1),
+    "smooth_l1_gradient": Fast(backward("smooth_l1_loss_backward", lambda attrs: (NO_MEAN, attrs["beta"]))),
+}

@@ -1,0 +1,138 @@
+"""Kernels on PyTorch do not allocate behind the planner's back, unless they say so.
+
+The examples of every command are scaled up until they have about a megabyte. A kernel may then allocate the few
+bytes of a number that it wraps as a tensor, and nothing that grows. Examples that cannot be scaled, because their
+attributes name extents, stand in LARGE.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from sublet.errors import SpecError
+from sublet.ops.nn import COMMANDS
+from sublet.ops.nn.command import Command, Example
+from sublet.runtime.torch_backend import KERNELS, Torch
+from sublet.tensor import DType, TensorSpec
+from tests.nn.examples import FORM, Case, case_of
+from tests.nn.test_registry import computed
+
+torch = pytest.importorskip("torch")
+
+LIMIT = 1 << 17
+"""Elements of the largest input or output of a scaled example."""
+SMALL = 4096
+"""Bytes that do not count."""
+LARGE: dict[str, tuple[Example, ...]] = {
+    "broadcast_to": (Example(("f32[1,512]",), {"shape": (256, 512)}),),
+    "embedding_gradient": (Example(("f32[2048,64]", "i64[2048] 0:1000"), {"rows": 1000}),),
+    "fill": (Example((), {"shape": (LIMIT,), "dtype": "f32", "value": 1.0}),),
+    "index_select_gradient": (Example(("f32[64,256,8]", "i64[256] 0:300"), {"axis": 1, "extent": 300}),),
+    "iota": (Example((), {"count": LIMIT}),),
+    "one_hot": (Example(("i32[256] 0:512",), {"depth": 512}),),
+    "random_normal": (Example(("i64[] 0:9",), {"shape": (LIMIT,), "dtype": "bf16"}),),
+    "random_uniform": (Example(("i64[] 0:9",), {"shape": (LIMIT,), "dtype": "f64"}),),
+    "reshape": (Example(("f32[256,512]",), {"shape": (512, 256)}),),
+    "slice": (Example(("f32[256,512]",), {"starts": (1, 2), "ends": (251, 500), "steps": (2, 3)}),),
+    "split": (Example(("f32[256,512]",), {"axis": 1, "sizes": (200, 312)}),),
+    "sum_to": (Example(("f32[64,32,64]",), {"shape": (32, 1)}),),
+    "upsample": (
+        Example(("f32[2,16,32,32]",), {"size": (64, 64)}),
+        Example(("f32[2,16,32,32]",), {"size": (64, 60), "mode": "bilinear"}),
+    ),
+    "upsample_gradient": (
+        Example(("f32[2,16,64,64]",), {"size": (32, 32)}),
+        Example(("f32[2,16,60,64]",), {"size": (32, 32), "mode": "bilinear"}),
+    ),
+}
+"""Larger examples of commands whose examples cannot be scaled."""
+
+
+def _spec(text: str) -> TensorSpec:
+    match = FORM.fullmatch(text)
+    assert match
+    shape = tuple(int(extent) for extent in match["shape"].split(",") if extent)
+    return TensorSpec(DType.parse(match["dtype"]), shape)
+
+
+def _times(text: str, factor: int) -> str:
+    """The input with every extent that is not 1 made larger."""
+    if text == "_":
+        return text
+    extents = (extent if extent == 1 else extent * factor for extent in _spec(text).shape)
+    return re.sub(r"\[[\d,]*\]", f"[{','.join(map(str, extents))}]", text)
+
+
+def _elements(record: Command, example: Example) -> int:
+    """Of the largest input or output. Raises SpecError where the command does not take such inputs."""
+    specs = [None if text == "_" else _spec(text) for text in example.inputs]
+    made = record.infer(specs, record.completed(example.attrs))
+    return max(spec.size for spec in (*specs, *made) if spec is not None)
+
+
+def scaled(record: Command, example: Example) -> Example | None:
+    """The example with inputs and outputs of up to LIMIT elements; None where its attributes name extents."""
+    found = None
+    for factor in (2**power for power in range(1, 18)):
+        larger = Example(tuple(_times(text, factor) for text in example.inputs), example.attrs)
+        try:
+            if _elements(record, larger) > LIMIT:
+                break
+        except SpecError:
+            break
+        found = larger
+    return found
+
+
+def _cases() -> list[Any]:
+    found = []
+    for name, fast in KERNELS.items():
+        if fast.allocates:
+            continue
+        larger = [scaled(COMMANDS[name], example) for example in COMMANDS[name].examples]
+        for i, example in enumerate([*larger, *LARGE.get(name, ())]):
+            if example is not None:
+                found.append(pytest.param(COMMANDS[name], example, id=f"{name}-{i}"))
+    return found
+
+
+def allocated(case: Case) -> list[int]:
+    """The sizes of what PyTorch allocates during the second call of the kernel. The first may set something up."""
+    calls = []
+
+    class Watched(Torch):
+        def kernel(self, node: Any, constants: Any) -> Any:
+            found = super().kernel(node, constants)
+            return found and _Watch(found)
+
+    class _Watch:
+        def __init__(self, kernel: Any) -> None:
+            self.kernel, self.scratch = kernel, kernel.scratch
+
+        def bind(self, *operands: Any) -> Any:
+            calls.append(self.kernel.bind(*operands))
+            return calls[-1]
+
+    computed(case.graph, case.arrays, Watched())
+    if not calls:
+        pytest.skip("the kernel does not take this node")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        calls[-1]()
+    events = profiler.profiler.kineto_results.events()
+    return [event.nbytes() for event in events if event.name() == "[memory]" and event.nbytes() > 0]
+
+
+@pytest.mark.parametrize(("record", "example"), _cases())
+def test_kernels_allocate_nothing_that_grows(record: Command, example: Example) -> None:
+    found = [size for size in allocated(case_of(record, example)) if size > SMALL]
+    assert not found, f"nn.{record.name} allocates {found} bytes"
+
+
+def test_the_ruler_sees_an_allocation() -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        torch.empty(100_000)
+    events = profiler.profiler.kineto_results.events()
+    assert any(event.name() == "[memory]" and event.nbytes() >= 400_000 for event in events)
