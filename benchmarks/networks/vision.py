@@ -32,14 +32,19 @@ def _bottleneck(x: Tensor, width: int, stride: int, name: str, *, v1d: bool) -> 
         y = nn.relu(conv_norm(y, width, 3, "b", stride=stride))
         y = conv_norm(y, 4 * width, 1, "c")
         if x.shape != y.shape:
-            if v1d and stride > 1:
-                x, stride = avg_pool(x, stride, stride), 1
-            x = conv_norm(x, 4 * width, 1, "shortcut", stride=stride)
+            if v1d:
+                x = avg_pool(x, stride, stride) if stride > 1 else x
+                x = layers.conv(x, 4 * width, 1, bias=False, name="shortcut")
+            else:
+                x = conv_norm(x, 4 * width, 1, "shortcut", stride=stride)
         return nn.relu(x + y)
 
 
 def resnet(x: Tensor, depths: tuple[int, ...], *, v1d: bool = False) -> Tensor:
-    """ResNet with bottlenecks (He et al., 2016); v1d with the stem and shortcuts of He et al. (2019)."""
+    """ResNet with bottlenecks (He et al., 2016).
+
+    v1d has the stem of He et al. (2019), and shortcuts that are an average and a convolution, as libnnc's sample has.
+    """
     if v1d:
         for i, (channels, stride) in enumerate(((32, 2), (32, 1), (64, 1))):
             x = nn.relu(conv_norm(x, channels, 3, f"stem{i}", stride=stride))
@@ -177,15 +182,20 @@ def unet(x: Tensor, classes: int = 2, width: int = 16, depth: int = 3) -> Tensor
     return layers.conv(x, classes, 1, name="classes")
 
 
-def small_resnet(x: Tensor, classes: int = 10, width: int = 16) -> Tensor:
+def small_resnet(x: Tensor, classes: int = 10, width: int = 16, *, training: bool = True) -> Tensor:
     """A ResNet of three stages for small images."""
+
+    def conv_norm(x: Tensor, channels: int, kernel: int, name: str, stride: int = 1) -> Tensor:
+        with graph_of(x).scope(name):
+            return layers.batch_norm(layers.conv(x, channels, kernel, stride=stride, bias=False), training=training)
+
     x = nn.relu(conv_norm(x, width, 3, "stem"))
     for stage in range(3):
         with graph_of(x).scope(f"stage{stage}"):
             stride = 2 if stage else 1
-            y = nn.relu(conv_norm(x, width << stage, 3, "a", stride=stride))
+            y = nn.relu(conv_norm(x, width << stage, 3, "a", stride))
             y = conv_norm(y, width << stage, 3, "b")
             if x.shape != y.shape:
-                x = conv_norm(x, width << stage, 1, "shortcut", stride=stride)
+                x = conv_norm(x, width << stage, 1, "shortcut", stride)
             x = nn.relu(x + y)
     return classified(x, classes)

@@ -10,6 +10,7 @@ from sublet.errors import SubletError
 from sublet.frontends.model import Model, read_model
 from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.ir.text import parse, to_text
+from sublet.optimizers import LAMB, SGD, Adam, AdamW, RMSProp
 from sublet.packing import STRATEGIES, pack
 from sublet.plan import MemoryPlan
 from sublet.plan_file import load, save
@@ -20,9 +21,14 @@ from sublet.runtime.executable import Executable
 from sublet.runtime.memory import aligned_bytes
 from sublet.runtime.poison import run_poisoned
 from sublet.tensor import DType, TensorSpec, Unplannable
+from sublet.training import gradients, train_step
 
 __all__ = [
+    "LAMB",
+    "SGD",
     "STRATEGIES",
+    "Adam",
+    "AdamW",
     "CaseOf",
     "DType",
     "Executable",
@@ -31,7 +37,9 @@ __all__ = [
     "Model",
     "Node",
     "Options",
+    "RMSProp",
     "SubletError",
+    "Tensor",
     "TensorSpec",
     "Unplannable",
     "Value",
@@ -42,7 +50,10 @@ __all__ = [
     "command",
     "compare",
     "compile",
+    "gradients",
+    "layers",
     "load",
+    "nn",
     "pack",
     "parse",
     "plan_memory",
@@ -50,5 +61,6 @@ __all__ = [
     "run_poisoned",
     "save",
     "to_text",
+    "train_step",
     "verdict",
 ]

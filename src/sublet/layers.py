@@ -33,7 +33,7 @@ class Drawn:
 
     def array(self) -> NDArray[Any]:
         random = np.random.default_rng(crc32(self.name.encode()))
-        return np.ascontiguousarray(self.draw(random, self.spec.shape), NUMPY[self.spec.dtype])
+        return np.array(self.draw(random, self.spec.shape), NUMPY[self.spec.dtype], order="C")
 
 
 def uniform(bound: float) -> Draw:

@@ -15,6 +15,7 @@ from sublet.optimizers import Optimizer
 from sublet.passes.autodiff import backward
 from sublet.passes.order import ordered
 from sublet.passes.pipeline import simplify
+from sublet.passes.recall import recalled
 
 
 def gradients(of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None) -> list[Tensor]:
@@ -56,4 +57,4 @@ def train_step(loss: Tensor, parameters: Sequence[Tensor], optimizer: Optimizer,
     with graph.scope("step"):
         optimizer.write(graph, parameters, gradients(loss, parameters))
     model = graph.model()
-    return replace(model, graph=ordered(simplify(model.graph)))
+    return replace(model, graph=ordered(recalled(simplify(model.graph))))

@@ -93,7 +93,7 @@ class Graph:
             assert isinstance(spec, TensorSpec)
             if content.shape != spec.shape:
                 raise SpecError(at_line(f"the content of {name!r} has the shape {list(content.shape)}, not {spec}"))
-            self._contents[value.name] = Content(np.ascontiguousarray(content, NUMPY[spec.dtype]))
+            self._contents[value.name] = Content(np.array(content, NUMPY[spec.dtype], order="C"))
         self._weights.append(value)
         self._trainable.append(value)
         return self._levels.tensor(value)
@@ -115,7 +115,7 @@ class Graph:
         """A parameter that starts as the same number everywhere, or as an array, and that `update` changes."""
         spec = self._spec(shape, dtype)
         content = np.broadcast_to(np.asarray(initial, NUMPY[spec.dtype]), spec.shape)
-        return self._fixed(self._declared(name, spec.shape, spec.dtype), np.ascontiguousarray(content))
+        return self._fixed(self._declared(name, spec.shape, spec.dtype), np.array(content, order="C"))
 
     def constant(self, content: Any, dtype: DType | str | None = None) -> Tensor:
         """A tensor that never changes: a number or an array."""
@@ -127,7 +127,7 @@ class Graph:
         if array.size <= MAX_LITERAL:
             value = self._literals.of(tuple(array.reshape(-1).tolist()), spec)
             return self._levels.tensor(value, self._levels.open[0])
-        return self._fixed(Value(self._root.names.fresh("constant"), spec), np.ascontiguousarray(array))
+        return self._fixed(Value(self._root.names.fresh("constant"), spec), np.array(array, order="C"))
 
     def output(self, name: str, tensor: Tensor) -> None:
         """Give `tensor` back from each run, under this name."""
