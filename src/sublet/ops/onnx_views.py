@@ -1,18 +1,14 @@
-"""Which outputs of ONNX operators are bytes of an input (views), and which contain inputs (parts).
-
-A block of a row-major tensor is contiguous when, with k the last dimension in which it is smaller
-than the tensor, it has extent 1 in every dimension before k.
-"""
+"""Which outputs of ONNX operators are bytes of an input (views), and which contain inputs (parts)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from math import prod
 
 from sublet.ir.graph import Node, Value
+from sublet.ops.blocks import block, only_ones_move, stacked
 from sublet.ops.op import Share, Shares
-from sublet.tensor import DType, TensorSpec
+from sublet.tensor import TensorSpec
 
 
 def _spec(values: Sequence[Value | None], position: int) -> TensorSpec | None:
@@ -50,8 +46,8 @@ def _transpose(node: Node) -> tuple[Share, ...]:
         return ()
     shape = pair[0].shape
     permutation = _ints(node, "perm") or tuple(reversed(range(len(shape))))
-    moved = [axis for axis in permutation if 0 <= axis < len(shape) and shape[axis] != 1]
-    return _same_bytes(node) if moved == sorted(moved) else ()
+    axes = [axis for axis in permutation if 0 <= axis < len(shape)]
+    return _same_bytes(node) if only_ones_move(shape, axes) else ()
 
 
 def _pad(node: Node) -> tuple[Share, ...]:
@@ -78,7 +74,7 @@ def _slice(node: Node) -> tuple[Share, ...]:
             return ()
         extent = shape[axis]
         begin[axis] = min(max(start + extent if start < 0 else start, 0), extent)
-    return _block(0, pair[0], pair[1].shape, begin)
+    return block(0, pair[0], pair[1].shape, begin)
 
 
 def _split(node: Node) -> tuple[Share, ...]:
@@ -93,7 +89,7 @@ def _split(node: Node) -> tuple[Share, ...]:
             break
         if output.spec.dtype is not source.dtype or len(output.spec.shape) != len(source.shape):
             break
-        shares.extend(_block(i, source, output.spec.shape, begin))
+        shares.extend(block(i, source, output.spec.shape, begin))
         begin[axis] += output.spec.shape[axis]
     return tuple(shares)
 
@@ -113,7 +109,7 @@ def _gather(node: Node) -> tuple[Share, ...]:
     shape = (*source.shape[:axis], len(wanted), *source.shape[axis + 1 :])
     begin = [0] * len(shape)
     begin[axis] = wanted[0]
-    return _block(0, source, shape, begin) if prod(shape) == result.size else ()
+    return block(0, source, shape, begin) if prod(shape) == result.size else ()
 
 
 def _concat(node: Node) -> tuple[Share, ...]:
@@ -122,37 +118,9 @@ def _concat(node: Node) -> tuple[Share, ...]:
     specs = [value.spec if value is not None else None for value in node.inputs]
     planned = [spec for spec in specs if isinstance(spec, TensorSpec)]
     axis = _axis(node, len(result.shape)) if result else None
-    if result is None or axis is None or len(planned) < len(specs) or prod(result.shape[:axis]) != 1:
+    if result is None or axis is None or len(planned) < len(specs):
         return ()
-    begins = accumulate((spec.size for spec in planned), initial=0)
-    shares = (
-        Share(0, i, offset)
-        for i, (spec, begin) in enumerate(zip(planned, begins, strict=False))
-        if spec.nbytes and spec.dtype is result.dtype and (offset := _bytes(result.dtype, begin, spec.size)) is not None
-    )
-    return tuple(shares)
-
-
-def _block(output: int, source: TensorSpec, shape: Sequence[int], begin: Sequence[int]) -> tuple[Share, ...]:
-    """The share of output `output`, the block of `shape` at `begin` in `source`; none if it is not contiguous."""
-    if len(shape) != len(source.shape) or 0 in shape:
-        return ()
-    if any(start < 0 or start + n > whole for start, n, whole in zip(begin, shape, source.shape, strict=True)):
-        return ()
-    smaller = [k for k, (n, whole) in enumerate(zip(shape, source.shape, strict=True)) if n != whole]
-    if smaller and prod(shape[: smaller[-1]]) != 1:
-        return ()
-    strides = [prod(source.shape[axis + 1 :]) for axis in range(len(shape))]
-    first = sum(start * stride for start, stride in zip(begin, strides, strict=True))
-    offset = _bytes(source.dtype, first, prod(shape))
-    return () if offset is None else (Share(output, 0, offset),)
-
-
-def _bytes(dtype: DType, first: int, size: int) -> int | None:
-    """The byte at which element `first` starts; None when the elements do not fill whole bytes."""
-    if first * dtype.bits % 8 or size * dtype.bits % 8:
-        return None
-    return first * dtype.bits // 8
+    return stacked(result, planned, axis)
 
 
 def _ints(node: Node, name: str) -> tuple[int, ...] | None:

@@ -1,7 +1,160 @@
-"""Fill, copy, and conversion of types."""
+"""Fill, copy, and conversion of types and of the order of axes."""
 
 from __future__ import annotations
 
-from sublet.ops.nn.command import Command
+from collections.abc import Callable, Sequence
+from typing import Any
 
-COMMANDS: tuple[Command, ...] = ()
+import numpy as np
+
+from sublet.errors import SpecError
+from sublet.ir.graph import Node, Value
+from sublet.ops.blocks import only_ones_move
+from sublet.ops.nn.command import REQUIRED, Command, Example, over, pick, spec_of, whole
+from sublet.ops.nn.gradients import given, operand
+from sublet.ops.nn.shapes import ANY, NUMBERS, NUMPY_TYPES, number_of, of_type, shape_given, type_named
+from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
+from sublet.tensor import TensorSpec
+
+
+def made(attrs: Attrs) -> TensorSpec:
+    """The spec that the attributes `shape` and `dtype` give."""
+    return TensorSpec(type_named(pick(attrs, "dtype")), shape_given(pick(attrs, "shape")))
+
+
+def _fill_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    result = made(attrs)
+    number_of(pick(attrs, "value"), result.dtype)
+    return (result,)
+
+
+def _fill(shape: tuple[int, ...], dtype: str, value: float) -> Any:
+    named = type_named(dtype)
+    return np.full(shape, number_of(value, named), NUMPY_TYPES[named])
+
+
+def _undefined_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    return (made(attrs),)
+
+
+def _iota_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    return (TensorSpec(type_named(pick(attrs, "dtype"), NUMBERS), shape_given((pick(attrs, "count"),))),)
+
+
+def _cast_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    return (TensorSpec(type_named(pick(attrs, "dtype")), of_type(specs[0], ANY).shape),)
+
+
+def _to_same_type(node: Node) -> bool:
+    return spec_of(operand(node, 0)).dtype.text == node.attrs["dtype"]
+
+
+def _cast_views(node: Node) -> tuple[Share, ...]:
+    return whole(node) if _to_same_type(node) else ()
+
+
+def _cast_inplace(node: Node) -> tuple[Share, ...]:
+    """Element by element, where both types have the same number of bits."""
+    return () if _to_same_type(node) else over(0)(node)
+
+
+def _cast_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    return [emit("nn.cast", given(grads), dtype=spec_of(operand(node, 0)).dtype.text)]
+
+
+def _copy_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    return (of_type(specs[0], ANY),)
+
+
+def _same(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    return [given(grads)]
+
+
+def last_axes(rank: int) -> tuple[int, ...]:
+    """The order of axes that brings [N, C, *spatial] to [N, *spatial, C]."""
+    return (0, *range(2, rank), 1)
+
+
+def first_axes(rank: int) -> tuple[int, ...]:
+    """The order of axes that brings [N, *spatial, C] to [N, C, *spatial]."""
+    return (0, rank - 1, *range(1, rank - 1))
+
+
+def _layout(name: str, axes: Callable[[int], tuple[int, ...]], before: str, back: str, *uses: str) -> Command:
+    def infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+        x = of_type(specs[0], ANY)
+        if len(x.shape) < 3:
+            raise SpecError(f"the input is {x}, it must have the axes {before}")
+        return (TensorSpec(x.dtype, tuple(x.shape[axis] for axis in axes(len(x.shape)))),)
+
+    def views(node: Node) -> tuple[Share, ...]:
+        shape = spec_of(operand(node, 0)).shape
+        return whole(node) if only_ones_move(shape, axes(len(shape))) else ()
+
+    def gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+        return [emit(back, given(grads))]
+
+    examples = tuple(Example((use,)) for use in uses)
+    return Command(name, infer, lambda x: x.transpose(axes(x.ndim)), gradient, views=views, examples=examples)
+
+
+COMMANDS = (
+    Command(
+        "fill",
+        _fill_infer,
+        _fill,
+        attrs={"shape": REQUIRED, "dtype": REQUIRED, "value": REQUIRED},
+        inputs=(0, 0),
+        examples=(
+            Example((), {"shape": (2, 3), "dtype": "f32", "value": -0.5}),
+            Example((), {"shape": (), "dtype": "i64", "value": 7}),
+            Example((), {"shape": (3,), "dtype": "bool", "value": True}),
+            Example((), {"shape": (3,), "dtype": "bf16", "value": 1.5}),
+        ),
+    ),
+    # Any bytes: what stands in for a value that is never read. Nothing is written.
+    Command(
+        "undefined",
+        _undefined_infer,
+        lambda shape, dtype: np.zeros(shape, NUMPY_TYPES[type_named(dtype)]),
+        attrs={"shape": REQUIRED, "dtype": REQUIRED},
+        inputs=(0, 0),
+        examples=(Example((), {"shape": (3, 0), "dtype": "f32"}),),
+    ),
+    Command(
+        "iota",
+        _iota_infer,
+        lambda count, dtype: np.arange(count).astype(NUMPY_TYPES[type_named(dtype)]),
+        attrs={"count": REQUIRED, "dtype": "i64"},
+        inputs=(0, 0),
+        examples=(Example((), {"count": 5}), Example((), {"count": 7, "dtype": "f32"})),
+    ),
+    # Fractions are cut off. A number that the new type cannot hold becomes any number.
+    Command(
+        "cast",
+        _cast_infer,
+        lambda x, dtype: x.astype(NUMPY_TYPES[type_named(dtype)]),
+        _cast_back,
+        {"dtype": REQUIRED},
+        views=_cast_views,
+        inplace=_cast_inplace,
+        examples=(
+            Example(("f64[2,3]",), {"dtype": "f64"}),
+            Example(("f32[5]",), {"dtype": "f64"}),
+            Example(("i32[2,3] -9:9",), {"dtype": "f32"}),
+            Example(("f32[7] -9:9",), {"dtype": "i32"}),
+            Example(("bf16[7] -9:9",), {"dtype": "f16"}),
+            Example(("i64[7] -2:2",), {"dtype": "bool"}),
+        ),
+    ),
+    # A transfer: its result has bytes of its own, whatever becomes of the input.
+    Command(
+        "copy",
+        _copy_infer,
+        lambda x: x,
+        _same,
+        examples=(Example(("f64[2,3]",)), Example(("bool[5]",))),
+    ),
+    _layout("to_nhwc", last_axes, "[N, C, *spatial]", "nn.to_nchw", "f64[2,3,4,5]", "f64[2,1,3,2]", "f32[2,3,4]"),
+    _layout("to_nchw", first_axes, "[N, *spatial, C]", "nn.to_nhwc", "f64[2,4,5,3]", "f64[2,1,1,3]", "f32[2,4,3]"),
+)

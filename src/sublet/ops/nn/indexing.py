@@ -1,7 +1,307 @@
-"""Reading and writing at indices."""
+"""Reading and writing at indices. An index outside the tensor stops the run with an error."""
 
 from __future__ import annotations
 
-from sublet.ops.nn.command import Command
+from collections.abc import Sequence
+from typing import Any
 
-COMMANDS: tuple[Command, ...] = ()
+import numpy as np
+
+from sublet.errors import SpecError
+from sublet.ir.graph import Node, Value
+from sublet.ops.blocks import block
+from sublet.ops.nn.command import REQUIRED, Command, Example, over, pick, spec_of
+from sublet.ops.nn.gradients import given, operand
+from sublet.ops.nn.shapes import (
+    ANY,
+    INDICES,
+    NUMBERS,
+    NUMPY_TYPES,
+    axis_in,
+    broadcast,
+    equal,
+    number_of,
+    of_type,
+    present,
+    type_named,
+)
+from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
+from sublet.tensor import DType, TensorSpec
+
+
+def within(indices: Any, extent: int) -> Any:
+    """The indices, once all are of [0, extent). Raises IndexError."""
+    if indices.size and not (indices.min() >= 0 and indices.max() < extent):
+        raise IndexError(f"indices {indices.min()} to {indices.max()} into an axis of {extent} elements")
+    return indices
+
+
+def _selected(x: TensorSpec, indices: TensorSpec, axis: int) -> TensorSpec:
+    return TensorSpec(x.dtype, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
+
+
+def _select_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    x, indices = of_type(specs[0], ANY), of_type(specs[1], INDICES, "indices")
+    return (_selected(x, indices, axis_in(pick(attrs, "axis"), len(x.shape))),)
+
+
+def _index_select(x: Any, indices: Any, axis: int) -> Any:
+    return np.take(x, within(indices, x.shape[axis]), axis)
+
+
+def _select_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    shape = spec_of(operand(node, 0)).shape
+    axis = int(pick(node.attrs, "axis")) % len(shape)
+    indices = operand(node, 1)
+    return [emit("nn.index_select_gradient", given(grads), indices, axis=axis, extent=shape[axis]), None]
+
+
+def _summed_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    dy, indices = of_type(specs[0], NUMBERS), of_type(specs[1], INDICES, "indices")
+    axis, extent, rank = pick(attrs, "axis"), pick(attrs, "extent"), len(indices.shape)
+    if axis < 0 or extent < 0 or dy.shape[axis : axis + rank] != indices.shape:
+        raise SpecError(f"{dy} must have the extents of the indices, {indices}, from axis {axis} on")
+    return (TensorSpec(dy.dtype, (*dy.shape[:axis], extent, *dy.shape[axis + rank :])),)
+
+
+def _index_select_gradient(dy: Any, indices: Any, axis: int, extent: int) -> Any:
+    """Zeros, to which every slice of dy is added where it was taken from."""
+    before, after = dy.shape[:axis], dy.shape[axis + indices.ndim :]
+    y = np.zeros((*before, extent, *after), dy.dtype)
+    pieces = dy.reshape(*before, indices.size, *after)
+    np.add.at(y, (*(slice(None),) * axis, within(indices, extent).reshape(-1)), pieces)
+    return y
+
+
+def _summed_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    return [emit("nn.index_select", given(grads), operand(node, 1), axis=pick(node.attrs, "axis")), None]
+
+
+def _embedding_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    w, indices = of_type(specs[0], NUMBERS, "the table"), of_type(specs[1], INDICES, "indices")
+    if len(w.shape) != 2:
+        raise SpecError(f"the table is {w}, it must have two axes: [rows, width]")
+    return (_selected(w, indices, 0),)
+
+
+def _embedding_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    rows = spec_of(operand(node, 0)).shape[0]
+    return [emit("nn.embedding_gradient", given(grads), operand(node, 1), rows=rows), None]
+
+
+def _embedding_gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    (table,) = _summed_infer(specs, {"axis": 0, "extent": pick(attrs, "rows")})
+    if len(table.shape) != 2:
+        raise SpecError(f"{specs[0]} must have one axis more than the indices, {specs[1]}")
+    return (table,)
+
+
+def _embedding_gradient_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    return [emit("nn.embedding", given(grads), operand(node, 1)), None]
+
+
+def _along(x: TensorSpec, indices: TensorSpec, axis: int) -> None:
+    """Raise unless both have the same extents except along the axis."""
+    rank = len(x.shape)
+    if len(indices.shape) != rank or any(x.shape[k] != indices.shape[k] for k in range(rank) if k != axis):
+        raise SpecError(f"{x} and the indices, {indices}, may only differ along axis {axis}")
+
+
+def _gather_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    x, indices = of_type(specs[0], ANY), of_type(specs[1], INDICES, "indices")
+    _along(x, indices, axis_in(pick(attrs, "axis"), len(x.shape)))
+    return (TensorSpec(x.dtype, indices.shape),)
+
+
+def _gather(x: Any, indices: Any, axis: int) -> Any:
+    return np.take_along_axis(x, within(indices, x.shape[axis]), axis)
+
+
+def _gather_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    x = operand(node, 0)
+    zeros = emit.constant(0, x, spec_of(x).shape)
+    return [emit("nn.scatter_add", zeros, operand(node, 1), given(grads), axis=pick(node.attrs, "axis")), None]
+
+
+def _scatter_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    x, indices = of_type(specs[0], NUMBERS), of_type(specs[1], INDICES, "indices")
+    updates = present(specs[2], "updates")
+    _along(x, indices, axis_in(pick(attrs, "axis"), len(x.shape)))
+    equal(updates, TensorSpec(x.dtype, indices.shape), "updates, and what the indices ask for,")
+    return (x,)
+
+
+def _scatter_add(x: Any, indices: Any, updates: Any, axis: int) -> Any:
+    y = x.copy()
+    places = list(np.indices(indices.shape, sparse=True))
+    places[axis] = within(indices, x.shape[axis])
+    np.add.at(y, tuple(places), updates)
+    return y
+
+
+def _scatter_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    grad = given(grads)
+    return [grad, None, emit("nn.gather", grad, operand(node, 1), axis=pick(node.attrs, "axis"))]
+
+
+def _one_hot_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    indices, depth = of_type(specs[0], INDICES, "indices"), pick(attrs, "depth")
+    if not isinstance(depth, int) or depth < 1:
+        raise SpecError(f"depth = {depth!r} must be a number of classes, at least 1")
+    return (TensorSpec(type_named(pick(attrs, "dtype")), (*indices.shape, depth)),)
+
+
+def _one_hot(indices: Any, depth: int, dtype: str) -> Any:
+    kind = NUMPY_TYPES[type_named(dtype)]
+    return (within(indices, depth)[..., None] == np.arange(depth)).astype(kind)
+
+
+def _masked_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    x, mask = of_type(specs[0], ANY), of_type(specs[1], (DType.BOOL,), "the mask")
+    if broadcast([x, mask]) != x.shape:
+        raise SpecError(f"the mask, {mask}, cannot be broadcast to {x}")
+    number_of(pick(attrs, "value"), x.dtype)
+    return (x,)
+
+
+def _masked_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    return [emit("nn.masked_fill", given(grads), operand(node, 1), value=0.0), None]
+
+
+def _row_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    stack, row = of_type(specs[0], ANY, "the stack"), of_type(specs[1], INDICES, "the index")
+    if not stack.shape or row.shape:
+        raise SpecError(f"the stack is {stack} and the index {row}: that needs rows, this must be a scalar")
+    return (TensorSpec(stack.dtype, stack.shape[1:]),)
+
+
+def _row(stack: Any, i: Any) -> Any:
+    return stack[int(within(i, len(stack)))]
+
+
+def _row_views(node: Node) -> tuple[Share, ...]:
+    """The index is a constant."""
+    stack, literal = spec_of(operand(node, 0)), operand(node, 1).literal
+    if literal is None:
+        return ()
+    return block(0, stack, (1, *stack.shape[1:]), (int(literal[0]), *(0,) * (len(stack.shape) - 1)))
+
+
+def _row_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    grad, rows = given(grads), spec_of(operand(node, 0)).shape[0]
+    return [emit("nn.index_select_gradient", grad, operand(node, 1), axis=0, extent=rows), None]
+
+
+COMMANDS = (
+    Command(
+        "index_select",
+        _select_infer,
+        _index_select,
+        _select_back,
+        {"axis": REQUIRED},
+        inputs=(2, 2),
+        examples=(
+            Example(("f64[3,4]", "i64[2,3] 0:4"), {"axis": 1}),
+            Example(("f64[3,4,2]", "i32[5] 0:4"), {"axis": -2}),
+            Example(("bf16[4]", "i64[] 0:4"), {"axis": 0}),
+        ),
+    ),
+    Command(
+        "index_select_gradient",
+        _summed_infer,
+        _index_select_gradient,
+        _summed_back,
+        {"axis": REQUIRED, "extent": REQUIRED},
+        inputs=(2, 2),
+        examples=(
+            Example(("f64[3,2,3,2]", "i64[2,3] 0:4"), {"axis": 1, "extent": 4}),
+            Example(("f64[2,3]", "i32[] 0:3"), {"axis": 1, "extent": 3}),
+            Example(("f32[5]", "i32[5] 0:2"), {"axis": 0, "extent": 3}),
+        ),
+    ),
+    Command(
+        "embedding",
+        _embedding_infer,
+        lambda w, indices: _index_select(w, indices, 0),
+        _embedding_back,
+        inputs=(2, 2),
+        examples=(Example(("f64[5,3]", "i64[2,4] 0:5")), Example(("f32[5,3]", "i32[] 0:5"))),
+    ),
+    Command(
+        "embedding_gradient",
+        _embedding_gradient_infer,
+        lambda dy, indices, rows: _index_select_gradient(dy, indices, 0, rows),
+        _embedding_gradient_back,
+        {"rows": REQUIRED},
+        inputs=(2, 2),
+        examples=(
+            Example(("f64[2,4,3]", "i64[2,4] 0:5"), {"rows": 5}),
+            Example(("f32[4,3]", "i32[4] 0:2"), {"rows": 3}),
+        ),
+    ),
+    Command(
+        "gather",
+        _gather_infer,
+        _gather,
+        _gather_back,
+        {"axis": REQUIRED},
+        inputs=(2, 2),
+        examples=(
+            Example(("f64[3,4]", "i64[3,2] 0:4"), {"axis": 1}),
+            Example(("f64[3,2]", "i32[5,2] 0:3"), {"axis": -2}),
+            Example(("bool[4]", "i64[3] 0:4"), {"axis": 0}),
+        ),
+    ),
+    Command(
+        "scatter_add",
+        _scatter_infer,
+        _scatter_add,
+        _scatter_back,
+        {"axis": REQUIRED},
+        inputs=(3, 3),
+        inplace=over(0),
+        examples=(
+            Example(("f64[3,4]", "i64[3,2] 0:4", "f64[3,2]"), {"axis": 1}),
+            Example(("f64[3,2]", "i32[5,2] 0:3", "f64[5,2]"), {"axis": -2}),
+            Example(("f32[4]", "i64[6] 0:4", "f32[6]"), {"axis": 0}),
+        ),
+    ),
+    Command(
+        "one_hot",
+        _one_hot_infer,
+        _one_hot,
+        attrs={"depth": REQUIRED, "dtype": "f32"},
+        examples=(
+            Example(("i64[2,3] 0:4",), {"depth": 4}),
+            Example(("i32[3] 0:4",), {"depth": 5, "dtype": "bool"}),
+        ),
+    ),
+    Command(
+        "masked_fill",
+        _masked_infer,
+        lambda x, mask, value: np.where(mask, np.asarray(value, x.dtype), x),
+        _masked_back,
+        {"value": REQUIRED},
+        inputs=(2, 2),
+        inplace=over(0),
+        examples=(
+            Example(("f64[3,4]", "bool[3,4]"), {"value": 0.5}),
+            Example(("f64[3,4]", "bool[3,1]"), {"value": -1.0}),
+            Example(("i32[4] 0:9", "bool[4]"), {"value": 3}),
+        ),
+    ),
+    # Which row is known only when it runs; of a constant index, it is a view.
+    Command(
+        "select",
+        _row_infer,
+        _row,
+        _row_back,
+        inputs=(2, 2),
+        views=_row_views,
+        examples=(
+            Example(("f64[4,2,3]", "i64[] 0:4")),
+            Example(("f64[4]", "i32[] 0:4")),
+            Example(("bool[2,3]", "i64[] 0:2")),
+        ),
+    ),
+)

@@ -1,7 +1,375 @@
-"""What only moves elements: transpose, slice, concat, split, pad."""
+"""What only moves elements: transpose, slice, concat, split, pad, flip, tile."""
 
 from __future__ import annotations
 
-from sublet.ops.nn.command import Command
+from collections.abc import Sequence
+from typing import Any
 
-COMMANDS: tuple[Command, ...] = ()
+import numpy as np
+
+from sublet.errors import SpecError
+from sublet.ir.graph import Node, Value
+from sublet.ops.blocks import block, block_offset, only_ones_move, stacked
+from sublet.ops.nn.command import REQUIRED, Command, Example, pick, spec_of, whole
+from sublet.ops.nn.gradients import given, operand, result
+from sublet.ops.nn.shapes import ANY, axes_in, axis_in, number_of, of_type, same_type
+from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
+from sublet.tensor import TensorSpec
+
+MANY = 1 << 20
+"""No command has more inputs or outputs."""
+
+
+def bounds(
+    shape: Sequence[int],
+    starts: Sequence[int],
+    ends: Sequence[int],
+    steps: Sequence[int] = (),
+    axes: Sequence[int] = (),
+) -> dict[str, tuple[int, ...]]:
+    """The attributes of nn.slice for `x[starts:ends:steps]` along some axes, as Python counts: from the end if below 0.
+
+    `axes` are the first ones where not given, and steps are 1. Raises SpecError for a step below 1: nn.flip reverses.
+    """
+    axes = [axis_in(axis, len(shape)) for axis in axes] if axes else range(len(starts))
+    steps = steps or (1,) * len(starts)
+    if not len(starts) == len(ends) == len(steps) == len(axes) <= len(shape):
+        raise SpecError(f"{len(starts)} starts, {len(ends)} ends and {len(steps)} steps for {len(shape)} axes")
+    found = [(0, extent, 1) for extent in shape]
+    for start, end, step, axis in zip(starts, ends, steps, axes, strict=True):
+        if step < 1:
+            raise SpecError(f"step {step} along axis {axis} is below 1; nn.flip reverses an axis")
+        begin, stop, _ = slice(start, end, step).indices(shape[axis])
+        found[axis] = (begin, max(begin, stop), step)
+    columns = zip(*found, strict=True) if found else ((), (), ())
+    return dict(zip(("starts", "ends", "steps"), columns, strict=True))
+
+
+def cut(emit: Emit, x: Value, axis: int, begin: int, end: int) -> Value:
+    """`x[begin:end]` along one axis."""
+    return emit("nn.slice", x, **bounds(spec_of(x).shape, (begin,), (end,), axes=(axis,)))
+
+
+def _per_axis(attrs: Attrs, key: str, rank: int, least: int = 0) -> tuple[int, ...]:
+    """An attribute with a number for each axis."""
+    found = pick(attrs, key)
+    if not isinstance(found, tuple) or len(found) != rank or any(not isinstance(n, int) or n < least for n in found):
+        raise SpecError(f"{key} = {found!r} must be {rank} integers, one for each axis, none below {least}")
+    return found
+
+
+def _permutation(attrs: Attrs, rank: int) -> tuple[int, ...]:
+    axes = tuple(pick(attrs, "axes"))
+    if sorted(axis_in(axis, rank) for axis in axes) != list(range(rank)):
+        raise SpecError(f"axes = {list(axes)} must name each of {rank} axes once")
+    return tuple(axis % rank for axis in axes)
+
+
+def _transpose_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    x = of_type(specs[0], ANY)
+    return (TensorSpec(x.dtype, tuple(x.shape[axis] for axis in _permutation(attrs, len(x.shape)))),)
+
+
+def _transpose_views(node: Node) -> tuple[Share, ...]:
+    shape = spec_of(operand(node, 0)).shape
+    return whole(node) if only_ones_move(shape, _permutation(node.attrs, len(shape))) else ()
+
+
+def _transpose_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    axes = _permutation(node.attrs, len(spec_of(operand(node, 0)).shape))
+    return [emit("nn.transpose", given(grads), axes=tuple(axes.index(axis) for axis in range(len(axes))))]
+
+
+def _slice_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    x = of_type(specs[0], ANY)
+    rank = len(x.shape)
+    starts, ends = _per_axis(attrs, "starts", rank), _per_axis(attrs, "ends", rank)
+    steps = _per_axis(attrs, "steps", rank, 1)
+    for axis, (start, end, extent) in enumerate(zip(starts, ends, x.shape, strict=True)):
+        if not start <= end <= extent:
+            raise SpecError(f"{x} has no elements {start} to {end} along axis {axis}")
+    return (TensorSpec(x.dtype, tuple(-(-(e - s) // step) for s, e, step in zip(starts, ends, steps, strict=True))),)
+
+
+def _slice(x: Any, starts: tuple[int, ...], ends: tuple[int, ...], steps: tuple[int, ...]) -> Any:
+    return x[tuple(map(slice, starts, ends, steps))]
+
+
+def _slice_views(node: Node) -> tuple[Share, ...]:
+    shape = spec_of(result(node)).shape
+    if any(step != 1 and extent > 1 for step, extent in zip(pick(node.attrs, "steps"), shape, strict=True)):
+        return ()
+    return block(0, spec_of(operand(node, 0)), shape, pick(node.attrs, "starts"))
+
+
+def _slice_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    """The gradient where it was cut from, zeros around it and between what steps were taken over."""
+    grad, shape = given(grads), spec_of(operand(node, 0)).shape
+    starts, between = pick(node.attrs, "starts"), [step - 1 for step in pick(node.attrs, "steps")]
+    after = [
+        extent - start - n - max(0, n - 1) * gap
+        for extent, start, n, gap in zip(shape, starts, spec_of(grad).shape, between, strict=True)
+    ]
+    return [emit("nn.pad", grad, pads=(*starts, *after), between=tuple(between))]
+
+
+def _concat_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    given_specs = [of_type(spec, ANY, f"input {i}") for i, spec in enumerate(specs)]
+    dtype, first = same_type(given_specs, ANY), given_specs[0]
+    axis = axis_in(pick(attrs, "axis"), len(first.shape))
+    for i, spec in enumerate(given_specs):
+        shape = spec.shape
+        if len(shape) != len(first.shape) or any(
+            n != m for k, (n, m) in enumerate(zip(shape, first.shape, strict=True)) if k != axis
+        ):
+            raise SpecError(f"input {i} is {spec}, the first is {first}: they may only differ along axis {axis}")
+    total = sum(spec.shape[axis] for spec in given_specs)
+    return (TensorSpec(dtype, (*first.shape[:axis], total, *first.shape[axis + 1 :])),)
+
+
+def _axis(node: Node) -> int:
+    return int(pick(node.attrs, "axis")) % len(spec_of(operand(node, 0)).shape)
+
+
+def _concat_parts(node: Node) -> tuple[Share, ...]:
+    return stacked(spec_of(result(node)), [spec_of(value) for value in node.uses], _axis(node))
+
+
+def _concat_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    found, begin, axis = [], 0, _axis(node)
+    for value in node.uses:
+        extent = spec_of(value).shape[axis]
+        found.append(cut(emit, given(grads), axis, begin, begin + extent))
+        begin += extent
+    return found
+
+
+def _split_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    x, sizes = of_type(specs[0], ANY), pick(attrs, "sizes")
+    axis = axis_in(pick(attrs, "axis"), len(x.shape))
+    if not isinstance(sizes, tuple) or not sizes or any(not isinstance(size, int) or size < 0 for size in sizes):
+        raise SpecError(f"sizes = {sizes!r} must be a list of extents, none below 0")
+    if sum(sizes) != x.shape[axis]:
+        raise SpecError(f"sizes = {list(sizes)} add up to {sum(sizes)}, but {x} has {x.shape[axis]} along axis {axis}")
+    return tuple(TensorSpec(x.dtype, (*x.shape[:axis], size, *x.shape[axis + 1 :])) for size in sizes)
+
+
+def _split(x: Any, axis: int, sizes: tuple[int, ...]) -> Any:
+    return tuple(np.split(x, np.cumsum(sizes)[:-1], axis))
+
+
+def _split_views(node: Node) -> tuple[Share, ...]:
+    x, axis = spec_of(operand(node, 0)), _axis(node)
+    begin = [0] * len(x.shape)
+    shares: list[Share] = []
+    for i, size in enumerate(pick(node.attrs, "sizes")):
+        if i < len(node.outputs) and node.outputs[i] is not None:
+            shares += block(i, x, (*x.shape[:axis], size, *x.shape[axis + 1 :]), begin)
+        begin[axis] += size
+    return tuple(shares)
+
+
+def _split_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    x, axis = operand(node, 0), _axis(node)
+    shapes = [(*spec_of(x).shape[:axis], size, *spec_of(x).shape[axis + 1 :]) for size in pick(node.attrs, "sizes")]
+    pieces = [grad or emit.constant(0, x, shape) for grad, shape in zip(grads, shapes, strict=True)]
+    return [emit("nn.concat", *pieces, axis=axis)]
+
+
+def _pad_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    x = of_type(specs[0], ANY)
+    rank, pads = len(x.shape), pick(attrs, "pads")
+    if not isinstance(pads, tuple) or len(pads) != 2 * rank or any(not isinstance(n, int) or n < 0 for n in pads):
+        raise SpecError(
+            f"pads = {pads!r} must be {2 * rank} integers, how much before each axis of {x} and then how much "
+            "after each, none below 0; nn.slice takes away"
+        )
+    number_of(pick(attrs, "value"), x.dtype)
+    between = _per_axis(attrs, "between", rank) if pick(attrs, "between") else (0,) * rank
+    axes = zip(pads[:rank], x.shape, between, pads[rank:], strict=True)
+    return (TensorSpec(x.dtype, tuple(before + n + max(0, n - 1) * gap + after for before, n, gap, after in axes)),)
+
+
+def inner(shape: Sequence[int], pads: Sequence[int], between: Sequence[int]) -> tuple[slice, ...]:
+    """Where the elements of a tensor of `shape` lie in what nn.pad makes of it."""
+    gaps = between or (0,) * len(shape)
+    return tuple(
+        slice(start, start + n + max(0, n - 1) * gap, gap + 1) for start, n, gap in zip(pads, shape, gaps, strict=False)
+    )
+
+
+def _pad(x: Any, pads: tuple[int, ...], value: float, between: tuple[int, ...]) -> Any:
+    spread = [gap * max(0, n - 1) for gap, n in zip(between or (0,) * x.ndim, x.shape, strict=True)]
+    extents = np.add(x.shape, spread) + np.reshape(pads, (2, x.ndim)).sum(0)
+    y = np.full(tuple(extents.astype(int)), value, x.dtype)
+    y[inner(x.shape, pads, between)] = x
+    return y
+
+
+def _pad_views(node: Node) -> tuple[Share, ...]:
+    return whole(node) if spec_of(operand(node, 0)).size == spec_of(result(node)).size else ()
+
+
+def _pad_parts(node: Node) -> tuple[Share, ...]:
+    """The input lies in the result, where it is padded along the leading axis: the kernel fills in the rest."""
+    x, y = spec_of(operand(node, 0)), spec_of(result(node))
+    gaps = zip(pick(node.attrs, "between"), x.shape, strict=False)
+    if any(gap and n > 1 for gap, n in gaps) or x.size == y.size:
+        return ()
+    return block_part(y, x, pick(node.attrs, "pads")[: len(x.shape)])
+
+
+def block_part(y: TensorSpec, x: TensorSpec, begin: Sequence[int]) -> tuple[Share, ...]:
+    """The share of input 0, an `x` that lies at `begin` in output 0, a `y`; none where it is not contiguous."""
+    offset = block_offset(y, x.shape, begin)
+    return () if offset is None else (Share(0, 0, offset),)
+
+
+def _pad_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    places = inner(spec_of(operand(node, 0)).shape, pick(node.attrs, "pads"), pick(node.attrs, "between"))
+    return [
+        emit(
+            "nn.slice",
+            given(grads),
+            starts=tuple(place.start for place in places),
+            ends=tuple(place.stop for place in places),
+            steps=tuple(place.step for place in places),
+        )
+    ]
+
+
+def _flip_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    x = of_type(specs[0], ANY)
+    axes_in(pick(attrs, "axes"), len(x.shape))
+    return (x,)
+
+
+def _flip_views(node: Node) -> tuple[Share, ...]:
+    shape = spec_of(operand(node, 0)).shape
+    return whole(node) if all(shape[axis] == 1 for axis in axes_in(pick(node.attrs, "axes"), len(shape))) else ()
+
+
+def _flip_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    return [emit("nn.flip", given(grads), axes=pick(node.attrs, "axes"))]
+
+
+def _tile_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    x = of_type(specs[0], ANY)
+    repeats = _per_axis(attrs, "repeats", len(x.shape), 1)
+    return (TensorSpec(x.dtype, tuple(n * times for n, times in zip(x.shape, repeats, strict=True))),)
+
+
+def _tile_views(node: Node) -> tuple[Share, ...]:
+    return whole(node) if set(pick(node.attrs, "repeats")) <= {1} else ()
+
+
+def _tile_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    shape, repeats = spec_of(operand(node, 0)).shape, pick(node.attrs, "repeats")
+    apart = tuple(n for pair in zip(repeats, shape, strict=True) for n in pair)
+    if set(repeats) <= {1}:
+        return [given(grads)]
+    return [emit("nn.sum", emit("nn.reshape", given(grads), shape=apart), axes=tuple(range(0, len(apart), 2)))]
+
+
+COMMANDS = (
+    Command(
+        "transpose",
+        _transpose_infer,
+        lambda x, axes: x.transpose(axes),
+        _transpose_back,
+        {"axes": REQUIRED},
+        views=_transpose_views,
+        examples=(
+            Example(("f64[2,3,4]",), {"axes": (2, 0, 1)}),
+            Example(("f64[2,1,3]",), {"axes": (1, 0, -1)}),
+            Example(("bf16[3,4]",), {"axes": (1, 0)}),
+        ),
+    ),
+    Command(
+        "slice",
+        _slice_infer,
+        _slice,
+        _slice_back,
+        {"starts": REQUIRED, "ends": REQUIRED, "steps": REQUIRED},
+        views=_slice_views,
+        examples=(
+            Example(("f64[4,3]",), {"starts": (1, 0), "ends": (3, 3), "steps": (1, 1)}),
+            Example(("f64[1,4,3]",), {"starts": (0, 2, 1), "ends": (1, 3, 3), "steps": (1, 5, 1)}),
+            Example(("f64[7,4]",), {"starts": (1, 1), "ends": (6, 3), "steps": (2, 1)}),
+            Example(("f32[4,5]",), {"starts": (0, 1), "ends": (4, 4), "steps": (1, 1)}),
+            Example(("i64[4] 0:9",), {"starts": (2,), "ends": (2,), "steps": (1,)}),
+        ),
+    ),
+    Command(
+        "concat",
+        _concat_infer,
+        lambda *xs, axis: np.concatenate(xs, axis),
+        _concat_back,
+        {"axis": REQUIRED},
+        inputs=(1, MANY),
+        parts=_concat_parts,
+        examples=(
+            Example(("f64[2,3]", "f64[1,3]"), {"axis": 0}),
+            Example(("f64[1,2,2]", "f64[1,0,2]", "f64[1,3,2]"), {"axis": -2}),
+            Example(("f64[2,3]", "f64[2,1]"), {"axis": 1}),
+            Example(("bf16[2,3]", "bf16[2,1]"), {"axis": 1}),
+        ),
+    ),
+    Command(
+        "split",
+        _split_infer,
+        _split,
+        _split_back,
+        {"axis": REQUIRED, "sizes": REQUIRED},
+        outputs=(1, MANY),
+        views=_split_views,
+        examples=(
+            Example(("f64[4,3]",), {"axis": 0, "sizes": (1, 3)}),
+            Example(("f64[2,5]",), {"axis": -1, "sizes": (2, 0, 3)}),
+            Example(("f32[1,6]",), {"axis": 1, "sizes": (2, 4)}),
+        ),
+    ),
+    # `between` is how many go between two elements of each axis, none for (): the gradient of a slice with steps.
+    Command(
+        "pad",
+        _pad_infer,
+        _pad,
+        _pad_back,
+        {"pads": REQUIRED, "value": 0.0, "between": ()},
+        views=_pad_views,
+        parts=_pad_parts,
+        examples=(
+            Example(("f64[2,3]",), {"pads": (1, 0, 2, 1), "value": 1.5}),
+            Example(("f64[1,2,3]",), {"pads": (0, 1, 0, 0, 2, 0)}),
+            Example(("f64[3,2]",), {"pads": (1, 0, 0, 1), "between": (2, 0)}),
+            Example(("f64[2,3]",), {"pads": (0, 0, 0, 0)}),
+            Example(("i64[2] 0:9",), {"pads": (1, 1), "value": -3}),
+        ),
+    ),
+    Command(
+        "flip",
+        _flip_infer,
+        lambda x, axes: np.flip(x, axes or None),
+        _flip_back,
+        {"axes": ()},
+        views=_flip_views,
+        examples=(
+            Example(("f64[2,3,4]",), {"axes": (0, -1)}),
+            Example(("f64[1,3]",), {"axes": (0,)}),
+            Example(("bf16[5]",)),
+        ),
+    ),
+    Command(
+        "tile",
+        _tile_infer,
+        lambda x, repeats: np.tile(x, repeats),
+        _tile_back,
+        {"repeats": REQUIRED},
+        views=_tile_views,
+        examples=(
+            Example(("f64[2,1,3]",), {"repeats": (2, 3, 1)}),
+            Example(("f64[2,3]",), {"repeats": (1, 1)}),
+            Example(("f32[3]",), {"repeats": (2,)}),
+        ),
+    ),
+)

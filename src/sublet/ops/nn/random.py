@@ -1,7 +1,146 @@
-"""Random numbers, and dropout: functions of a key, so that a run can be repeated."""
+"""Random numbers, and dropout: functions of a key, so that a run can be repeated and a mask be made anew.
+
+The numbers are those of Philox, a generator that encrypts a counter [Salmon et al. 2011, "Parallel random numbers: as
+easy as 1, 2, 3"], in the order of the elements. Each place in a program has a `stream` of its own; the key changes from
+one run, or one round of a loop, to the next.
+"""
 
 from __future__ import annotations
 
-from sublet.ops.nn.command import Command
+from collections.abc import Callable, Sequence
+from typing import Any
 
-COMMANDS: tuple[Command, ...] = ()
+import numpy as np
+
+from sublet.errors import SpecError
+from sublet.ir.graph import Attr, Node, Value
+from sublet.ops.nn.command import REQUIRED, Command, Example, Required, over, pick, whole
+from sublet.ops.nn.gradients import given, operand
+from sublet.ops.nn.shapes import FLOATS, INDICES, of_type, shape_given, type_named
+from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
+from sublet.tensor import DType, TensorSpec
+
+
+def generator(key: Any, stream: int) -> np.random.Generator:
+    """The source of the numbers of a key and a stream, at its beginning."""
+    words = np.array([int(key) % 2**64, stream % 2**64], np.uint64)
+    return np.random.Generator(np.random.Philox(key=words))
+
+
+def drawn(dtype: DType) -> Any:
+    """The type in which numbers of a type are drawn."""
+    return np.float64 if dtype is DType.F64 else np.float32
+
+
+def scale_of(rate: float) -> float:
+    """What the elements that dropout leaves are multiplied by."""
+    return 1 / (1 - rate)
+
+
+def _key(spec: TensorSpec | None) -> None:
+    if of_type(spec, INDICES, "the key").shape:
+        raise SpecError(f"the key is {spec}, it must be a scalar")
+
+
+def _draw_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    _key(specs[0])
+    return (TensorSpec(type_named(pick(attrs, "dtype"), FLOATS), shape_given(pick(attrs, "shape"))),)
+
+
+def _uniform_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    if pick(attrs, "low") > pick(attrs, "high"):
+        raise SpecError(f"low = {pick(attrs, 'low')} is above high = {pick(attrs, 'high')}")
+    return _draw_infer(specs, attrs)
+
+
+def _normal_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    if pick(attrs, "std") < 0:
+        raise SpecError(f"std = {pick(attrs, 'std')} is below 0")
+    return _draw_infer(specs, attrs)
+
+
+def _uniform(key: Any, shape: tuple[int, ...], dtype: str, low: float, high: float, stream: int) -> Any:
+    kind = drawn(type_named(dtype))
+    return generator(key, stream).random(shape, kind) * kind(high - low) + kind(low)
+
+
+def _normal(key: Any, shape: tuple[int, ...], dtype: str, mean: float, std: float, stream: int) -> Any:
+    kind = drawn(type_named(dtype))
+    return generator(key, stream).standard_normal(shape, kind) * kind(std) + kind(mean)
+
+
+def _dropout_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    x = of_type(specs[0], FLOATS)
+    _key(specs[1])
+    if not 0 <= pick(attrs, "rate") < 1:
+        raise SpecError(
+            f"rate = {pick(attrs, 'rate')} must be at least 0 and below 1: the share of elements that become 0"
+        )
+    return (x,)
+
+
+def _dropout(x: Any, key: Any, rate: float, stream: int) -> Any:
+    kept = generator(key, stream).random(x.shape, np.float32) >= np.float32(rate)
+    return np.where(kept, x * x.dtype.type(scale_of(rate)), x.dtype.type(0))
+
+
+def _dropout_views(node: Node) -> tuple[Share, ...]:
+    return whole(node) if node.attrs["rate"] == 0 else ()
+
+
+def _same_mask(op: str) -> Callable[[Emit, Node, Grads], Sequence[Value | None]]:
+    """Dropout is linear: its gradient drops the same elements, with a mask that is drawn again and never kept."""
+
+    def gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+        attrs = {name: pick(node.attrs, name) for name in ("rate", "stream")}
+        return [emit(op, given(grads), operand(node, 1), **attrs), None]
+
+    return gradient
+
+
+def _dropping(name: str, gradient: str) -> Command:
+    return Command(
+        name,
+        _dropout_infer,
+        _dropout,
+        _same_mask(gradient),
+        {"rate": REQUIRED, "stream": 0},
+        inputs=(2, 2),
+        views=_dropout_views,
+        inplace=over(0),
+        examples=(
+            Example(("f64[4,5]", "i64[] 0:100"), {"rate": 0.4}),
+            Example(("f32[7]", "i64[] 0:100"), {"rate": 0.25, "stream": 3}),
+            Example(("bf16[7]", "i32[] -9:0"), {"rate": 0.1}),
+            Example(("f64[7]", "i64[] 0:100"), {"rate": 0.0}),
+        ),
+    )
+
+
+def _drawing(name: str, infer: Any, compute: Any, first: tuple[str, float], second: tuple[str, float]) -> Command:
+    given_attrs: dict[str, Attr | Required] = {
+        "shape": REQUIRED,
+        "dtype": "f32",
+        first[0]: first[1],
+        second[0]: second[1],
+        "stream": 0,
+    }
+    return Command(
+        name,
+        infer,
+        compute,
+        attrs=given_attrs,
+        examples=(
+            Example(("i64[] 0:100",), {"shape": (3, 4)}),
+            Example(("i64[] -100:0",), {"shape": (5,), "dtype": "f64", first[0]: -1.5, second[0]: 2.5, "stream": 7}),
+            Example(("i32[] 0:100",), {"shape": (7,), "dtype": "bf16", "stream": 1}),
+        ),
+    )
+
+
+COMMANDS = (
+    _drawing("random_uniform", _uniform_infer, _uniform, ("low", 0.0), ("high", 1.0)),
+    _drawing("random_normal", _normal_infer, _normal, ("mean", 0.0), ("std", 1.0)),
+    _dropping("dropout", "nn.dropout_gradient"),
+    _dropping("dropout_gradient", "nn.dropout"),
+)

@@ -12,7 +12,7 @@ from sublet.errors import SpecError
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import REQUIRED, Command, Example, pick, spec_of, whole
 from sublet.ops.nn.gradients import given, operand
-from sublet.ops.nn.shapes import NUMBERS, axes_in, broadcast, of_type
+from sublet.ops.nn.shapes import ANY, NUMBERS, axes_in, broadcast, of_type
 from sublet.ops.op import Attrs, Emit, Gradient, Grads, Specs
 from sublet.tensor import TensorSpec
 
@@ -49,11 +49,13 @@ def reduction(name: str, function: Callable[..., Any], rule: Gradient, domain: s
         compute,
         rule,
         {"axes": (), "keepdims": 0},
+        views=whole,
         examples=(
             Example((f"f64[2,3,4] {domain}".strip(),), {"axes": (1,)}),
             Example((f"f64[2,3,4] {domain}".strip(),), {"axes": (0, -1), "keepdims": 1}),
             Example((f"f64[3] {domain}".strip(),)),
             Example((f"f32[4,5] {domain}".strip(),), {"axes": (0,)}),
+            Example((f"f32[4,1] {domain}".strip(),), {"axes": (1,)}),
         ),
     )
 
@@ -83,7 +85,7 @@ def _sum_to(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _broadcast_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    x, shape = of_type(specs[0], NUMBERS), tuple(pick(attrs, "shape"))
+    x, shape = of_type(specs[0], ANY), tuple(pick(attrs, "shape"))
     wanted = TensorSpec(x.dtype, shape)
     if broadcast([x, wanted]) != shape:
         raise SpecError(f"{x} cannot be broadcast to the shape {list(shape)}")
@@ -91,7 +93,7 @@ def _broadcast_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 
 def _reshape_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    x, shape = of_type(specs[0], (*NUMBERS,)), tuple(pick(attrs, "shape"))
+    x, shape = of_type(specs[0], ANY), tuple(pick(attrs, "shape"))
     if prod(shape) != x.size:
         raise SpecError(f"{x} has {x.size} elements, the shape {list(shape)} has {prod(shape)}")
     return (TensorSpec(x.dtype, shape),)

@@ -1,7 +1,112 @@
-"""Upsampling."""
+"""Upsampling of images: along each axis a sparse matrix, so the gradient is its transpose."""
 
 from __future__ import annotations
 
-from sublet.ops.nn.command import Command
+from collections.abc import Sequence
+from typing import Any
 
-COMMANDS: tuple[Command, ...] = ()
+import numpy as np
+from numpy.typing import NDArray
+
+from sublet.errors import SpecError
+from sublet.ir.graph import Node, Value
+from sublet.ops.nn.command import REQUIRED, Command, Example, pick, spec_of, whole
+from sublet.ops.nn.gradients import given, operand, result
+from sublet.ops.nn.shapes import FLOATS, of_type
+from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
+from sublet.tensor import TensorSpec
+
+MODES = ("nearest", "bilinear")
+
+
+def nearest(source: int, extent: int) -> NDArray[np.int64]:
+    """The element of `source` that each of `extent` elements is a copy of."""
+    return np.arange(extent) * source // max(1, extent)
+
+
+def weights(source: int, extent: int, mode: str, align_corners: int) -> NDArray[np.float64]:
+    """W[extent, source]: element i of the result is the sum over k of W[i, k] x[k].
+
+    Positions are those of PyTorch: the centres of the first and last elements coincide if `align_corners`, else
+    the outer edges do.
+    """
+    matrix = np.zeros((extent, source))
+    rows = np.arange(extent)
+    if mode == "nearest":
+        matrix[rows, nearest(source, extent)] = 1
+        return matrix
+    if align_corners:
+        at = rows * ((source - 1) / (extent - 1) if extent > 1 else 0.0)
+    else:
+        at = np.maximum((rows + 0.5) * (source / extent) - 0.5, 0)
+    below = np.minimum(at.astype(int), source - 1)
+    share = np.clip(at - below, 0, 1)
+    np.add.at(matrix, (rows, below), 1 - share)
+    np.add.at(matrix, (rows, np.minimum(below + 1, source - 1)), share)
+    return matrix
+
+
+def _sized(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    x, size, mode = of_type(specs[0], FLOATS), pick(attrs, "size"), pick(attrs, "mode")
+    if len(x.shape) != 4:
+        raise SpecError(f"the input is {x}, it must have the axes [N, C, H, W]")
+    if not isinstance(size, tuple) or len(size) != 2 or any(not isinstance(n, int) or n < 1 for n in size):
+        raise SpecError(f"size = {size!r} must be (height, width), both at least 1")
+    if mode not in MODES:
+        raise SpecError(f"mode = {mode!r} must be one of {', '.join(MODES)}")
+    if 0 in x.shape[2:]:
+        raise SpecError(f"the input is {x}: there is nothing to sample")
+    return (TensorSpec(x.dtype, (*x.shape[:2], *size)),)
+
+
+def _upsample(x: Any, size: tuple[int, int], mode: str, align_corners: int) -> Any:
+    down, across = (weights(n, m, mode, align_corners) for n, m in zip(x.shape[2:], size, strict=True))
+    return (down @ x @ across.T).astype(x.dtype)
+
+
+def _upsample_gradient(dy: Any, size: tuple[int, int], mode: str, align_corners: int) -> Any:
+    down, across = (weights(n, m, mode, align_corners) for n, m in zip(size, dy.shape[2:], strict=True))
+    return (down.T @ dy @ across).astype(dy.dtype)
+
+
+def _views(node: Node) -> tuple[Share, ...]:
+    return whole(node) if spec_of(operand(node, 0)) == spec_of(result(node)) else ()
+
+
+def _other(op: str, emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    attrs = {name: pick(node.attrs, name) for name in ("mode", "align_corners")}
+    return [emit(op, given(grads), size=spec_of(operand(node, 0)).shape[2:], **attrs)]
+
+
+COMMANDS = (
+    Command(
+        "upsample",
+        _sized,
+        _upsample,
+        lambda emit, node, grads: _other("nn.upsample_gradient", emit, node, grads),
+        {"size": REQUIRED, "mode": "nearest", "align_corners": 0},
+        views=_views,
+        examples=(
+            Example(("f64[1,2,3,2]",), {"size": (6, 5)}),
+            Example(("f64[2,1,3,4]",), {"size": (5, 8), "mode": "bilinear"}),
+            Example(("f64[1,1,3,1]",), {"size": (7, 3), "mode": "bilinear", "align_corners": 1}),
+            Example(("f32[1,2,3,3]",), {"size": (3, 3), "mode": "bilinear"}),
+            Example(("f32[1,2,4,4]",), {"size": (2, 3)}),
+        ),
+    ),
+    # `size` is that of the image the gradient is for.
+    Command(
+        "upsample_gradient",
+        _sized,
+        _upsample_gradient,
+        lambda emit, node, grads: _other("nn.upsample", emit, node, grads),
+        {"size": REQUIRED, "mode": "nearest", "align_corners": 0},
+        views=_views,
+        examples=(
+            Example(("f64[1,2,6,4]",), {"size": (3, 2)}),
+            Example(("f64[2,1,5,8]",), {"size": (3, 4), "mode": "bilinear"}),
+            Example(("f64[1,1,7,3]",), {"size": (3, 1), "mode": "bilinear", "align_corners": 1}),
+            Example(("f32[1,2,3,5]",), {"size": (2, 2)}),
+        ),
+    ),
+)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import ml_dtypes
+import numpy as np
+
 from sublet.errors import SpecError
 from sublet.ops.op import Attrs, Infer, Specs
 from sublet.tensor import DType, TensorSpec
@@ -95,3 +98,47 @@ def equal(a: TensorSpec, b: TensorSpec, roles: str) -> None:
     """Raise unless both specs are the same."""
     if a != b:
         raise SpecError(f"{roles} are {a} and {b}, but must be equal")
+
+
+NUMPY_TYPES = {
+    DType.BOOL: np.dtype(np.bool_),
+    DType.I8: np.dtype(np.int8),
+    DType.I16: np.dtype(np.int16),
+    DType.I32: np.dtype(np.int32),
+    DType.I64: np.dtype(np.int64),
+    DType.U8: np.dtype(np.uint8),
+    DType.U16: np.dtype(np.uint16),
+    DType.U32: np.dtype(np.uint32),
+    DType.U64: np.dtype(np.uint64),
+    DType.F16: np.dtype(np.float16),
+    DType.BF16: np.dtype(ml_dtypes.bfloat16),
+    DType.F32: np.dtype(np.float32),
+    DType.F64: np.dtype(np.float64),
+}
+"""The types of the dialect as NumPy's."""
+
+
+def type_named(text: str, allowed: Sequence[DType] = ANY) -> DType:
+    """The type that an attribute names: "f32"."""
+    names = {dtype.text: dtype for dtype in allowed}
+    if text not in names:
+        raise SpecError(f"dtype = {text!r} must be one of {', '.join(names)}")
+    return names[text]
+
+
+def shape_given(shape: Sequence[int]) -> tuple[int, ...]:
+    """A shape that an attribute gives."""
+    if not isinstance(shape, tuple) or any(not isinstance(extent, int) or extent < 0 for extent in shape):
+        raise SpecError(f"shape = {shape!r} must be a list of extents, none below 0")
+    return shape
+
+
+def number_of(value: float, dtype: DType) -> float | int | bool:
+    """A number that an attribute gives, as one of `dtype`: one that the type cannot hold is refused."""
+    kind = NUMPY_TYPES[dtype]
+    if dtype in FLOATS:
+        return float(value)
+    low, high = (0, 1) if dtype is DType.BOOL else (np.iinfo(kind).min, np.iinfo(kind).max)
+    if value != value or not low <= value <= high or value != int(value):
+        raise SpecError(f"{value} is no {dtype}: it must be a whole number of {low} to {high}")
+    return bool(value) if dtype is DType.BOOL else int(value)

@@ -1,9 +1,70 @@
-"""Fill, copy, and conversion of types."""
+"""Fill, copy, and conversion of types and of the order of axes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
-from sublet.runtime.aten.kernel import Fast
+from sublet.ir.graph import Node
+from sublet.ops.nn.command import pick, spec_of
+from sublet.ops.nn.conversion import first_axes, last_axes
+from sublet.ops.nn.gradients import result
+from sublet.ops.nn.shapes import FLOATS, number_of
+from sublet.runtime.aten.kernel import Fast, Make, Operands, Tensor, in_turn, torch
+from sublet.runtime.kernel import Call
+from sublet.runtime.moves import nothing
 
-KERNELS: Mapping[str, Fast] = {}
+
+def _fill(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    return partial(outputs[0].fill_, number_of(pick(node.attrs, "value"), spec_of(result(node)).dtype))
+
+
+def _undefined(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    return nothing
+
+
+def _iota(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    return partial(torch().arange, node.attrs["count"], out=outputs[0])
+
+
+def _signed(node: Node) -> bool:
+    """Whether ATen has kernels for the type: it hardly has any for wide unsigned integers."""
+    return not spec_of(result(node)).dtype.text.startswith("u") or spec_of(result(node)).dtype.text == "u8"
+
+
+def _exactly_counted(node: Node) -> bool:
+    return _signed(node) and (spec_of(result(node)).dtype not in FLOATS[:2])
+
+
+def copied(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    """The input, converted to the type of the output."""
+    return partial(outputs[0].copy_, inputs[0])
+
+
+ROWS = 32
+"""Rows of a matrix that are transposed at a time: what is written of a line of the cache is then written at once."""
+
+
+def reordered(axes: Callable[[Node, int], tuple[int, ...]]) -> Make:
+    """The input with its axes in another order."""
+
+    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+        source, result = inputs[0].permute(axes(node, inputs[0].ndim)), outputs[0]
+        if source.ndim != 2 or source.is_contiguous():
+            return partial(result.copy_, source)
+        # ATen transposes a matrix through a buffer that it allocates; of three axes it takes none.
+        blocks = zip(result.unsqueeze(0).split(ROWS, 2), source.unsqueeze(0).split(ROWS, 2), strict=True)
+        return in_turn([partial(to.copy_, block) for to, block in blocks])
+
+    return make
+
+
+KERNELS: Mapping[str, Fast] = {
+    "fill": Fast(_fill),
+    "undefined": Fast(_undefined),
+    "iota": Fast(_iota, takes=_exactly_counted),
+    "cast": Fast(copied),
+    "copy": Fast(copied),
+    "to_nhwc": Fast(reordered(lambda node, rank: last_axes(rank))),
+    "to_nchw": Fast(reordered(lambda node, rank: first_axes(rank))),
+}

@@ -3,7 +3,89 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from math import prod
 
-from sublet.runtime.aten.kernel import Fast
+from sublet.ir.graph import Node
+from sublet.ops.nn.command import pick, spec_of
+from sublet.ops.nn.gradients import operand, result
+from sublet.ops.nn.shapes import number_of
+from sublet.runtime.aten.elementwise import floating
+from sublet.runtime.aten.kernel import Fast, Operands, Tensor, bytes_as, in_turn, torch
+from sublet.runtime.kernel import Call
+from sublet.tensor import DType
 
-KERNELS: Mapping[str, Fast] = {}
+
+def _axis(node: Node) -> int:
+    return int(pick(node.attrs, "axis")) % len(spec_of(operand(node, 0)).shape) if "axis" in node.attrs else 0
+
+
+def _index_select(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    """With the axes of the indices seen as one."""
+    x, indices = inputs
+    axis = _axis(node)
+    flat = outputs[0].view(*x.shape[:axis], indices.numel(), *x.shape[axis + 1 :])
+    return partial(torch().index_select, x, axis, indices.view(-1), out=flat)
+
+
+def _index_select_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    dy, indices, dx = *inputs, outputs[0]
+    axis = _axis(node)
+    flat = dy.view(*dx.shape[:axis], indices.numel(), *dx.shape[axis + 1 :])
+    return in_turn([dx.zero_, partial(dx.index_add_, axis, indices.view(-1), flat)])
+
+
+def _wide_indices(node: Node, position: int) -> int:
+    """Bytes of the indices as i64, which some of ATen's functions insist on; 0 if they are."""
+    spec = spec_of(operand(node, position))
+    return 0 if spec.dtype is DType.I64 else 8 * prod(spec.shape)
+
+
+def _widened(indices: Tensor, scratch: Tensor) -> tuple[Tensor, list[Call]]:
+    """The indices as i64, and the calls that make them so."""
+    if scratch is None:
+        return indices, []
+    wide = bytes_as(scratch, torch().int64, indices.shape)
+    return wide, [partial(wide.copy_, indices)]
+
+
+def _gather(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    indices, calls = _widened(inputs[1], scratch)
+    return in_turn([*calls, partial(torch().gather, inputs[0], _axis(node), indices, out=outputs[0])])
+
+
+def _scatter_add(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    x, y = inputs[0], outputs[0]
+    indices, calls = _widened(inputs[1], scratch)
+    if x.data_ptr() != y.data_ptr():
+        calls.append(partial(y.copy_, x))
+    return in_turn([*calls, partial(y.scatter_add_, _axis(node), indices, inputs[2])])
+
+
+def _one_hot(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    indices, calls = _widened(inputs[0], scratch)
+    one = number_of(1, spec_of(result(node)).dtype)
+    return in_turn([*calls, outputs[0].zero_, partial(outputs[0].scatter_, -1, indices.unsqueeze(-1), one)])
+
+
+def _masked_fill(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    x, mask = inputs
+    value = torch().tensor(number_of(pick(node.attrs, "value"), spec_of(result(node)).dtype), dtype=x.dtype)
+    return partial(torch().where, mask, value, x, out=outputs[0])
+
+
+def _row(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    return partial(torch().index_select, inputs[0], 0, inputs[1].view(1), out=outputs[0].unsqueeze(0))
+
+
+KERNELS: Mapping[str, Fast] = {
+    "index_select": Fast(_index_select),
+    "index_select_gradient": Fast(_index_select_gradient, takes=floating),
+    "embedding": Fast(_index_select),
+    "embedding_gradient": Fast(_index_select_gradient, takes=floating),
+    "gather": Fast(_gather, scratch=lambda node: _wide_indices(node, 1)),
+    "scatter_add": Fast(_scatter_add, scratch=lambda node: _wide_indices(node, 1), takes=floating),
+    "one_hot": Fast(_one_hot, scratch=lambda node: _wide_indices(node, 0)),
+    "masked_fill": Fast(_masked_fill),
+    "select": Fast(_row),
+}

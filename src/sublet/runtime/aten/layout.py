@@ -1,9 +1,94 @@
-"""What only moves elements: transpose, slice, concat, split, pad."""
+"""What only moves elements: transpose, slice, concat, split, pad, flip, tile. Views are taken beforehand."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
-from sublet.runtime.aten.kernel import Fast
+import numpy as np
 
-KERNELS: Mapping[str, Fast] = {}
+from sublet.ir.graph import Node
+from sublet.ops.nn.command import pick, spec_of
+from sublet.ops.nn.gradients import result
+from sublet.ops.nn.layout import inner
+from sublet.ops.nn.shapes import axes_in, number_of
+from sublet.runtime.aten.conversion import reordered
+from sublet.runtime.aten.kernel import Fast, Operands, Tensor, in_turn, torch
+from sublet.runtime.kernel import Array, Call
+
+
+def bits_of(tensor: Tensor) -> Array:
+    """A NumPy array over a tensor, of integers where NumPy lacks the type: for moving elements."""
+    t = torch()
+    array: Array = (tensor.view(t.int16) if tensor.dtype == t.bfloat16 else tensor).numpy()
+    return array
+
+
+def _transpose_axes(node: Node, rank: int) -> tuple[int, ...]:
+    return tuple(pick(node.attrs, "axes"))
+
+
+def _slice(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    attrs = node.attrs
+    source = inputs[0][tuple(map(slice, pick(attrs, "starts"), pick(attrs, "ends"), pick(attrs, "steps")))]
+    return partial(outputs[0].copy_, source)
+
+
+def _concat(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    """Operands that lie in their place already are left alone."""
+    axis = int(pick(node.attrs, "axis")) % outputs[0].ndim
+    begins = np.cumsum([0, *(x.shape[axis] for x in inputs)]).tolist()
+    places = [outputs[0].narrow(axis, begin, x.shape[axis]) for x, begin in zip(inputs, begins, strict=False)]
+    if all(x.data_ptr() != place.data_ptr() for x, place in zip(inputs, places, strict=True)):
+        return partial(torch().cat, list(inputs), axis, out=outputs[0])
+    pairs = [(x, place) for x, place in zip(inputs, places, strict=True) if x.data_ptr() != place.data_ptr()]
+    return in_turn([partial(place.copy_, x) for x, place in pairs])
+
+
+def _split(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    pieces = inputs[0].split(list(pick(node.attrs, "sizes")), pick(node.attrs, "axis"))
+    pairs = [(piece, out) for piece, out in zip(pieces, outputs, strict=True) if out is not None and out.numel()]
+    return in_turn([partial(out.copy_, piece) for piece, out in pairs if out.data_ptr() != piece.data_ptr()])
+
+
+def _pad(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    """Only the margins are filled: the input may lie in its place already."""
+    x, y = inputs[0], outputs[0]
+    pads, between = pick(node.attrs, "pads"), pick(node.attrs, "between")
+    value = number_of(pick(node.attrs, "value"), spec_of(result(node)).dtype)
+    places = inner(x.shape, pads, between)
+    if any(between):
+        return in_turn([partial(y.fill_, value), partial(y[places].copy_, x)])
+    rest, calls = y, list[Call]()
+    for axis, place in enumerate(places):
+        margins = (rest.narrow(axis, 0, place.start), rest.narrow(axis, place.stop, rest.shape[axis] - place.stop))
+        calls += [partial(margin.fill_, value) for margin in margins if margin.numel()]
+        rest = rest.narrow(axis, place.start, place.stop - place.start)
+    if x.numel() and x.data_ptr() != rest.data_ptr():
+        calls.append(partial(rest.copy_, x))
+    return in_turn(calls)
+
+
+def _flip(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    """By NumPy, whose arrays may run backwards."""
+    source = np.flip(bits_of(inputs[0]), axes_in(pick(node.attrs, "axes"), inputs[0].ndim))
+    return partial(np.copyto, bits_of(outputs[0]), source)
+
+
+def _tile(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    """The result as a tensor with two axes for each of the input's: which repetition, and where in it."""
+    x, repeats = inputs[0], pick(node.attrs, "repeats")
+    apart = [n for pair in zip(repeats, x.shape, strict=True) for n in pair]
+    source = x.view([n for extent in x.shape for n in (1, extent)]).expand(apart)
+    return partial(outputs[0].view(apart).copy_, source)
+
+
+KERNELS: Mapping[str, Fast] = {
+    "transpose": Fast(reordered(_transpose_axes)),
+    "slice": Fast(_slice),
+    "concat": Fast(_concat),
+    "split": Fast(_split),
+    "pad": Fast(_pad),
+    "flip": Fast(_flip),
+    "tile": Fast(_tile),
+}

@@ -1,9 +1,112 @@
-"""Random numbers, and dropout: functions of a key, so that a run can be repeated."""
+"""Random numbers: drawn by NumPy right into the planned bytes, a chunk at a time, so that none wait elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
-from sublet.runtime.aten.kernel import Fast
+import numpy as np
 
-KERNELS: Mapping[str, Fast] = {}
+from sublet.ir.graph import Node
+from sublet.ops.nn.command import pick, spec_of
+from sublet.ops.nn.gradients import result
+from sublet.ops.nn.random import drawn, generator, scale_of
+from sublet.runtime.aten.kernel import Fast, Make, Operands, Tensor, bytes_as, torch
+from sublet.runtime.kernel import Array, Call
+from sublet.tensor import DType
+
+CHUNK = 1 << 14
+"""Elements that are drawn before the next are: what is done to them then finds them in the cache."""
+
+
+def _chunk(node: Node) -> int:
+    return min(CHUNK, spec_of(result(node)).size)
+
+
+def _places(target: Tensor, scratch: Tensor, size: int) -> list[tuple[Array, Tensor]]:
+    """For each chunk where it is drawn, and the tensor to copy it to; None where it is drawn in its place."""
+    if scratch is None:
+        return [(piece.numpy(), None) for piece in target.split(CHUNK)] if target.numel() else []
+    buffer = bytes_as(scratch, torch().float32, (size,))
+    return [(buffer[: piece.numel()].numpy(), piece) for piece in target.split(size)]
+
+
+Draw = Callable[[np.random.Generator, Array], Any]
+
+
+def _drawing(draw: Draw, scale: Callable[[Node], float], shift: Callable[[Node], float]) -> Make:
+    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+        key, stream = inputs[0].numpy(), pick(node.attrs, "stream")
+        kind = drawn(spec_of(result(node)).dtype)
+        factor, offset = kind(scale(node)), kind(shift(node))
+        places = [
+            (place, None if target is None else partial(target.copy_, torch().from_numpy(place)))
+            for place, target in _places(outputs[0].view(-1), scratch, _chunk(node))
+        ]
+
+        def run() -> None:
+            source = generator(key, stream)
+            for place, move in places:
+                draw(source, place)
+                np.multiply(place, factor, out=place)
+                np.add(place, offset, out=place)
+                if move is not None:
+                    move()
+
+        return run
+
+    return make
+
+
+def _uniform(source: np.random.Generator, place: Array) -> None:
+    source.random(dtype=place.dtype, out=place)
+
+
+def _width(node: Node) -> float:
+    return float(pick(node.attrs, "high") - pick(node.attrs, "low"))
+
+
+def _normal(source: np.random.Generator, place: Array) -> None:
+    source.standard_normal(dtype=place.dtype, out=place)
+
+
+def _draw_scratch(node: Node) -> int:
+    """A chunk in f32, of a type that NumPy does not draw."""
+    return 0 if spec_of(result(node)).dtype in (DType.F32, DType.F64) else 4 * _chunk(node)
+
+
+def _dropout(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    t, size = torch(), _chunk(node)
+    key, stream = inputs[1].numpy(), pick(node.attrs, "stream")
+    rate, scale = pick(node.attrs, "rate"), scale_of(pick(node.attrs, "rate"))
+    if not size:
+        return partial(outputs[0].copy_, inputs[0])
+    chances, dropped = bytes_as(scratch, t.float32, (size,)), bytes_as(scratch, t.bool, (size,), 4 * size)
+    pieces = [
+        (chances[: x.numel()].numpy(), chances[: x.numel()], dropped[: x.numel()], x, y)
+        for x, y in zip(inputs[0].view(-1).split(size), outputs[0].view(-1).split(size), strict=True)
+    ]
+
+    def run() -> None:
+        source = generator(key, stream)
+        for drawn_here, chance, mask, x, y in pieces:
+            source.random(dtype=np.float32, out=drawn_here)
+            t.lt(chance, rate, out=mask)
+            t.mul(x, scale, out=y)
+            y.masked_fill_(mask, 0)
+
+    return run
+
+
+_DROPOUT = Fast(_dropout, scratch=lambda node: 5 * _chunk(node))
+
+KERNELS: Mapping[str, Fast] = {
+    "random_uniform": Fast(_drawing(_uniform, _width, lambda node: pick(node.attrs, "low")), scratch=_draw_scratch),
+    "random_normal": Fast(
+        _drawing(_normal, lambda node: pick(node.attrs, "std"), lambda node: pick(node.attrs, "mean")),
+        scratch=_draw_scratch,
+    ),
+    "dropout": _DROPOUT,
+    "dropout_gradient": _DROPOUT,
+}

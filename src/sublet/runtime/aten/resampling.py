@@ -1,9 +1,56 @@
-"""Upsampling."""
+"""Upsampling. ATen allocates an index and a weight for each row and each column, nothing for each element."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
-from sublet.runtime.aten.kernel import Fast
+import numpy as np
 
-KERNELS: Mapping[str, Fast] = {}
+from sublet.ir.graph import Node
+from sublet.ops.nn.command import pick, spec_of
+from sublet.ops.nn.gradients import operand, result
+from sublet.ops.nn.resampling import nearest
+from sublet.runtime.aten.kernel import Fast, Operands, Tensor, torch
+from sublet.runtime.kernel import Call
+
+
+def _planes(tensor: Tensor) -> Tensor:
+    """Every channel as an image of its own: ATen then makes no copy with the channels last."""
+    return tensor.view(-1, 1, *tensor.shape[2:])
+
+
+def _upsample(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    functions, x, y = torch()._C._nn, _planes(inputs[0]), _planes(outputs[0])
+    size = y.shape[2:]
+    if node.attrs["mode"] == "nearest":
+        return partial(functions.upsample_nearest2d, x, size, None, None, out=y)
+    return partial(functions.upsample_bilinear2d, x, size, bool(node.attrs["align_corners"]), None, None, out=y)
+
+
+def _gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    functions, dy, dx = torch().ops.aten, _planes(inputs[0]), _planes(outputs[0])
+    sizes = [list(dy.shape[2:]), list(dx.shape)]
+    if node.attrs["mode"] == "nearest":
+        return partial(functions.upsample_nearest2d_backward.grad_input, dy, *sizes, grad_input=dx)
+    align = bool(node.attrs["align_corners"])
+    return partial(functions.upsample_bilinear2d_backward.grad_input, dy, *sizes, align, grad_input=dx)
+
+
+def _agrees(source: int, extent: int) -> bool:
+    """Whether positions come out right in floating point, in which ATen computes them."""
+    exact, places = nearest(source, extent), np.arange(extent)
+    single = np.floor(places.astype(np.float32) * (np.float32(source) / np.float32(extent)))
+    return np.array_equal(single, exact) and np.array_equal(np.floor(places * (source / extent)), exact)
+
+
+def _exact(node: Node) -> bool:
+    images = [spec_of(operand(node, 0)).shape[2:], spec_of(result(node)).shape[2:]]
+    source, target = images if node.op == "nn.upsample" else reversed(images)
+    return pick(node.attrs, "mode") != "nearest" or all(map(_agrees, source, target))
+
+
+KERNELS: Mapping[str, Fast] = {
+    "upsample": Fast(_upsample, takes=_exact),
+    "upsample_gradient": Fast(_gradient, takes=_exact),
+}

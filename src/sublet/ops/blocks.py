@@ -1,0 +1,63 @@
+"""When a block of a row-major tensor is a range of its bytes.
+
+A block is contiguous when, with k the last dimension in which it is smaller than the tensor, it has
+extent 1 in every dimension before k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from sublet.ops.op import Share
+from sublet.tensor import DType, TensorSpec
+
+
+def block_offset(whole: TensorSpec, shape: Sequence[int], begin: Sequence[int]) -> int | None:
+    """The byte at which the block of `shape` at `begin` starts in `whole`; None if it is empty or not contiguous."""
+    if len(shape) != len(whole.shape) or 0 in shape:
+        return None
+    if any(start < 0 or start + n > extent for start, n, extent in zip(begin, shape, whole.shape, strict=True)):
+        return None
+    smaller = [k for k, (n, extent) in enumerate(zip(shape, whole.shape, strict=True)) if n != extent]
+    if smaller and prod(shape[: smaller[-1]]) != 1:
+        return None
+    strides = [prod(whole.shape[axis + 1 :]) for axis in range(len(shape))]
+    first = sum(start * stride for start, stride in zip(begin, strides, strict=True))
+    return byte_offset(whole.dtype, first, prod(shape))
+
+
+def block(output: int, source: TensorSpec, shape: Sequence[int], begin: Sequence[int]) -> tuple[Share, ...]:
+    """The share of output `output`, the block of `shape` at `begin` in input 0, which is a `source`; or none."""
+    offset = block_offset(source, shape, begin)
+    return () if offset is None else (Share(output, 0, offset),)
+
+
+def byte_offset(dtype: DType, first: int, size: int) -> int | None:
+    """The byte at which element `first` starts; None when the elements do not fill whole bytes."""
+    if first * dtype.bits % 8 or size * dtype.bits % 8:
+        return None
+    return first * dtype.bits // 8
+
+
+def stacked(result: TensorSpec, specs: Sequence[TensorSpec], axis: int) -> tuple[Share, ...]:
+    """The inputs that lie in `result`, their concatenation along `axis`, one after another.
+
+    They do when no dimension before the axis is larger than 1.
+    """
+    if prod(result.shape[:axis]) != 1:
+        return ()
+    shares: list[Share] = []
+    begin = 0
+    for i, spec in enumerate(specs):
+        offset = byte_offset(spec.dtype, begin, spec.size)
+        if spec.nbytes and spec.dtype is result.dtype and offset is not None:
+            shares.append(Share(0, i, offset))
+        begin += spec.size
+    return tuple(shares)
+
+
+def only_ones_move(shape: Sequence[int], axes: Sequence[int]) -> bool:
+    """Whether a transposition by `axes` leaves the elements in their order: only dimensions of extent 1 move."""
+    moved = [axis for axis in axes if shape[axis] != 1]
+    return moved == sorted(moved)

@@ -1,0 +1,247 @@
+"""Reductions that choose or multiply (max, min, argmax, argmin, prod, norm), and running sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from sublet.errors import SpecError
+from sublet.ir.graph import Attr, Node, Value
+from sublet.ops.nn.command import REQUIRED, Command, Example, Required, over, pick, spec_of, whole
+from sublet.ops.nn.gradients import by_parts, given, operand, result
+from sublet.ops.nn.reduction import reduced
+from sublet.ops.nn.shapes import FLOATS, NUMBERS, axis_in, equal, of_type
+from sublet.ops.op import Attrs, Emit, Grads, Infer, Specs
+from sublet.tensor import DType, TensorSpec
+
+Axes = tuple[int, ...]
+
+
+def reduces_to(x: TensorSpec, attrs: Attrs) -> TensorSpec:
+    """What is left of x without the axes of a reduction."""
+    return TensorSpec(x.dtype, reduced(x.shape, pick(attrs, "axes"), pick(attrs, "keepdims")))
+
+
+def _infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    return (reduces_to(of_type(specs[0], NUMBERS), attrs),)
+
+
+def _some_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    """Of a reduction that has no result for no elements."""
+    (y,) = _infer(specs, attrs)
+    x = of_type(specs[0], NUMBERS)
+    if y.size and not x.size:
+        raise SpecError(f"{x} has no elements along the axes {list(pick(attrs, 'axes'))}: there is none to choose")
+    return (y,)
+
+
+def _of_result_infer(allowed: Sequence[DType], inputs: int) -> Infer:
+    """(dy, x, y ...) -> like x, where dy and y are what x reduces to."""
+
+    def infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+        x = of_type(specs[1], allowed, "x")
+        for i in (0, 2)[: inputs - 1]:
+            equal(of_type(specs[i], allowed, f"input {i}"), reduces_to(x, attrs), f"input {i}, and what x reduces to,")
+        return (x,)
+
+    return infer
+
+
+def _kept(emit: Emit, node: Node, small: Value, position: int) -> Value:
+    """A reduced value with extent 1 along the axes that are gone, so that it broadcasts against the input."""
+    shape = reduced(spec_of(operand(node, position)).shape, pick(node.attrs, "axes"), 1)
+    return small if spec_of(small).shape == shape else emit("nn.reshape", small, shape=shape)
+
+
+def _over(node: Node) -> dict[str, Any]:
+    return {name: pick(node.attrs, name) for name in ("axes", "keepdims")}
+
+
+def _over_axes(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, axes, keepdims: function(x, axis=tuple(axes) or None, keepdims=bool(keepdims))
+
+
+def _extremum_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    return [emit("nn.extremum_gradient", given(grads), operand(node, 0), result(node), **_over(node))]
+
+
+def _extremum_gradient(dy: Any, x: Any, y: Any, axes: Axes, keepdims: int) -> Any:
+    """dy in equal shares where x is y."""
+    kept = reduced(x.shape, axes, 1)
+    mask = x == y.reshape(kept)
+    count = np.maximum(mask.sum(tuple(axes) or None, keepdims=True), 1)
+    return mask * (dy.reshape(kept) / count).astype(x.dtype)
+
+
+def _extremum_parts(emit: Emit, node: Node) -> Sequence[Value]:
+    dy, x, y = (operand(node, i) for i in range(3))
+    mask = emit("nn.equal", x, _kept(emit, node, y, 1))
+    count = emit("nn.sum", emit("nn.cast", mask, dtype=spec_of(x).dtype.text), **_over(node))
+    count = emit("nn.maximum", count, emit.constant(1, x))
+    share = emit("nn.broadcast_to", _kept(emit, node, emit("nn.div", dy, count), 1), shape=spec_of(x).shape)
+    return [emit("nn.where", mask, share, emit.constant(0, x))]
+
+
+def _prod_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    return [emit("nn.prod_gradient", given(grads), operand(node, 0), **_over(node))]
+
+
+def _prod_gradient(dy: Any, x: Any, axes: Axes, keepdims: int) -> Any:
+    """dy times the product of all others. With one 0 only its own gradient is not 0, with several none is."""
+    kept, over_all = reduced(x.shape, axes, 1), tuple(axes) or None
+    zero = x == 0
+    count = zero.sum(over_all, keepdims=True)
+    others = np.where(zero, 1, x)
+    product = np.prod(others, over_all, keepdims=True) * dy.reshape(kept)
+    return np.where(zero == count, product / others, 0)
+
+
+def _prod_parts(emit: Emit, node: Node) -> Sequence[Value]:
+    """Written with a division by x: the second derivative is that of elements other than 0."""
+    dy, x = operand(node, 0), operand(node, 1)
+    scale = emit("nn.mul", dy, emit("nn.prod", x, **_over(node)))
+    return [emit("nn.div", _kept(emit, node, scale, 1), x)]
+
+
+def _norm_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    x, p = of_type(specs[0], FLOATS), pick(attrs, "p")
+    if not p > 0:
+        raise SpecError(f"p = {p} must be above 0: 1, 2, inf, ...")
+    return (_some_infer if p == inf else _infer)([x], attrs)
+
+
+def _norm(x: Any, p: float, axes: Axes, keepdims: int) -> Any:
+    over_all, kept = tuple(axes) or None, bool(keepdims)
+    if p == inf:
+        return np.abs(x).max(over_all, keepdims=kept)
+    if p == 2:
+        return np.sqrt(np.square(x).sum(over_all, keepdims=kept))
+    return np.power(np.power(np.abs(x), p).sum(over_all, keepdims=kept), 1 / p)
+
+
+def _norm_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    """dy sign(x) (|x| / y)^(p - 1); 0 where y is. Nothing but factors the size of y is kept for p = 1 and 2."""
+    x, y, dy, p = operand(node, 0), result(node), given(grads), pick(node.attrs, "p")
+    if p == inf:
+        size = emit("nn.abs", x)
+        return [emit("nn.mul", emit("nn.extremum_gradient", dy, size, y, **_over(node)), emit("nn.sign", x))]
+    if p == 1:
+        return [emit("nn.mul", emit("nn.sign", x), _kept(emit, node, dy, 0))]
+    scale = y if p == 2 else emit("nn.pow", y, emit.constant(p - 1, y))
+    nothing = emit("nn.equal", y, emit.constant(0, y))
+    scale = _kept(emit, node, emit("nn.masked_fill", emit("nn.div", dy, scale), nothing, value=0.0), 0)
+    if p == 2:
+        return [emit("nn.mul", x, scale)]
+    powers = emit("nn.mul", emit("nn.sign", x), emit("nn.pow", emit("nn.abs", x), emit.constant(p - 1, x)))
+    return [emit("nn.mul", powers, scale)]
+
+
+def _position_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    x = of_type(specs[0], NUMBERS)
+    axis = axis_in(pick(attrs, "axis"), len(x.shape))
+    (y,) = _some_infer([x], {"axes": (axis,), "keepdims": pick(attrs, "keepdims")})
+    return (TensorSpec(DType.I64, y.shape),)
+
+
+def _running_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    x = of_type(specs[0], NUMBERS)
+    axis_in(pick(attrs, "axis"), len(x.shape))
+    return (x,)
+
+
+def _running(x: Any, axis: int, reverse: int) -> Any:
+    return np.flip(np.cumsum(np.flip(x, axis), axis), axis) if reverse else np.cumsum(x, axis)
+
+
+def _running_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    return [emit("nn.cumsum", given(grads), axis=pick(node.attrs, "axis"), reverse=1 - pick(node.attrs, "reverse"))]
+
+
+def _position(name: str, function: Callable[..., Any]) -> Command:
+    """The position of the first of the extreme elements."""
+    return Command(
+        name,
+        _position_infer,
+        lambda x, axis, keepdims: function(x, axis, keepdims=bool(keepdims)),
+        attrs={"axis": REQUIRED, "keepdims": 0},
+        examples=(
+            Example(("f64[3,4]",), {"axis": 1}),
+            Example(("i32[3,4,2] 0:3",), {"axis": -2, "keepdims": 1}),
+            Example(("f32[5]",), {"axis": 0}),
+        ),
+    )
+
+
+_AXES: Mapping[str, Attr | Required] = {"axes": (), "keepdims": 0}
+_USES = (
+    Example(("f64[2,3,4]",), {"axes": (1,)}),
+    Example(("f64[2,3,4]",), {"axes": (0, -1), "keepdims": 1}),
+    Example(("f64[3]",)),
+    Example(("f32[4,5]",), {"axes": (0,)}),
+)
+
+COMMANDS = (
+    Command("max", _some_infer, _over_axes(np.max), _extremum_back, _AXES, views=whole, examples=_USES),
+    Command("min", _some_infer, _over_axes(np.min), _extremum_back, _AXES, views=whole, examples=_USES),
+    Command(
+        "extremum_gradient",
+        _of_result_infer(FLOATS, 3),
+        _extremum_gradient,
+        by_parts(_extremum_parts),
+        _AXES,
+        inputs=(3, 3),
+        inplace=over(1),
+        # Where x is y it jumps, and has no finite difference: in f64 they differ.
+        examples=(
+            Example(("f64[2,4]", "f64[2,3,4] 0:1", "f64[2,4] 2:3"), {"axes": (1,)}),
+            Example(("f32[1,3,1]", "f32[2,3,4] 1:1", "f32[1,3,1] 1:1"), {"axes": (0, 2), "keepdims": 1}),
+        ),
+    ),
+    Command("prod", _infer, _over_axes(np.prod), _prod_back, _AXES, views=whole, examples=_USES),
+    Command(
+        "prod_gradient",
+        _of_result_infer(FLOATS, 2),
+        _prod_gradient,
+        by_parts(_prod_parts),
+        _AXES,
+        inputs=(2, 2),
+        examples=(
+            Example(("f64[2,4]", "f64[2,3,4]"), {"axes": (1,)}),
+            Example(("f64[1,3,1]", "f64[2,3,4]"), {"axes": (0, 2), "keepdims": 1}),
+            Example(("f32[]", "f32[3]")),
+        ),
+    ),
+    Command(
+        "norm",
+        _norm_infer,
+        _norm,
+        _norm_back,
+        {"p": 2.0, "axes": (), "keepdims": 0},
+        examples=(
+            Example(("f64[2,3,4]",), {"axes": (1,)}),
+            Example(("f64[2,3,4]",), {"axes": (0, -1), "keepdims": 1, "p": 1.0}),
+            Example(("f64[6]",), {"p": 3.0}),
+            Example(("f64[2,3]",), {"axes": (1,), "p": inf}),
+            Example(("f32[4,5]",), {"axes": (0,)}),
+        ),
+    ),
+    _position("argmax", np.argmax),
+    _position("argmin", np.argmin),
+    Command(
+        "cumsum",
+        _running_infer,
+        _running,
+        _running_back,
+        {"axis": REQUIRED, "reverse": 0},
+        inplace=over(0),
+        examples=(
+            Example(("f64[3,4]",), {"axis": 1}),
+            Example(("f64[3,4,2]",), {"axis": -2, "reverse": 1}),
+            Example(("f32[5]",), {"axis": 0}),
+            Example(("i32[5] 0:9",), {"axis": 0, "reverse": 1}),
+        ),
+    ),
+)

@@ -1,0 +1,140 @@
+"""Reductions that choose or multiply, and running sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from math import prod
+
+import numpy as np
+
+from sublet.ir.graph import Node
+from sublet.ops.nn.command import pick, spec_of
+from sublet.ops.nn.gradients import operand
+from sublet.ops.nn.reduction import reduced
+from sublet.ops.nn.shapes import axes_in
+from sublet.runtime.aten.elementwise import floating
+from sublet.runtime.aten.kernel import Fast, Make, Operands, Tensor, bytes_as, in_turn, torch
+from sublet.runtime.aten.reduction import over_axes
+from sublet.runtime.kernel import Call
+from sublet.tensor import DType
+
+
+def wide(node: Node) -> bool:
+    """Whether the first input is f32 or f64."""
+    return spec_of(operand(node, 0)).dtype in (DType.F32, DType.F64)
+
+
+def _gone(node: Node, position: int) -> tuple[int, ...]:
+    """The axes that are reduced."""
+    rank = len(spec_of(operand(node, position)).shape)
+    return axes_in(pick(node.attrs, "axes"), rank) if rank else ()
+
+
+def merged(shape: Sequence[int], gone: Sequence[int]) -> tuple[int, int, int] | None:
+    """The shape as [before, reduced, after] where the axes that are reduced lie side by side; else None."""
+    large = [axis for axis, extent in enumerate(shape) if extent != 1]
+    at = [i for i, axis in enumerate(large) if axis in gone]
+    if any(b - a != 1 for a, b in pairwise(at)):
+        return None
+    first, last = (large[at[0]], large[at[-1]] + 1) if at else (len(shape), len(shape))
+    return prod(shape[:first]), prod(shape[first:last]), prod(shape[last:])
+
+
+def _prod(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    x = inputs[0]
+    shape = merged(x.shape, _gone(node, 0))
+    assert shape is not None
+    before, _, after = shape
+    return partial(torch().prod, x.view(shape), 1, out=outputs[0].view(before, after))
+
+
+def _prod_takes(node: Node) -> bool:
+    position = 0 if node.op == "nn.prod" else 1
+    return wide(node) and merged(spec_of(operand(node, position)).shape, _gone(node, position)) is not None
+
+
+def _prod_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    """Where x is 0 it is taken as 1, and then everything but the one 0 of a product, if there is one, becomes 0."""
+    t, x = torch(), inputs[1]
+    shape = merged(x.shape, _gone(node, 1))
+    assert shape is not None
+    kept = (shape[0], 1, shape[2])
+    x, dy, dx = x.view(shape), inputs[0].view(kept), outputs[0].view(shape)
+    count = bytes_as(scratch, x.dtype, kept)
+    product = bytes_as(scratch, x.dtype, kept, dy.nbytes)
+    wrong = bytes_as(scratch, t.bool, shape, 2 * dy.nbytes)
+    zero = t.zeros((), dtype=x.dtype)
+    return in_turn(
+        [
+            partial(t.eq, x, zero, out=dx),
+            partial(t.sum, dx, 1, True, out=count),
+            partial(t.ne, dx, count, out=wrong),
+            partial(t.add, dx, x, out=dx),
+            partial(t.prod, dx, 1, True, out=product),
+            partial(t.mul, product, dy, out=product),
+            partial(t.div, product, dx, out=dx),
+            partial(dx.masked_fill_, wrong, 0),
+        ]
+    )
+
+
+def _prod_scratch(node: Node) -> int:
+    dy, x = spec_of(operand(node, 0)), spec_of(operand(node, 1))
+    return 2 * dy.nbytes + x.size
+
+
+def _extremum_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    t, x, dx = torch(), inputs[1], outputs[0]
+    axes = _gone(node, 1)
+    kept = reduced(x.shape, axes, 1)
+    share = bytes_as(scratch, x.dtype, kept)
+    return in_turn(
+        [
+            partial(t.eq, x, inputs[2].view(kept), out=dx),
+            partial(t.sum, dx, axes, True, out=share),
+            partial(share.clamp_min_, 1),
+            partial(t.div, inputs[0].view(kept), share, out=share),
+            partial(t.mul, dx, share, out=dx),
+        ]
+    )
+
+
+def _norm(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    x, keepdim = inputs[0], bool(node.attrs["keepdims"])
+    return partial(torch().linalg.vector_norm, x, node.attrs["p"], _gone(node, 0), keepdim, out=outputs[0])
+
+
+def _position(name: str) -> Make:
+    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+        axis, keepdim = node.attrs["axis"], bool(node.attrs["keepdims"])
+        return partial(getattr(torch(), name), inputs[0], axis, keepdim, out=outputs[0])
+
+    return make
+
+
+def _cumsum(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    """Backwards by NumPy, whose arrays may run backwards."""
+    axis = pick(node.attrs, "axis")
+    if not node.attrs["reverse"]:
+        return partial(torch().cumsum, inputs[0], axis, out=outputs[0])
+    x, y = (np.flip(tensor.numpy(), axis) for tensor in (inputs[0], outputs[0]))
+    return partial(np.add.accumulate, x, axis, out=y)
+
+
+def _cumsum_takes(node: Node) -> bool:
+    return wide(node) if node.attrs["reverse"] else floating(node)
+
+
+KERNELS: Mapping[str, Fast] = {
+    "max": Fast(over_axes("amax")),
+    "min": Fast(over_axes("amin")),
+    "extremum_gradient": Fast(_extremum_gradient, scratch=lambda node: spec_of(operand(node, 0)).nbytes, takes=wide),
+    "prod": Fast(_prod, takes=_prod_takes),
+    "prod_gradient": Fast(_prod_gradient, scratch=_prod_scratch, takes=_prod_takes),
+    "norm": Fast(_norm, takes=wide),
+    "argmax": Fast(_position("argmax")),
+    "argmin": Fast(_position("argmin")),
+    "cumsum": Fast(_cumsum, takes=_cumsum_takes),
+}
