@@ -43,20 +43,20 @@ class Digits:
             yield {"x": self.images[chosen], "labels": self.labels[chosen]}
 
 
-def digits() -> Digits:
+def digits(dtype: Any = np.float32) -> Digits:
     """The data, split at random but always alike."""
     found = load_digits()
-    images = (found.images[:, None] / 8 - 1).astype(np.float32)
+    images = (found.images[:, None] / 8 - 1).astype(dtype)
     labels = found.target.astype(np.int64)
     order = np.random.default_rng(0).permutation(len(labels))
     test, train = np.split(order, [len(labels) // 5])
     return Digits(images[train], labels[train], images[test], labels[test])
 
 
-def training(batch: int) -> Step:
+def training(batch: int, dtype: str = "f32") -> Step:
     """A step of stochastic gradient descent on `batch` images."""
     g = sublet.Graph("digits")
-    logits = small_resnet(g.input("x", (batch, 1, 8, 8)))
+    logits = small_resnet(g.input("x", (batch, 1, 8, 8), dtype))
     loss = nn.softmax_cross_entropy(logits, g.input("labels", (batch,), "i64"))[0].mean()
     plain = g.model().graph
     forward = Graph(plain.name, plain.inputs, plain.nodes, (loss.value,), plain.weights)
@@ -66,7 +66,8 @@ def training(batch: int) -> Step:
 def accuracy(trained: Executable, data: Digits) -> float:
     """The share of test images that are recognised, with the running statistics of the normalisation."""
     g = sublet.Graph("recognise")
-    g.output("digit", nn.argmax(small_resnet(g.input("x", data.test_images.shape), training=False), axis=1))
+    x = g.input("x", data.test_images.shape, data.test_images.dtype.name)
+    g.output("digit", nn.argmax(small_resnet(x, training=False), axis=1))
     model = g.model()
     weights = {value.name: trained.state(value.name) for value in model.graph.weights if value.literal is None}
     found = sublet.compile(model, weights=weights)(x=data.test_images)["digit"]
@@ -78,8 +79,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--double", action="store_true", help="in f64, where rounding does not drive the two apart")
     chosen = parser.parse_args()
-    console, data, step = Console(), digits(), training(chosen.batch)
+    console = Console(width=120)
+    data = digits(np.float64 if chosen.double else np.float32)
+    step = training(chosen.batch, "f64" if chosen.double else "f32")
     executable = sublet.compile(step.model)
     theirs = eager_step_of(step, RATE, MOMENTUM)
     arena = sublet.aligned_bytes(executable.arena_bytes, 64)

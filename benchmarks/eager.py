@@ -166,7 +166,6 @@ def _branch(node: CaseOf, places: dict[Value, Any]) -> None:
     places.update({to: inside[value] for to, value in zip(node.outputs, results, strict=True) if to is not None})
 
 
-def tensors(contents: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Arrays as tensors of their own; floating-point ones as `dtype`."""
-    found = {name: torch.tensor(np.asarray(array)) for name, array in contents.items()}
-    return {name: t.to(dtype) if t.is_floating_point() else t for name, t in found.items()}
+def tensors(contents: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Arrays as tensors of their own."""
+    return {name: torch.tensor(np.asarray(array)) for name, array in contents.items()}
