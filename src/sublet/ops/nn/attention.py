@@ -1,7 +1,215 @@
-"""Scaled dot-product attention."""
+"""Scaled dot-product attention.
+
+Its gradient needs q, k, v and the mask alone: the probabilities are computed again, a piece at a time.
+"""
 
 from __future__ import annotations
 
-from sublet.ops.nn.command import Command
+from collections.abc import Sequence
+from math import sqrt
+from typing import Any
 
-COMMANDS: tuple[Command, ...] = ()
+import numpy as np
+
+from sublet.errors import SpecError
+from sublet.ir.graph import Node, Value
+from sublet.ops.nn.command import Command, Example, over_only, pick, spec_of
+from sublet.ops.nn.gradients import by_parts, operand, to_shape
+from sublet.ops.nn.shapes import FLOATS, broadcast, equal, of_type, same_type
+from sublet.ops.op import Attrs, Emit, Grads, Specs
+from sublet.tensor import DType, TensorSpec
+
+
+def factor(attrs: Attrs, width: int) -> float:
+    """What scores are multiplied by: the attribute `scale`, or 1 / sqrt(width of a query) where that is 0."""
+    given: float = pick(attrs, "scale")
+    return given or 1 / sqrt(max(1, width))
+
+
+# The definition.
+
+
+def _scores(q: Any, k: Any, mask: Any, scale: float, causal: int) -> Any:
+    scores = q @ np.swapaxes(k, -1, -2) * q.dtype.type(factor({"scale": scale}, q.shape[-1]))
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
+    if causal:
+        scores = np.where(np.tril(np.ones(scores.shape[-2:], bool)), scores, -np.inf)
+    return scores.astype(q.dtype)
+
+
+def _probabilities(scores: Any) -> tuple[Any, Any]:
+    """The softmax of each row, 0 where nothing is allowed, and the logarithm of its sum of exponentials."""
+    highest = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+    base = np.where(np.isneginf(highest), 0, highest)
+    raised = np.exp(scores - base)
+    total = raised.sum(axis=-1, keepdims=True)
+    divisor = np.where(total == 0, 1, total)
+    return raised / divisor, np.where(total == 0, -np.inf, base + np.log(divisor))[..., 0]
+
+
+def _attention(q: Any, k: Any, v: Any, mask: Any = None, *, scale: float, causal: int) -> tuple[Any, Any]:
+    probabilities, lse = _probabilities(_scores(q, k, mask, scale, causal))
+    return probabilities @ v, lse
+
+
+def _attention_gradient(
+    dy: Any, q: Any, k: Any, v: Any, mask: Any = None, *, scale: float, causal: int
+) -> tuple[Any, Any, Any]:
+    p, _ = _probabilities(_scores(q, k, mask, scale, causal))
+    dp = dy @ np.swapaxes(v, -1, -2)
+    ds = p * (dp - (p * dp).sum(axis=-1, keepdims=True)) * q.dtype.type(factor({"scale": scale}, q.shape[-1]))
+    return ds @ k, np.swapaxes(ds, -1, -2) @ q, np.swapaxes(p, -1, -2) @ dy
+
+
+# Shapes.
+
+
+def _checked(q: TensorSpec, k: TensorSpec, v: TensorSpec, mask: TensorSpec | None) -> tuple[int, ...]:
+    """The shape of the scores, [B, H, T, S]."""
+    shown = f"q {q}, k {k}, v {v}"
+    same_type((q, k, v), FLOATS)
+    if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
+        raise SpecError(f"{shown} must have 4 axes: [batch, heads, places, width]; see nn.reshape")
+    if not q.shape[:2] == k.shape[:2] == v.shape[:2]:
+        raise SpecError(f"{shown} must agree in batch and heads, their first two axes")
+    if q.shape[3] != k.shape[3] or k.shape[2] != v.shape[2]:
+        raise SpecError(f"{shown}: q and k must have the same width (axis 3), k and v as many places (axis 2)")
+    scores = TensorSpec(q.dtype, (*q.shape[:3], k.shape[2]))
+    if mask is not None:
+        of_type(mask, (q.dtype, DType.BOOL), "the mask")
+        if broadcast([mask, scores]) != scores.shape:
+            raise SpecError(f"the mask {mask} cannot be broadcast to the scores {scores} of {shown}")
+    return scores.shape
+
+
+def _infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    q, k, v = (of_type(spec, FLOATS, role) for spec, role in zip(specs, "qkv", strict=False))
+    shape = _checked(q, k, v, specs[3] if len(specs) > 3 else None)
+    return TensorSpec(q.dtype, (*shape[:3], v.shape[3])), TensorSpec(q.dtype, shape[:3])
+
+
+def _gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    y, _ = _infer(specs[1:], attrs)
+    equal(of_type(specs[0], FLOATS, "dy"), y, "dy and y")
+    q, k, v = (of_type(spec, FLOATS, role) for spec, role in zip(specs[1:], "qkv", strict=False))
+    return q, k, v
+
+
+# Gradients.
+
+
+def _allowed(emit: Emit, node: Node, mask: Value | None, rows: int, columns: int) -> Value | None:
+    """Where a query may attend to a key, as far as bools say; None for everywhere."""
+    found = mask if mask is not None and spec_of(mask).dtype is DType.BOOL else None
+    if not pick(node.attrs, "causal"):
+        return found
+    query = emit("nn.reshape", emit("nn.iota", count=rows, dtype="i64"), shape=(rows, 1))
+    past = emit("nn.less_equal", emit("nn.iota", count=columns, dtype="i64"), query)
+    return past if found is None else emit("nn.logical_and", found, past)
+
+
+def _softmax(emit: Emit, node: Node, q: Value, k: Value, mask: Value | None) -> tuple[Value, Value]:
+    """The scores, where allowed, and the probabilities."""
+    scale = emit.constant(factor(node.attrs, spec_of(q).shape[3]), q)
+    scores = emit("nn.mul", emit("nn.matmul", q, k, transpose_b=1), scale)
+    if mask is not None and spec_of(mask).dtype is not DType.BOOL:
+        scores = emit("nn.add", scores, mask)
+    allowed = _allowed(emit, node, mask, spec_of(q).shape[2], spec_of(k).shape[2])
+    if allowed is None:
+        return scores, emit("nn.softmax", scores, axis=-1)
+    # Not -inf: a row where nothing is allowed is finite, and its probabilities are taken away afterwards.
+    scores = emit("nn.where", allowed, scores, emit.constant(-1e4 if _half(q) else -1e30, q))
+    return scores, emit("nn.where", allowed, emit("nn.softmax", scores, axis=-1), emit.constant(0, q))
+
+
+def _half(value: Value) -> bool:
+    return spec_of(value).dtype is DType.F16
+
+
+def _score_gradient(emit: Emit, p: Value, dp: Value) -> Value:
+    """Through the softmax: p (dp - sum(p dp))."""
+    inner = emit("nn.sum", emit("nn.mul", p, dp), axes=(-1,), keepdims=1)
+    return emit("nn.mul", p, emit("nn.sub", dp, inner))
+
+
+def _rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    """q, k and v by one command. What only few ask for is written with small ones: the mask, and through lse."""
+    dy, dlse = grads
+    q, k, v = (operand(node, i) for i in range(3))
+    mask = node.inputs[3] if len(node.inputs) > 3 else None
+    found: list[Value | None] = [None, None, None]
+    if dy is not None:
+        found = list(emit.several("nn.attention_gradient", dy, q, k, v, mask, **node.attrs))
+    learnt = mask is not None and spec_of(mask).dtype is not DType.BOOL
+    terms: list[Value] = []
+    _, p = _softmax(emit, node, q, k, mask) if learnt or dlse is not None else (None, None)
+    if p is not None and dlse is not None:
+        ds = emit("nn.mul", p, emit("nn.reshape", dlse, shape=(*spec_of(dlse).shape, 1)))
+        terms.append(ds)
+        scaled = emit("nn.mul", ds, emit.constant(factor(node.attrs, spec_of(q).shape[3]), q))
+        for i, more in enumerate((emit("nn.matmul", scaled, k), emit("nn.matmul", scaled, q, transpose_a=1))):
+            before = found[i]
+            found[i] = more if before is None else emit("nn.add", before, more)
+    if p is not None and dy is not None:
+        terms.append(_score_gradient(emit, p, emit("nn.matmul", dy, v, transpose_b=1)))
+    if mask is None or not learnt:
+        return [*found, None][: len(node.inputs)]
+    return [*found, _total(emit, [to_shape(emit, term, mask) for term in terms])]
+
+
+def _total(emit: Emit, terms: Sequence[Value]) -> Value:
+    first, *rest = terms
+    for term in rest:
+        first = emit("nn.add", first, term)
+    return first
+
+
+def _gradient_parts(emit: Emit, node: Node) -> Sequence[Value]:
+    dy, q, k, v = (operand(node, i) for i in range(4))
+    _, p = _softmax(emit, node, q, k, node.inputs[4] if len(node.inputs) > 4 else None)
+    ds = _score_gradient(emit, p, emit("nn.matmul", dy, v, transpose_b=1))
+    ds = emit("nn.mul", ds, emit.constant(factor(node.attrs, spec_of(q).shape[3]), q))
+    dq, dk = emit("nn.matmul", ds, k), emit("nn.matmul", ds, q, transpose_a=1)
+    return [dq, dk, emit("nn.matmul", p, dy, transpose_a=1)]
+
+
+def _examples(first: bool) -> tuple[Example, ...]:
+    """Plain, causal with fewer queries than keys, and with a mask of numbers and of bits."""
+    found = []
+    for t, queries, keys, values, mask, attrs in (
+        ("f64", 3, 3, 2, "", {"causal": 1}),
+        ("f64", 2, 3, 4, "f64[3]", {"scale": 0.7}),
+        ("f64", 3, 2, 2, "bool[3,2]", {"causal": 1}),
+        ("f32", 3, 3, 2, "", {}),
+    ):
+        q, k, v = f"{t}[2,2,{queries},2]", f"{t}[2,2,{keys},2]", f"{t}[2,2,{keys},{values}]"
+        dy = [f"{t}[2,2,{queries},{values}]"] if first else []
+        found.append(Example((*dy, q, k, v, *([mask] if mask else [])), attrs))
+    return tuple(found)
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command(
+        "attention",
+        _infer,
+        _attention,
+        _rule,
+        {"scale": 0.0, "causal": 0},
+        inputs=(3, 4),
+        outputs=(2, 2),
+        inplace=over_only((0, 0)),
+        examples=_examples(False),
+    ),
+    Command(
+        "attention_gradient",
+        _gradient_infer,
+        _attention_gradient,
+        by_parts(_gradient_parts),
+        {"scale": 0.0, "causal": 0},
+        inputs=(4, 5),
+        outputs=(3, 3),
+        inplace=over_only((0, 0), (0, 1)),
+        examples=_examples(True),
+    ),
+)

@@ -1,7 +1,338 @@
-"""Batch, layer, group and RMS normalisation."""
+"""Batch, layer, group and RMS normalisation.
+
+`Form` says how each sees a tensor. Their gradients need the input and the statistics, nothing else of its size.
+"""
 
 from __future__ import annotations
 
-from sublet.ops.nn.command import Command
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
-COMMANDS: tuple[Command, ...] = ()
+from sublet.errors import SpecError
+from sublet.ir.graph import Node, Value
+from sublet.ops.nn import forms
+from sublet.ops.nn.command import REQUIRED, Command, Example, over, over_only, pick, spec_of
+from sublet.ops.nn.forms import Form, batch_form, group_form, layer_form, rms_form
+from sublet.ops.nn.gradients import by_parts, operand, result
+from sublet.ops.nn.shapes import FLOATS, axis_in, equal, of_type, present, same_type
+from sublet.ops.op import Attrs, Emit, Gradient, Grads, Specs
+from sublet.tensor import TensorSpec
+
+# Shapes.
+
+
+def _needs(spec: TensorSpec | None, x: TensorSpec, shape: Sequence[int], role: str) -> None:
+    """Raise unless the spec has the type of x and `shape`."""
+    equal(present(spec, role), TensorSpec(x.dtype, tuple(shape)), f"{role} for x {x}, and what it must be,")
+
+
+def _channels(specs: Specs, attrs: Attrs, roles: Sequence[str], x_at: int = 0) -> TensorSpec:
+    """The spec of x, once everything named in `roles` after it is one number a channel."""
+    x = of_type(specs[x_at], FLOATS, "x")
+    channels = (x.shape[axis_in(pick(attrs, "axis"), len(x.shape))],)
+    for role, spec in zip(roles, specs[x_at + 1 :], strict=True):
+        _needs(spec, x, channels, role)
+    return x
+
+
+def _batch_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    x = _channels(specs, attrs, ("scale", "bias", "mean", "var"))
+    if batch_form(x.shape, attrs).count < 2:
+        raise SpecError(f"x {x} has one value a channel along axis {pick(attrs, 'axis')}: training needs two, see axis")
+    channel = present(specs[1], "scale")
+    return (x, channel, channel, channel, channel)
+
+
+def _batch_inference_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    return (_channels(specs, attrs, ("scale", "bias", "mean", "var")),)
+
+
+def _batch_gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    x = _channels(specs, attrs, ("scale", "mean", "rstd"), 1)
+    equal(of_type(specs[0], FLOATS, "dy"), x, "dy and x")
+    channel = present(specs[2], "scale")
+    return (x, channel, channel)
+
+
+def _parts_of(x: TensorSpec, attrs: Attrs) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of the statistics and of the scale, of a norm over rows or groups."""
+    rank = len(x.shape)
+    if "axes" in attrs:
+        axes = pick(attrs, "axes")
+        if not 1 <= axes <= rank:
+            raise SpecError(f"axes = {axes} last axes cannot be normalised of x {x}: give 1 to {rank}")
+        return x.shape[: rank - axes], x.shape[rank - axes :]
+    groups = pick(attrs, "groups")
+    if rank < 2 or groups < 1 or x.shape[1] % groups:
+        raise SpecError(f"x {x} must have samples, channels and places, the channels divisible by {groups} groups")
+    return (x.shape[0], groups), (x.shape[1],)
+
+
+def _norm_infer(count: int) -> Any:
+    """Of layer_norm and group_norm, with two statistics, and rms_norm, with one."""
+
+    def infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+        x = of_type(specs[0], FLOATS, "x")
+        kept, affine = _parts_of(x, attrs)
+        scale, bias = (*specs[1:], None, None)[:2]
+        if scale is None and bias is not None:
+            raise SpecError("a bias needs a scale: give a scale of ones")
+        for spec, role in ((scale, "scale"), (bias, "bias")):
+            if spec is not None:
+                _needs(spec, x, affine, role)
+        return (x, *[TensorSpec(x.dtype, kept)] * count)
+
+    return infer
+
+
+def _norm_gradient_infer(roles: tuple[str, ...], results: int) -> Any:
+    def infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+        same_type(specs, FLOATS)
+        x, scale = present(specs[1], "x"), specs[2]
+        equal(present(specs[0], "dy"), x, "dy and x")
+        kept, affine = _parts_of(x, attrs)
+        for role, spec in zip(roles, specs[3:], strict=True):
+            _needs(spec, x, kept, role)
+        if scale is None:
+            return (x,)
+        _needs(scale, x, affine, "scale")
+        return (x, *[scale] * (results - 1))
+
+    return infer
+
+
+# Gradients.
+
+
+def _as(emit: Emit, value: Value, shape: tuple[int, ...]) -> Value:
+    return value if spec_of(value).shape == shape else emit("nn.reshape", value, shape=shape)
+
+
+def _times(emit: Emit, value: Value, number: float) -> Value:
+    return emit("nn.mul", value, emit.constant(number, value))
+
+
+def _centre(emit: Emit, x: Value, mean: Value | None, form: Form) -> Value:
+    rows = _as(emit, x, form.rows)
+    return rows if mean is None else emit("nn.sub", rows, _as(emit, mean, form.kept))
+
+
+def _of_moments(
+    emit: Emit, x: Value, mean: Value | None, form: Form, dmean: Value | None, dvar: Value | None
+) -> list[Value]:
+    """What x gets from the gradients of its mean and its variance: dmean / n, 2 dvar (x - mean) / n."""
+    found = []
+    if dmean is not None:
+        share = _as(emit, _times(emit, dmean, 1 / form.count), form.kept)
+        found.append(emit("nn.broadcast_to", share, shape=form.rows))
+    if dvar is not None:
+        share = _as(emit, _times(emit, dvar, 2 / form.count), form.kept)
+        found.append(emit("nn.mul", _centre(emit, x, mean, form), share))
+    return [_as(emit, term, spec_of(x).shape) for term in found]
+
+
+def _of_rstd(emit: Emit, drstd: Value | None, rstd: Value) -> Value | None:
+    """The gradient of the variance: -drstd rstd^3 / 2."""
+    if drstd is None:
+        return None
+    return _times(emit, emit("nn.mul", emit("nn.mul", drstd, rstd), emit("nn.square", rstd)), -0.5)
+
+
+def _added(emit: Emit, *terms: Value | None) -> Value | None:
+    total: Value | None = None
+    for term in terms:
+        if term is not None:
+            total = term if total is None else emit("nn.add", total, term)
+    return total
+
+
+def _batch_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    dy, running_mean, running_var, dmean, drstd = grads
+    x, scale, mean, rstd = operand(node, 0), operand(node, 1), result(node, 3), result(node, 4)
+    form, momentum = batch_form(spec_of(x).shape, node.attrs), pick(node.attrs, "momentum")
+    dx = dscale = dbias = None
+    if dy is not None:
+        dx, dscale, dbias = emit.several("nn.batch_norm_gradient", dy, x, scale, mean, rstd, axis=node.attrs["axis"])
+    dvar = _of_rstd(emit, drstd, rstd)
+    if running_mean is not None:
+        dmean = _added(emit, _times(emit, running_mean, momentum), dmean)
+    if running_var is not None:
+        dvar = _added(emit, _times(emit, running_var, momentum * form.count / (form.count - 1)), dvar)
+    dx = _added(emit, dx, *_of_moments(emit, x, mean, form, dmean, dvar))
+    kept = [None if grad is None else _times(emit, grad, 1 - momentum) for grad in (running_mean, running_var)]
+    return [dx, dscale, dbias, *kept]
+
+
+def _norm_rule(name: str, form_of: Any) -> Gradient:
+    """Of the norms over rows and groups: outputs are y, the mean where there is one, and rstd."""
+
+    def gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+        x, scale = operand(node, 0), (*node.inputs, None)[1]
+        form = form_of(spec_of(x).shape, node.attrs)
+        *means, rstd = (result(node, i) for i in range(1, len(node.outputs)))
+        attrs = {key: value for key, value in node.attrs.items() if key != "epsilon"}
+        found: tuple[Value | None, ...] = ()
+        if grads[0] is not None:
+            found = emit.several(name, grads[0], x, scale, *means, rstd, **attrs)
+        dx, dscale, dbias = (*found, None, None, None)[:3]
+        mean, dmean = (means[0], grads[1]) if means else (None, None)
+        others = _of_moments(emit, x, mean, form, dmean, _of_rstd(emit, grads[-1], rstd))
+        return [_added(emit, dx, *others), dscale, dbias][: len(node.inputs)]
+
+    return gradient
+
+
+def _gradient_parts(form_of: Any) -> Gradient:
+    """The same formula as `_gradients`, in commands."""
+
+    def expand(emit: Emit, node: Node) -> Sequence[Value]:
+        dy, x, scale = operand(node, 0), operand(node, 1), node.inputs[2]
+        form: Form = form_of(spec_of(x).shape, node.attrs)
+        rstd = _as(emit, operand(node, len(node.inputs) - 1), form.kept)
+        normal = emit("nn.mul", _centre(emit, x, operand(node, 3) if form.centred else None, form), rstd)
+        seen = _as(emit, dy, form.seen)
+        grad = seen if scale is None else emit("nn.mul", seen, _as(emit, scale, form.affine))
+        grad = _as(emit, grad, form.rows)
+        mean = partial(emit, "nn.mean", axes=form.axes, keepdims=1)
+        inner = emit("nn.mul", normal, mean(emit("nn.mul", grad, normal)))
+        dx = emit("nn.sub", grad, inner)
+        if form.centred:
+            dx = emit("nn.sub", dx, mean(grad))
+        found = [_as(emit, emit("nn.mul", dx, rstd), spec_of(x).shape)]
+        if scale is not None:
+            for part in (emit("nn.mul", seen, _as(emit, normal, form.seen)), seen):
+                found.append(_as(emit, emit("nn.sum", part, axes=form.across), spec_of(scale).shape))
+        return found[: len(node.outputs)]
+
+    return by_parts(expand)
+
+
+def _inference_parts(emit: Emit, node: Node) -> Sequence[Value]:
+    """y = x a + (bias - mean a), a = scale / sqrt(var + epsilon)."""
+    x, scale, bias, mean, var = (operand(node, i) for i in range(5))
+    form = batch_form(spec_of(x).shape, node.attrs)
+    deviation = emit("nn.sqrt", emit("nn.add", var, emit.constant(pick(node.attrs, "epsilon"), var)))
+    factor = emit("nn.div", scale, deviation)
+    shift = emit("nn.sub", bias, emit("nn.mul", mean, factor))
+    scaled = emit("nn.mul", _as(emit, x, form.rows), _as(emit, factor, form.kept))
+    return [_as(emit, emit("nn.add", scaled, _as(emit, shift, form.kept)), spec_of(x).shape)]
+
+
+def _batch_examples(full: int, *vectors: str) -> tuple[Example, ...]:
+    """`full` inputs like x, then vectors of one number a channel in a range."""
+    cases = (("f64", "3,2,2,2", 2, {"axis": 1}), ("f64", "2,3,2", 2, {"axis": -1}), ("f32", "4,3", 3, {"axis": 1}))
+    return tuple(
+        Example((*[f"{t}[{shape}]"] * full, *(f"{t}[{channels}] {range_}" for range_ in vectors)), attrs)
+        for t, shape, channels, attrs in cases
+    )
+
+
+def _norm_examples(full: int, attrs: dict[str, Any], kept: str, affine: str, vectors: int, stats: int) -> Any:
+    """With all of `vectors` (scale, bias), with the first of them, and with none."""
+    shape = "2,4,3"
+    found = []
+    for t, given in (("f64", vectors), ("f64", 0), ("f32", 1)):
+        scales = [f"{t}[{affine}]"] * given + ["_"] * (vectors - given)
+        found.append(Example((*[f"{t}[{shape}]"] * full, *scales, *[f"{t}[{kept}] 0.5:1.5"] * stats), attrs))
+    return tuple(found)
+
+
+def _row_commands(name: str, compute: Any, gradient: Any, form_of: Any, scales: int, **how: Any) -> tuple[Command, ...]:
+    """A norm over rows or groups, and its gradient command. `scales` counts scale and bias, as do the statistics."""
+    (key, default), kept, affine, use = how["attr"], how["kept"], how["affine"], how["use"]
+    stats = ("mean", "rstd")[-scales:]
+    gradient_name = f"{name}_gradient"
+    return (
+        Command(
+            name,
+            _norm_infer(scales),
+            compute,
+            _norm_rule(f"nn.{gradient_name}", form_of),
+            {key: default, "epsilon": 1e-5},
+            inputs=(1, 1 + scales),
+            outputs=(1 + scales, 1 + scales),
+            inplace=over(0),
+            examples=_norm_examples(1, {key: use}, kept, affine, scales, 0),
+        ),
+        Command(
+            gradient_name,
+            _norm_gradient_infer(stats, 1 + scales),
+            gradient,
+            _gradient_parts(form_of),
+            {key: default},
+            inputs=(3 + scales, 3 + scales),
+            outputs=(1, 1 + scales),
+            inplace=over_only((0, 0), (0, 1)),
+            examples=_norm_examples(2, {key: use}, kept, affine, 1, scales),
+        ),
+    )
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command(
+        "batch_norm",
+        _batch_infer,
+        forms.batch_norm,
+        _batch_rule,
+        {"epsilon": 1e-5, "momentum": 0.1, "axis": 1},
+        inputs=(5, 5),
+        outputs=(5, 5),
+        inplace=over_only((0, 0), (1, 3), (2, 4)),
+        examples=_batch_examples(1, "-2:2", "-2:2", "-1:1", "0.5:2"),
+    ),
+    Command(
+        "batch_norm_gradient",
+        _batch_gradient_infer,
+        forms.batch_gradient,
+        _gradient_parts(batch_form),
+        {"axis": 1},
+        inputs=(5, 5),
+        outputs=(3, 3),
+        inplace=over_only((0, 0), (0, 1)),
+        examples=_batch_examples(2, "-2:2", "-1:1", "0.5:1.5"),
+    ),
+    Command(
+        "batch_norm_inference",
+        _batch_inference_infer,
+        forms.batch_inference,
+        by_parts(_inference_parts),
+        {"epsilon": 1e-5, "axis": 1},
+        inputs=(5, 5),
+        inplace=over(0),
+        examples=_batch_examples(1, "-2:2", "-2:2", "-1:1", "0.5:2"),
+    ),
+    *_row_commands(
+        "layer_norm",
+        forms.layer_norm,
+        forms.layer_gradient,
+        layer_form,
+        2,
+        attr=("axes", 1),
+        use=2,
+        kept="2",
+        affine="4,3",
+    ),
+    *_row_commands(
+        "group_norm",
+        forms.group_norm,
+        forms.group_gradient,
+        group_form,
+        2,
+        attr=("groups", REQUIRED),
+        use=2,
+        kept="2,2",
+        affine="4",
+    ),
+    *_row_commands(
+        "rms_norm",
+        forms.rms_norm,
+        forms.rms_gradient,
+        rms_form,
+        1,
+        attr=("axes", 1),
+        use=1,
+        kept="2,4",
+        affine="3",
+    ),
+)

@@ -1,7 +1,345 @@
-"""LSTM and GRU."""
+"""LSTM and GRU over a sequence, and the single steps of `cells`. Gates stand in PyTorch's order.
+
+The forward pass keeps what its gradient needs: the gates after their activations, and the cells of an LSTM. The
+gradient command walks back through time and gives the gradient of the gates before their activations; all else is
+products with that, each of one call.
+"""
 
 from __future__ import annotations
 
-from sublet.ops.nn.command import Command
+from collections.abc import Sequence
+from typing import Any
 
-COMMANDS: tuple[Command, ...] = ()
+import numpy as np
+
+from sublet.errors import SpecError
+from sublet.ir.graph import Node, Value
+from sublet.ops.nn import cells
+from sublet.ops.nn.activation import sigmoid
+from sublet.ops.nn.cells import mul, state, widened
+from sublet.ops.nn.command import Command, Example, over_only, spec_of
+from sublet.ops.nn.gradients import by_parts, operand, result
+from sublet.ops.nn.layout import cut
+from sublet.ops.nn.shapes import FLOATS, equal, of_type, present, same_type
+from sublet.ops.op import Attrs, Emit, Grads, Specs
+from sublet.tensor import TensorSpec
+
+# The definitions.
+
+
+def _projected(x: Any, w: Any, b: Any) -> Any:
+    found = x @ w.T
+    return found if b is None else found + b
+
+
+def _lstm(x: Any, h0: Any, c0: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> tuple[Any, ...]:
+    h, c, ys, gates, kept = h0, c0, [], [], []
+    for entry in _projected(x, w_ih, b_ih):
+        i, f, g, o = np.split(entry + _projected(h, w_hh, b_hh), 4, axis=-1)
+        i, f, g, o = sigmoid(i), sigmoid(f), np.tanh(g), sigmoid(o)
+        c = f * c + i * g
+        h = o * np.tanh(c)
+        ys.append(h)
+        gates.append(np.concatenate((i, f, g, o), axis=-1))
+        kept.append(c)
+    return np.stack(ys), h, c, np.stack(gates), np.stack(kept)
+
+
+def _lstm_gradient(
+    dy: Any, dh: Any, dc: Any, dgates: Any, dcells: Any, w_hh: Any, c0: Any, gates: Any, kept: Any
+) -> tuple[Any, ...]:
+    dh, dc = (np.zeros_like(c0) if grad is None else grad for grad in (dh, dc))
+    found = np.zeros_like(gates)
+    for t in reversed(range(len(gates))):
+        i, f, g, o = np.split(gates[t], 4, axis=-1)
+        bent, before = np.tanh(kept[t]), kept[t - 1] if t else c0
+        dh = dh if dy is None else dh + dy[t]
+        dc = dc + dh * o * (1 - bent**2) + (0 if dcells is None else dcells[t])
+        active = np.concatenate((dc * g, dc * before, dc * i, dh * bent), axis=-1)
+        active = active if dgates is None else active + dgates[t]
+        slopes = np.concatenate((i * (1 - i), f * (1 - f), 1 - g**2, o * (1 - o)), axis=-1)
+        found[t] = active * slopes
+        dh, dc = found[t] @ w_hh, dc * f
+    return found, dh, dc
+
+
+def _gru(x: Any, h0: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> tuple[Any, ...]:
+    h, ys, gates, inners = h0, [], [], []
+    for entry in _projected(x, w_ih, b_ih):
+        (xr, xz, xn), (hr, hz, hn) = np.split(entry, 3, axis=-1), np.split(_projected(h, w_hh, b_hh), 3, axis=-1)
+        r, z = sigmoid(xr + hr), sigmoid(xz + hz)
+        n = np.tanh(xn + r * hn)
+        h = n + z * (h - n)
+        ys.append(h)
+        gates.append(np.concatenate((r, z, n), axis=-1))
+        inners.append(hn)
+    return np.stack(ys), h, np.stack(gates), np.stack(inners)
+
+
+def _gru_gradient(
+    dy: Any, dh: Any, dgates: Any, dinner: Any, w_hh: Any, h0: Any, y: Any, gates: Any, inner: Any
+) -> tuple[Any, ...]:
+    dh = np.zeros_like(h0) if dh is None else dh
+    of_x, of_h = np.zeros_like(gates), np.zeros_like(gates)
+    for t in reversed(range(len(gates))):
+        r, z, n = np.split(gates[t], 3, axis=-1)
+        more = np.split(np.zeros_like(gates[t]) if dgates is None else dgates[t], 3, axis=-1)
+        dh = dh if dy is None else dh + dy[t]
+        dn = (dh * (1 - z) + more[2]) * (1 - n**2)
+        dz = (dh * ((y[t - 1] if t else h0) - n) + more[1]) * z * (1 - z)
+        dr = (dn * inner[t] + more[0]) * r * (1 - r)
+        of_x[t] = np.concatenate((dr, dz, dn), axis=-1)
+        of_h[t] = np.concatenate((dr, dz, dn * r + (0 if dinner is None else dinner[t])), axis=-1)
+        dh = dh * z + of_h[t] @ w_hh
+    return of_x, of_h, dh
+
+
+# Shapes.
+
+
+def _sequence(specs: Specs, states: int, gates: int) -> tuple[TensorSpec, TensorSpec]:
+    """The specs of y and of the state, once x, states, weights and biases fit each other."""
+    same_type(specs, FLOATS)
+    x, h = present(specs[0], "x"), state(specs[1], "h0")
+    if len(x.shape) != 3 or not x.shape[0] or x.shape[1] != h.shape[0]:
+        raise SpecError(f"x is {x} and h0 {h}: they must be [time > 0, batch, input] and [batch, hidden]")
+    hidden, rows = h.shape[1], gates * h.shape[1]
+    wanted = [("c0", h.shape)] * (states - 1) + [("w_ih", (rows, x.shape[2])), ("w_hh", (rows, hidden))]
+    for (role, shape), spec in zip(wanted, specs[2:], strict=False):
+        equal(present(spec, role), TensorSpec(x.dtype, shape), f"{role} for x {x}, h0 {h}, and what it must be,")
+    for role, spec in zip(("b_ih", "b_hh"), specs[2 + len(wanted) :], strict=False):
+        if spec is not None:
+            equal(spec, TensorSpec(x.dtype, (rows,)), f"{role} for h0 {h}, and what it must be,")
+    return TensorSpec(x.dtype, (*x.shape[:2], hidden)), h
+
+
+def _lstm_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    y, h = _sequence(specs, 2, 4)
+    return y, h, h, widened(y, 4), y
+
+
+def _gru_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    y, h = _sequence(specs, 1, 3)
+    return y, h, widened(y, 3), y
+
+
+def _fit(specs: Specs, roles: Sequence[str], wanted: Sequence[TensorSpec], optional: int) -> None:
+    """Raise unless every spec is the wanted one; the first `optional` may be missing."""
+    for i, (spec, role, right) in enumerate(zip(specs, roles, wanted, strict=True)):
+        if spec is not None or i >= optional:
+            equal(present(spec, role), right, f"{role} is wrong: it and what it must be")
+
+
+def _of_gates(spec: TensorSpec | None, count: int) -> tuple[TensorSpec, TensorSpec, TensorSpec, TensorSpec]:
+    """The specs of the gates, of y, of the state and of w_hh."""
+    gates = of_type(spec, FLOATS, "gates")
+    if len(gates.shape) != 3 or gates.shape[2] % count:
+        raise SpecError(f"the gates are {gates}, they must be [time, batch, {count} * hidden]")
+    (time, batch, width), dtype = gates.shape, gates.dtype
+    hidden = width // count
+    y, h = TensorSpec(dtype, (time, batch, hidden)), TensorSpec(dtype, (batch, hidden))
+    return gates, y, h, TensorSpec(dtype, (width, hidden))
+
+
+def _lstm_gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    gates, y, h, w = _of_gates(specs[7], 4)
+    roles = ("dy", "dh", "dc", "dgates", "dcells", "w_hh", "c0", "gates", "cells")
+    _fit(specs, roles, (y, h, h, gates, y, w, h, gates, y), 5)
+    return gates, h, h
+
+
+def _gru_gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    gates, y, h, w = _of_gates(specs[7], 3)
+    roles = ("dy", "dh", "dgates", "dinner", "w_hh", "h0", "y", "gates", "inner")
+    _fit(specs, roles, (y, h, gates, y, w, h, y, gates, y), 4)
+    return gates, gates, h
+
+
+# Gradients.
+
+
+def _flat(emit: Emit, value: Value) -> Value:
+    """Time and batch as one axis."""
+    time, batch, width = spec_of(value).shape
+    return emit("nn.reshape", value, shape=(time * batch, width))
+
+
+def _through_input(emit: Emit, grad: Value, x: Value, w: Value) -> tuple[Value, Value]:
+    """The gradients of x and of its weights, by that of the gates."""
+    dx = emit("nn.reshape", emit("nn.matmul", grad, w), shape=spec_of(x).shape)
+    return dx, emit("nn.matmul", grad, _flat(emit, x), transpose_a=1)
+
+
+def _of_recurrence(emit: Emit, grad: Value, h0: Value, y: Value) -> Value:
+    """The gradient of w_hh: the first step comes from h0, the others from the outputs before them."""
+    time = spec_of(y).shape[0]
+    first = emit("nn.matmul", _row(emit, grad, 0), h0, transpose_a=1)
+    if time == 1:
+        return first
+    later, before = _flat(emit, cut(emit, grad, 0, 1, time)), _flat(emit, cut(emit, y, 0, 0, time - 1))
+    return emit("nn.gemm", later, before, first, transpose_a=1)
+
+
+def _row(emit: Emit, value: Value, t: int) -> Value:
+    return emit("nn.reshape", cut(emit, value, 0, t, t + 1), shape=spec_of(value).shape[1:])
+
+
+def _lstm_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    x, h0, c0, w_ih, w_hh = (operand(node, i) for i in range(5))
+    y, gates, kept = result(node, 0), result(node, 3), result(node, 4)
+    grad, dh, dc = emit.several("nn.lstm_gradient", *grads, w_hh, c0, gates, kept)
+    flat = _flat(emit, grad)
+    dx, dw_ih = _through_input(emit, flat, x, w_ih)
+    db = emit("nn.sum", flat, axes=(0,))
+    return [dx, dh, dc, dw_ih, _of_recurrence(emit, grad, h0, y), db, db][: len(node.inputs)]
+
+
+def _gru_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    x, h0, w_ih, w_hh = (operand(node, i) for i in range(4))
+    y, gates, inner = result(node, 0), result(node, 2), result(node, 3)
+    of_x, of_h, dh = emit.several("nn.gru_gradient", *grads, w_hh, h0, y, gates, inner)
+    flat = _flat(emit, of_x)
+    dx, dw_ih = _through_input(emit, flat, x, w_ih)
+    biases = [emit("nn.sum", grad, axes=(0,)) for grad in (flat, _flat(emit, of_h))]
+    return [dx, dh, dw_ih, _of_recurrence(emit, of_h, h0, y), *biases][: len(node.inputs)]
+
+
+def _plus(emit: Emit, value: Value | None, more: Value | None, t: int) -> Value | None:
+    """A value and row t of another, where they are there."""
+    if more is None:
+        return value
+    row = _row(emit, more, t)
+    return row if value is None else emit("nn.add", value, row)
+
+
+def _stacked(emit: Emit, rows: Sequence[Value]) -> Value:
+    """Rows that were found last first, as one value with time as its first axis."""
+    shape = spec_of(rows[0]).shape
+    return emit("nn.concat", *(emit("nn.reshape", row, shape=(1, *shape)) for row in reversed(rows)), axis=0)
+
+
+def _gates_of(emit: Emit, gates: Value, t: int, count: int) -> tuple[Value, ...]:
+    width = spec_of(gates).shape[-1] // count
+    return emit.several("nn.split", _row(emit, gates, t), axis=-1, sizes=(width,) * count)
+
+
+def _zero(emit: Emit, like: Value) -> Value:
+    return emit("nn.mul", like, emit.constant(0, like))
+
+
+def _lstm_parts(emit: Emit, node: Node) -> Sequence[Value]:
+    dy, dh, dc, dgates, dcells = node.inputs[:5]
+    w_hh, c0, gates, kept = (operand(node, i) for i in range(5, 9))
+    dh, dc = (_zero(emit, c0) if grad is None else grad for grad in (dh, dc))
+    found: list[Value] = []
+    for t in reversed(range(spec_of(gates).shape[0])):
+        i, f, g, o = _gates_of(emit, gates, t, 4)
+        bent, before = emit("nn.tanh", _row(emit, kept, t)), _row(emit, kept, t - 1) if t else c0
+        dh = _plus(emit, dh, dy, t)
+        assert dh is not None
+        dc = _plus(emit, emit("nn.add", dc, emit("nn.tanh_gradient", mul(emit, dh, o), bent)), dcells, t)
+        assert dc is not None
+        active = [mul(emit, dc, g), mul(emit, dc, before), mul(emit, dc, i), mul(emit, dh, bent)]
+        if dgates is not None:
+            more = _gates_of(emit, dgates, t, 4)
+            active = [emit("nn.add", a, b) for a, b in zip(active, more, strict=True)]
+        rows = [
+            emit("nn.tanh_gradient" if gate is g else "nn.sigmoid_gradient", grad, gate)
+            for grad, gate in zip(active, (i, f, g, o), strict=True)
+        ]
+        found.append(emit("nn.concat", *rows, axis=-1))
+        dh, dc = emit("nn.matmul", found[-1], w_hh), mul(emit, dc, f)
+    assert dh is not None
+    return [_stacked(emit, found), dh, dc]
+
+
+def _gru_parts(emit: Emit, node: Node) -> Sequence[Value]:
+    dy, dh, dgates, dinner = node.inputs[:4]
+    w_hh, h0, y, gates, inner = (operand(node, i) for i in range(4, 9))
+    dh = _zero(emit, h0) if dh is None else dh
+    of_x: list[Value] = []
+    of_h: list[Value] = []
+    for t in reversed(range(spec_of(gates).shape[0])):
+        r, z, n = _gates_of(emit, gates, t, 3)
+        dh = _plus(emit, dh, dy, t)
+        assert dh is not None
+        carried = mul(emit, dh, z)
+        more = (None, None, None) if dgates is None else _gates_of(emit, dgates, t, 3)
+        dn = emit("nn.tanh_gradient", _both(emit, emit("nn.sub", dh, carried), more[2]), n)
+        change = emit("nn.sub", _row(emit, y, t - 1) if t else h0, n)
+        dz = emit("nn.sigmoid_gradient", _both(emit, mul(emit, dh, change), more[1]), z)
+        dr = emit("nn.sigmoid_gradient", _both(emit, mul(emit, dn, _row(emit, inner, t)), more[0]), r)
+        last = _plus(emit, mul(emit, dn, r), dinner, t)
+        of_x.append(emit("nn.concat", dr, dz, dn, axis=-1))
+        of_h.append(emit("nn.concat", dr, dz, last, axis=-1))
+        dh = emit("nn.add", carried, emit("nn.matmul", of_h[-1], w_hh))
+    assert dh is not None
+    return [_stacked(emit, of_x), _stacked(emit, of_h), dh]
+
+
+def _both(emit: Emit, a: Value, b: Value | None) -> Value:
+    return a if b is None else emit("nn.add", a, b)
+
+
+def _uses(*texts: str) -> tuple[Example, ...]:
+    """One example a text: its type, then its inputs by shape, "_" for an omitted one."""
+    found = []
+    for text in texts:
+        t, *shapes = text.split()
+        found.append(Example(tuple(shape if shape == "_" else f"{t}[{shape}] -1:1" for shape in shapes)))
+    return tuple(found)
+
+
+COMMANDS: tuple[Command, ...] = (
+    *cells.COMMANDS,
+    Command(
+        "lstm",
+        _lstm_infer,
+        _lstm,
+        _lstm_rule,
+        inputs=(5, 7),
+        outputs=(5, 5),
+        examples=_uses(
+            "f64 3,2,3 2,2 2,2 8,3 8,2 8 8",
+            "f64 1,2,1 2,2 2,2 8,1 8,2 _ 8",
+            "f32 2,3,2 3,2 3,2 8,2 8,2",
+        ),
+    ),
+    Command(
+        "lstm_gradient",
+        _lstm_gradient_infer,
+        _lstm_gradient,
+        by_parts(_lstm_parts),
+        inputs=(9, 9),
+        outputs=(3, 3),
+        inplace=over_only((0, 7)),
+        examples=_uses(
+            "f64 2,2,2 2,2 2,2 2,2,8 2,2,2 8,2 2,2 2,2,8 2,2,2",
+            "f64 2,2,2 _ _ _ _ 8,2 2,2 2,2,8 2,2,2",
+            "f32 _ 3,2 3,2 _ _ 8,2 3,2 3,3,8 3,3,2",
+        ),
+    ),
+    Command(
+        "gru",
+        _gru_infer,
+        _gru,
+        _gru_rule,
+        inputs=(4, 6),
+        outputs=(4, 4),
+        examples=_uses("f64 3,2,3 2,2 6,3 6,2 6 6", "f64 1,2,1 2,2 6,1 6,2 _ 6", "f32 2,3,2 3,2 6,2 6,2"),
+    ),
+    Command(
+        "gru_gradient",
+        _gru_gradient_infer,
+        _gru_gradient,
+        by_parts(_gru_parts),
+        inputs=(9, 9),
+        outputs=(3, 3),
+        inplace=over_only((0, 7)),
+        examples=_uses(
+            "f64 2,2,2 2,2 2,2,6 2,2,2 6,2 2,2 2,2,2 2,2,6 2,2,2",
+            "f64 2,2,2 _ _ _ 6,2 2,2 2,2,2 2,2,6 2,2,2",
+            "f32 _ 3,2 _ _ 6,2 3,2 3,3,2 3,3,6 3,3,2",
+        ),
+    ),
+)

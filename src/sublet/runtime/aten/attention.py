@@ -1,9 +1,209 @@
-"""Scaled dot-product attention."""
+"""Scaled dot-product attention, a piece of the scores at a time.
+
+ATen's own kernels allocate their results, and a copy of a result is all that they would save: a piece is as small as
+theirs, and lies in scratch. Short sequences go several heads at once, long ones some queries at once, which then pass
+over the keys that come after them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import Any
 
-from sublet.runtime.aten.kernel import Fast
+from sublet.ir.graph import Node
+from sublet.ops.nn.attention import factor
+from sublet.ops.nn.command import pick, spec_of
+from sublet.ops.nn.gradients import operand
+from sublet.runtime.aten.kernel import Fast, Operands, Tensor, bytes_as, in_turn, torch
+from sublet.runtime.kernel import Call
+from sublet.tensor import DType
 
-KERNELS: Mapping[str, Fast] = {}
+QUERIES = 128
+"""Queries in a piece of a long sequence."""
+LONG = 256
+"""From this many queries on, a sequence is cut."""
+PIECE = 1 << 18
+"""Scores in a piece of several heads."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some heads, counted through the batch, some queries, and the first keys."""
+
+    heads: slice
+    queries: slice
+    keys: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of its scores."""
+        return self.heads.stop - self.heads.start, self.queries.stop - self.queries.start, self.keys
+
+
+def pieces(node: Node, first: int) -> Iterator[Piece]:
+    """Those of a node whose q and k are inputs `first` and `first` + 1."""
+    batch, heads, queries, _ = spec_of(operand(node, first)).shape
+    keys = spec_of(operand(node, first + 1)).shape[2]
+    cut = queries >= LONG
+    rows = QUERIES if cut else max(1, queries)
+    # A piece does not cross samples, so that its mask is a view of the mask.
+    together = 1 if cut else min(heads, max(1, PIECE // max(1, rows * keys)))
+    for sample in range(batch):
+        for head in range(0, heads, together):
+            span = slice(sample * heads + head, sample * heads + min(heads, head + together))
+            for row in range(0, queries, rows):
+                last = min(queries, row + rows)
+                yield Piece(span, slice(row, last), min(keys, last) if pick(node.attrs, "causal") else keys)
+
+
+def _largest(node: Node, first: int) -> tuple[int, int]:
+    """The most scores and the most queries of a piece."""
+    shapes = [piece.shape for piece in pieces(node, first)]
+    return max((a * b * c for a, b, c in shapes), default=0), max((a * b for a, b, _ in shapes), default=0)
+
+
+def _takes(first: int) -> Any:
+    def takes(node: Node) -> bool:
+        spec = spec_of(operand(node, first))
+        return spec.dtype in (DType.F32, DType.F64) and spec.size > 0 and spec_of(operand(node, first + 1)).size > 0
+
+    return takes
+
+
+def _triangle_rows(node: Node, first: int) -> int:
+    """Rows of the square that forbids keys after a query; 0 for none."""
+    queries = spec_of(operand(node, first)).shape[2]
+    return (QUERIES if queries >= LONG else queries) if pick(node.attrs, "causal") else 0
+
+
+class Scores:
+    """Writes the probabilities of pieces into scratch: scores, a triangle of -inf, and two numbers for each query."""
+
+    def __init__(self, node: Node, first: int, inputs: Operands, scratch: Tensor, copies: int) -> None:
+        t = torch()
+        q, k = inputs[first], inputs[first + 1]
+        self.q, self.k = q.flatten(0, 1), k.flatten(0, 1)
+        self.scale = factor(node.attrs, q.shape[-1])
+        self.heads = q.shape[1]
+        mask = inputs[first + 3] if len(inputs) > first + 3 else None
+        self.mask = None if mask is None else mask.expand(*q.shape[:3], k.shape[2])
+        scores, rows = _largest(node, first)
+        side = _triangle_rows(node, first)
+        numbers = bytes_as(scratch, q.dtype, (copies * scores + 2 * rows + side * side,))
+        self.copies = [numbers[i * scores : (i + 1) * scores] for i in range(copies)]
+        self.rows = [numbers[copies * scores + i * rows :][:rows] for i in range(2)]
+        self.triangle = numbers[copies * scores + 2 * rows :].view(side, side)
+        self.empty = scratch[numbers.nbytes :]
+        self.setup: list[Call] = []
+        if side:
+            self.setup = [partial(self.triangle.fill_, -inf), partial(t.triu, self.triangle, 1, out=self.triangle)]
+
+    def of(self, piece: Piece, copy: int = 0) -> Tensor:
+        """Where the scores of a piece lie."""
+        a, b, c = piece.shape
+        return self.copies[copy][: a * b * c].view(a, b, c)
+
+    def row(self, piece: Piece, which: int) -> Tensor:
+        """A number for each query of a piece."""
+        a, b, _ = piece.shape
+        return self.rows[which][: a * b].view(a, b, 1)
+
+    def unmasked(self, piece: Piece) -> list[Call]:
+        """The scores, -inf where the mask or the order forbids."""
+        t, scores = torch(), self.of(piece)
+        q, k = self.q[piece.heads, piece.queries], self.k[piece.heads, : piece.keys]
+        calls: list[Call] = [partial(t.baddbmm, scores, q, k.transpose(1, 2), beta=0, alpha=self.scale, out=scores)]
+        if self.mask is not None:
+            sample, head = divmod(piece.heads.start, self.heads)
+            heads = slice(head, head + piece.shape[0])
+            mask = self.mask[sample, heads, piece.queries, : piece.keys]
+            if mask.dtype == t.bool:
+                floor = scores.new_full((), -inf)
+                calls.append(partial(t.where, mask, scores, floor, out=scores))
+            else:
+                calls.append(partial(scores.add_, mask))
+        start = piece.queries.start
+        if self.setup and start < piece.keys:
+            diagonal = scores[:, :, start:]
+            calls.append(partial(diagonal.add_, self.triangle[: piece.shape[1], : piece.keys - start]))
+        return calls
+
+    def nowhere(self, piece: Piece) -> Tensor:
+        """Where a query may attend to nothing."""
+        a, b, _ = piece.shape
+        return self.empty[: a * b].view(torch().bool).view(a, b, 1)
+
+
+def _scratch(first: int, copies: int) -> Any:
+    def scratch(node: Node) -> int:
+        scores, rows = _largest(node, first)
+        side = _triangle_rows(node, first)
+        bits = spec_of(operand(node, first)).dtype.bits
+        return (copies * scores + 2 * rows + side * side) * bits // 8 + rows
+
+    return scratch
+
+
+def _attention(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    """Softmax by row; log(sum of exponentials) = highest score - log(highest probability)."""
+    t = torch()
+    scores, v = Scores(node, 0, inputs, scratch, 1), inputs[2].flatten(0, 1)
+    y, lse = outputs[0].flatten(0, 1), outputs[1].flatten(0, 1).unsqueeze(-1)
+    calls = list(scores.setup)
+    for piece in pieces(node, 0):
+        p, top, best = scores.of(piece), scores.row(piece, 0), scores.row(piece, 1)
+        out, logs = y[piece.heads, piece.queries], lse[piece.heads, piece.queries]
+        calls += scores.unmasked(piece)
+        calls += [
+            partial(t.amax, p, -1, True, out=top),
+            partial(t.softmax, p, -1, out=p),
+            partial(t.amax, p, -1, True, out=best),
+            partial(t.bmm, p, v[piece.heads, : piece.keys], out=out),
+            partial(best.log_),
+            partial(t.sub, top, best, out=logs),
+        ]
+        if scores.mask is not None:
+            nowhere = scores.nowhere(piece)
+            calls += [
+                partial(t.eq, top, -inf, out=nowhere),
+                partial(out.masked_fill_, nowhere, 0),
+                partial(logs.masked_fill_, nowhere, -inf),
+            ]
+    return in_turn(calls)
+
+
+def _gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    """The probabilities again, then four products. dk and dv grow piece by piece where queries are cut."""
+    t = torch()
+    scores = Scores(node, 1, inputs, scratch, 2)
+    dy, v = inputs[0].flatten(0, 1), inputs[3].flatten(0, 1)
+    dq, dk, dv = (out.flatten(0, 1) for out in outputs)
+    calls: list[Call] = [*scores.setup, partial(dk.zero_), partial(dv.zero_)]
+    for piece in pieces(node, 1):
+        p, ds, grad = scores.of(piece), scores.of(piece, 1), dy[piece.heads, piece.queries]
+        keys = (piece.heads, slice(0, piece.keys))
+        q, rows = scores.q[piece.heads, piece.queries], dq[piece.heads, piece.queries]
+        calls += scores.unmasked(piece)
+        if scores.mask is not None:
+            nowhere, top = scores.nowhere(piece), scores.row(piece, 0)
+            calls += [partial(t.amax, p, -1, True, out=top), partial(t.eq, top, -inf, out=nowhere)]
+        calls.append(partial(t.softmax, p, -1, out=p))
+        if scores.mask is not None:
+            calls.append(partial(p.masked_fill_, nowhere, 0))
+        calls += [
+            partial(t.baddbmm, dv[keys], p.transpose(1, 2), grad, out=dv[keys]),
+            partial(t.bmm, grad, v[keys].transpose(1, 2), out=ds),
+            partial(t._softmax_backward_data, ds, p, -1, p.dtype, grad_input=ds),
+            partial(t.baddbmm, dk[keys], ds.transpose(1, 2), q, alpha=scores.scale, out=dk[keys]),
+            partial(t.baddbmm, rows, ds, scores.k[keys], beta=0, alpha=scores.scale, out=rows),
+        ]
+    return in_turn(calls)
+
+
+KERNELS: Mapping[str, Fast] = {
+    "attention": Fast(_attention, _scratch(0, 1), _takes(0)),
+    "attention_gradient": Fast(_gradient, _scratch(1, 2), _takes(1)),
+}

@@ -1,0 +1,208 @@
+"""One step of LSTM and GRU, from the products with the weights on. Gates stand in PyTorch's order.
+
+LSTM: input, forget, candidate, output; GRU: reset, update, candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sublet.errors import SpecError
+from sublet.ir.graph import Node, Value
+from sublet.ops.nn.activation import sigmoid
+from sublet.ops.nn.command import Command, Example, over_only, spec_of
+from sublet.ops.nn.gradients import by_parts, given, operand
+from sublet.ops.nn.shapes import FLOATS, equal, of_type, present, same_type
+from sublet.ops.op import Attrs, Emit, Grads, Specs
+from sublet.tensor import TensorSpec
+
+
+def _lstm_gates(gates: Any) -> tuple[Any, ...]:
+    i, f, g, o = np.split(gates, 4, axis=-1)
+    return sigmoid(i), sigmoid(f), np.tanh(g), sigmoid(o)
+
+
+def _lstm_cell(gates: Any, c: Any) -> tuple[Any, Any]:
+    i, f, g, o = _lstm_gates(gates)
+    after = f * c + i * g
+    return o * np.tanh(after), after
+
+
+def _lstm_cell_gradient(dh: Any, dc: Any, gates: Any, c: Any) -> tuple[Any, Any]:
+    i, f, g, o = _lstm_gates(gates)
+    bent = np.tanh(f * c + i * g)
+    dh, dc = (np.zeros_like(c) if grad is None else grad for grad in (dh, dc))
+    inner = dc + dh * o * (1 - bent**2)
+    parts = inner * g * i * (1 - i), inner * c * f * (1 - f), inner * i * (1 - g**2), dh * bent * o * (1 - o)
+    return np.concatenate(parts, axis=-1), inner * f
+
+
+def _gru_gates(x: Any, h: Any) -> tuple[Any, ...]:
+    """Reset, update, candidate, and what the reset is applied to."""
+    (xr, xz, xn), (hr, hz, hn) = np.split(x, 3, axis=-1), np.split(h, 3, axis=-1)
+    r = sigmoid(xr + hr)
+    return r, sigmoid(xz + hz), np.tanh(xn + r * hn), hn
+
+
+def _gru_cell(x: Any, inner: Any, h: Any) -> Any:
+    _, z, n, _ = _gru_gates(x, inner)
+    return n + z * (h - n)
+
+
+def _gru_cell_gradient(dh: Any, x: Any, inner: Any, h: Any) -> tuple[Any, Any, Any]:
+    r, z, n, hn = _gru_gates(x, inner)
+    dn = dh * (1 - z) * (1 - n**2)
+    dr, dz = dn * hn * r * (1 - r), dh * (h - n) * z * (1 - z)
+    return np.concatenate((dr, dz, dn), axis=-1), np.concatenate((dr, dz, dn * r), axis=-1), dh * z
+
+
+def state(spec: TensorSpec | None, role: str) -> TensorSpec:
+    """The spec of a state, [B, H]."""
+    found = of_type(spec, FLOATS, role)
+    if len(found.shape) != 2:
+        raise SpecError(f"{role} is {found}, it must be [batch, hidden]")
+    return found
+
+
+def widened(spec: TensorSpec, times: int) -> TensorSpec:
+    """A spec with the last axis `times` as long: all gates."""
+    return TensorSpec(spec.dtype, (*spec.shape[:-1], times * spec.shape[-1]))
+
+
+def _lstm_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    c = state(specs[1], "c")
+    equal(present(specs[0], "gates"), widened(c, 4), "the gates, and 4 of the state c [batch, hidden],")
+    return c, c
+
+
+def _lstm_gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    c, _ = _lstm_infer(specs[2:], attrs)
+    for spec, role in ((specs[0], "dh"), (specs[1], "dc")):
+        if spec is not None:
+            equal(spec, c, f"{role} and c")
+    return widened(c, 4), c
+
+
+def _gru_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    h = state(specs[2], "h")
+    for spec, role in ((specs[0], "the gates of x"), (specs[1], "the gates of h")):
+        equal(present(spec, role), widened(h, 3), f"{role}, and 3 of the state h [batch, hidden],")
+    return (h,)
+
+
+def _gru_gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    (h,) = _gru_infer(specs[1:], attrs)
+    same_type(specs, FLOATS)
+    equal(present(specs[0], "dh"), h, "dh and h")
+    return widened(h, 3), widened(h, 3), h
+
+
+def _lstm_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    return list(emit.several("nn.lstm_cell_gradient", *grads, operand(node, 0), operand(node, 1)))
+
+
+def _gru_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    return list(emit.several("nn.gru_cell_gradient", given(grads), *(operand(node, i) for i in range(3))))
+
+
+def _split(emit: Emit, value: Value, count: int) -> tuple[Value, ...]:
+    width = spec_of(value).shape[-1] // count
+    return emit.several("nn.split", value, axis=-1, sizes=(width,) * count)
+
+
+def mul(emit: Emit, *factors: Value) -> Value:
+    """The product of several values."""
+    product, *rest = factors
+    for factor in rest:
+        product = emit("nn.mul", product, factor)
+    return product
+
+
+def _lstm_parts(emit: Emit, node: Node) -> Sequence[Value]:
+    dh, dc = node.inputs[:2]
+    gates, c = operand(node, 2), operand(node, 3)
+    i, f, g, o = _split(emit, gates, 4)
+    i, f, g, o = (emit("nn.tanh" if gate is g else "nn.sigmoid", gate) for gate in (i, f, g, o))
+    bent = emit("nn.tanh", emit("nn.add", mul(emit, f, c), mul(emit, i, g)))
+    zero = emit("nn.mul", c, emit.constant(0, c))
+    inner = zero if dc is None else dc
+    output = zero
+    if dh is not None:
+        inner = emit("nn.add", inner, emit("nn.tanh_gradient", mul(emit, dh, o), bent))
+        output = emit("nn.sigmoid_gradient", mul(emit, dh, bent), o)
+    parts = (
+        emit("nn.sigmoid_gradient", mul(emit, inner, g), i),
+        emit("nn.sigmoid_gradient", mul(emit, inner, c), f),
+        emit("nn.tanh_gradient", mul(emit, inner, i), g),
+        output,
+    )
+    return [emit("nn.concat", *parts, axis=-1), mul(emit, inner, f)]
+
+
+def _gru_parts(emit: Emit, node: Node) -> Sequence[Value]:
+    dh, x, inner, h = (operand(node, i) for i in range(4))
+    (xr, xz, xn), (hr, hz, hn) = _split(emit, x, 3), _split(emit, inner, 3)
+    r, z = (emit("nn.sigmoid", emit("nn.add", a, b)) for a, b in ((xr, hr), (xz, hz)))
+    n = emit("nn.tanh", emit("nn.add", xn, mul(emit, r, hn)))
+    kept = mul(emit, dh, z)
+    dn = emit("nn.tanh_gradient", emit("nn.sub", dh, kept), n)
+    dr = emit("nn.sigmoid_gradient", mul(emit, dn, hn), r)
+    dz = emit("nn.sigmoid_gradient", mul(emit, dh, emit("nn.sub", h, n)), z)
+    return [
+        emit("nn.concat", dr, dz, dn, axis=-1),
+        emit("nn.concat", dr, dz, mul(emit, dn, r), axis=-1),
+        kept,
+    ]
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command(
+        "lstm_cell",
+        _lstm_infer,
+        _lstm_cell,
+        _lstm_rule,
+        inputs=(2, 2),
+        outputs=(2, 2),
+        inplace=over_only((1, 1)),
+        examples=(Example(("f64[3,8]", "f64[3,2]")), Example(("f32[2,12]", "f32[2,3]"))),
+    ),
+    Command(
+        "lstm_cell_gradient",
+        _lstm_gradient_infer,
+        _lstm_cell_gradient,
+        by_parts(_lstm_parts),
+        inputs=(4, 4),
+        outputs=(2, 2),
+        inplace=over_only((0, 2)),
+        examples=(
+            Example(("f64[3,2]", "f64[3,2]", "f64[3,8]", "f64[3,2]")),
+            Example(("f64[3,2]", "_", "f64[3,8]", "f64[3,2]")),
+            Example(("_", "f32[3,2]", "f32[3,8]", "f32[3,2]")),
+        ),
+    ),
+    Command(
+        "gru_cell",
+        _gru_infer,
+        _gru_cell,
+        _gru_rule,
+        inputs=(3, 3),
+        inplace=over_only((0, 2)),
+        examples=(Example(("f64[3,6]", "f64[3,6]", "f64[3,2]")), Example(("f32[2,9]", "f32[2,9]", "f32[2,3]"))),
+    ),
+    Command(
+        "gru_cell_gradient",
+        _gru_gradient_infer,
+        _gru_cell_gradient,
+        by_parts(_gru_parts),
+        inputs=(4, 4),
+        outputs=(3, 3),
+        inplace=over_only((0, 1), (1, 2)),
+        examples=(
+            Example(("f64[3,2]", "f64[3,6]", "f64[3,6]", "f64[3,2]")),
+            Example(("f32[2,3]", "f32[2,9]", "f32[2,9]", "f32[2,3]")),
+        ),
+    ),
+)
