@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.passes.rewriting import reads_inside
 from sublet.tensor import DType, TensorSpec
 
 Tensor = torch.Tensor
@@ -64,6 +65,7 @@ FUNCTIONS: Mapping[str, Compute] = {
     "sub": torch.sub,
     "mul": torch.mul,
     "div": torch.div,
+    "pow": torch.pow,
     "neg": torch.neg,
     "exp": torch.exp,
     "log": torch.log,
@@ -112,13 +114,14 @@ def run(graph: Graph, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for value in graph.weights:
         if value.literal is not None and isinstance(value.spec, TensorSpec):
             places[value] = torch.tensor(value.literal, dtype=TYPES[value.spec.dtype]).reshape(value.spec.shape)
-    _run(graph.nodes, places)
+    _run(graph.nodes, places, kept=frozenset(graph.outputs))
     return {value.name: places[value] for value in graph.outputs}
 
 
-def _run(nodes: tuple[Node, ...], places: dict[Value, Any]) -> None:
-    """Compute nodes, and forget what no later one reads, as Python does."""
-    for node in nodes:
+def _run(nodes: tuple[Node, ...], places: dict[Value, Any], kept: frozenset[Value] | None = None) -> None:
+    """Compute nodes; when it is told what is to be kept, forget the rest once it is read, as Python does."""
+    last = {value: i for i, node in enumerate(nodes) for value in reads_inside(node)} if kept is not None else {}
+    for i, node in enumerate(nodes):
         if isinstance(node, While):
             _loop(node, places)
         elif isinstance(node, CaseOf):
@@ -131,6 +134,9 @@ def _run(nodes: tuple[Node, ...], places: dict[Value, Any]) -> None:
             for value, result in zip(node.outputs, results if isinstance(results, tuple) else (results,), strict=False):
                 if value is not None:
                     places[value] = result
+            operands = results = result = None
+        for value in [value for value in reads_inside(node) if last.get(value) == i and value not in (kept or ())]:
+            places.pop(value, None)
 
 
 def _loop(node: While, places: dict[Value, Any]) -> None:
