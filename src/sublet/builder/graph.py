@@ -60,6 +60,7 @@ class Graph:
         self._contents: dict[str, Constant] = {}
         self._outputs: dict[str, Value] = {}
         self._updates: dict[str, tuple[Value, Value]] = {}
+        self._updatable: set[str] = set()  # the names of inputs and weights
 
     def own(self, tensor: Tensor) -> Value:
         """The value of a tensor of this graph. Raises SpecError when it cannot be read here."""
@@ -78,6 +79,7 @@ class Graph:
         """A tensor that the caller gives at each run. Raises SpecError for a bad shape or type, or a taken name."""
         value = self._declared(name, shape, dtype)
         self._inputs.append(value)
+        self._updatable.add(value.name)
         return self._levels.tensor(value)
 
     def parameter(
@@ -95,6 +97,7 @@ class Graph:
                 raise SpecError(at_line(f"the content of {name!r} has the shape {list(content.shape)}, not {spec}"))
             self._contents[value.name] = Content(np.array(content, NUMPY[spec.dtype], order="C"))
         self._weights.append(value)
+        self._updatable.add(value.name)
         self._trainable.append(value)
         return self._levels.tensor(value)
 
@@ -140,7 +143,7 @@ class Graph:
     def update(self, target: Tensor, source: Tensor) -> None:
         """At the end of each run `target`, a parameter or input, takes the content of `source`, in place if it can."""
         into, value = self._levels.read(target), self._levels.read(source)
-        if into not in (*self._weights, *self._inputs):
+        if into.name not in self._updatable:
             raise SpecError(at_line(f"{target!r} is no parameter and no input: only these are updated"))
         if into.spec != value.spec:
             raise SpecError(at_line(f"{target!r} cannot take the content of {source!r}: they differ"))
@@ -222,6 +225,7 @@ class Graph:
     def _fixed(self, value: Value, content: Array) -> Tensor:
         """A weight that is not trained."""
         self._weights.append(value)
+        self._updatable.add(value.name)
         self._contents[value.name] = Content(content)
         return self._levels.tensor(value, self._levels.open[0])
 
