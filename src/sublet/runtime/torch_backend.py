@@ -15,6 +15,7 @@ from sublet.runtime.aten import (
     conversion,
     convolution,
     elementwise,
+    fused,
     indexing,
     layout,
     linear,
@@ -26,6 +27,7 @@ from sublet.runtime.aten import (
     recurrent,
     reduction,
     resampling,
+    selection,
 )
 from sublet.runtime.aten.kernel import Fast, tensor_over, torch
 from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
@@ -36,6 +38,7 @@ FAMILIES = (
     conversion,
     convolution,
     elementwise,
+    fused,
     indexing,
     layout,
     linear,
@@ -47,6 +50,7 @@ FAMILIES = (
     recurrent,
     reduction,
     resampling,
+    selection,
 )
 KERNELS: Mapping[str, Fast] = {name: fast for family in FAMILIES for name, fast in family.KERNELS.items()}
 """The kernels by the name of their command."""

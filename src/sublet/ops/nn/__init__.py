@@ -14,6 +14,7 @@ from sublet.ops.nn import (
     conversion,
     convolution,
     elementwise,
+    fused,
     indexing,
     layout,
     linear,
@@ -25,6 +26,7 @@ from sublet.ops.nn import (
     recurrent,
     reduction,
     resampling,
+    selection,
 )
 from sublet.ops.nn.command import PREFIX, Command
 from sublet.ops.op import Op
@@ -35,6 +37,7 @@ FAMILIES = (
     conversion,
     convolution,
     elementwise,
+    fused,
     indexing,
     layout,
     linear,
@@ -46,6 +49,7 @@ FAMILIES = (
     recurrent,
     reduction,
     resampling,
+    selection,
 )
 
 

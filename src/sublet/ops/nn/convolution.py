@@ -1,7 +1,281 @@
-"""Convolutions and their gradients, which are convolutions too."""
+"""Convolutions and their gradients, which are convolutions too.
+
+A convolution is linear in x and in w. Its gradients by x and by w are the two other products of the same three
+tensors, and the gradients of each of the three are the other two: the commands are closed under differentiation.
+"""
 
 from __future__ import annotations
 
-from sublet.ops.nn.command import Command
+from collections.abc import Sequence
+from typing import Any
 
-COMMANDS: tuple[Command, ...] = ()
+import numpy as np
+
+from sublet.errors import SpecError
+from sublet.ir.graph import Attr, Node, Value
+from sublet.ops.nn.command import REQUIRED, Command, Example, Required, pick, spec_of
+from sublet.ops.nn.gradients import given, operand
+from sublet.ops.nn.shapes import FLOATS, present, same_type
+from sublet.ops.nn.windows import Extents, Windows, from_first, image, nhwc, shape_of, to_first, windows
+from sublet.ops.op import Attrs, Emit, Grads, Specs
+from sublet.tensor import TensorSpec
+
+SHARED: dict[str, Attr | Required] = {"strides": (), "pads": (), "dilations": (), "groups": 1, "layout": "nchw"}
+
+
+def convolved(x: TensorSpec, w: TensorSpec, attrs: Attrs, roles: tuple[str, str] = ("x", "w")) -> Extents:
+    """The shape of conv(x, w). Raises SpecError when there is none."""
+    samples, channels, spatial = image(x, attrs, roles[0])
+    groups = pick(attrs, "groups")
+    if groups < 1:
+        raise SpecError(f"groups = {groups} must be at least 1")
+    if len(w.shape) != len(x.shape):
+        raise SpecError(f"{roles[0]} is {x} and {roles[1]} is {w}: both must have {len(x.shape)} axes")
+    if w.shape[1] * groups != channels:
+        raise SpecError(
+            f"{roles[0]} is {x} with {channels} channels in {groups} groups, {roles[1]} is {w} for {w.shape[1]} "
+            f"channels a group: {roles[1]} must be [outputs, channels / groups, *kernel]"
+        )
+    if w.shape[0] % groups:
+        raise SpecError(f"{roles[1]} is {w}: its {w.shape[0]} output channels do not divide into {groups} groups")
+    counts = windows(attrs, w.shape[2:]).counts(spatial)
+    return shape_of(samples, w.shape[0], counts, attrs)
+
+
+def _bias(specs: Specs, channels: int) -> None:
+    b = specs[2] if len(specs) > 2 else None
+    if b is not None and b.shape != (channels,):
+        raise SpecError(f"b is {b}, but must have the shape [{channels}], a number for each output channel")
+
+
+def _conv_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    dtype = same_type(specs, FLOATS)
+    x, w = present(specs[0], "x"), present(specs[1], "w")
+    shape = convolved(x, w, attrs)
+    _bias(specs, w.shape[0])
+    return (TensorSpec(dtype, shape),)
+
+
+def _missing(role: str, first: str) -> Any:
+    """Of a gradient: the third tensor of the product, whose shape is an attribute."""
+
+    def infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+        dtype = same_type(specs, FLOATS)
+        dy, other = present(specs[0], "dy"), present(specs[1], first)
+        asked = TensorSpec(dtype, tuple(pick(attrs, "shape")))
+        roles = ("shape", first) if role == "x" else (first, "shape")
+        shape = convolved(asked, other, attrs, roles) if role == "x" else convolved(other, asked, attrs, roles)
+        if shape != dy.shape:
+            raise SpecError(
+                f"dy is {dy}, but the convolution with {first} {other} and shape = {list(asked.shape)} is {list(shape)}"
+            )
+        return (asked,)
+
+    return infer
+
+
+def _grouped(x: Any, groups: int) -> Any:
+    """[N, C, *spatial] as [N, G, C / G, points]."""
+    return x.reshape(x.shape[0], groups, x.shape[1] // groups, -1)
+
+
+def _taps(w: Any, groups: int) -> Any:
+    """Weights as [G, O / G, I / G, *kernel]."""
+    return w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
+
+
+def _with_bias(y: Any, b: Any) -> Any:
+    return y if b is None else y + b.reshape(-1, *(1,) * (y.ndim - 2))
+
+
+def _conv(x: Any, w: Any, b: Any = None, *, groups: int, layout: str, **attrs: Any) -> Any:
+    """A product of matrices for each place of the kernel."""
+    over, x = windows(attrs, w.shape[2:]), to_first(x, layout)
+    counts = over.counts(x.shape[2:])
+    whole, by_place = over.padded(x, counts), _taps(w, groups)
+    y = np.zeros((x.shape[0], groups, w.shape[0] // groups, int(np.prod(counts))), x.dtype)
+    for place, where in over.taps(counts):
+        y += np.matmul(by_place[(..., *place)], _grouped(whole[:, :, *where], groups))
+    return from_first(_with_bias(y.reshape(x.shape[0], w.shape[0], *counts), b), layout)
+
+
+def _spread(dy: Any, w: Any, groups: int, over: Windows, spatial: Sequence[int]) -> Any:
+    """dy [N, O, *counts] times w, added up where windows lie over [N, C, *spatial]."""
+    counts, channels = dy.shape[2:], w.shape[1] * groups
+    whole = np.zeros((dy.shape[0], channels, *over.reach(spatial, counts)), dy.dtype)
+    by_place, rows = np.swapaxes(_taps(w, groups), 1, 2), _grouped(dy, groups)
+    for place, where in over.taps(counts):
+        part = np.matmul(by_place[(..., *place)], rows)
+        whole[:, :, *where] += part.reshape(dy.shape[0], channels, *counts)
+    return whole[over.inside(spatial)]
+
+
+def _conv_input_gradient(dy: Any, w: Any, *, groups: int, layout: str, shape: Extents, **attrs: Any) -> Any:
+    spatial = shape[1:-1] if layout == "nhwc" else shape[2:]
+    return from_first(_spread(to_first(dy, layout), w, groups, windows(attrs, w.shape[2:]), spatial), layout)
+
+
+def _conv_weight_gradient(dy: Any, x: Any, *, groups: int, layout: str, shape: Extents, **attrs: Any) -> Any:
+    over, x, dy = windows(attrs, shape[2:]), to_first(x, layout), to_first(dy, layout)
+    counts = dy.shape[2:]
+    whole, rows = over.padded(x, counts), _grouped(dy, groups)
+    dw: Any = np.zeros(shape, x.dtype)
+    for place, where in over.taps(counts):
+        products = np.matmul(rows, np.swapaxes(_grouped(whole[:, :, *where], groups), -1, -2))
+        dw[(..., *place)] = products.sum(0).reshape(shape[:2])
+    return dw
+
+
+def _same(node: Node) -> dict[str, Attr]:
+    """The attributes that a convolution and its gradients have in common."""
+    return {key: node.attrs[key] for key in SHARED}
+
+
+def _bias_gradient(emit: Emit, node: Node, dy: Value) -> list[Value | None]:
+    """Of the third input, where there is one."""
+    if len(node.inputs) < 3:
+        return []
+    rank = len(spec_of(dy).shape)
+    kept = rank - 1 if nhwc(node.attrs) else 1
+    axes = tuple(axis for axis in range(rank) if axis != kept)
+    return [None if node.inputs[2] is None else emit("nn.sum", dy, axes=axes)]
+
+
+def _conv_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    dy, x, w, attrs = given(grads), operand(node, 0), operand(node, 1), _same(node)
+    return [
+        emit("nn.conv_input_gradient", dy, w, shape=spec_of(x).shape, **attrs),
+        emit("nn.conv_weight_gradient", dy, x, shape=spec_of(w).shape, **attrs),
+        *_bias_gradient(emit, node, dy),
+    ]
+
+
+def _input_gradient_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    """The gradient g of dx stands where x stood."""
+    g, dy, w, attrs = given(grads), operand(node, 0), operand(node, 1), _same(node)
+    return [
+        emit("nn.conv", g, w, **attrs),
+        emit("nn.conv_weight_gradient", dy, g, shape=spec_of(w).shape, **attrs),
+        *_bias_gradient(emit, node, g),
+    ]
+
+
+def _weight_gradient_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    """The gradient g of dw stands where w stood."""
+    g, dy, x, attrs = given(grads), operand(node, 0), operand(node, 1), _same(node)
+    return [
+        emit("nn.conv", x, g, **attrs),
+        emit("nn.conv_input_gradient", dy, g, shape=spec_of(x).shape, **attrs),
+    ]
+
+
+def _uncovered(over: Windows, counts: Sequence[int], extra: Sequence[int]) -> Extents:
+    """What so many windows lie over, without padding, and `extra` more."""
+    sides = zip(counts, over.strides, over.spans, over.begins, over.ends, extra, strict=True)
+    return tuple((n - 1) * s + span - begin - end + e for n, s, span, begin, end, e in sides)
+
+
+def _transposed(x: TensorSpec, w: TensorSpec, attrs: Attrs) -> Extents:
+    """The shape of which x is the convolution with w."""
+    samples, channels, counts = image(x, attrs, "x")
+    if len(w.shape) != len(x.shape) or w.shape[0] != channels or channels % max(1, pick(attrs, "groups")):
+        raise SpecError(
+            f"x is {x} with {channels} channels in {pick(attrs, 'groups')} groups, w is {w}: w must be "
+            "[channels, outputs / groups, *kernel]"
+        )
+    over = windows(attrs, w.shape[2:])
+    extra = tuple(pick(attrs, "output_pads")) or (0,) * len(counts)
+    if len(extra) != len(counts) or any(not 0 <= e < s for e, s in zip(extra, over.strides, strict=False)):
+        raise SpecError(
+            f"output_pads = {list(extra)} must be {len(counts)} integers, each at least 0 and less than the stride"
+        )
+    spatial = _uncovered(over, counts, extra)
+    if any(extent < 1 for extent in spatial):
+        raise SpecError(f"x is {x} and w is {w}: with pads {[*over.begins, *over.ends]} nothing is left of the output")
+    return shape_of(samples, w.shape[1] * pick(attrs, "groups"), spatial, attrs)
+
+
+def _conv_transpose_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    dtype = same_type(specs, FLOATS)
+    x, w = present(specs[0], "x"), present(specs[1], "w")
+    y = TensorSpec(dtype, _transposed(x, w, attrs))
+    if convolved(y, w, attrs, ("the output", "w")) != x.shape:
+        raise SpecError(f"x is {x} and w is {w}: the output {y} is too small to be convolved back")
+    _bias(specs, image(y, attrs, "the output")[1])
+    return (y,)
+
+
+def _conv_transpose(x: Any, w: Any, b: Any = None, **attrs: Any) -> Any:
+    groups, layout = attrs["groups"], attrs["layout"]
+    over, rows = windows(attrs, w.shape[2:]), to_first(x, layout)
+    extra = attrs["output_pads"] or (0,) * len(over.kernel)
+    y = _spread(rows, w, groups, over, _uncovered(over, rows.shape[2:], extra))
+    return from_first(_with_bias(y, b), layout)
+
+
+_STRIDED: dict[str, Attr] = {"strides": (2, 1), "pads": (1, 0, 0, 2), "dilations": (1, 2)}
+_CHANNELS_LAST: dict[str, Attr] = {"strides": (2, 2), "pads": (1, 1, 1, 1), "layout": "nhwc"}
+
+COMMANDS: tuple[Command, ...] = (
+    Command(
+        "conv",
+        _conv_infer,
+        _conv,
+        _conv_rule,
+        dict(SHARED),
+        inputs=(2, 3),
+        examples=(
+            Example(("f64[2,2,5,6]", "f64[3,2,3,2]", "f64[3]"), _STRIDED),
+            Example(("f64[2,5,4,4]", "f64[6,2,3,3]"), {**_CHANNELS_LAST, "groups": 2}),
+            Example(("f64[2,3,4]", "f64[2,3,1]", "f64[2]")),
+            Example(("f64[2,3,3,2]", "f64[4,2,1,1]", "f64[4]"), {"layout": "nhwc"}),
+            Example(("f32[1,2,3,4,4]", "f32[2,2,2,2,2]", "_"), {"pads": (1, 0, 0, 1, 0, 0)}),
+            Example(("f32[2,4,4,3]", "f32[5,3,1,1]", "f32[5]"), {"layout": "nhwc"}),
+            Example(("f32[3,4,6,6]", "f32[4,1,3,3]"), {"groups": 4, "pads": (1, 1, 1, 1)}),
+        ),
+    ),
+    Command(
+        "conv_input_gradient",
+        _missing("x", "w"),
+        _conv_input_gradient,
+        _input_gradient_rule,
+        {**SHARED, "shape": REQUIRED},
+        inputs=(2, 2),
+        examples=(
+            Example(("f64[2,3,2,6]", "f64[3,2,3,2]"), {**_STRIDED, "shape": (2, 2, 5, 6)}),
+            Example(("f64[2,3,2,6]", "f64[6,2,3,3]"), {**_CHANNELS_LAST, "groups": 2, "shape": (2, 5, 4, 4)}),
+            Example(("f32[2,4,9]", "f32[4,3,1]"), {"shape": (2, 3, 9)}),
+            Example(("f32[2,3,3,4]", "f32[4,5,1,1]"), {"layout": "nhwc", "shape": (2, 3, 3, 5)}),
+        ),
+    ),
+    Command(
+        "conv_weight_gradient",
+        _missing("w", "x"),
+        _conv_weight_gradient,
+        _weight_gradient_rule,
+        {**SHARED, "shape": REQUIRED},
+        inputs=(2, 2),
+        examples=(
+            Example(("f64[2,3,2,6]", "f64[2,2,5,6]"), {**_STRIDED, "shape": (3, 2, 3, 2)}),
+            Example(("f64[2,3,2,6]", "f64[2,5,4,4]"), {**_CHANNELS_LAST, "groups": 2, "shape": (6, 2, 3, 3)}),
+            Example(("f32[2,4,9]", "f32[2,3,9]"), {"shape": (4, 3, 1)}),
+            Example(("f32[2,3,3,4]", "f32[2,3,3,5]"), {"layout": "nhwc", "shape": (4, 5, 1, 1)}),
+        ),
+    ),
+    Command(
+        "conv_transpose",
+        _conv_transpose_infer,
+        _conv_transpose,
+        _input_gradient_rule,
+        {**SHARED, "output_pads": ()},
+        inputs=(2, 3),
+        examples=(
+            Example(
+                ("f64[2,4,3,2]", "f64[4,2,3,2]", "f64[4]"),
+                {"strides": (2, 3), "pads": (1, 0, 0, 1), "output_pads": (1, 2), "groups": 2},
+            ),
+            Example(("f64[2,3,3,2]", "f64[2,3,2,2]"), {"dilations": (1, 2), "layout": "nhwc"}),
+            Example(("f32[2,3,4]", "f32[3,2,1]", "f32[2]")),
+        ),
+    ),
+)

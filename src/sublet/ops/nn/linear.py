@@ -2,6 +2,202 @@
 
 from __future__ import annotations
 
-from sublet.ops.nn.command import Command
+from collections.abc import Sequence
+from math import prod
+from typing import Any
 
-COMMANDS: tuple[Command, ...] = ()
+import numpy as np
+
+from sublet.errors import SpecError
+from sublet.ir.graph import Node, Value
+from sublet.ops.nn.command import Command, Example, over_only, pick, spec_of
+from sublet.ops.nn.gradients import given, operand, to_shape
+from sublet.ops.nn.shapes import FLOATS, broadcast, present, same_type
+from sublet.ops.op import Attrs, Emit, Grads, Specs
+from sublet.tensor import TensorSpec
+
+NAMES = ("a", "b")
+
+
+def _factor(spec: TensorSpec, transposed: int, name: str) -> tuple[int, int]:
+    """Rows and columns of a factor, the way it is multiplied."""
+    if len(spec.shape) < 2:
+        raise SpecError(f"{name} is {spec}: a factor must have at least two axes; see nn.reshape")
+    rows, columns = spec.shape[-2:]
+    return (columns, rows) if transposed else (rows, columns)
+
+
+def _product(a: TensorSpec, b: TensorSpec, attrs: Attrs) -> tuple[int, int]:
+    """Rows and columns of the product of the last two axes."""
+    (rows, inner), (other, columns) = (
+        _factor(spec, pick(attrs, f"transpose_{name}"), name) for spec, name in zip((a, b), NAMES, strict=True)
+    )
+    if inner != other:
+        flags = [f" (transpose_{name}=1)" if pick(attrs, f"transpose_{name}") else "" for name in NAMES]
+        raise SpecError(
+            f"a is {a}{flags[0]} and b is {b}{flags[1]}: a has {inner} columns and b {other} rows, they must be equal"
+        )
+    return rows, columns
+
+
+def _matmul_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    dtype = same_type(specs, FLOATS)
+    a, b = (present(spec, name) for spec, name in zip(specs, NAMES, strict=True))
+    ends = _product(a, b, attrs)
+    try:
+        batch = broadcast([TensorSpec(dtype, spec.shape[:-2]) for spec in (a, b)])
+    except SpecError:
+        raise SpecError(f"a is {a} and b is {b}: their axes before the last two cannot be broadcast together") from None
+    return (TensorSpec(dtype, (*batch, *ends)),)
+
+
+def _matrix(x: Any, transposed: int) -> Any:
+    return np.swapaxes(x, -1, -2) if transposed else x
+
+
+def _matmul(a: Any, b: Any, transpose_a: int, transpose_b: int) -> Any:
+    return np.matmul(_matrix(a, transpose_a), _matrix(b, transpose_b))
+
+
+def rows(emit: Emit, x: Value) -> Value:
+    """All axes but the last one as one: a matrix over the same bytes."""
+    shape = spec_of(x).shape
+    return x if len(shape) == 2 else emit("nn.reshape", x, shape=(prod(shape[:-1]), shape[-1]))
+
+
+def _matmul_gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    """dA = dY B^T and dB = A^T dY, transposed where the factor was.
+
+    A matrix that is multiplied by a whole batch has its gradient as one product over all rows of the batch.
+    """
+    dy, a, b = given(grads), operand(node, 0), operand(node, 1)
+    da = _by_a(emit, node, dy, b)
+    if len(spec_of(b).shape) == 2 and not node.attrs["transpose_a"]:
+        a, dy = rows(emit, a), rows(emit, dy)
+    db = _by_b(emit, node, dy, a)
+    return [to_shape(emit, da, operand(node, 0)), to_shape(emit, db, operand(node, 1))]
+
+
+def _by_a(emit: Emit, node: Node, dy: Value, b: Value, **more: float) -> Value:
+    ta, tb = pick(node.attrs, "transpose_a"), pick(node.attrs, "transpose_b")
+    if ta:
+        return emit(node.op, b, dy, transpose_a=tb, transpose_b=1, **more)
+    return emit(node.op, dy, b, transpose_b=1 - tb, **more)
+
+
+def _by_b(emit: Emit, node: Node, dy: Value, a: Value, **more: float) -> Value:
+    ta, tb = pick(node.attrs, "transpose_a"), pick(node.attrs, "transpose_b")
+    if tb:
+        return emit(node.op, dy, a, transpose_a=1, transpose_b=ta, **more)
+    return emit(node.op, a, dy, transpose_a=1 - ta, **more)
+
+
+def _gemm_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    dtype = same_type(specs, FLOATS)
+    a, b = (present(spec, name) for spec, name in zip(specs, NAMES, strict=False))
+    for spec, name in ((a, "a"), (b, "b")):
+        if len(spec.shape) != 2:
+            raise SpecError(f"{name} is {spec}: gemm multiplies matrices, which have two axes; see nn.matmul")
+    y = TensorSpec(dtype, _product(a, b, attrs))
+    c = specs[2] if len(specs) > 2 else None
+    if c is not None and (len(c.shape) > 2 or broadcast([y, c]) != y.shape):
+        raise SpecError(f"c is {c}, which cannot be broadcast to the product, {y}")
+    return (y,)
+
+
+def _gemm(a: Any, b: Any, c: Any = None, *, alpha: float, beta: float, transpose_a: int, transpose_b: int) -> Any:
+    product = a.dtype.type(alpha) * _matmul(a, b, transpose_a, transpose_b)
+    return product if c is None else product + a.dtype.type(beta) * c
+
+
+def _gemm_gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    dy, a, b = given(grads), operand(node, 0), operand(node, 1)
+    alpha = pick(node.attrs, "alpha")
+    da, db = _by_a(emit, node, dy, b, alpha=alpha), _by_b(emit, node, dy, a, alpha=alpha)
+    if len(node.inputs) < 3 or node.inputs[2] is None:
+        return [da, db, None][: len(node.inputs)]
+    dc, beta = to_shape(emit, dy, operand(node, 2)), pick(node.attrs, "beta")
+    return [da, db, dc if beta == 1 else emit("nn.mul", dc, emit.constant(beta, dc))]
+
+
+def _linear_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    dtype = same_type(specs, FLOATS)
+    x, w = present(specs[0], "x"), present(specs[1], "w")
+    if len(w.shape) != 2:
+        raise SpecError(f"w is {w}: it must have two axes, [outputs, inputs]")
+    if not x.shape or x.shape[-1] != w.shape[1]:
+        raise SpecError(f"x is {x} and w is {w}: the last axis of x must be {w.shape[1]}, as w is [outputs, inputs]")
+    b = specs[2] if len(specs) > 2 else None
+    if b is not None and b.shape != w.shape[:1]:
+        raise SpecError(f"b is {b}, but w is {w}: b must have the shape [{w.shape[0]}]")
+    return (TensorSpec(dtype, (*x.shape[:-1], w.shape[0])),)
+
+
+def _linear(x: Any, w: Any, b: Any = None) -> Any:
+    y = np.matmul(x, w.T)
+    return y if b is None else y + b
+
+
+def _linear_gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    """Each is one product of matrices, whatever axes x has."""
+    x, w = operand(node, 0), operand(node, 1)
+    dy, shape = rows(emit, given(grads)), spec_of(x).shape
+    dx = emit("nn.matmul", dy, w)
+    found = [
+        dx if spec_of(dx).shape == shape else emit("nn.reshape", dx, shape=shape),
+        emit("nn.matmul", dy, rows(emit, x), transpose_a=1),
+    ]
+    if len(node.inputs) < 3:
+        return found
+    b = node.inputs[2]
+    return [*found, None if b is None else to_shape(emit, dy, b)]
+
+
+_FLAGS = {"transpose_a": 0, "transpose_b": 0}
+
+COMMANDS: tuple[Command, ...] = (
+    Command(
+        "matmul",
+        _matmul_infer,
+        _matmul,
+        _matmul_gradient,
+        {**_FLAGS},
+        inputs=(2, 2),
+        examples=(
+            Example(("f64[3,4]", "f64[4,2]")),
+            Example(("f64[2,1,4,3]", "f64[3,4,2]"), {"transpose_a": 1}),
+            Example(("f64[2,3,4]", "f64[2,4]"), {"transpose_b": 1}),
+            Example(("f64[4,3]", "f64[2,2,4]"), {"transpose_a": 1, "transpose_b": 1}),
+            Example(("f32[2,3,5,4]", "f32[2,3,4,5]")),
+            Example(("f32[2,2,3,4]", "f32[2,4,5]")),
+        ),
+    ),
+    Command(
+        "gemm",
+        _gemm_infer,
+        _gemm,
+        _gemm_gradient,
+        {"alpha": 1.0, "beta": 1.0, **_FLAGS},
+        inputs=(2, 3),
+        inplace=over_only((0, 2)),
+        examples=(
+            Example(("f64[3,4]", "f64[4,2]", "f64[2]"), {"alpha": 0.5, "beta": 2.0}),
+            Example(("f64[4,3]", "f64[2,4]", "f64[3,2]"), {"transpose_a": 1, "transpose_b": 1}),
+            Example(("f64[3,4]", "f64[2,4]"), {"alpha": -1.5, "transpose_b": 1}),
+            Example(("f32[4,3]", "f32[4,2]", "f32[3,1]"), {"transpose_a": 1}),
+        ),
+    ),
+    Command(
+        "linear",
+        _linear_infer,
+        _linear,
+        _linear_gradient,
+        inputs=(2, 3),
+        examples=(
+            Example(("f64[2,3,4]", "f64[5,4]", "f64[5]")),
+            Example(("f64[3,4]", "f64[5,4]")),
+            Example(("f64[4]", "f64[5,4]", "_")),
+            Example(("f32[3,4]", "f32[2,4]", "f32[2]")),
+        ),
+    ),
+)

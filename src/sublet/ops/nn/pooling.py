@@ -1,7 +1,236 @@
-"""Max and average pooling."""
+"""Max and average pooling.
+
+The gradient of max pooling is linear in dy once x says where the maxima are; what undoes it is picking the elements at
+the maxima. Both find the maxima again, from x: nothing but x is kept for them.
+"""
 
 from __future__ import annotations
 
-from sublet.ops.nn.command import Command
+from collections.abc import Sequence
+from typing import Any
 
-COMMANDS: tuple[Command, ...] = ()
+import numpy as np
+
+from sublet.errors import SpecError
+from sublet.ir.graph import Attr, Node, Value
+from sublet.ops.nn.command import REQUIRED, Command, Example, Required, pick, spec_of
+from sublet.ops.nn.gradients import given, operand
+from sublet.ops.nn.shapes import FLOATS, equal, of_type, same_type
+from sublet.ops.nn.windows import Extents, Windows, from_first, image, shape_of, to_first, windows
+from sublet.ops.op import Attrs, Emit, Grads, Specs
+from sublet.tensor import TensorSpec
+
+MAX: dict[str, Attr | Required] = {
+    "kernel": REQUIRED,
+    "strides": (),
+    "pads": (),
+    "dilations": (),
+    "ceil": 0,
+    "layout": "nchw",
+}
+AVERAGE: dict[str, Attr | Required] = {
+    "kernel": REQUIRED,
+    "strides": (),
+    "pads": (),
+    "count_include_pad": 0,
+    "ceil": 0,
+    "layout": "nchw",
+}
+
+
+def pool_windows(attrs: Attrs) -> Windows:
+    """The windows of a pooling: without strides they lie side by side. Raises SpecError."""
+    kernel = pick(attrs, "kernel")
+    if not isinstance(kernel, tuple):
+        raise SpecError(f"kernel = {kernel!r} must be a list of integers, one for each spatial axis")
+    return windows({**attrs, "strides": tuple(pick(attrs, "strides")) or kernel}, kernel)
+
+
+def _pooled(x: TensorSpec, attrs: Attrs, role: str = "x") -> TensorSpec:
+    samples, channels, spatial = image(x, attrs, role)
+    over = pool_windows(attrs)
+    if len(pick(attrs, "kernel")) != len(spatial):
+        raise SpecError(f"kernel = {list(pick(attrs, 'kernel'))}, but {role} is {x} with {len(spatial)} spatial axes")
+    if any(max(sides) >= span for *sides, span in zip(over.begins, over.ends, over.spans, strict=True)):
+        raise SpecError(f"pads = {[*over.begins, *over.ends]} must be less than the window, {list(over.spans)}")
+    return TensorSpec(x.dtype, shape_of(samples, channels, over.counts(spatial), attrs))
+
+
+def _pool_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    return (_pooled(of_type(specs[0], FLOATS, "x"), attrs),)
+
+
+def _max_gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    same_type(specs, FLOATS)
+    dy, x = (of_type(spec, FLOATS, role) for spec, role in zip(specs, ("dy", "x"), strict=True))
+    equal(dy, _pooled(x, attrs), "dy and the pooled x")
+    return (x,)
+
+
+def _gather_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    ddx, x = (of_type(spec, FLOATS, role) for spec, role in zip(specs, ("ddx", "x"), strict=True))
+    equal(ddx, x, "ddx and x")
+    return (_pooled(x, attrs),)
+
+
+def _average_gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    dy = of_type(specs[0], FLOATS, "dy")
+    x = TensorSpec(dy.dtype, tuple(pick(attrs, "shape")))
+    equal(dy, _pooled(x, attrs, "shape"), "dy and the pooled shape")
+    return (x,)
+
+
+def _by_place(x: Any, over: Windows, outside: float) -> Any:
+    """[N, C, *spatial] as [N, C, *counts, places]: the elements of each window; `outside` in the padding."""
+    counts = over.counts(x.shape[2:])
+    whole = over.padded(x, counts, outside)
+    return np.stack([whole[:, :, *where] for _, where in over.taps(counts)], -1)
+
+
+def _max_pool(x: Any, layout: str, **attrs: Any) -> Any:
+    return from_first(_by_place(to_first(x, layout), pool_windows(attrs), -np.inf).max(-1), layout)
+
+
+def _maxima(x: Any, over: Windows) -> Any:
+    """Which place of each window the first maximum is at."""
+    return _by_place(x, over, -np.inf).argmax(-1)
+
+
+def _max_pool_gradient(dy: Any, x: Any, layout: str, **attrs: Any) -> Any:
+    over, dy, x = pool_windows(attrs), to_first(dy, layout), to_first(x, layout)
+    maxima, counts = _maxima(x, over), dy.shape[2:]
+    whole = np.zeros((*x.shape[:2], *over.reach(x.shape[2:], counts)), dy.dtype)
+    for i, (_, where) in enumerate(over.taps(counts)):
+        whole[:, :, *where] += np.where(maxima == i, dy, 0)
+    return from_first(whole[over.inside(x.shape[2:])], layout)
+
+
+def _max_pool_gather(ddx: Any, x: Any, layout: str, **attrs: Any) -> Any:
+    over = pool_windows(attrs)
+    maxima = _maxima(to_first(x, layout), over)
+    elements = _by_place(to_first(ddx, layout), over, 0)
+    return from_first(np.take_along_axis(elements, maxima[..., None], -1)[..., 0], layout)
+
+
+def _divisors(spatial: Sequence[int], over: Windows, count_include_pad: int, dtype: Any) -> Any:
+    """How many elements each window averages; the ones beyond all padding never count."""
+    counts = over.counts(spatial)
+    counted = np.zeros((1, 1, *over.reach(spatial, counts)), dtype)
+    if count_include_pad:
+        counted[:, :, *(slice(b + x + e) for b, x, e in zip(over.begins, spatial, over.ends, strict=True))] = 1
+    else:
+        counted[over.inside(spatial)] = 1
+    return np.maximum(sum(counted[:, :, *where] for _, where in over.taps(counts)), 1)
+
+
+def _avg_pool(x: Any, layout: str, count_include_pad: int, **attrs: Any) -> Any:
+    over, x = pool_windows(attrs), to_first(x, layout)
+    total = _by_place(x, over, 0).sum(-1)
+    return from_first(total / _divisors(x.shape[2:], over, count_include_pad, x.dtype), layout)
+
+
+def _avg_pool_gradient(dy: Any, layout: str, count_include_pad: int, shape: Extents, **attrs: Any) -> Any:
+    over, dy = pool_windows(attrs), to_first(dy, layout)
+    spatial, counts = shape[1:-1] if layout == "nhwc" else shape[2:], dy.shape[2:]
+    each = dy / _divisors(spatial, over, count_include_pad, dy.dtype)
+    whole = np.zeros((*dy.shape[:2], *over.reach(spatial, counts)), dy.dtype)
+    for _, where in over.taps(counts):
+        whole[:, :, *where] += each
+    return from_first(whole[over.inside(spatial)], layout)
+
+
+def _max_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    return [emit("nn.max_pool_gradient", given(grads), operand(node, 0), **node.attrs)]
+
+
+def _max_gradient_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    """Where the maxima are does not change with x, almost everywhere."""
+    return [emit("nn.max_pool_gather", given(grads), operand(node, 1), **node.attrs), None]
+
+
+def _gather_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    return [emit("nn.max_pool_gradient", given(grads), operand(node, 1), **node.attrs), None]
+
+
+def _average_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    shape = spec_of(operand(node, 0)).shape
+    return [emit("nn.avg_pool_gradient", given(grads), shape=shape, **node.attrs)]
+
+
+def _average_gradient_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    attrs = {key: value for key, value in node.attrs.items() if key != "shape"}
+    return [emit("nn.avg_pool", given(grads), **attrs)]
+
+
+_OVERLAPPING: dict[str, Attr] = {"kernel": (3, 2), "strides": (2, 1), "pads": (1, 0, 1, 1)}
+_CEIL: dict[str, Attr] = {"kernel": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1), "ceil": 1, "layout": "nhwc"}
+_LINE: dict[str, Attr] = {"kernel": (2,)}
+_CUBE: dict[str, Attr] = {"kernel": (2, 2, 2), "strides": (1, 2, 1)}
+
+COMMANDS: tuple[Command, ...] = (
+    Command(
+        "max_pool",
+        _pool_infer,
+        _max_pool,
+        _max_rule,
+        MAX,
+        examples=(
+            Example(("f64[2,2,5,4]",), _OVERLAPPING),
+            Example(("f64[2,6,5,3]",), _CEIL),
+            Example(("f64[1,2,6]",), {"kernel": (2,), "strides": (1,), "dilations": (2,), "pads": (1, 1)}),
+            Example(("f32[2,2,3,4,3]",), _CUBE),
+        ),
+    ),
+    Command(
+        "max_pool_gradient",
+        _max_gradient_infer,
+        _max_pool_gradient,
+        _max_gradient_rule,
+        MAX,
+        inputs=(2, 2),
+        examples=(
+            Example(("f64[2,4,3,3]", "f64[2,6,5,3]"), _CEIL),
+            Example(("f64[1,2,3]", "f64[1,2,6]"), _LINE),
+            Example(("f32[2,2,2,2,2]", "f32[2,2,3,4,3]"), _CUBE),
+        ),
+    ),
+    Command(
+        "max_pool_gather",
+        _gather_infer,
+        _max_pool_gather,
+        _gather_rule,
+        MAX,
+        inputs=(2, 2),
+        examples=(
+            Example(("f64[2,6,5,3]", "f64[2,6,5,3]"), _CEIL),
+            Example(("f64[1,2,6]", "f64[1,2,6]"), _LINE),
+            Example(("f32[2,2,3,4,3]", "f32[2,2,3,4,3]"), _CUBE),
+        ),
+    ),
+    Command(
+        "avg_pool",
+        _pool_infer,
+        _avg_pool,
+        _average_rule,
+        AVERAGE,
+        examples=(
+            Example(("f64[2,2,5,4]",), {**_OVERLAPPING, "count_include_pad": 1}),
+            Example(("f64[2,6,5,3]",), _CEIL),
+            Example(("f64[2,6,5,3]",), {**_CEIL, "count_include_pad": 1}),
+            Example(("f32[1,2,6]",), _LINE),
+            Example(("f32[2,2,3,4,3]",), _CUBE),
+        ),
+    ),
+    Command(
+        "avg_pool_gradient",
+        _average_gradient_infer,
+        _avg_pool_gradient,
+        _average_gradient_rule,
+        {**AVERAGE, "shape": REQUIRED},
+        examples=(
+            Example(("f64[2,4,3,3]",), {**_CEIL, "shape": (2, 6, 5, 3)}),
+            Example(("f64[1,2,3]",), {**_LINE, "shape": (1, 2, 6)}),
+            Example(("f32[2,2,2,2,2]",), {**_CUBE, "shape": (2, 2, 3, 4, 3)}),
+        ),
+    ),
+)

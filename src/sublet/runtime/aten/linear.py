@@ -1,9 +1,79 @@
-"""Matrix products."""
+"""Matrix products: each a single call of the library's on views, wherever batches allow it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import pairwise, product
 
-from sublet.runtime.aten.kernel import Fast
+from sublet.ir.graph import Node
+from sublet.runtime.aten.kernel import Fast, Operands, Tensor, in_turn, torch
+from sublet.runtime.kernel import Call
 
-KERNELS: Mapping[str, Fast] = {}
+
+def _matmul(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    """`mm` where b is one matrix and the rows of a follow each other, or a is one too, `bmm` otherwise."""
+    a, b = (x.transpose(-1, -2) if node.attrs[f"transpose_{name}"] else x for x, name in zip(inputs, "ab", strict=True))
+    out = outputs[0]
+    if a.ndim == b.ndim == 2:
+        return partial(torch().mm, a, b, out=out)
+    if b.ndim == 2 and a.is_contiguous():
+        return partial(torch().mm, one_matrix(a), b, out=one_matrix(out))
+    batch = tuple(out.shape[:-2])
+    a, b = (x.expand(*batch, *x.shape[-2:]) for x in (a, b))
+    return in_turn([partial(torch().bmm, x, y, out=z) for x, y, z in _batches(a, b, out)])
+
+
+def one_matrix(x: Tensor) -> Tensor:
+    """All axes but the last one as one."""
+    return x.view(x.shape[:-1].numel(), x.shape[-1])
+
+
+def _batches(a: Tensor, b: Tensor, out: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The factors and the product with a single batch axis, which is a view of theirs: few such, and mostly one."""
+    if out.ndim == 2:
+        yield tuple(x.unsqueeze(0) for x in (a, b, out))
+        return
+    leading = out.ndim - 2
+    joined = next(first for first in range(leading) if all(_joins(x, first, leading) for x in (a, b)))
+    for index in product(*(range(extent) for extent in out.shape[:joined])):
+        yield tuple(_one_batch(x[index]) for x in (a, b, out))
+
+
+def _joins(x: Tensor, first: int, end: int) -> bool:
+    """Whether the axes from `first` up to `end` can be seen as one."""
+    steps = [(x.shape[axis], x.stride(axis)) for axis in range(first, end) if x.shape[axis] != 1]
+    return all(step == inner * extent for (_, step), (extent, inner) in pairwise(steps))
+
+
+def _one_batch(x: Tensor) -> Tensor:
+    """The same tensor with all axes before the last two as one."""
+    axes = [axis for axis in range(x.ndim - 2) if x.shape[axis] != 1]
+    count = x.shape[:-2].numel()
+    return x.as_strided((count, *x.shape[-2:]), (x.stride(axes[-1]) if axes else 0, *x.stride()[-2:]))
+
+
+def _gemm(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    a, b = (x.t() if node.attrs[f"transpose_{name}"] else x for x, name in zip(inputs[:2], "ab", strict=True))
+    out, alpha = outputs[0], node.attrs["alpha"]
+    c = inputs[2] if len(inputs) > 2 else None
+    if c is None:
+        return partial(torch().addmm, out, a, b, beta=0, alpha=alpha, out=out)
+    return partial(torch().addmm, c.expand(out.shape), a, b, beta=node.attrs["beta"], alpha=alpha, out=out)
+
+
+def _linear(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    x, w, out = one_matrix(inputs[0]), inputs[1].t(), one_matrix(outputs[0])
+    return matrix_product(x, w, inputs[2] if len(inputs) > 2 else None, out)
+
+
+def matrix_product(x: Tensor, w: Tensor, b: Tensor, out: Tensor) -> Call:
+    """out = x w + b for matrices and a row b, or None."""
+    return partial(torch().mm, x, w, out=out) if b is None else partial(torch().addmm, b, x, w, out=out)
+
+
+KERNELS: Mapping[str, Fast] = {
+    "matmul": Fast(_matmul),
+    "gemm": Fast(_gemm),
+    "linear": Fast(_linear),
+}

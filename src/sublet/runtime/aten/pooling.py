@@ -1,9 +1,152 @@
-"""Max and average pooling."""
+"""Max and average pooling. Where the maxima are is found a few samples at a time, in scratch memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
-from sublet.runtime.aten.kernel import Fast
+from sublet.ir.graph import Node, Value
+from sublet.ops.nn.command import pick, spec_of
+from sublet.ops.nn.gradients import operand, result
+from sublet.ops.nn.pooling import pool_windows
+from sublet.ops.nn.windows import nhwc
+from sublet.runtime.aten.kernel import Fast, Operands, Tensor, bytes_as, in_turn, torch
+from sublet.runtime.kernel import Call
+from sublet.tensor import DType
 
-KERNELS: Mapping[str, Fast] = {}
+SLICE_BYTES = 4 << 20
+"""Of the input, at least, in a slice of the batch."""
+
+INDEX = 8
+"""Bytes of the index of a maximum."""
+
+
+def _takes(node: Node) -> bool:
+    """ATen pads both sides alike, by half a window at most."""
+    over = pool_windows(node.attrs)
+    return over.symmetric and all(2 * pad <= k for pad, k in zip(over.begins, over.kernel, strict=True))
+
+
+def _takes_average(node: Node) -> bool:
+    """`avg_pool3d` takes no notice of how a given output is laid out, and no 16-bit floats."""
+    cubes, dtype = len(pick(node.attrs, "kernel")) == 3, spec_of(result(node)).dtype
+    return _takes(node) and not (cubes and (nhwc(node.attrs) or dtype not in (DType.F32, DType.F64)))
+
+
+def _first(node: Node, x: Tensor) -> Tensor:
+    """The tensor seen as [N, C, *spatial] with at least two spatial axes, as ATen's functions with `out` take it."""
+    seen = x.movedim(-1, 1) if nhwc(node.attrs) else x
+    return seen.unsqueeze(2) if seen.ndim == 3 else seen
+
+
+class _Pool:
+    """The attributes as ATen takes them."""
+
+    def __init__(self, node: Node) -> None:
+        over = pool_windows(node.attrs)
+        flat = len(over.kernel) == 1
+        self.kernel, self.strides, self.dilations = (
+            [1, *numbers] if flat else [*numbers] for numbers in (over.kernel, over.strides, over.dilations)
+        )
+        self.pads = [0, *over.begins] if flat else [*over.begins]
+        self.ceil = bool(over.ceil)
+        self.axes = len(self.kernel)
+
+    @property
+    def of_max(self) -> tuple[Any, ...]:
+        return self.kernel, self.strides, self.pads, self.dilations, self.ceil
+
+    def of_average(self, node: Node) -> tuple[Any, ...]:
+        return self.kernel, self.strides, self.pads, self.ceil, bool(node.attrs["count_include_pad"]), None
+
+
+def _step(x: Value) -> int:
+    """Samples in a slice."""
+    spec = spec_of(x)
+    return min(spec.shape[0], -(-SLICE_BYTES * spec.shape[0] // max(1, spec.nbytes)))
+
+
+def _maxima(node: Node, inputs: Operands, y: Tensor, scratch: Tensor, values: bool) -> list[tuple[slice, Tensor, Call]]:
+    """For each slice of the batch: where it is, the indices of its maxima, and the call that finds them.
+
+    The maxima themselves are written to y, or to scratch memory where `values` says so.
+    """
+    x, pool = _first(node, inputs[-1]), _Pool(node)
+    step = _step(operand(node, len(inputs) - 1))
+    pooled = getattr(torch()._C._nn, f"max_pool{pool.axes}d_with_indices")
+    found: list[tuple[slice, Tensor, Call]] = []
+    for begin in range(0, len(x), max(1, step)):
+        part = slice(begin, min(len(x), begin + step))
+        shape = (part.stop - begin, *y.shape[1:])
+        indices = _first(node, bytes_as(scratch, torch().int64, shape))
+        maxima = bytes_as(scratch, x.dtype, shape, indices.nbytes) if values else y[part]
+        call = partial(pooled, x[part], *pool.of_max, out=(_first(node, maxima), indices))
+        found.append((part, indices, call))
+    return found
+
+
+def _max_pool(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    return in_turn([found[2] for found in _maxima(node, inputs, outputs[0], scratch, values=False)])
+
+
+def _max_pool_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    dy, x, dx = (_first(node, t) for t in (*inputs, outputs[0]))
+    pool = _Pool(node)
+    calls: list[Call] = []
+    backward = getattr(torch().ops.aten, f"max_pool{pool.axes}d_with_indices_backward").grad_input
+    for part, indices, call in _maxima(node, inputs, inputs[0], scratch, values=True):
+        given = (dy[part], x[part], *pool.of_max, indices)
+        calls += [call, partial(backward, *given, grad_input=dx[part])]
+    return in_turn(calls)
+
+
+def _max_pool_gather(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    ddx, y = _first(node, inputs[0]), _first(node, outputs[0])
+    calls: list[Call] = []
+    for part, indices, call in _maxima(node, inputs, outputs[0], scratch, values=True):
+        picked = partial(torch().gather, ddx[part].flatten(2), 2, indices.flatten(2), out=y[part].flatten(2))
+        calls += [call, picked]
+    return in_turn(calls)
+
+
+def _scratch(x: Value, y: Value, each: int) -> int:
+    """Bytes for so many an element of the result of a slice."""
+    spec = spec_of(y)
+    return spec.size // max(1, spec.shape[0]) * _step(x) * each
+
+
+def _forward_scratch(node: Node) -> int:
+    return _scratch(operand(node, 0), result(node), INDEX)
+
+
+def _gradient_scratch(node: Node) -> int:
+    y = operand(node, 0)
+    return _scratch(operand(node, 1), y, INDEX + spec_of(y).dtype.bits // 8)
+
+
+def _gather_scratch(node: Node) -> int:
+    y = result(node)
+    return _scratch(operand(node, 1), y, INDEX + spec_of(y).dtype.bits // 8)
+
+
+def _avg_pool(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    pool = _Pool(node)
+    function = getattr(torch()._C._nn, f"avg_pool{pool.axes}d")
+    return partial(function, _first(node, inputs[0]), *pool.of_average(node), out=_first(node, outputs[0]))
+
+
+def _avg_pool_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    """Of the input that ATen asks for it uses the shape."""
+    pool, dx = _Pool(node), _first(node, outputs[0])
+    backward = getattr(torch().ops.aten, f"avg_pool{pool.axes}d_backward").grad_input
+    return partial(backward, _first(node, inputs[0]), dx, *pool.of_average(node), grad_input=dx)
+
+
+KERNELS: Mapping[str, Fast] = {
+    "max_pool": Fast(_max_pool, _forward_scratch, _takes),
+    "max_pool_gradient": Fast(_max_pool_gradient, _gradient_scratch, _takes),
+    "max_pool_gather": Fast(_max_pool_gather, _gather_scratch, _takes),
+    "avg_pool": Fast(_avg_pool, takes=_takes_average),
+    "avg_pool_gradient": Fast(_avg_pool_gradient, takes=_takes_average),
+}

@@ -1,0 +1,187 @@
+"""Convolutions against PyTorch's own functions and derivatives; what their kernels allocate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sublet.ops.nn import COMMANDS
+from sublet.ops.nn.command import Example
+from sublet.runtime.torch_backend import Torch
+from tests.nn.against import agrees
+from tests.nn.examples import case_of
+from tests.nn.refusing import refused
+from tests.nn.test_allocations import allocated
+from tests.nn.test_registry import computed
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+CONVOLUTIONS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
+    (("f64[3,4,14,14]", "f64[8,4,3,3]", "f64[8]"), {"pads": (1, 1, 1, 1)}),
+    (("f64[3,6,15,13]", "f64[8,3,3,3]"), {"strides": (2, 2), "pads": (1, 1, 1, 1), "groups": 2}),
+    (("f64[3,6,15,13]", "f64[6,1,3,3]"), {"dilations": (2, 1), "groups": 6}),
+    (("f64[3,6,7,7]", "f64[9,6,1,1]", "f64[9]"), {}),
+    (("f64[3,6,7,7]", "f64[9,6,1,1]"), {"strides": (2, 2)}),
+    (("f64[2,6,30]", "f64[9,6,5]", "f64[9]"), {"strides": (3,), "pads": (2, 2)}),
+    (("f64[2,3,6,7,5]", "f64[4,3,2,3,3]"), {"pads": (0, 1, 1, 0, 1, 1)}),
+    (("f64[2,3,8,9]", "f64[4,3,3,4]"), {"pads": (0, 2, 1, 1), "strides": (2, 1)}),
+    (("f64[2,3,8,8]", "f64[4,3,2,2]"), {"strides": (3, 3)}),
+]
+
+
+def convolution(transposed: bool, attrs: dict[str, Any], last: bool) -> Any:
+    """PyTorch's, with the attributes as it takes them."""
+
+    def function(x: Any, w: Any, b: Any = None) -> Any:
+        axes = w.ndim - 2
+        x = x.movedim(-1, 1) if last else x
+        pads = attrs.get("pads", (0,) * 2 * axes)
+        begins, ends = pads[:axes], pads[axes:]
+        if begins != ends:
+            x = F.pad(x, [pad for axis in reversed(range(axes)) for pad in (begins[axis], ends[axis])])
+            begins = (0,) * axes
+        ones, extra = (1,) * axes, attrs.get("output_pads", (0,) * axes)
+        strided = (attrs.get("strides", ones), begins, attrs.get("dilations", ones))
+        y = torch.convolution(x, w, b, *strided, transposed, extra, attrs.get("groups", 1))
+        return y.movedim(1, -1) if last else y
+
+    return function
+
+
+def channels_last(text: str) -> str:
+    samples, channels, *spatial = text.removeprefix("f64[").removesuffix("]").split(",")
+    return f"f64[{','.join([samples, *spatial, channels])}]"
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize(("inputs", "attrs"), CONVOLUTIONS)
+def test_is_pytorchs(inputs: tuple[str, ...], attrs: dict[str, Any], layout: str) -> None:
+    last = layout == "nhwc"
+    given = (channels_last(inputs[0]) if last else inputs[0], *inputs[1:])
+    agrees("conv", given, {**attrs, "layout": layout}, convolution(False, attrs, last))
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize(
+    ("inputs", "attrs"),
+    [
+        (("f64[3,8,7,7]", "f64[8,4,3,3]", "f64[4]"), {"strides": (2, 2), "pads": (1, 1, 1, 1), "output_pads": (1, 1)}),
+        (("f64[3,8,7,6]", "f64[8,2,2,3]"), {"strides": (1, 3), "groups": 4, "dilations": (2, 1)}),
+        (("f64[3,8,7,6]", "f64[8,5,1,1]", "f64[5]"), {}),
+        (("f64[3,8,20]", "f64[8,5,4]", "f64[5]"), {"strides": (2,), "pads": (1, 1)}),
+    ],
+)
+def test_transposed_is_pytorchs(inputs: tuple[str, ...], attrs: dict[str, Any], layout: str) -> None:
+    last = layout == "nhwc"
+    given = (channels_last(inputs[0]) if last else inputs[0], *inputs[1:])
+    agrees("conv_transpose", given, {**attrs, "layout": layout}, convolution(True, attrs, last))
+
+
+SLICED = [
+    (("f32[3,64,40,40]", "f32[256,64,3,3]", "f32[256]"), {"pads": (1, 1, 1, 1)}),
+    (("f32[2,512,5,5]", "f32[512,512,3,3]", "f32[512]"), {"pads": (1, 1, 1, 1), "strides": (2, 2)}),
+    (("f32[6,64,64,64]", "f32[64,1,3,3]", "f32[64]"), {"groups": 64, "pads": (1, 0, 0, 1)}),
+    (("f32[4,64,24,24]", "f32[96,64,1,1]", "f32[96]"), {}),
+]
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize(("inputs", "attrs"), SLICED)
+def test_slices_are_the_whole(inputs: tuple[str, ...], attrs: dict[str, Any], layout: str) -> None:
+    """Large enough to be computed in slices of the batch and of the weights, and with oneDNN's products."""
+    last = layout == "nhwc"
+    x, w, b = (torch.rand(*map(int, text[4:-1].split(","))) - 0.5 for text in inputs)
+    x, w = (x.movedim(1, -1).contiguous() if last else x).requires_grad_(True), w.requires_grad_(True)
+    y = convolution(False, attrs, last)(x, w, b)
+    dy = torch.rand_like(y).contiguous()
+    y.backward(dy)
+    shared = {**attrs, "layout": layout}
+    for name, operands, more, expected in (
+        ("conv", (x, w, b), {}, y),
+        ("conv_input_gradient", (dy, w), {"shape": tuple(x.shape)}, x.grad),
+        ("conv_weight_gradient", (dy, x), {"shape": tuple(w.shape)}, w.grad),
+    ):
+        texts = tuple(f"f32[{','.join(map(str, t.shape))}]" for t in operands)
+        case = case_of(COMMANDS[name], Example(texts, {**shared, **more}))
+        arrays = {f"x{i}": t.detach().numpy() for i, t in enumerate(operands)}
+        found = computed(case.graph, arrays, Torch())[case.graph.outputs[0].name]
+        scale = float(expected.detach().abs().max())
+        np.testing.assert_allclose(found, expected.detach().numpy(), rtol=0, atol=2e-5 * scale)
+
+
+def test_what_pytorch_allocates_is_a_part_of_the_tensors() -> None:
+    """A plain call takes at least the output, 6 MB; in the layout NCHW once more what both tensors take."""
+    for layout, x in (("nchw", "f32[8,64,56,56]"), ("nhwc", "f32[8,56,56,64]")):
+        example = Example((x, "f32[64,64,3,3]"), {"pads": (1, 1, 1, 1), "layout": layout})
+        case = case_of(COMMANDS["conv"], example)
+        (output,) = case.graph.outputs
+        sizes = allocated(case)
+        assert sizes
+        assert max(sizes) <= output.nbytes / 2, layout
+
+
+def test_weight_gradient_of_no_samples_is_zero() -> None:
+    for kernel, counts in ((1, 5), (3, 3)):
+        shape = (4, 3, kernel, kernel)
+        case = case_of(
+            COMMANDS["conv_weight_gradient"], Example((f"f32[0,4,{counts},{counts}]", "f32[0,3,5,5]"), {"shape": shape})
+        )
+        assert not np.any(computed(case.graph, case.arrays, Torch())[case.graph.outputs[0].name])
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_halves(dtype: str, layout: str) -> None:
+    inputs = (f"{dtype}[2,6,6,6]", f"{dtype}[4,6,3,3]")
+    attrs = {"pads": (1, 1, 1, 1), "layout": layout}
+    for name, given, more in (
+        ("conv", inputs, {}),
+        (
+            "conv_input_gradient",
+            (f"{dtype}[2,{'4,6,6' if layout == 'nchw' else '6,6,4'}]", inputs[1]),
+            {"shape": (2, 6, 6, 6)},
+        ),
+    ):
+        case = case_of(COMMANDS[name], Example(given, {**attrs, **more}))
+        (output,) = case.graph.outputs
+        kinds = ((Torch(),), ())
+        places = [computed(case.graph, case.arrays, *kind)[output.name].astype(np.float64) for kind in kinds]
+        np.testing.assert_allclose(*places, rtol=0.05, atol=0.3)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "attrs", "message"),
+    [
+        (
+            "conv",
+            ["f32[2,3,8,8]", "f32[4,2,3,3]"],
+            {},
+            r"f32\[2,3,8,8\] with 3 channels in 1 groups, w is f32\[4,2,3,3\]",
+        ),
+        ("conv", ["f32[2,3,8]", "f32[4,3,3,3]"], {}, "both must have 3 axes"),
+        ("conv", ["f32[2,3]", "f32[4,3]"], {}, r"f32\[2,3\].* 1 to 3 spatial axes"),
+        ("conv", ["f32[2,4,8,8]", "f32[3,2,3,3]"], {"groups": 2}, "3 output channels do not divide into 2 groups"),
+        ("conv", ["f32[2,3,2,8]", "f32[4,3,3,3]"], {}, "window is 3 wide along spatial axis 0, but there are only 2"),
+        ("conv", ["f32[2,3,8,8]", "f32[4,3,3,3]"], {"strides": (2,)}, r"strides = \[2\] must be 2 integers"),
+        ("conv", ["f32[2,3,8,8]", "f32[4,3,3,3]"], {"pads": (1, 1)}, r"pads = \[1, 1\] must be 4 integers"),
+        ("conv", ["f32[2,3,8,8]", "f32[4,3,3,3]"], {"pads": (-1, 0, 0, 0)}, "each at least 0"),
+        ("conv", ["f32[2,3,8,8]", "f32[4,3,3,3]"], {"layout": "chwn"}, "must be one of nchw, nhwc"),
+        ("conv", ["f32[2,3,8,8]", "f32[4,3,3,3]"], {"groups": 0}, "groups = 0 must be at least 1"),
+        ("conv", ["f32[2,3,8,8]", "f32[4,3,3,3]", "f32[3]"], {}, r"b is f32\[3\], but must have the shape \[4\]"),
+        (
+            "conv_input_gradient",
+            ["f32[2,4,6,6]", "f32[4,3,3,3]"],
+            {"shape": (2, 3, 9, 8)},
+            r"dy is f32\[2,4,6,6\], but .* shape = \[2, 3, 9, 8\] is \[2, 4, 7, 6\]",
+        ),
+        ("conv_weight_gradient", ["f32[2,4,6,6]", "f32[2,3,8,8]"], {"shape": (4, 3, 2, 3)}, r"is \[2, 4, 7, 6\]"),
+        ("conv_transpose", ["f32[2,4,6,6]", "f32[3,4,2,2]"], {}, r"w must be \[channels, outputs / groups"),
+        ("conv_transpose", ["f32[2,4,6,6]", "f32[4,3,2,2]"], {"output_pads": (1, 0)}, "less than the stride"),
+        ("conv_transpose", ["f32[2,4,1,1]", "f32[4,3,2,2]"], {"pads": (1, 1, 1, 1)}, "nothing is left"),
+    ],
+)
+def test_refusals(name: str, shapes: list[str], attrs: dict[str, Any], message: str) -> None:
+    refused(name, shapes, attrs, message)
