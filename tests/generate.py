@@ -266,7 +266,7 @@ class _Writer:
     def stack(self, row: Value, axis: int) -> TensorSpec:
         assert isinstance(row.spec, TensorSpec)
         shape = row.spec.shape
-        return TensorSpec(row.spec.dtype, (*shape[:axis], self.rng.randint(1, 3), *shape[axis:]))
+        return TensorSpec(row.spec.dtype, (*shape[:axis], self.rng.randint(1, 4), *shape[axis:]))
 
 
 def _shape(value: Value) -> tuple[int, ...]:

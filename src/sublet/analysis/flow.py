@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from sublet.analysis.instances import Instance, Instances, Reusable, never
 from sublet.analysis.schedule import Schedule, happens_before
 from sublet.analysis.unroll import Copies, Way
+from sublet.analysis.windows import Window, windows
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.plan import Context, Rolled
 
@@ -69,6 +70,7 @@ class Flow:
     rolled     the unrolled loops
     counterparts   (first, later): what a parameter stands for in a copy that runs once, and in the copy of the
                ring that would run in its place: if both are the same bytes, the copies are alike
+    windows    slices and rows that are bytes of wholes which lie in one place each
     """
 
     points: tuple[Point, ...]
@@ -80,6 +82,7 @@ class Flow:
     rolled: tuple[Rolled, ...] = ()
     pointers: frozenset[Value] = frozenset()
     counterparts: tuple[tuple[Value, Value], ...] = ()
+    windows: tuple[Window, ...] = ()
 
     @property
     def serial(self) -> bool:
@@ -114,6 +117,7 @@ class _Builder:
         self.active: list[Copies] = []
         self.rolled: list[Rolled] = []
         self.counterparts: list[tuple[Value, Value]] = []
+        self.windows: list[Window] = []
 
     def finished(self, graph: Graph) -> Flow:
         return Flow(
@@ -126,6 +130,7 @@ class _Builder:
             tuple(self.rolled),
             self.now.pointers,
             tuple(self.counterparts),
+            tuple(self.windows),
         )
 
     def start(self, graph: Graph) -> None:
@@ -254,7 +259,12 @@ class _Builder:
             self.emit("fetch", node, uses=node.sequences, defs=node.slices)
         self.nodes(node.body, schedule, level, node.check, len(schedule.steps), path)
         self.path = path
-        self.move("next", node, node.updates, node.parameters, uses=(*node.rows, *stacked))
+        following = self.move("next", node, node.updates, node.parameters, uses=(*node.rows, *stacked))
+        for kind, part, whole, axis, backwards in windows(node):
+            if self.now.pointers.isdisjoint((part, whole)):
+                value, place = self.now.operand(part), self.now.operand(whole)
+                found = Window(kind, node, value, place, axis, backwards, 2 * check + 1, 2 * following + 1)
+                self.windows.append(found)
         return check
 
     def leave(self, node: While, copies: Copies, checks: list[int], stacked: tuple[Value, ...]) -> None:

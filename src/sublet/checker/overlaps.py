@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from sublet.checker.actions import Action
 from sublet.checker.contents import facts
-from sublet.checker.layout import Layout, overlapping, span
+from sublet.checker.layout import READ_ONLY, Layout, overlapping, span
 from sublet.errors import Finding
 from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.plan import Region
@@ -23,11 +23,12 @@ def check_overlaps(node: Node, action: Action, layout: Layout) -> Iterator[Findi
         yield from _inputs_overwritten(node, action, layout)
         yield from _outputs_overlap(node, action, layout)
         return
-    targets = [(write.region, write.value) for write in action.writes]
+    slices = action.where.endswith(", slices")  # two of one sequence may both lie there
+    targets = [(write.region, write.value) for write in action.writes if write.touched or not slices]
     for (one_region, one), (other_region, other) in overlapping(targets):
         what = f"moves %{one} to {span(one_region)} and %{other} to {span(other_region)} at once"
         yield Finding("moves-overlap", action.where, what, "place them apart")
-    if action.where.endswith((", slices", ", rows")):
+    if slices or action.where.endswith(", rows"):
         yield from _clobbered_while_read(action, layout)
 
 
@@ -74,8 +75,8 @@ def _over(action: Action, name: str, target: Region, value: Value, region: Regio
 
 def _read_only_written(action: Action, layout: Layout) -> Iterator[Finding]:
     for write in action.writes:
-        if write.touched and layout.read_only(write.region):
-            kind = layout.storages[write.region.storage].kind
+        kind = layout.kind(write.region) if write.touched else ""
+        if kind in READ_ONLY:
             what = f"writes %{write.value} at {span(write.region)}, memory of a bound {kind}"
             yield Finding("read-only-written", action.where, what, f"the network never writes {kind}s")
 
