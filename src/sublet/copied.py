@@ -28,7 +28,10 @@ def copied_moves(
     parameters = {p: f for node in _loops(graph) for p, f in zip(node.parameters, node.finals, strict=True)}
     tied = {*bound, *(parameter for parameter, final in parameters.items() if final in bound)}
     found: dict[tuple[str, Value, Value], CopiedMove] = {}
-    moves = [*_carried(settled, assigned, tied, unrolled=unrolled), *_sliced(graph, settled, alignment, smallest, unrolled=unrolled)]
+    moves = [
+        *_carried(settled, assigned, tied, unrolled=unrolled),
+        *_sliced(graph, settled, alignment, smallest, unrolled=unrolled),
+    ]
     for edge, source, to, nbytes, why in moves:
         if nbytes:
             found.setdefault((edge, source, to), CopiedMove(edge, source.name, to.name, nbytes, why))

@@ -15,13 +15,7 @@ from sublet.plan import Stride
 from sublet.tensor import TensorSpec
 
 SMALLEST = 64 << 10
-"""Bytes of a slice or row from which on a copy costs more than steps that are bound anew for every round."""
-
-KEPT = 256
-"""Rounds for which a run keeps steps that are bound to windows; those of later rounds are bound each time."""
-
-SMALLEST_OF_MANY = 2 << 20
-"""Bytes from which on even binding the steps each time costs less than a copy."""
+"""Bytes of a slice or row from which on a copy costs more than telling every step of a round where it is."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +76,6 @@ def obstacle(part: Value, whole: Value, axis: int, alignment: int, smallest: int
         return f"along axis {axis} its bytes are not one run"
     if part.nbytes % alignment:
         return f"its bytes are no multiple of the alignment of {alignment}"
-    least = smallest if extent <= KEPT else max(smallest, min(SMALLEST_OF_MANY, smallest * 32))
-    if part.nbytes < least:
-        return f"below {least:,} bytes{f' in more than {KEPT} rounds' if extent > KEPT else ''} a copy costs less"
+    if part.nbytes < smallest:
+        return f"below {smallest:,} bytes a copy costs less"
     return ""
-

@@ -256,7 +256,10 @@ class _Replay:
         for source, to in moves:
             if to is not None and to.name in self.layout.pointers:
                 region = here.region(source)
-                if region is not None:
+                if region is not None and region.storage in here.cells.known:
+                    what = f"lets {to} stand for {source}, which moves from round to round"
+                    self.findings.append(Finding("bad-stride", "the plan", what, "copy one of the two"))
+                elif region is not None:
                     targets[to.name] = Target(region, state.resolve(self.contents.get(source.name, whole(source))))
         return targets
 
