@@ -71,6 +71,7 @@ class Flow:
     counterparts   (first, later): what a parameter stands for in a copy that runs once, and in the copy of the
                ring that would run in its place: if both are the same bytes, the copies are alike
     windows    slices and rows that are bytes of wholes which lie in one place each
+    pointed    the instances that are assigned to pointers
     """
 
     points: tuple[Point, ...]
@@ -83,6 +84,7 @@ class Flow:
     pointers: frozenset[Value] = frozenset()
     counterparts: tuple[tuple[Value, Value], ...] = ()
     windows: tuple[Window, ...] = ()
+    pointed: frozenset[Value] = frozenset()
 
     @property
     def serial(self) -> bool:
@@ -118,6 +120,7 @@ class _Builder:
         self.rolled: list[Rolled] = []
         self.counterparts: list[tuple[Value, Value]] = []
         self.windows: list[Window] = []
+        self.pointed: set[Value] = set()
 
     def finished(self, graph: Graph) -> Flow:
         return Flow(
@@ -131,6 +134,7 @@ class _Builder:
             self.now.pointers,
             tuple(self.counterparts),
             tuple(self.windows),
+            frozenset(self.pointed),
         )
 
     def start(self, graph: Graph) -> None:
@@ -291,5 +295,6 @@ class _Builder:
         """A parallel assignment; pointers take no part in it, but what they will stand for is needed."""
         pairs = [(s, d) for s, d in zip(sources, destinations, strict=True) if d is not None]
         real = tuple((s, d) for s, d in pairs if d not in self.now.pointers)
+        self.pointed.update(self.now.stand_for(s for s, d in pairs if d in self.now.pointers))
         read = (*(s for s, _ in pairs), *uses)
         return self.emit(kind, node, read, (*(d for _, d in real), *defs), real)

@@ -80,6 +80,7 @@ class Merger:
     permitted: Permitted
     copies: Mapping[tuple[Value, Value], tuple[Copy, ...]]
     ways: Mapping[Value, Way]
+    pointed: frozenset[Value]
     rewritten: Mapping[Value, tuple[int, ...]]  # the points that write a value, where there are several
     merging: tuple[Group, ...] = ()  # the parent's group and the child's, during a merge
     unwritten: set[Value] = field(default_factory=set)  # views that lie in their base, so that nothing writes them
@@ -127,7 +128,10 @@ class Merger:
     def _within(self, window: Window, group: Group) -> bool:
         """Whether all of a group lives within one round; pointers lead to one place, not to one a round."""
         lives = self.ranges.halves
-        return all(window.holds(lives[member.value]) and member.how != "pointer" for member in group.members)
+        return all(
+            window.holds(lives[member.value]) and member.how != "pointer" and member.value not in self.pointed
+            for member in group.members
+        )
 
     def _homes_allow(self, how: str, a: Group, b: Group, shift: int) -> bool:
         if a.fixed and b.fixed:

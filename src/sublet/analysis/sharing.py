@@ -121,6 +121,7 @@ def _start(
         permitted=permitted(flow),
         copies=_copies(flow),
         ways=flow.ways,
+        pointed=flow.pointed,
         rewritten=_rewritten(flow),
     )
 
@@ -129,7 +130,7 @@ def _lodge(merger: Merger, flow: Flow, alignment: int, smallest: int) -> None:
     """Let slices and rows lie in their wholes, in programs of one stream; but not what control flow hands on."""
     if not flow.serial:
         return
-    sources = [source for point in flow.points for source, _ in point.moves] + [source for _, source in flow.aliases]
+    sources = {source for point in flow.points for source, _ in point.moves} | flow.pointed
     handed_on = {segment.token for source in sources for segment in merger.contents.get(source, ())}
     for window in flow.windows:
         tokens = {segment.token for segment in merger.contents[window.value]}
