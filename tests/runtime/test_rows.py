@@ -110,8 +110,8 @@ def test_large_ones_do_without_being_asked() -> None:
 def test_small_ones_are_copied_unless_copies_are_forbidden() -> None:
     graph = from_proto(scan()).graph
     assert {move.why for move in plan_memory(graph).moves} == {
-        "a slice is copied: below 65,536 bytes a copy costs less",
-        "a row is copied: below 65,536 bytes a copy costs less",
+        "a slice is copied: below 262,144 bytes a copy costs less",
+        "a row is copied: below 262,144 bytes a copy costs less",
     }
     assert plan_memory(graph, Options(forbid_copies=True)).moves == ()
 

@@ -14,7 +14,7 @@ from sublet.ir.graph import Value, While
 from sublet.plan import Stride
 from sublet.tensor import TensorSpec
 
-SMALLEST = 64 << 10
+SMALLEST = 256 << 10
 """Bytes of a slice or row from which on a copy costs more than telling every step of a round where it is."""
 
 
