@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ from sublet.compiling import compile
 from sublet.errors import PlanError, RunError
 from sublet.frontends.onnx.model import from_proto
 from sublet.plan import MemoryPlan, Stride
+from sublet.plan_file import load, save
 from sublet.planning import Options, plan_memory
 from sublet.runtime.comparing import compare, equal_bits
 from sublet.runtime.executable import Executable
+from sublet.runtime.kernel import Call
 from sublet.runtime.varying import KEPT
 from tests.frontends.models import parsed
 from tests.runtime.loop_models import feeds_for
@@ -206,6 +209,34 @@ def test_steps_of_steps(backend: str) -> None:
     assert planned.copied_bytes == 0
     moving = {tuple((s.nbytes, s.backwards) for s in several) for several in strides(planned.plan).values()}
     assert moving == {((192, False),), ((192, True),), ((192, False), (64, True)), ((192, True), (64, False))}
+
+
+def test_a_plan_that_moves_is_saved_and_loaded(tmp_path: Path) -> None:
+    plan = plan_memory(from_proto(parsed(NESTED)).graph, IN_PLACE)
+    save(plan, tmp_path / "plan.json")
+    assert load(tmp_path / "plan.json") == plan
+    assert any(len(place.strides) == 2 for place in plan.placements)
+
+
+def test_where_a_slice_lies_in_each_round() -> None:
+    """Whoever watches a run finds in it what the sequence has there."""
+    planned = compile(scan(taken="scan_input_directions = [1],"), backend="reference", options=IN_PLACE)
+    feeds = feeds_for(list(planned.inputs), {"a0": [16], "b": [16], "xs": [9, 16]})
+    [x] = [instance for instance, made in planned.flow.instances.items() if made.base.name == "x"]
+    seen: list[bytes] = []
+
+    def watch(index: int, action: Call) -> Call:
+        if planned.flow.points[index].kind != "next":
+            return action
+
+        def look() -> None:
+            seen.append(planned.bytes_of(x).tobytes())
+            action()
+
+        return look
+
+    planned.watched(feeds, watch)
+    assert seen == [row.tobytes() for row in feeds["xs"][::-1]]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
