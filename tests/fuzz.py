@@ -61,6 +61,7 @@ def options(rng: random.Random, strategy: str) -> Options:
         alignment=rng.choice([1, 1, 4, 8, 64]),
         io=rng.choice(["arena", "arena", "bound"]),
         weights=rng.choice(["bound", "arena"]),
+        in_place_from=rng.choice([0, 0, 0, 8, 1 << 20]),
     )
 
 
@@ -94,7 +95,7 @@ def ended_early(rng: random.Random, graph: Graph, plan: MemoryPlan) -> MemoryPla
         return always_live(liveness(timeline), graph.constants, len(timeline.points))
 
     def shared(timeline: Flow, ranges: LiveRanges) -> tuple[SharedBuffer, ...]:
-        return share(graph, timeline, ranges, homes=homes)
+        return share(graph, timeline, ranges, homes=homes, smallest=0)
 
     settled = settle(graph, plan.schedule, live, shared, frozenset(homes))
     timeline, ranges = settled.flow, settled.ranges
@@ -107,7 +108,7 @@ def ended_early(rng: random.Random, graph: Graph, plan: MemoryPlan) -> MemoryPla
     cut = (begin, rng.randrange(begin + 1, end - 1))
     ranges = replace(ranges, halves={**ranges.halves, victim: (*earlier, cut)})
     buffers = shared(timeline, ranges)
-    problem = interference(tuple(b for b in buffers if not b.home), timeline, alignment=1)
+    problem = interference(tuple(b for b in buffers if b.packed), timeline, alignment=1)
     report = pack(problem, "best_fit_by_size")
     settled = Settled(timeline, ranges, buffers, settled.copies)
     packed = in_one_arena(report)

@@ -238,7 +238,7 @@ class _Writer:
             setup.append(self.below(scope, self.some(scope)))
             inits.append(setup[-1].defs[0])
         counter, parameters = self.new(COUNTER), [self.new(init.spec) for init in inits]
-        axes = [self.rng.randrange(len(_shape(sequence)) - 1) for sequence in sequences]
+        axes = [self.rng.choice((0, 0, self.rng.randrange(len(_shape(value)) - 1))) for value in sequences]
         slices = [self.new(_without(sequence, axis)) for sequence, axis in zip(sequences, axes, strict=True)]
         inner = [*scope, counter, *parameters]
         before: list[Node] = []
@@ -253,8 +253,9 @@ class _Writer:
         if carries_condition:
             after.append(self.below(inner, counter))
             updates.append(after[-1].defs[0])
-        rows = [self.some(inner) for _ in range(self.rng.choice((0, 0, 1, 2)))]
-        row_axes = [self.rng.randint(0, min(1, len(_shape(row)) - 1)) if _shape(row) else 0 for row in rows]
+        made = [value for node in after for value in node.defs if value.plannable]
+        rows = [self.rng.choice(made) if made and self.chance(0.6) else self.some(inner) for _ in range(self.few())]
+        row_axes = [1 if len(_shape(row)) > 1 and self.chance(0.2) else 0 for row in rows]
         finals = [None if self.chance(0.15) else self.new(init.spec) for init in inits]
         stacked = [None if self.chance(0.1) else self.new(self.stack(*row)) for row in zip(rows, row_axes, strict=True)]
         scope.extend(value for value in (*finals, *stacked) if value is not None)
@@ -278,14 +279,18 @@ class _Writer:
             inits.append(self.rng.choice(same) if same else self.some(scope))
         return inits
 
+    def few(self) -> int:
+        """How many slices or rows a loop has."""
+        return self.rng.choice((0, 1, 1, 2))
+
     def sequences(self, scope: Scope) -> list[Value]:
         wide = [value for value in scope if value.plannable and len(_shape(value)) > 1 and _shape(value)[0]]
-        return [self.rng.choice(wide) for _ in range(self.rng.choice((0, 1, 2)))] if wide else []
+        return [self.rng.choice(wide) for _ in range(self.few())] if wide else []
 
     def stack(self, row: Value, axis: int) -> TensorSpec:
         assert isinstance(row.spec, TensorSpec)
         shape = row.spec.shape
-        return TensorSpec(row.spec.dtype, (*shape[:axis], self.rng.randint(1, 3), *shape[axis:]))
+        return TensorSpec(row.spec.dtype, (*shape[:axis], self.rng.randint(1, 4), *shape[axis:]))
 
 
 def _shape(value: Value) -> tuple[int, ...]:

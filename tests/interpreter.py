@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from hashlib import shake_128
 
 import numpy as np
@@ -17,6 +18,7 @@ from sublet.analysis.schedule import Schedule, happens_before, serial
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops.op import lookup
 from sublet.plan import POINTER, Context, MemoryPlan, Placement, Region, bound_to
+from sublet.runtime.moves import round_limit
 from sublet.tensor import TensorSpec
 
 ROUNDS = (0, 1, 2, 2, 3, 3, 4, 7)
@@ -149,7 +151,7 @@ class OwnBytes:
     def begin_loop(self, loop: str) -> None:
         """Every round is like any other."""
 
-    def begin_round(self, loop: str) -> None:
+    def begin_round(self, loop: str, number: int) -> None:
         """See `begin_loop`."""
 
     def end_round(self, loop: str) -> None:
@@ -182,6 +184,7 @@ class PlannedBytes:
         self.pointed: dict[str, Region] = {}
         self.context: Context = ()
         self.copy: list[int] = []
+        self.round: dict[str, int] = {}
         self.ways: dict[str, int] = {}
         self.rolled = {(record.loop, record.within): record for record in plan.rolled}
         self.placed: dict[str, list[Placement]] = {}
@@ -232,8 +235,9 @@ class PlannedBytes:
         """The first round will be the first copy of the body."""
         self.copy.append(0)
 
-    def begin_round(self, loop: str) -> None:
+    def begin_round(self, loop: str, number: int) -> None:
         """From here on values lie where they do in this round of the loop."""
+        self.round[loop] = number
         if (loop, self.context) in self.rolled:
             self.context = (*self.context, (loop, self.copy[-1]))
 
@@ -261,7 +265,8 @@ class PlannedBytes:
             return self.pointed[name]
         for placement in self.placed[name]:
             if any(self.context[: len(context)] == context for context in placement.copies or ((),)):
-                return placement.region
+                further = sum(self.round[stride.loop] * stride.step for stride in placement.strides)
+                return replace(placement.region, offset=placement.region.offset + further)
         raise KeyError(name)
 
     def _storage(self, region: Region) -> bytearray:
@@ -374,11 +379,12 @@ class _Run:
             if stacked is not None:
                 self.store.write(stacked, bytes(stacked.nbytes))
         self.store.begin_loop(node.name)
+        limit = round_limit(node)
         for round_number in range(max(ROUNDS) + 2):
-            self.store.begin_round(node.name)
+            self.store.begin_round(node.name, round_number)
             self.store.write(node.counter, round_number.to_bytes(node.counter.nbytes, "little"))
             self.nodes(node.body.nodes[: node.check], body)
-            if not self.read(node.condition, node.name)[0]:
+            if not self.read(node.condition, node.name)[0] or round_number == limit:
                 self.assign(node.parameters, node.finals)
                 self.store.end_loop(node.name)
                 return
@@ -393,7 +399,7 @@ class _Run:
         details = zip(node.slices, node.sequences, node.slice_axes, node.slice_reversed, strict=True)
         for value, sequence, axis, backwards in details:
             whole = np.frombuffer(self.read(sequence, node.name), np.uint8).reshape(_byte_shape(sequence))
-            index = _index(whole.shape[axis], round_number, backwards)
+            index = whole.shape[axis] - 1 - round_number if backwards else round_number
             self.store.write(value, np.take(whole, index, axis).tobytes())
 
     def stack(self, node: While, round_number: int) -> None:
@@ -402,9 +408,10 @@ class _Run:
         for content, (row, stacked, axis, backwards) in zip(rows, details, strict=True):
             if stacked is None:
                 continue
-            whole = np.frombuffer(self.read(stacked, node.name), np.uint8).reshape(_byte_shape(stacked)).copy()
-            index = _index(whole.shape[axis], round_number, backwards)
+            whole = np.frombuffer(self.store.read(stacked), np.uint8).reshape(_byte_shape(stacked)).copy()
+            index = whole.shape[axis] - 1 - round_number if backwards else round_number
             np.moveaxis(whole, axis, 0)[index] = np.frombuffer(content, np.uint8).reshape(_byte_shape(row))
+            self.trace.note(f"{node.name} stores {stacked}", whole.tobytes())  # the row may have been there before
             self.store.write(stacked, whole.tobytes())
 
     def assign(self, sources: Sequence[Value], targets: Sequence[Value | None]) -> None:
@@ -426,11 +433,6 @@ def any_order(schedule: Schedule, rng: random.Random) -> Iterator[str]:
         waiting.remove(chosen)
         done |= 1 << chosen
         yield schedule.steps[chosen].node
-
-
-def _index(extent: int, round_number: int, backwards: bool) -> int:
-    position = round_number % extent
-    return extent - 1 - position if backwards else position
 
 
 def _byte_shape(value: Value) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from sublet.analysis.schedule import Schedule, Step
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops.op import lookup
-from sublet.plan import ARENA, MemoryPlan, Placement
+from sublet.plan import ARENA, POINTER, MemoryPlan, Placement
 from tests.plans import moved, with_arena
 
 Mutation = Callable[[random.Random, MemoryPlan], MemoryPlan | None]
@@ -124,6 +124,52 @@ def _copies_in_another_order(rng: random.Random, plan: MemoryPlan) -> MemoryPlan
     return replace(plan, rolled=(*plan.rolled[:i], changed, *plan.rolled[i + 1 :]))
 
 
+def _moving(plan: MemoryPlan) -> list[int]:
+    """The placements that move from round to round."""
+    return [i for i, placement in enumerate(plan.placements) if placement.strides and placement.region.nbytes]
+
+
+def _exchanged(plan: MemoryPlan, i: int, changed: Placement) -> MemoryPlan:
+    return replace(plan, placements=(*plan.placements[:i], changed, *plan.placements[i + 1 :]))
+
+
+def _stride_changed(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
+    """A slice or row that moves too far, the other way, or not at all."""
+    moving = _moving(plan)
+    if not moving:
+        return None
+    i = rng.choice(moving)
+    *outer, stride = plan.placements[i].strides
+    other = stride.nbytes + plan.alignment * rng.choice((-1, 1, 2))
+    flipped, further = replace(stride, backwards=not stride.backwards), replace(stride, nbytes=max(0, other))
+    strides = rng.choice(((*outer, flipped), (*outer, further), tuple(outer)))
+    return _exchanged(plan, i, replace(plan.placements[i], strides=strides))
+
+
+def _step_too_far(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
+    """A slice or row a round too early or too late."""
+    moving = _moving(plan)
+    if not moving:
+        return None
+    i = rng.choice(moving)
+    placement = plan.placements[i]
+    offset = max(0, placement.region.offset + rng.choice((-1, 1)) * placement.strides[-1].nbytes)
+    return _exchanged(plan, i, replace(placement, region=replace(placement.region, offset=offset)))
+
+
+def _into_a_step(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
+    """A value over a slice, which belongs to a sequence, or over a row that is there already."""
+    moving, placed = _moving(plan), [i for i, p in enumerate(plan.placements) if p.region.nbytes and p.how != POINTER]
+    if not moving:
+        return None
+    step = plan.placements[rng.choice(moving)]
+    near = [i for i in placed if plan.placements[i].region.nbytes <= step.region.nbytes]
+    late = [i for i in near if any(begin <= step.end and step.begin <= end for begin, end in plan.placements[i].live)]
+    i = rng.choice(late or near)
+    region = replace(step.region, nbytes=plan.placements[i].region.nbytes)
+    return _exchanged(plan, i, replace(plan.placements[i], region=region, strides=step.strides))
+
+
 def _wait_dropped(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
     def drop(schedule: Schedule, i: int) -> Schedule:
         step = schedule.steps[i]
@@ -196,6 +242,9 @@ MUTATIONS: dict[str, Mutation] = {
     "one copy moved": _one_copy_moved,
     "copies exchanged": _copies_exchanged,
     "copies reordered": _copies_in_another_order,
+    "stride changed": _stride_changed,
+    "step too far": _step_too_far,
+    "into a step": _into_a_step,
     "dropped wait": _wait_dropped,
     "reordered steps": _reordered,
 }

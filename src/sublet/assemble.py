@@ -17,6 +17,8 @@ from sublet.packing import Bound, Problem, RegionPacking, Report, lower_bound
 from sublet.plan import (
     ARENA,
     POINTER,
+    ROW,
+    SLICE,
     CopiedMove,
     MemoryPlan,
     Outside,
@@ -24,6 +26,7 @@ from sublet.plan import (
     Placement,
     Region,
     Storage,
+    Stride,
     bound_to,
 )
 from sublet.plan_file import fingerprint
@@ -96,7 +99,7 @@ def assemble(
 ) -> MemoryPlan:
     """The plan, from the packing of those buffers that have no home."""
     timeline, lives = settled.flow, _lives(settled)
-    planned = [buffer for buffer in settled.buffers if not buffer.home]
+    planned = [buffer for buffer in settled.buffers if buffer.packed]
     placements = _placements(graph, settled, lives, storages, packed)
     kinds, sizes = _in_arena(placements, {arena.name for arena in packed.arenas})
     return MemoryPlan(
@@ -109,7 +112,7 @@ def assemble(
         lower_bound_bytes=packed.bound.bytes,
         bound=packed.bound.kind,
         total_bytes=sum(sizes.values()),
-        view_bytes=sum(nbytes for name, nbytes in sizes.items() if kinds[name] <= {"view", "part"}),
+        view_bytes=sum(nbytes for name, nbytes in sizes.items() if kinds[name] <= {"view", "part", SLICE, ROW}),
         inplace_bytes=sum(nbytes for name, nbytes in sizes.items() if kinds[name] <= {"inplace", "carry"}),
         storages=(*packed.arenas, *storages.values()),
         placements=placements,
@@ -172,36 +175,61 @@ def _placements(
             pointer = Placement(value.name, str(value.spec), nowhere, (), -1, POINTER, stands_for=stands_for[value])
             placements.append(pointer)
         for instance in instances.get(value, ()):
-            empty = (Member(value, 0), storages[value].name if value in storages else packed.arenas[0].name, 0, -1)
-            member, storage, offset, number = where.get(instance, empty)
+            home = storages[value].name if value in storages else packed.arenas[0].name
+            member, place = where.get(instance, (Member(value, 0), _Place(home, 0, -1)))
             contexts = tuple(settled.flow.instances[instance].contexts)
             placements.append(
                 Placement(
                     value=value.name,
                     spec=str(value.spec),
-                    region=Region(storage, offset, value.nbytes),
+                    region=Region(place.storage, place.offset, value.nbytes),
                     live=lives.get(instance, ()),
-                    buffer=number,
+                    buffer=place.buffer,
                     how=member.how,
                     shares=member.shares,
                     producer=producer.get(value, ""),
                     copies=contexts if any(contexts) else (),
+                    strides=place.strides,
                 )
             )
     return tuple(placements)
 
 
-def _places(buffers: tuple[SharedBuffer, ...], packed: Packed) -> dict[Value, tuple[Member, str, int, int]]:
-    """Of each instance: how it came into its buffer, the storage, the offset, the number of the buffer."""
-    where: dict[Value, tuple[Member, str, int, int]] = {}
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A storage, the offset in it in round 0, the number of the buffer, and how it moves from round to round."""
+
+    storage: str
+    offset: int
+    buffer: int
+    strides: tuple[Stride, ...] = ()
+
+
+def _places(buffers: tuple[SharedBuffer, ...], packed: Packed) -> dict[Value, tuple[Member, _Place]]:
+    """Of each instance: how it came into its buffer, and where it lies."""
+    bases: dict[int, _Place] = {}
+    found: dict[Value, tuple[int, Member]] = {}
     index = 0
-    for buffer in buffers:
-        number, base = (-1, 0) if buffer.home else (index, packed.offsets[index])
-        home = buffer.home or packed.homes[index]
-        index += not buffer.home
-        for member in buffer.members:
-            where[member.value] = (member, home, base + member.offset, number)
-    return where
+    for i, buffer in enumerate(buffers):
+        found.update((member.value, (i, member)) for member in buffer.members)
+        if buffer.packed:
+            bases[i] = _Place(packed.homes[index], packed.offsets[index], index)
+            index += 1
+        elif buffer.home:
+            bases[i] = _Place(buffer.home, 0, -1)
+
+    def base(i: int) -> _Place:
+        window = buffers[i].window
+        if i not in bases and window is not None:
+            around, whole = found[window.whole]
+            place = base(around)
+            offset = place.offset + whole.offset + window.start
+            bases[i] = _Place(place.storage, offset, place.buffer, (*place.strides, window.stride))
+        return bases[i]
+
+    return {
+        value: (member, replace(base(i), offset=base(i).offset + member.offset)) for value, (i, member) in found.items()
+    }
 
 
 def _outside(graph: Graph) -> list[Outside]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from sublet.analysis.settle import Settled
 from sublet.analysis.unroll import MAX_COPIES
+from sublet.analysis.windows import obstacle, windows
 from sublet.errors import PlanError
 from sublet.ir.graph import CaseOf, Graph, Value, While
 from sublet.plan import CopiedMove
@@ -16,16 +17,21 @@ SHOWN = 20
 Assigned = dict[Value, list[Value]]
 
 
-def copied_moves(graph: Graph, settled: Settled, bound: Collection[Value], *, unrolled: bool) -> tuple[CopiedMove, ...]:
+def copied_moves(
+    graph: Graph, settled: Settled, bound: Collection[Value], alignment: int, smallest: int, *, unrolled: bool
+) -> tuple[CopiedMove, ...]:
     """The moves that cost bytes, each once, whatever the copies of the bodies around it.
 
-    `bound` values lie in memory of the caller; `unrolled` tells whether loops were allowed to be unrolled at all.
+    `bound` values lie in memory of the caller; `unrolled` tells whether anything was allowed to share bytes at all.
     """
     assigned = _assigned(graph)
     parameters = {p: f for node in _loops(graph) for p, f in zip(node.parameters, node.finals, strict=True)}
     tied = {*bound, *(parameter for parameter, final in parameters.items() if final in bound)}
     found: dict[tuple[str, Value, Value], CopiedMove] = {}
-    moves = [*_carried(settled, assigned, tied, unrolled=unrolled), *_sliced(graph)]
+    moves = [
+        *_carried(settled, assigned, tied, unrolled=unrolled),
+        *_sliced(graph, settled, alignment, smallest, unrolled=unrolled),
+    ]
     for edge, source, to, nbytes, why in moves:
         if nbytes:
             found.setdefault((edge, source, to), CopiedMove(edge, source.name, to.name, nbytes, why))
@@ -118,14 +124,39 @@ def _of_update(settled: Settled, source: Value, target: Value) -> str:
     return f"%{target.name} is still needed when %{source.name} is made, or %{source.name} lies in other bytes"
 
 
-def _sliced(graph: Graph) -> Found:
-    """Slices of sequences, and rows of stacked outputs."""
+def _sliced(graph: Graph, settled: Settled, alignment: int, smallest: int, *, unrolled: bool) -> Found:
+    """Slices of sequences, and rows of stacked outputs, that do not lie in them in every copy of the body."""
+    lodged = {(buffer.window.value, buffer.window.whole) for buffer in settled.buffers if buffer.window}
+    told: dict[tuple[str, str, Value, Value], bool] = {}
+    instances = settled.flow.instances
+    for window in settled.flow.windows:
+        part, whole = (instances[value].base for value in (window.value, window.whole))
+        key = (window.loop.name, window.kind, part, whole)
+        told[key] = told.get(key, True) and (window.value, window.whole) in lodged
     for node in _loops(graph):
-        for sequence, part in zip(node.sequences, node.slices, strict=True):
-            yield f"fetch {node.name}", sequence, part, part.nbytes, "a slice is copied out of its sequence"
-        for row, whole in zip(node.rows, node.stacked, strict=True):
-            if whole is not None:
-                yield f"next {node.name}", row, whole, row.nbytes, "a row is copied into its stacked output"
+        for kind, part, whole, axis, _ in windows(node):
+            key = (node.name, kind, part, whole)
+            if told.get(key, False):
+                continue
+            why = obstacle(part, whole, axis, alignment, smallest)
+            if not unrolled:
+                why = "sharing is switched off"
+            elif not settled.flow.serial:
+                why = "loops of a plan of several streams copy them"
+            elif not why:
+                why = _otherwise_needed(kind, part, whole, pointing=key not in told)
+            edge, what = ("fetch", "a slice is copied") if kind == "slice" else ("next", "a row is copied")
+            source, to = (whole, part) if kind == "slice" else (part, whole)
+            yield f"{edge} {node.name}", source, to, part.nbytes, f"{what}: {why}"
+
+
+def _otherwise_needed(kind: str, part: Value, whole: Value, *, pointing: bool) -> str:
+    """Why a slice or row that could lie in its whole does not."""
+    if pointing:
+        return f"%{part.name} or %{whole.name} stands for other values"
+    if kind == "slice":
+        return f"%{part.name} is handed on by a loop or branch"
+    return f"%{part.name} is handed on, or not computed in the round, or lies elsewhere already"
 
 
 def _loops(graph: Graph) -> Iterable[While]:

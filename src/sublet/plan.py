@@ -19,6 +19,9 @@ UPDATE = "update"
 POINTER = "pointer"
 """How a value lives that has no bytes of its own: it stands for what control flow assigned to it last."""
 
+SLICE, ROW = "slice", "row"
+"""How a value lives that is bytes of a sequence, or of a stacked output, other ones every round."""
+
 Context = tuple[tuple[str, int], ...]
 """The copy of the body of each rolled loop around a node, as (loop, copy) pairs from the root down."""
 
@@ -56,18 +59,35 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
+class Stride:
+    """In round k of `loop` a value lies k * `nbytes` further than in round 0, or nearer when it moves `backwards`."""
+
+    loop: str
+    nbytes: int
+    backwards: bool = False
+
+    @property
+    def step(self) -> int:
+        """What is added to the offset from one round to the next."""
+        return -self.nbytes if self.backwards else self.nbytes
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """Where one value lives, and what a reader wants to know about it.
 
     live      half-open ranges of points (see `analysis.flow`) at which its bytes are needed
     buffer    values of the same buffer are, or overlap, the same bytes on purpose; -1 outside the arena
-    how       "own", "view", "part", "inplace" or "carry": why it shares the buffer of `shares`;
+    region    where it lies; when it has strides, in round 0 of their loops
+    how       "own", "view", "part", "inplace" or "carry": why it shares the buffer of `shares`; "slice" or
+              "row": it is one step of the sequence or stacked output `shares`;
               or "pointer": the region names no storage, and the value is where its source is
     shares    the value whose bytes it took, "" when it has its own
     producer  name of the node that writes it; "" for an input or weight
     copies    the copies of the bodies around it in which the region is this one; empty for all. A value
               with several placements is a multi-view tensor: its region changes from round to round
     stands_for   the values with bytes of their own that a pointer may stand for
+    strides   how its region moves from round to round of the loops around it, from the outermost inwards
     """
 
     value: str
@@ -80,6 +100,7 @@ class Placement:
     producer: str = ""
     copies: tuple[Context, ...] = ()
     stands_for: tuple[str, ...] = ()
+    strides: tuple[Stride, ...] = ()
 
     @property
     def begin(self) -> int:
@@ -142,8 +163,8 @@ class CopiedMove:
 
     edge     the kind of the edge and the node (see `analysis.flow`): "enter" and "exit" are passed once a run of the
              loop, "yield" once a run of the branch, "fetch" and "next" once a round. On a fetch a slice is copied out
-             of its sequence, on a next the rows are copied into the stacked outputs: both always. "update" comes
-             once a run, after all nodes
+             of its sequence, on a next the rows are copied into the stacked outputs, if they do not lie there. "update"
+             comes once a run, after all nodes
     source, destination   values of the program; in an unrolled loop some copies of the body may move nothing
     nbytes   bytes copied each time
     why      the reason, for people

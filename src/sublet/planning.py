@@ -16,6 +16,7 @@ from sublet.analysis.schedule import Schedule, serial
 from sublet.analysis.settle import Settled, laid_out, settle
 from sublet.analysis.sharing import SharedBuffer, share
 from sublet.analysis.streams import streamed
+from sublet.analysis.windows import SMALLEST
 from sublet.assemble import Packed, always_live, assemble, bound_storages, homes_of, in_one_arena, in_several_arenas
 from sublet.checker import require_valid
 from sublet.copied import copied_moves, forbid
@@ -45,6 +46,8 @@ class Options:
     share      whether views, in-place outputs and carries may be the same bytes; with strategy "no_reuse"
                and share=False every tensor has bytes of its own, for debugging
     forbid_copies   refuse a plan in which loops, branches or updates move bytes
+    in_place_from   slices and rows of loops of at least so many bytes are read and written where they lie in the
+                    whole; None for where that costs less than a copy, or for 0 where copies are forbidden
 
     Raises ProblemError for an alignment or a number of streams that makes no sense.
     """
@@ -58,6 +61,7 @@ class Options:
     share: bool = True
     regions: tuple[MemoryRegion, ...] = ()
     forbid_copies: bool = False
+    in_place_from: int | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in (("io", ("arena", "bound")), ("weights", ("arena", "bound"))):
@@ -70,6 +74,13 @@ class Options:
             raise ProblemError(f"alignment {self.alignment} must be between 1 and 2^32")
         if self.streams < 1:
             raise ProblemError(f"there must be at least one stream, not {self.streams}")
+
+    @property
+    def smallest(self) -> int:
+        """Bytes from which on a slice or row lies in its whole."""
+        if self.in_place_from is not None:
+            return self.in_place_from
+        return 0 if self.forbid_copies else SMALLEST
 
 
 def plan_memory(
@@ -96,10 +107,10 @@ def plan_memory(
         schedule = serial(graph) if options.streams == 1 else streamed(graph, options.streams)
     storages = bound_storages(graph, io_bound=options.io == "bound", weights_bound=options.weights == "bound")
     settled = _settled(graph, schedule, storages, options)
-    moves = copied_moves(graph, settled, storages, unrolled=options.share)
+    moves = copied_moves(graph, settled, storages, align, options.smallest, unrolled=options.share)
     if options.forbid_copies:
         forbid(moves)
-    planned = tuple(buffer for buffer in settled.buffers if not buffer.home)
+    planned = tuple(buffer for buffer in settled.buffers if buffer.packed)
     problem = interference(planned, settled.flow, alignment=align, name=graph.name)
     packed = _packed(problem, options, progress)
     plan = assemble(
@@ -125,7 +136,15 @@ def _settled(graph: Graph, schedule: Schedule, storages: Mapping[Value, Storage]
         return always_live(liveness(timeline), graph.constants, len(timeline.points))
 
     def shared(timeline: Flow, ranges: LiveRanges) -> tuple[SharedBuffer, ...]:
-        return share(graph, timeline, ranges, alignment=options.alignment, homes=homes, merging=options.share)
+        return share(
+            graph,
+            timeline,
+            ranges,
+            alignment=options.alignment,
+            homes=homes,
+            merging=options.share,
+            smallest=options.smallest,
+        )
 
     if not options.share:
         return laid_out(flow(graph, schedule), live, shared)

@@ -114,6 +114,7 @@ def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) ->
                 "how": place.how,
                 "shares": place.shares,
                 "copies": [[list(pair) for pair in context] for context in place.copies],
+                "strides": {stride.loop: stride.step for stride in place.strides},
             }
             for place in plan.placements
         ],

@@ -61,7 +61,7 @@ def test_what_the_checker_accepts_runs_right() -> None:
         schedule = plan.schedule
         tight, _ = tighter(rng, graph, plan, lambda tried: not check(graph, schedule, tried), 40)  # noqa: B023
         assert results_match(graph, schedule, tight, rng), seed
-        unrolled = plan_memory(graph, Options(alignment=1))
+        unrolled = plan_memory(graph, Options(alignment=1, in_place_from=0))
         for kind, mutant in (*mutants(rng, tight), *mutants(rng, unrolled)):
             runs_right = results_match(graph, mutant.schedule, mutant, rng)
             if violations(graph, mutant.schedule, mutant):

@@ -133,7 +133,7 @@ def test_the_summary_tells_turns_pointers_and_what_is_moved() -> None:
     told = printed(summary(delay_plan()))
     assert "loop turn: its values take turns; 2 rounds, then a ring of 2" in told
     assert "4 values are pointers and have no bytes" in told
-    assert "next turn: 4 KiB, s to all: a row is copied into its stacked output" in told
+    assert "next turn: 4 KiB, s to all: a row is copied: below 262,144 bytes a copy costs less" in told
     without = parse(DELAY.replace("; %s axis 0", ";").replace(", %all: f32[8,1024]", "").replace("%f, %all", "%f"))
     assert "0 bytes moved by loops and branches" in printed(summary(plan_memory(without)))
     assert "moved" not in printed(summary(small_plan()))

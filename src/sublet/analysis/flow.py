@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from sublet.analysis.instances import Instance, Instances, Reusable, never
 from sublet.analysis.schedule import Schedule, happens_before
 from sublet.analysis.unroll import Copies, Way
+from sublet.analysis.windows import Window, windows
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.plan import Context, Rolled
 
@@ -70,6 +71,8 @@ class Flow:
     rolled     the unrolled loops
     counterparts   (first, later): what a parameter stands for in a copy that runs once, and in the copy of the
                ring that would run in its place: if both are the same bytes, the copies are alike
+    windows    slices and rows that are bytes of wholes which lie in one place each
+    pointed    the instances that are assigned to pointers
     """
 
     points: tuple[Point, ...]
@@ -81,6 +84,8 @@ class Flow:
     rolled: tuple[Rolled, ...] = ()
     pointers: frozenset[Value] = frozenset()
     counterparts: tuple[tuple[Value, Value], ...] = ()
+    windows: tuple[Window, ...] = ()
+    pointed: frozenset[Value] = frozenset()
 
     @property
     def serial(self) -> bool:
@@ -117,6 +122,8 @@ class _Builder:
         self.active: list[Copies] = []
         self.rolled: list[Rolled] = []
         self.counterparts: list[tuple[Value, Value]] = []
+        self.windows: list[Window] = []
+        self.pointed: set[Value] = set()
 
     def finished(self, graph: Graph) -> Flow:
         return Flow(
@@ -129,6 +136,8 @@ class _Builder:
             tuple(self.rolled),
             self.now.pointers,
             tuple(self.counterparts),
+            tuple(self.windows),
+            frozenset(self.pointed),
         )
 
     def start(self, graph: Graph) -> None:
@@ -257,7 +266,12 @@ class _Builder:
             self.emit("fetch", node, uses=node.sequences, defs=node.slices)
         self.nodes(node.body, schedule, level, node.check, len(schedule.steps), path)
         self.path = path
-        self.move("next", node, node.updates, node.parameters, uses=(*node.rows, *stacked))
+        following = self.move("next", node, node.updates, node.parameters, uses=(*node.rows, *stacked))
+        for kind, part, whole, axis, backwards in windows(node):
+            if self.now.pointers.isdisjoint((part, whole)):
+                value, place = self.now.operand(part), self.now.operand(whole)
+                found = Window(kind, node, value, place, axis, backwards, 2 * check + 1, 2 * following + 1)
+                self.windows.append(found)
         return check
 
     def leave(self, node: While, copies: Copies, checks: list[int], stacked: tuple[Value, ...]) -> None:
@@ -284,5 +298,6 @@ class _Builder:
         """A parallel assignment; pointers take no part in it, but what they will stand for is needed."""
         pairs = [(s, d) for s, d in zip(sources, destinations, strict=True) if d is not None]
         real = tuple((s, d) for s, d in pairs if d not in self.now.pointers)
+        self.pointed.update(self.now.stand_for(s for s, d in pairs if d in self.now.pointers))
         read = (*(s for s, _ in pairs), *uses)
         return self.emit(kind, node, read, (*(d for _, d in real), *defs), real)

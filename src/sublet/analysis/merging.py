@@ -18,6 +18,7 @@ from sublet.analysis.content import Content, agree
 from sublet.analysis.liveness import LiveRanges, Pieces, merge
 from sublet.analysis.order import Concurrency
 from sublet.analysis.unroll import Way
+from sublet.analysis.windows import Window
 from sublet.ir.graph import Value
 
 Permitted = frozenset[tuple[int, Value, Value]]
@@ -57,6 +58,12 @@ class Group:
     home: str = ""
     writable: bool = True  # whether the network may write there
     filled: bool = False  # whether the caller puts bytes there before the run
+    window: Window | None = None  # the bytes are those of another group, other ones every round
+
+    @property
+    def fixed(self) -> bool:
+        """Whether its bytes are there already, so that it needs none in the arena."""
+        return bool(self.home) or self.window is not None
 
 
 @dataclass
@@ -73,6 +80,7 @@ class Merger:
     permitted: Permitted
     copies: Mapping[tuple[Value, Value], tuple[Copy, ...]]
     ways: Mapping[Value, Way]
+    pointed: frozenset[Value]
     rewritten: Mapping[Value, tuple[int, ...]]  # the points that write a value, where there are several
     updates: Mapping[
         tuple[Value, Value], int
@@ -110,14 +118,34 @@ class Merger:
         shift = self.offsets[source] - self.offsets[alias]
         self._commit("pointer", alias, source, a, b, _union(a, b, shift), shift)
 
+    def lodge(self, window: Window) -> None:
+        """Let a slice or row be bytes of its whole, unless somebody else stands for it or it lives beyond its round."""
+        group = self.groups.get(window.value)
+        if group is None or group.fixed or window.whole not in self.groups or not self._within(window, group):
+            return
+        add(self.curve, group, -1, 0)
+        group.window, group.writable = window, not window.read_only
+        member = group.members[0]
+        group.members[0] = Member(member.value, member.offset, window.kind, window.whole.name)
+
+    def _within(self, window: Window, group: Group) -> bool:
+        """Whether all of a group lives within one round; pointers lead to one place, not to one a round."""
+        lives = self.ranges.halves
+        return all(
+            window.holds(lives[member.value]) and member.how != "pointer" and member.value not in self.pointed
+            for member in group.members
+        )
+
     def _homes_allow(self, how: str, a: Group, b: Group, shift: int) -> bool:
-        if a.home and b.home:
+        if a.fixed and b.fixed:
             return False
-        fixed, guest, base = (a, b, shift) if a.home else (b, a, -shift)
-        if not fixed.home:
+        fixed, guest, base = (a, b, shift) if a.fixed else (b, a, -shift)
+        if not fixed.fixed:
             return True
         if guest.filled:
             return False  # the caller would not find the place
+        if fixed.window and not self._within(fixed.window, guest):
+            return False
         if not fixed.writable and (how != "view" or fixed is b):
             return False
         return fixed.low <= guest.low + base and guest.high + base <= fixed.high
@@ -248,7 +276,7 @@ def take_turns(ranges: LiveRanges, permitted: Permitted, x: Value, y: Value) -> 
 
 
 def _union(a: Group, b: Group, shift: int) -> Group:
-    home = a if a.home else b
+    home = a if a.fixed else b
     return Group(
         members=list(a.members),
         low=min(a.low, b.low + shift),
@@ -257,11 +285,12 @@ def _union(a: Group, b: Group, shift: int) -> Group:
         home=home.home,
         writable=home.writable,
         filled=a.filled or b.filled,
+        window=home.window,
     )
 
 
 def add(curve: NDArray[np.int64], group: Group, sign: int, origin: int) -> None:
     """Add the bytes of a group of the arena to the points of `curve`, which starts at `origin`."""
-    if not group.home:
+    if not group.fixed:
         for begin, end in group.live:
             curve[begin - origin : end - origin] += sign * (group.high - group.low)

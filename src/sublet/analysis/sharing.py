@@ -3,6 +3,7 @@
 Starting from one buffer a value, buffers are merged, in this order, wherever `merging` allows it:
 
     pointer  an instance of a pointer and what it stands for there; always
+    window   a slice or row that is bytes of its whole in every round, see `windows`
     view     an output that is bytes of an input
     part     a concatenation's operand, written at its place in the output
     carry    what updates an input or weight born in its place
@@ -22,6 +23,7 @@ from sublet.analysis.flow import Flow, Point
 from sublet.analysis.liveness import LiveRanges, Pieces
 from sublet.analysis.merging import Copy, Group, Member, Merger, Permitted, add
 from sublet.analysis.order import Concurrency
+from sublet.analysis.windows import SMALLEST, Window, obstacle
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops import Share, lookup
 
@@ -30,14 +32,21 @@ from sublet.ops import Share, lookup
 class SharedBuffer:
     """Values that live in one block of `nbytes`.
 
-    `home` names the bound storage the block is, "" for the arena. Invariant: at any time the bytes
-    that several members cover are equal for all members alive then.
+    `home` names the bound storage the block is, "" for the arena; with a `window` the block is bytes of another,
+    other ones every round. Invariant: at any time the bytes that several members cover are equal for all members
+    alive then.
     """
 
     members: tuple[Member, ...]
     nbytes: int
     live: Pieces
     home: str = ""
+    window: Window | None = None
+
+    @property
+    def packed(self) -> bool:
+        """Whether it needs bytes of the arena."""
+        return not self.home and self.window is None
 
 
 def share(
@@ -48,17 +57,20 @@ def share(
     alignment: int = 1,
     homes: Mapping[Value, tuple[str, bool]] | None = None,
     merging: bool = True,
+    smallest: int = SMALLEST,
 ) -> tuple[SharedBuffer, ...]:
     """Merge the values of a program into buffers, in order of definition; without `merging`, one a value.
 
     `homes` gives the values bound outside the arena: the name of the storage and whether the network
-    may write it. Values of zero bytes and values that cannot be planned get no buffer.
+    may write it. Slices and rows of fewer than `smallest` bytes are not windows. Values of zero bytes and values
+    that cannot be planned get no buffer.
     """
     merger = _start(graph, flow, ranges, alignment, homes or {})
     for alias, source in flow.aliases:
         merger.join(alias, source)
     if not merging:
         return _finish(merger)
+    _lodge(merger, flow, alignment, smallest)
     nodes = [point.node for point in flow.points if point.kind == "run" and point.node]
     for node in nodes:
         for view, base, offset in _pairs(node, lookup(node.op).views(node)):
@@ -113,9 +125,23 @@ def _start(
         permitted=permitted(flow),
         copies=_copies(flow),
         ways=flow.ways,
+        pointed=flow.pointed,
         rewritten=_rewritten(flow),
         updates={pair: t for t, point in enumerate(flow.points) if point.kind == "update" for pair in point.moves},
     )
+
+
+def _lodge(merger: Merger, flow: Flow, alignment: int, smallest: int) -> None:
+    """Let slices and rows lie in their wholes, in programs of one stream; but not what control flow hands on."""
+    if not flow.serial:
+        return
+    sources = {source for point in flow.points for source, _ in point.moves} | flow.pointed
+    handed_on = {segment.token for source in sources for segment in merger.contents.get(source, ())}
+    for window in flow.windows:
+        tokens = {segment.token for segment in merger.contents[window.value]}
+        allowed = not obstacle(window.value, window.whole, window.axis, alignment, smallest)
+        if allowed and tokens.isdisjoint(handed_on):
+            merger.lodge(window)
 
 
 def _pairs(node: Node, shares: tuple[Share, ...]) -> Iterator[tuple[Value, Value, int]]:
@@ -197,5 +223,5 @@ def _finish(merger: Merger) -> tuple[SharedBuffer, ...]:
             continue
         seen.add(id(group))
         members = tuple(Member(m.value, m.offset - group.low, m.how, m.shares) for m in group.members)
-        buffers.append(SharedBuffer(members, group.high - group.low, group.live, group.home))
+        buffers.append(SharedBuffer(members, group.high - group.low, group.live, group.home, group.window))
     return tuple(buffers)

@@ -48,7 +48,7 @@ class Levels:
         return Tensor(self._graph, value)
 
     def read(self, tensor: Tensor) -> Value:
-        """The value of a tensor. Raises SpecError when it is of another graph, or was made in a level that is closed."""
+        """The value of a tensor. Raises SpecError when it is of another graph or of a level that is closed."""
         if not isinstance(tensor, Tensor):
             raise SpecError(at_line(f"{type(tensor).__name__} is no Tensor"))
         if tensor.graph is not self._graph:

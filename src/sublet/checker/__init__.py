@@ -41,8 +41,8 @@ def check(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> tuple[Finding, 
     origins = {node.name: sources(node) for node in graph.walk() if not isinstance(node, While | CaseOf)}
     known = contents(graph, origins)
     findings += check_order(graph, schedule)
-    if not _total(schedule) and (layout.pointers or layout.turning):
-        what = "has values that take turns among regions, in a program of several streams"
+    if not _total(schedule) and (layout.pointers or layout.turning or layout.cells.known):
+        what = "has values that take turns among regions, or move from round to round, in a program of several streams"
         return (*findings, Finding("race", "the plan", what, "plan it with one stream, or without pointers"))
     builder = Actions(layout, known, origins)
     findings += check_races(graph, schedule, layout, {node.name: builder.of(node) for node in graph.walk()})

@@ -7,9 +7,10 @@ Where values take turns among regions, an action is of one copy of the bodies ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from sublet.checker.cells import step_of
 from sublet.checker.contents import Source, cut
 from sublet.checker.layout import Layout
 from sublet.checker.memory import Content
@@ -117,13 +118,15 @@ class Actions:
     def fetch(self, node: While) -> Action:
         """One slice of every sequence."""
         reads = tuple(dict.fromkeys(node.sequences))
-        return Action(f"loop {node.name}, slices", reads, tuple(self._fresh(node.slices)))
+        steps = zip(node.slices, node.sequences, node.slice_axes, node.slice_reversed, strict=True)
+        return Action(f"loop {node.name}, slices", reads, tuple(self._stepped(node, steps, whole=False)))
 
     def store(self, node: While) -> Action:
         """The rows go to their sequences."""
-        rows = [row for row, out in zip(node.rows, node.stacked, strict=False) if out is not None]
-        stacked = _stacked(node)
-        return Action(f"loop {node.name}, rows", tuple(dict.fromkeys((*rows, *stacked))), tuple(self._fresh(stacked)))
+        steps = zip(node.rows, node.stacked, node.row_axes, node.row_reversed, strict=True)
+        stored = [(row, out, axis, backwards) for row, out, axis, backwards in steps if out is not None]
+        reads = tuple(dict.fromkeys((*(row for row, *_ in stored), *_stacked(node))))
+        return Action(f"loop {node.name}, rows", reads, tuple(self._stepped(node, stored, whole=True)))
 
     def back(self, node: While) -> Action:
         """The updates become the parameters of the next round."""
@@ -155,6 +158,14 @@ class Actions:
                 touched = self.layout.region(source) != region
                 writes.append(Write(region, self.content(target), touched, target.name))
         return Action(where, tuple(dict.fromkeys(source for source, _ in pairs)), tuple(writes))
+
+    def _stepped(self, node: While, steps: Iterable[tuple[Value, Value, int, bool]], *, whole: bool) -> Iterator[Write]:
+        """Slices fetched, or rows stored in wholes: nothing is touched where they already lie there."""
+        for part, around, axis, backwards in steps:
+            place = self.layout.region(part)
+            there = step_of(node.name, around, self.layout.region(around), axis, backwards)
+            for write in self._fresh([around if whole else part]):
+                yield Write(write.region, write.content, place is None or place != there, write.value)
 
     def _fresh(self, values: Sequence[Value]) -> Iterator[Write]:
         for value in values:

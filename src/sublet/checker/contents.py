@@ -84,6 +84,8 @@ def contents(graph: Graph, sources_by_node: Mapping[str, tuple[tuple[Source, ...
     known = {value.name: whole(value) for value in graph.values()}
     total = 0
     for node in graph.walk():
+        if isinstance(node, While):
+            known |= _equal_slices(node, known)
         if isinstance(node, While | CaseOf):
             continue
         for out, pieces in zip(node.written, sources_by_node[node.name], strict=True):
@@ -93,6 +95,19 @@ def contents(graph: Graph, sources_by_node: Mapping[str, tuple[tuple[Source, ...
                 if len(content) <= MAX_PIECES and total <= MAX_ALL_PIECES:
                     known[out.name] = content
     return known
+
+
+def _equal_slices(node: While, known: Mapping[str, Content]) -> dict[str, Content]:
+    """The slices that are the same bytes as another of the loop, with its content."""
+    first: dict[object, Value] = {}
+    equal: dict[str, Content] = {}
+    for part, whole, axis, backwards in zip(
+        node.slices, node.sequences, node.slice_axes, node.slice_reversed, strict=True
+    ):
+        other = first.setdefault((known[whole.name], whole.spec, axis, backwards), part)
+        if other is not part and other.nbytes == part.nbytes:
+            equal[part.name] = known[other.name]
+    return equal
 
 
 def _content(node: Node, out: Value, source: Source, known: Mapping[str, Content]) -> Content:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
+from sublet.checker.cells import Cells, Strides
 from sublet.errors import Finding
 from sublet.ir.graph import CaseOf, Graph, Value, While
 from sublet.plan import ARENA, POINTER, Context, MemoryPlan, Placement, Region, Rolled, Storage, bound_to
@@ -24,8 +25,8 @@ class Layout:
     """The region of every placed value that has bytes, and the storages by name.
 
     A region here always has as many bytes as its value, whatever the plan says. A value in `turning` has
-    several, each for certain copies of the bodies around it; one in `pointers` has none of its own. `updated` names
-    the storages of updated inputs and weights.
+    several, each for certain copies of the bodies around it; one in `pointers` has none of its own. The region of a
+    value with strides lies in one of the `cells`. `updated` names the storages of updated inputs and weights.
     """
 
     regions: Mapping[str, Region]
@@ -34,6 +35,7 @@ class Layout:
     pointers: frozenset[str]
     rolled: Mapping[tuple[str, Context], Rolled]
     updated: frozenset[str]
+    cells: Cells
     context: Context = ()
     pointed: Mapping[str, Region] = field(default_factory=dict)
 
@@ -57,7 +59,12 @@ class Layout:
 
     def read_only(self, region: Region) -> bool:
         """Whether the bytes are memory of the caller that the network never writes."""
-        return region.storage not in self.updated and self.storages[region.storage].kind in READ_ONLY
+        storage = self.cells.root(region.storage)
+        return storage not in self.updated and self.storages[storage].kind in READ_ONLY
+
+    def kind(self, region: Region) -> str:
+        """The kind of the storage that a region lies in."""
+        return self.storages[self.cells.root(region.storage)].kind
 
 
 def lay_out(graph: Graph, plan: MemoryPlan) -> tuple[Layout, list[Finding]]:
@@ -71,6 +78,10 @@ def lay_out(graph: Graph, plan: MemoryPlan) -> tuple[Layout, list[Finding]]:
     turning: dict[str, list[tuple[Context, Region]]] = {}
     pointers = {placement.value for placement in plan.placements if placement.how == POINTER}
     placed: set[tuple[str, Context]] = set()
+    by_value: dict[str, list[Placement]] = {}
+    for placement in plan.placements:
+        by_value.setdefault(placement.value, []).append(placement)
+    strides = Strides(graph, by_value, plan.alignment)
     for placement in plan.placements:
         contexts = placement.copies or ((),)
         if any(_within(context, other) for context in contexts for name, other in placed if name == placement.value):
@@ -81,11 +92,15 @@ def lay_out(graph: Graph, plan: MemoryPlan) -> tuple[Layout, list[Finding]]:
         findings += _placement(placement, value, storages, plan.alignment)
         if value is None or not value.nbytes or placement.region.storage not in storages:
             continue
-        region = Region(placement.region.storage, placement.region.offset, value.nbytes)
+        plain = Region(placement.region.storage, placement.region.offset, value.nbytes)
+        found = [plain if not placement.strides else strides.region(placement, context) for context in contexts]
+        if placement.strides:
+            findings += strides.findings(placement, all(found))
+        turns = [(context, region) for context, region in zip(contexts, found, strict=True) if region is not None]
         if placement.copies:
-            turning.setdefault(value.name, []).extend((context, region) for context in placement.copies)
+            turning.setdefault(value.name, []).extend(turns)
         else:
-            regions[value.name] = region
+            regions.update((value.name, region) for _, region in turns)
     named = {name for name, _ in placed}
     for value in values.values():
         if value.plannable and value.name not in named:
@@ -94,7 +109,7 @@ def lay_out(graph: Graph, plan: MemoryPlan) -> tuple[Layout, list[Finding]]:
     rolled = {(record.loop, record.within): record for record in plan.rolled}
     frozen = {name: tuple(turns) for name, turns in turning.items()}
     updated = frozenset(bound_to(value.name) for value in graph.updated)
-    layout = Layout(regions, storages, frozen, frozenset(pointers), rolled, updated)
+    layout = Layout(regions, storages, frozen, frozenset(pointers), rolled, updated, strides.cells)
     return layout, [*findings, *_bound(graph, layout), *_initial_overlaps(graph, layout)]
 
 
@@ -220,7 +235,7 @@ def _bound(graph: Graph, layout: Layout) -> Iterator[Finding]:
             yield Finding("bound-storage", f"{kind} {value}", "lies in several places, but the plan binds it to one")
         if region is None:
             continue
-        actual = layout.storages[region.storage]
+        actual = layout.storages[layout.cells.root(region.storage)]
         if own is not None and own.kind == kind and (region.storage, region.offset) != (bound_to(value.name), 0):
             what = f"lies at {span(region)}, but the plan binds it to storage {bound_to(value.name)}"
             yield Finding("bound-storage", f"{kind} {value}", what)

@@ -11,9 +11,11 @@ ever replace facts by fixed facts or by nothing, so the fixpoint of a loop is re
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from typing import NamedTuple
+
+from sublet.plan import Region
 
 
 class Piece(NamedTuple):
@@ -76,6 +78,23 @@ class Memory:
             if last.end > end:
                 fresh.append(last._replace(begin=end))
         self.tracks[storage] = track[:low] + fresh + track[high:]
+
+    def forget(self, region: Region, writer: str) -> None:
+        """Let nothing be known of these bytes; `writer` says why."""
+        track = self.tracks.get(region.storage, [])
+        low, high = _range(track, region.offset, region.end)
+        if low == high:
+            return
+        first, last = track[low], track[high - 1]
+        left = [first._replace(end=region.offset)] if first.begin < region.offset else []
+        right = [last._replace(begin=region.end)] if last.end > region.end else []
+        unknown = Segment(region.offset, region.end, None, 0, writer)
+        self.tracks[region.storage] = [*track[:low], *left, unknown, *right, *track[high:]]
+
+    def drop(self, storages: Iterable[str]) -> None:
+        """Forget all that lies in some storages."""
+        for storage in storages:
+            self.tracks.pop(storage, None)
 
     def mismatches(self, storage: str, begin: int, content: Content) -> Iterator[Segment]:
         """The bytes from address `begin` that are not those of `content`, as what they are instead."""

@@ -23,11 +23,12 @@ def check_overlaps(node: Node | None, action: Action, layout: Layout) -> Iterato
         yield from _inputs_overwritten(node, action, layout)
         yield from _outputs_overlap(node, action, layout)
         return
-    targets = [(write.region, write.value) for write in action.writes]
+    slices = action.where.endswith(", slices")  # two of one sequence may both lie there
+    targets = [(write.region, write.value) for write in action.writes if write.touched or not slices]
     for (one_region, one), (other_region, other) in overlapping(targets):
         what = f"moves %{one} to {span(one_region)} and %{other} to {span(other_region)} at once"
         yield Finding("moves-overlap", action.where, what, "place them apart")
-    if action.where.endswith((", slices", ", rows")):
+    if slices or action.where.endswith(", rows"):
         yield from _clobbered_while_read(action, layout)
 
 
@@ -75,7 +76,7 @@ def _over(action: Action, name: str, target: Region, value: Value, region: Regio
 def _read_only_written(action: Action, layout: Layout) -> Iterator[Finding]:
     for write in action.writes:
         if write.touched and layout.read_only(write.region):
-            kind = layout.storages[write.region.storage].kind
+            kind = layout.kind(write.region)
             what = f"writes %{write.value} at {span(write.region)}, memory of a bound {kind}"
             yield Finding("read-only-written", action.where, what, f"the network never writes {kind}s")
 

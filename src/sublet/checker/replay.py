@@ -213,13 +213,17 @@ class _Replay:
         )
         inner = self._defined(node) - {value.name for value in node.defs}
         left = _forget(left, inner)
+        cells = self.layout.cells.of_round(node.name)
         for state in left:
+            state.memory.drop(cells)
             state.rename(names, ENDED)
         states = edge(states, build=lambda actions: actions.fetch(node))
         states = self.nodes(node.body.nodes[node.check :], body, states, context, node.body.outputs)
         states = edge(states, build=lambda actions: actions.store(node))
         moves = list(zip(node.updates, node.parameters, strict=True))
         states = edge(states, build=lambda actions: actions.back(node), moves=moves, ends_round=names)
+        for state in states:
+            state.memory.drop(cells)
         return left, _forget(states, inner - {value.name for value in node.parameters})
 
     def edge(
@@ -244,6 +248,8 @@ class _Replay:
             if ends_round:
                 state.rename(ends_round, EARLIER)
             for write, content in writes:
+                for spoilt in self.layout.cells.spoilt(write.region) if write.touched else ():
+                    state.memory.forget(spoilt, action.where)
                 state.memory.write(write.region.storage, write.region.offset, content, action.where)
         return self._joined(states, node) if moves else states
 
@@ -268,7 +274,10 @@ class _Replay:
         for source, to in moves:
             if to is not None and to.name in self.layout.pointers:
                 region = here.region(source)
-                if region is not None:
+                if region is not None and region.storage in here.cells.known:
+                    what = f"lets {to} stand for {source}, which moves from round to round"
+                    self.findings.append(Finding("bad-stride", "the plan", what, "copy one of the two"))
+                elif region is not None:
                     targets[to.name] = Target(region, state.resolve(self.contents.get(source.name, whole(source))))
         return targets
 

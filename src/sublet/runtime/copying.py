@@ -49,19 +49,22 @@ def _complete(outputs: Sequence[Value], copies: list[Copy]) -> bool:
 def bind_copies(copies: Sequence[Copy], places: Places) -> Call:
     """A call that makes those of the copies that are not in place already."""
     pairs: list[tuple[Raw, Raw]] = []
+    values: list[tuple[str, str]] = []
     for source, begin, output, at, nbytes in copies:
         read = places.bytes_of(source)[begin : begin + nbytes]
         write = places.bytes_of(output)[at : at + nbytes]
         if nbytes and read.ctypes.data != write.ctypes.data:
             pairs.append((read, write))
-    return Copies(tuple(pairs)) if pairs else nothing
+            values.append((source.name, output.name))
+    return Copies(tuple(pairs), tuple(values)) if pairs else nothing
 
 
 @dataclass(frozen=True)
 class Copies:
-    """A call that copies bytes. `pairs` are (from, to)."""
+    """A call that copies bytes. `pairs` are (from, to), and `values` the values these are bytes of."""
 
     pairs: tuple[tuple[Raw, Raw], ...]
+    values: tuple[tuple[str, str], ...]
 
     def __call__(self) -> None:
         for read, write in self.pairs:

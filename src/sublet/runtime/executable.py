@@ -203,7 +203,10 @@ class Executable:
         return self._memory.bytes_at(region) if region else np.empty(0, np.uint8)
 
     def region_of(self, instance: Value) -> Region | None:
-        """Where an instance of the flow lies; for a pointer's, where what it stands for does. None without bytes."""
+        """Where an instance of the flow lies, one that moves in the round that its loops make; None without bytes.
+
+        For a pointer's it is where what it stands for lies.
+        """
         made = self.flow.instances.get(instance)
         aliases = dict(self.flow.aliases)
         while instance in aliases:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from numpy.typing import NDArray
 
 from sublet.ir.graph import Node, Value
+from sublet.plan import Stride
 
 Array = NDArray[Any]
 Call = Callable[[], Any]
@@ -62,6 +63,17 @@ class Joinable(Protocol):
 
     def joined(self, following: Sequence[Call]) -> tuple[Call, int]:
         """One call for this one and the first of `following`, in their order; and how many of them."""
+
+
+@runtime_checkable
+class Movable(Protocol):
+    """A bound call that can run at other places without being bound anew."""
+
+    def following(self, strides: Mapping[str, tuple[Stride, ...]], current: Mapping[str, int]) -> Call | None:
+        """A call that finds its operands where they are in the rounds of `current`; None when it cannot.
+
+        `strides` are those of the values that move, by name; it was bound for the rounds 0.
+        """
 
 
 class Backend(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sublet.errors import RunError
 from sublet.ir.graph import Graph, Value
-from sublet.plan import ARENA, POINTER, Context, MemoryPlan, Placement, Region, Storage, bound_to
+from sublet.plan import ARENA, POINTER, Context, MemoryPlan, Placement, Region, Storage, Stride, bound_to
 from sublet.runtime.dtypes import array_over
 from sublet.runtime.kernel import Array, Cell, Operand
 from sublet.tensor import TensorSpec
@@ -74,6 +74,8 @@ class Memory:
         self.pointers = frozenset(placement.value for placement in plan.placements if placement.how == POINTER)
         self.pointed: dict[str, Region] = {}  # what a final or output that is a pointer stands for since its assignment
         self.rounds: dict[str, int] = {}  # how many each loop made when it ran last
+        self.current: dict[str, int] = {}  # the round that each loop makes, where values move from round to round
+        self.moving = {stride.loop for placement in plan.placements for stride in placement.strides}
         self.ways: dict[str, int] = {}  # by which way the loops and branches that decide were left
         self.deciding = {name for record in plan.rolled for jump in record.jumps for name, _ in jump.ways}
         self._placed: dict[str, list[Placement]] = {}
@@ -118,14 +120,47 @@ class Memory:
                 raise RunError(f"{what}: shares memory with {other!r}, and the network writes to one of them")
         self._raw[storage] = raw[:needed]
 
-    def region(self, value: Value, context: Context = (), pointed: Mapping[str, Region] | None = None) -> Region:
-        """Where a value lies in copies of the bodies around it, when pointers stand for `pointed`."""
+    def region(
+        self,
+        value: Value,
+        context: Context = (),
+        pointed: Mapping[str, Region] | None = None,
+        rounds: Mapping[str, int] | None = None,
+    ) -> Region:
+        """Where a value lies in copies of the bodies around it, when pointers stand for `pointed`, in `rounds`.
+
+        Without `rounds` it is those that the loops make now.
+        """
         if value.name in self.pointers:
             return (self.pointed if pointed is None else pointed)[value.name]
+        placement = self.placement(value, context)
+        if not placement.strides:
+            return placement.region
+        rounds = self.current if rounds is None else rounds
+        further = sum(rounds.get(stride.loop, 0) * stride.step for stride in placement.strides)
+        return replace(placement.region, offset=placement.region.offset + further)
+
+    def placement(self, value: Value, context: Context) -> Placement:
+        """Where the plan puts a value that is no pointer, in copies of the bodies around it."""
         for placement in self._placed[value.name]:
             if any(context[: len(copies)] == copies for copies in placement.copies or ((),)):
-                return placement.region
+                return placement
         raise RunError(f"value {value} has no place in the copy {context} of the loops around it")
+
+    def strides(self, value: Value, context: Context) -> tuple[Stride, ...]:
+        """How a value moves from round to round of the loops around it."""
+        fixed = not self.moving or not value.nbytes or value.name in self.pointers
+        return () if fixed else self.placement(value, context).strides
+
+    def steps_through(self, part: Value, whole: Value, stride: Stride, context: Context) -> bool:
+        """Whether a slice or row lies in its whole in every round."""
+        strides = self.strides(part, context)
+        if not strides or whole.name in self.pointers:
+            return False
+        own, around = self.placement(part, context), self.placement(whole, context)
+        start = around.region.offset + (whole.nbytes - part.nbytes if stride.backwards else 0)
+        there = (around.region.storage, start, (*around.strides, stride))
+        return (own.region.storage, own.region.offset, strides) == there
 
     def bytes_at(self, region: Region) -> Raw:
         """The bytes of a region."""
@@ -138,15 +173,16 @@ class Memory:
 
 @dataclass(frozen=True)
 class Places:
-    """Where values lie at one moment; without `pointed`, pointers are what they came to stand for in the run."""
+    """Where values lie at one moment; without `pointed` or `rounds`, as it is in the run."""
 
     memory: Memory
     context: Context = ()
     pointed: Mapping[str, Region] | None = None
+    rounds: Mapping[str, int] | None = None
 
     def region(self, value: Value) -> Region:
         """The region of a planned value."""
-        return self.memory.region(value, self.context, self.pointed)
+        return self.memory.region(value, self.context, self.pointed, self.rounds)
 
     def bytes_of(self, value: Value) -> Raw:
         """The bytes of a planned value."""

@@ -112,28 +112,20 @@ def round_limit(node: While) -> int | None:
     return min(extents, default=None)
 
 
-def bytes_a_round(node: While) -> int:
-    """Bytes of the planned slices and rows that every whole round of the loop copies."""
-    rows = (row for row, whole in zip(node.rows, node.stacked, strict=True) if whole is not None)
-    return sum(value.nbytes for value in (*node.slices, *rows))
-
-
 Take = Callable[[int], None]
 Operands = Callable[[Value], Operand]
+Step = tuple[Value, Value, int, bool]
+"""A slice or row, the whole that it is a step of, the axis, and whether the first is at the far end."""
 
 
-def fetcher(node: While, at: Operands) -> Take | None:
-    """A function of the round that copies one slice of every sequence; None without slices."""
-    details = zip(node.slices, node.sequences, node.slice_axes, node.slice_reversed, strict=True)
-    copies = [_taker(at(value), at(sequence), axis, back) for value, sequence, axis, back in details]
-    return _each(copies)
+def fetcher(slices: Sequence[Step], at: Operands) -> Take | None:
+    """A function of the round that copies slices out of their sequences; None without slices."""
+    return _each([_taker(at(value), at(sequence), axis, back) for value, sequence, axis, back in slices])
 
 
-def storer(node: While, at: Operands) -> Take | None:
-    """A function of the round that copies every row to its place in the stacked output; None without rows."""
-    details = zip(node.rows, node.stacked, node.row_axes, node.row_reversed, strict=True)
-    copies = [_placer(at(row), at(whole), axis, back) for row, whole, axis, back in details if whole is not None]
-    return _each(copies)
+def storer(rows: Sequence[Step], at: Operands) -> Take | None:
+    """A function of the round that copies rows to their places in the stacked outputs; None without rows."""
+    return _each([_placer(at(row), at(whole), axis, back) for row, whole, axis, back in rows])
 
 
 def _each(copies: list[Take]) -> Take | None:

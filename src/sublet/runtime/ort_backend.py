@@ -101,7 +101,11 @@ class _OrtKernel:
         session = backend.session((form.node.name,), form.key, form.listing(backend.opsets), threads)
         if any(isinstance(entry.operand, Cell) for entry in (*read, *written)):
             return through_arrays(session, read, written)
-        return session.bound([entry.address for entry in read], [entry.address for entry in written])
+        return session.bound(
+            [entry.address for entry in read],
+            [entry.address for entry in written],
+            {entry.name: entry.value.name for entry in (*read, *written)},
+        )
 
 
 @dataclass(eq=False)

@@ -26,6 +26,7 @@ class Joint:
     """Grows node by node. No operand is called like another, unless nodes read the same value.
 
     members   what tells this listing from others over the same nodes
+    owners    the value that each operand is
     """
 
     opsets: Mapping[str, int]
@@ -35,6 +36,7 @@ class Joint:
     imports: dict[str, int] = field(default_factory=dict)
     protos: list[onnx.NodeProto] = field(default_factory=list)
     members: list[Key] = field(default_factory=list)
+    owners: dict[str, str] = field(default_factory=dict)
     _names: dict[Any, str] = field(default_factory=dict)
 
     def add(self, form: Form, read: Placed, written: Placed) -> None:
@@ -45,10 +47,10 @@ class Joint:
             self.constants[renamed[name]] = (spec, array)
         for place in read:
             (_, spec), address = place.address
-            renamed[place.name] = self._read(place.value.name, spec, address)
+            renamed[place.name] = self._read(place.value.name, spec, address, place.value.name)
         for place in written:
             (_, spec), address = place.address
-            renamed[place.name] = self._write(spec, address)
+            renamed[place.name] = self._write(spec, address, place.value.name)
         proto = single_node(form.node, self.opsets)
         proto.name = form.node.name
         proto.input[:] = [renamed.get(name, "") for name in proto.input]
@@ -60,20 +62,25 @@ class Joint:
     def add_copies(self, copies: Copies) -> None:
         """Append the copies, each a node that gives out its bytes as they came in."""
         make_node = require("onnx.helper", extra="onnx").make_node
-        for source, to in copies.pairs:
+        for (source, to), (read, written) in zip(copies.pairs, copies.values, strict=True):
             spec, address = TensorSpec(DType.U8, (source.size,)), source.ctypes.data
-            names = [self._read((address, source.size), spec, address)], [self._write(spec, to.ctypes.data)]
+            names = (
+                [self._read((read, address, source.size), spec, address, read)],
+                [self._write(spec, to.ctypes.data, written)],
+            )
             self.protos.append(make_node("Identity", *names))
             self.members.append((spec, *names[0]))
 
-    def _read(self, what: Any, spec: TensorSpec, address: int) -> str:
+    def _read(self, what: Any, spec: TensorSpec, address: int, value: str) -> str:
         name = self._names.setdefault(what, f"r{len(self._names)}")
         self.inputs[name] = (name, spec), address
+        self.owners[name] = value
         return name
 
-    def _write(self, spec: TensorSpec, address: int) -> str:
+    def _write(self, spec: TensorSpec, address: int, value: str) -> str:
         name = f"w{len(self.outputs)}"
         self.outputs[name] = (name, spec), address
+        self.owners[name] = value
         return name
 
     @property
@@ -85,7 +92,7 @@ class Joint:
 
     def bound(self, session: Session) -> Call:
         """A call of a session over this listing."""
-        return session.bound(list(self.inputs.values()), list(self.outputs.values()))
+        return session.bound(list(self.inputs.values()), list(self.outputs.values()), self.owners)
 
 
 def apart(copies: Copies) -> bool:

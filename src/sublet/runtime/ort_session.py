@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import mmap
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sublet.extras import require
+from sublet.plan import Stride
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.kernel import Array, Call
 from sublet.tensor import DType, TensorSpec
@@ -38,6 +40,8 @@ Typed = tuple[str, TensorSpec]
 
 Constants = Mapping[str, tuple[TensorSpec, Array]]
 """Constants by the name of the input they are for."""
+
+Bind = Callable[..., None]
 
 Declared = Sequence["Typed | onnx.ValueInfoProto"]
 
@@ -153,6 +157,49 @@ def _unload(array: Array) -> None:
         base.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (end - first) * mmap.PAGESIZE)
 
 
+class _Bound:
+    """A run of a session with its operands at their addresses."""
+
+    __slots__ = ("_owners", "_places", "_run")
+
+    def __init__(self, run: Call, places: Sequence[tuple[Bind, Typed, int]], owners: Mapping[str, str]) -> None:
+        self._run = run
+        self._places = places
+        self._owners = owners
+
+    def __call__(self) -> None:
+        self._run()
+
+    def following(self, strides: Mapping[str, tuple[Stride, ...]], current: Mapping[str, int]) -> Call:
+        """A call that first binds the operands which move, see `kernel.Movable`."""
+        moves = []
+        for bind, (name, spec), address in self._places:
+            for stride in strides.get(self._owners.get(name, ""), ())[-1:]:
+                around = strides[self._owners[name]][:-1]
+                bare = _bare(bind, name, element_type(spec.dtype), spec.shape)
+                moves.append((bare, address, stride.loop, stride.step, around))
+        run = self._run
+
+        def run_there() -> None:
+            for bind, address, loop, step, around in moves:
+                for outer in around:
+                    address += current[outer.loop] * outer.step
+                bind(address + current[loop] * step)
+            run()
+
+        return run_there
+
+
+def _bare(bind: Bind, name: str, kind: int, shape: tuple[int, ...]) -> Callable[[int], None]:
+    """The binding of one operand to an address; without what the public method does at each call, if possible."""
+    try:
+        device = require("onnxruntime", extra="onnxruntime").OrtDevice.make("cpu", 0)._get_c_device()
+        method = getattr(bind.__self__._iobinding, bind.__name__)  # type: ignore[attr-defined]
+    except AttributeError:
+        return partial(bind, name, "cpu", 0, kind, shape)
+    return partial(method, name, device, kind, shape)
+
+
 class Session:
     """An open session over a listing."""
 
@@ -169,13 +216,21 @@ class Session:
         """Bytes of the large constants, which kernels may hold a second, rearranged time."""
         return sum(spec.nbytes for spec, _ in self._constants.values() if not inlined(spec))
 
-    def bound(self, inputs: Sequence[tuple[Typed, int]], outputs: Sequence[tuple[Typed, int]]) -> Call:
-        """A call that runs with every operand at its address."""
+    def bound(
+        self,
+        inputs: Sequence[tuple[Typed, int]],
+        outputs: Sequence[tuple[Typed, int]],
+        owners: Mapping[str, str] = MappingProxyType({}),
+    ) -> Call:
+        """A call that runs with every operand at its address; `owners` names the values that operands are."""
         binding = self._session.io_binding()
-        for (name, spec), address in inputs:
-            binding.bind_input(name, "cpu", 0, element_type(spec.dtype), spec.shape, address)
-        for (name, spec), address in outputs:
-            binding.bind_output(name, "cpu", 0, element_type(spec.dtype), spec.shape, address)
+        places = [(binding.bind_input, typed, address) for typed, address in inputs]
+        places += [(binding.bind_output, typed, address) for typed, address in outputs]
+        for bind, (name, spec), address in places:
+            bind(name, "cpu", 0, element_type(spec.dtype), spec.shape, address)
+        return _Bound(self._run(binding), places, owners)
+
+    def _run(self, binding: Any) -> Call:
         # The public method looks, at each call, for devices other than the CPU: that costs more than a small node.
         direct = getattr(getattr(self._session, "_sess", None), "run_with_iobinding", None)
         bare = getattr(binding, "_iobinding", None)

@@ -12,13 +12,16 @@ from typing import Any
 
 from sublet.analysis.flow import Flow, Point
 from sublet.analysis.schedule import Schedule
-from sublet.errors import KernelError, RunError, SubletError
+from sublet.analysis.windows import windows
+from sublet.errors import RunError
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.plan import Context, Region, Rolled
-from sublet.runtime.kernel import Call, Joinable, Operand
+from sublet.plan import Context, Region, Rolled, Stride
+from sublet.runtime.joining import guarded, joined
+from sublet.runtime.kernel import Call, Operand
 from sublet.runtime.memory import Memory, Places
 from sublet.runtime.moves import (
     Moved,
+    Step,
     check_moves,
     fetcher,
     nothing,
@@ -131,15 +134,18 @@ class _Builder:
         """What `make` makes of the places of `values` here; where these depend on the run, of each that come up."""
         fixed: dict[str, Region] = {}
         varying: dict[str, str] = {}
+        moving: dict[str, tuple[Stride, ...]] = {}
         for value in values:
+            if strides := self._memory.strides(value, self._context):
+                moving[value.name] = strides
             target = self._targets.get(value.name)
             if isinstance(target, Region):
                 fixed[value.name] = target
             elif target is not None:
                 varying[value.name] = target.name
-        if not varying:
+        if not varying and not moving:
             return make(self._memory.here(self._context, fixed))
-        return Varying(self._memory, self._context, fixed, varying, make)
+        return Varying(self._memory, self._context, fixed, varying, moving, make)
 
     def target(self, value: Value) -> Target:
         """What a pointer stands for once this is assigned to it."""
@@ -157,7 +163,7 @@ class _Builder:
         def make(places: Places) -> Call:
             return parallel_move([(places.operand(source), places.operand(to)) for source, to in real], self.moved)
 
-        copy: Call = self.bound((source for source, _ in real), make)
+        copy: Call = self.bound((value for pair in real for value in pair), make)
         pointed = self._memory.pointed
         if not aims:
             return copy
@@ -277,17 +283,26 @@ class _Builder:
         before = tuple(self.steps(body, schedule, 0, node.check))
         condition = node.condition
         goes_on = self.point("check", node, self.bound([condition], lambda places: reader(places.operand(condition))))
+        slices, rows = self.copied(node, "slice"), self.copied(node, "row")
         fetch = None
         if node.slices:
-            fetch = self.point_of_round(
-                "fetch", node, self.bound(node.sequences, lambda places: fetcher(node, places.operand))
-            )
+            take = slices and self.bound(_values(slices), lambda places: fetcher(slices, places.operand))
+            fetch = self.point_of_round("fetch", node, take or None)
         rest = tuple(self.steps(body, schedule, node.check, len(schedule.steps)))
-        store = self.bound(node.rows, lambda places: storer(node, places.operand))
+        store = self.bound(_values(rows), lambda places: storer(rows, places.operand)) if rows else None
         parameters = [None if p.name in self._memory.pointers else p for p in node.parameters]
         carry = self.moving(node.updates, parameters)
         end = self.point_of_round("next", node, both(store, carry))
-        return Round(begin, before, goes_on, fetch, rest, end)
+        return Round(begin, before, goes_on, fetch, rest, end, sum(part.nbytes for part, *_ in (*slices, *rows)))
+
+    def copied(self, node: While, kind: str) -> list[Step]:
+        """The slices or rows that do not lie in their wholes."""
+        return [
+            (part, whole, axis, backwards)
+            for found, part, whole, axis, backwards in windows(node)
+            if found == kind
+            and not self._memory.steps_through(part, whole, Stride(node.name, part.nbytes, backwards), self._context)
+        ]
 
     def point_of_round(
         self, kind: str, node: Node, action: Callable[[int], None] | None
@@ -310,58 +325,12 @@ class _Builder:
         return tell
 
 
+def _values(steps: Iterable[Step]) -> list[Value]:
+    return [value for part, whole, *_ in steps for value in (part, whole)]
+
+
 def _present(*calls: Call) -> tuple[Call, ...]:
     return tuple(call for call in calls if call is not nothing)
-
-
-class Guarded:
-    """A call of one or more nodes; what it raises is told as a KernelError that names them."""
-
-    __slots__ = ("call", "nodes")
-
-    def __init__(self, nodes: Sequence[Node], call: Call) -> None:
-        self.nodes = nodes
-        self.call = call
-
-    def __call__(self) -> None:
-        try:
-            self.call()
-        except SubletError:
-            raise
-        except Exception as error:  # a kernel may raise anything
-            raise KernelError(f"{_shown(self.nodes)}: {type(error).__name__}: {error}") from error
-
-
-def _shown(nodes: Sequence[Node]) -> str:
-    node = nodes[0]
-    if len(nodes) > 1:
-        return f"nodes {node.name} to {nodes[-1].name}, {len(nodes)} in one call"
-    return f"node {node.name}, {node.op}{f' ({node.source})' if node.source else ''}"
-
-
-def guarded(node: Node, call: Call) -> Call:
-    """The call, with what it raises told as a KernelError that names the node."""
-    return call if call is nothing else Guarded((node,), call)
-
-
-def joined(calls: Sequence[Call]) -> list[Call]:
-    """The calls in their order, those that can run as one made one."""
-    found: list[Call] = []
-    begin = 0
-    while begin < len(calls):
-        call, count = calls[begin], 1
-        if isinstance(call, Guarded) and isinstance(call.call, Joinable):
-            following: list[Guarded] = []
-            for other in calls[begin + 1 :]:
-                if not isinstance(other, Guarded):
-                    break
-                following.append(other)
-            whole, more = call.call.joined([other.call for other in following])
-            count += more
-            call = Guarded((*call.nodes, *(node for other in following[:more] for node in other.nodes)), whole)
-        found.append(call)
-        begin += count
-    return found
 
 
 def operands(values: Sequence[Value | None], places: Places) -> list[Operand | None]:

@@ -10,12 +10,15 @@ from sublet.errors import RunError
 from sublet.ir.graph import Graph, Value, While
 from sublet.runtime.kernel import Array, Call, Cell, Operand
 from sublet.runtime.memory import Places
-from sublet.runtime.moves import Moved, bytes_a_round, close_rows, nothing, round_limit
+from sublet.runtime.moves import Moved, close_rows, nothing, round_limit
 
 
 @dataclass
 class Round:
-    """One copy of the body of a loop, bound; what is told `k` gets the number of the round."""
+    """One copy of the body of a loop, bound; what is told `k` gets the number of the round.
+
+    `nbytes` are those of the slices and rows it copies.
+    """
 
     begin: Callable[[int], None] | None
     before: tuple[Call, ...]
@@ -23,6 +26,7 @@ class Round:
     fetch: Callable[[int], None] | None
     rest: tuple[Call, ...]
     end: Callable[[int], None] | None
+    nbytes: int
     leave: Call = nothing
 
 
@@ -47,14 +51,15 @@ class Loop:
         self._places = places
         self._moved = moved
         self._limit = round_limit(node)
-        self._bytes_a_round = bytes_a_round(node)
+        self._moves = node.name in places.memory.moving
 
     def run(self) -> None:
         for cell in self._collecting:
             cell.content = []
         self._enter()
         rounds, following, limit = self._rounds, self._following, self._limit
-        k = copy = 0
+        current_round, moves, name = self._places.memory.current, self._moves, self._node.name
+        k = copy = nbytes = 0
         while True:
             current = rounds[copy]
             if current.begin:
@@ -64,20 +69,22 @@ class Loop:
             if not current.goes_on():
                 break
             if k == limit:
-                name = self._node.name
                 what = f"goes on beyond the {limit} rounds its memory was planned for"
                 raise RunError(f"loop {name}: {what}; plan it for more, or with another --max-trips")
+            if moves:
+                current_round[name] = k
             if current.fetch:
                 current.fetch(k)
             for call in current.rest:
                 call()
             if current.end:
                 current.end(k)
+            nbytes += current.nbytes
             after = following[copy]
             copy = after if isinstance(after, int) else after()
             k += 1
-        self._places.memory.rounds[self._node.name] = k
-        self._moved.add(k * self._bytes_a_round)
+        self._places.memory.rounds[name] = k
+        self._moved.add(nbytes)
         current.leave()
         if self._collecting:
             close_rows(self._node, self._places.operand)

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sublet.plan import Context, Region
+from sublet.plan import Context, Region, Stride
 from sublet.runtime.memory import Memory, Places
+
+KEPT = 256
+"""Rounds for which bound actions are kept; those of later rounds are bound each time."""
+
+Strides = Mapping[str, tuple[Stride, ...]]
+"""By name, how values move from round to round."""
 
 
 class Varying:
-    """An action bound for each combination of what pointers stand for, when it first comes up."""
+    """An action bound for each combination of what pointers stand for and of rounds, when it first comes up.
+
+    `fixed` pointers stand for the same here always; `varying` ones for what those that they name do.
+    """
 
     def __init__(
         self,
@@ -18,6 +27,7 @@ class Varying:
         context: Context,
         fixed: Mapping[str, Region],
         varying: Mapping[str, str],
+        strides: Strides,
         make: Callable[[Places], Any],
     ) -> None:
         self._memory = memory
@@ -25,14 +35,33 @@ class Varying:
         self._fixed = fixed
         self._names = tuple(varying)
         self._roots = tuple(varying.values())
+        self._loops = tuple(dict.fromkeys(stride.loop for several in strides.values() for stride in several))
         self._make = make
-        self._bound: dict[tuple[Region, ...], Any] = {}
+        self._bound: dict[object, Any] = {}
+        self.strides = strides
+        self.current: Mapping[str, int] = memory.current
+
+    @property
+    def by_round(self) -> bool:
+        """Whether it depends on rounds and on nothing else."""
+        return not self._roots
 
     def __call__(self, *arguments: int) -> Any:
-        pointed = self._memory.pointed
-        key = tuple([pointed[root] for root in self._roots])
+        pointed, current = self._memory.pointed, self.current
+        key = (tuple([pointed[root] for root in self._roots]), tuple([current[loop] for loop in self._loops]))
         call = self._bound.get(key)
         if call is None:
-            here = {**self._fixed, **dict(zip(self._names, key, strict=True))}
-            call = self._bound[key] = self._make(self._memory.here(self._context, here))
+            call = self.bound()
+            if not self._loops or len(self._bound) < KEPT:
+                self._bound[key] = call
         return call(*arguments)
+
+    def bound(self, rounds: Mapping[str, int] | None = None) -> Any:
+        """The action for these rounds, or the current ones."""
+        regions = (self._memory.pointed[root] for root in self._roots)
+        here = {**self._fixed, **dict(zip(self._names, regions, strict=True))}
+        return self._make(Places(self._memory, self._context, here, rounds))
+
+    def instead(self, strides: Strides, make: Callable[[], Any]) -> Varying:
+        """Another action that depends on rounds: what `make` makes in each."""
+        return Varying(self._memory, self._context, {}, {}, strides, lambda places: make())

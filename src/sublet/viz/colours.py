@@ -24,9 +24,9 @@ def mixed(colour: str, other: str, share: float) -> str:
 
 
 def value_colour(block: int, how: str) -> str:
-    """Views and parts are paler than the buffer, in-place and carried values deeper."""
+    """Views and parts, slices and rows, are paler than the buffer, in-place and carried values deeper."""
     colour = BUFFERS[block % len(BUFFERS)]
-    if how in ("view", "part"):
+    if how in ("view", "part", "slice", "row"):
         return mixed(colour, "#ffffff", 0.45)
     if how in ("inplace", "carry"):
         return mixed(colour, "#1e283c", 0.16)

@@ -2,7 +2,7 @@
 // Fills: Paul Tol's "light" qualitative scheme; sequences: his "iridescent"-like blues, light to dark.
 
 const QUALITATIVE = ["#77aadd", "#ee8866", "#44bb99", "#eedd88", "#99ddff", "#ffaabb", "#bbcc33", "#c3a6d8"];
-const SHARING = ["#77aadd", "#eedd88", "#44bb99", "#ee8866", "#ffaabb"];
+const SHARING = ["#77aadd", "#eedd88", "#44bb99", "#ee8866", "#ffaabb", "#99ddff", "#bbcc33"];
 const SEQUENCE = ["#f3e79b", "#c9dd9b", "#97d0a8", "#6bbfb4", "#52a8bb", "#4a8cb8", "#4c6dab", "#4a4d92"];
 
 const THEMES = {
@@ -48,6 +48,10 @@ function sequenceMode(name, values, label) {
   };
 }
 
+// Of HOWS: those that are some of another's bytes, and those that take the place of another.
+const PALER = [1, 2, 5, 6];
+const DEEPER = [3, 4];
+
 // Ways to colour: `of(i)` is the colour of rectangle i, `legend` names colours.
 function colourModes(model) {
   const { placements, placement, left, right, bottom, top } = model;
@@ -55,12 +59,12 @@ function colourModes(model) {
     const own = parse(hex);
     const pale = mix(own, [255, 255, 255], 0.45);
     const deep = mix(own, [30, 40, 60], 0.16);
-    return [own, pale, pale, deep, deep];
+    return [own, pale, pale, deep, deep, pale, pale];
   });
   const hows = HOWS.map((how, k) => k).filter((k) => placements.how.includes(k));
   const buffers = [[0, "one colour a buffer (they repeat)"]];
-  if (hows.some((k) => k === 1 || k === 2)) buffers.push([1, "paler: view or part"]);
-  if (hows.some((k) => k > 2)) buffers.push([3, "deeper: in place or carried"]);
+  if (hows.some((k) => PALER.includes(k))) buffers.push([1, "paler: view or part, slice or row"]);
+  if (hows.some((k) => DEEPER.includes(k))) buffers.push([3, "deeper: in place or carried"]);
   return [
     {
       name: "by buffer", colours: tones, legend: buffers,

@@ -1,0 +1,81 @@
+"""Slices read, and rows written, where they lie in the whole: at its beginning in round 0, a step further every round.
+
+A slice along the leading axis is a run of bytes of its sequence, and a row one of its stacked output. As a *window*
+it has no bytes of its own: round k finds it at base + k * stride, or from the far end when it is reversed. What
+shares its bytes within the round (a view of the slice; what the row is computed over) lies there with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sublet.ir.graph import Value, While
+from sublet.plan import Stride
+from sublet.tensor import TensorSpec
+
+SMALLEST = 256 << 10
+"""Bytes of a slice or row from which on a copy costs more than telling every step of a round where it is."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The place of a slice or a row in one copy of a loop's body.
+
+    kind        "slice" or "row"
+    value       the instance that could lie in `whole`, the instance of the sequence or of the stacked output
+    begin, end  half points: whatever lies in the window must live after the first and up to the second
+    """
+
+    kind: str
+    loop: While
+    value: Value
+    whole: Value
+    axis: int
+    backwards: bool
+    begin: int
+    end: int
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the bytes are still needed as those of the whole."""
+        return self.kind == "slice"
+
+    @property
+    def start(self) -> int:
+        """Where round 0 finds it in the whole."""
+        return self.whole.nbytes - self.value.nbytes if self.backwards else 0
+
+    @property
+    def stride(self) -> Stride:
+        """How it moves from round to round."""
+        return Stride(self.loop.name, self.value.nbytes, self.backwards)
+
+    def holds(self, pieces: tuple[tuple[int, int], ...]) -> bool:
+        """Whether a value that lives in these half points lives within one round."""
+        return all(self.begin < begin and end <= self.end for begin, end in pieces)
+
+
+def windows(loop: While) -> Iterator[tuple[str, Value, Value, int, bool]]:
+    """What could be a window, in the words of the program: (kind, part, whole, axis, whether from the far end)."""
+    for details in zip(loop.slices, loop.sequences, loop.slice_axes, loop.slice_reversed, strict=True):
+        yield "slice", *details
+    for part, whole, axis, backwards in zip(loop.rows, loop.stacked, loop.row_axes, loop.row_reversed, strict=True):
+        if whole is not None:
+            yield "row", part, whole, axis, backwards
+
+
+def obstacle(part: Value, whole: Value, axis: int, alignment: int, smallest: int) -> str:
+    """Why a slice or row cannot lie in the whole, or should not; "" if it may."""
+    if not isinstance(whole.spec, TensorSpec):
+        return f"%{whole.name} has no place in the plan"
+    if not isinstance(part.spec, TensorSpec):
+        return f"%{part.name} has no place in the plan"
+    extent = whole.spec.shape[axis]
+    if any(other != 1 for other in whole.spec.shape[:axis]) or whole.nbytes != extent * part.nbytes:
+        return f"along axis {axis} its bytes are not one run"
+    if part.nbytes % alignment:
+        return f"its bytes are no multiple of the alignment of {alignment}"
+    if part.nbytes < smallest:
+        return f"below {smallest:,} bytes a copy costs less"
+    return ""

@@ -1,0 +1,128 @@
+"""Calls of nodes that follow one another, as few as can be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sublet.errors import KernelError, SubletError
+from sublet.ir.graph import Node
+from sublet.runtime.kernel import Call, Joinable, Movable
+from sublet.runtime.moves import nothing
+from sublet.runtime.varying import Varying
+
+
+class Guarded:
+    """A call of one or more nodes; what it raises is told as a KernelError that names them."""
+
+    __slots__ = ("call", "nodes")
+
+    def __init__(self, nodes: Sequence[Node], call: Call) -> None:
+        self.nodes = nodes
+        self.call = call
+
+    def __call__(self) -> None:
+        try:
+            self.call()
+        except SubletError:
+            raise
+        except Exception as error:  # a kernel may raise anything
+            raise KernelError(f"{_shown(self.nodes)}: {type(error).__name__}: {error}") from error
+
+
+def _shown(nodes: Sequence[Node]) -> str:
+    node = nodes[0]
+    if len(nodes) > 1:
+        return f"nodes {node.name} to {nodes[-1].name}, {len(nodes)} in one call"
+    return f"node {node.name}, {node.op}{f' ({node.source})' if node.source else ''}"
+
+
+def guarded(node: Node, call: Call) -> Call:
+    """The call, with what it raises told as a KernelError that names the node."""
+    return call if call is nothing else Guarded((node,), call)
+
+
+def joined(calls: Sequence[Call]) -> list[Call]:
+    """The calls in their order, those that can run as one made one."""
+    found: list[Call] = []
+    waiting: list[Call] = []
+    for call in calls:
+        if isinstance(call, Guarded) or (isinstance(call, Varying) and call.by_round):
+            waiting.append(call)
+        else:
+            found += [*_together(waiting), call]
+            waiting = []
+    return [*found, *_together(waiting)]
+
+
+def _together(calls: Sequence[Call]) -> list[Call]:
+    """Calls that may be joined; if one depends on the round, then only when that is known."""
+    return [ByRound(calls)] if any(isinstance(call, Varying) for call in calls) else _joined(calls)
+
+
+class ByRound:
+    """Steps that follow one another, some at places that move from round to round.
+
+    They are bound once, for round 0, if all that move can be told where to go; else for every round.
+    """
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = calls
+        self._varying = [call for call in calls if isinstance(call, Varying)]
+        self._strides = {name: strides for one in self._varying for name, strides in one.strides.items()}
+        self._run: Call | None = None
+
+    def __call__(self) -> None:
+        if self._run is None:
+            self._run = self._following() or self._varying[0].instead(self._strides, lambda: in_turn(self._bound(None)))
+        self._run()
+
+    def _bound(self, rounds: Mapping[str, int] | None) -> list[Call]:
+        """The calls for these rounds; without, for the current ones."""
+        return _joined([call.bound(rounds) if isinstance(call, Varying) else call for call in self._calls])
+
+    def _following(self) -> Call | None:
+        current = self._varying[0].current
+        followed: list[Call] = []
+        for call in self._bound(dict.fromkeys(current, 0)):
+            if isinstance(call, Guarded):
+                values = (value.name for node in call.nodes for value in (*node.uses, *node.defs))
+                if not self._strides.keys().isdisjoint(values):
+                    moved = call.call.following(self._strides, current) if isinstance(call.call, Movable) else None
+                    if moved is None:
+                        return None
+                    call = Guarded(call.nodes, moved)
+            followed.append(call)
+        return in_turn(followed)
+
+
+def in_turn(calls: Sequence[Call]) -> Call:
+    """One call for several."""
+    present = [call for call in calls if call is not nothing]
+    if len(present) == 1:
+        return present[0]
+
+    def run() -> None:
+        for call in present:
+            call()
+
+    return run
+
+
+def _joined(calls: Sequence[Call]) -> list[Call]:
+    """The calls, each of one place, those that one backend can run as one made one."""
+    found: list[Call] = []
+    begin = 0
+    while begin < len(calls):
+        call, count = calls[begin], 1
+        if isinstance(call, Guarded) and isinstance(call.call, Joinable):
+            following: list[Guarded] = []
+            for other in calls[begin + 1 :]:
+                if not isinstance(other, Guarded):
+                    break
+                following.append(other)
+            whole, more = call.call.joined([other.call for other in following])
+            count += more
+            call = Guarded((*call.nodes, *(node for other in following[:more] for node in other.nodes)), whole)
+        found.append(call)
+        begin += count
+    return found

@@ -1,0 +1,132 @@
+"""Slices and rows that move from round to round: what lies where, and every way to get it wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sublet.analysis.schedule import serial
+from sublet.checker import check
+from sublet.ir.text import parse
+from sublet.plan import MemoryPlan, Stride
+from tests import dialect
+from tests.plans import plan_at
+
+assert dialect.OPS
+
+
+def text(back: str = "", body: str = "%u: u8[8] = test.relu(%e)", update: str = "%p") -> str:
+    return f"""
+    graph @net(%x: u8[8], %s: u8[3,8]) {{
+      %f: u8[8], %r: u8[3,8] = while(%i: i64[]; %p: u8[8] = %x; %e: u8[8] in %s axis 0{back}) @loop body @body {{
+        %c: bool[] = test.below(%i, %i)
+        continue if %c
+        {body}
+        next {update}; %u axis 0{back}
+      }}
+      return %f, %r
+    }}
+    """
+
+
+PLACES = {"x": 0, "s": 8, "f": 0, "r": 32, "i": 56, "p": 0, "c": 72, "e": 8, "u": 32}
+STEP = Stride("loop", 8)
+MOVING = {"e": (STEP,), "u": (STEP,)}
+
+
+def messages(
+    places: dict[str, int], strides: dict[str, tuple[Stride, ...]], source: str = "", alignment: int = 1
+) -> str:
+    graph = parse(source or text())
+    plan = plan_at(graph, places, 128, alignment)
+    return "\n".join(map(str, check(graph, serial(graph), moved_by(plan, strides))))
+
+
+def moved_by(plan: MemoryPlan, strides: dict[str, tuple[Stride, ...]]) -> MemoryPlan:
+    placements = (replace(place, strides=strides.get(place.value, ())) for place in plan.placements)
+    return replace(plan, placements=tuple(placements))
+
+
+def test_slices_and_rows_in_place() -> None:
+    assert messages(PLACES, MOVING) == ""
+
+
+def test_from_the_far_end() -> None:
+    back = {name: (replace(STEP, backwards=True),) for name in MOVING}
+    assert messages({**PLACES, "e": 24, "u": 48}, back, text(" reversed")) == ""
+    assert "[bad-stride]" in messages(PLACES, back, text(" reversed"))
+    assert "[bad-stride]" in messages({**PLACES, "e": 24, "u": 48}, MOVING, text(" reversed"))
+
+
+@pytest.mark.parametrize("name", ["e", "u"])
+@pytest.mark.parametrize("stride", [Stride("loop", 16), Stride("loop", 8, True), Stride("loop", 4), Stride("lop", 8)])
+def test_a_wrong_stride(name: str, stride: Stride) -> None:
+    assert f"value %{name}: moves from round to round" in messages(PLACES, {**MOVING, name: (stride,)})
+
+
+@pytest.mark.parametrize(("name", "offset"), [("e", 16), ("e", 9), ("e", 0), ("u", 40), ("u", 24), ("u", 72)])
+def test_a_wrong_base(name: str, offset: int) -> None:
+    assert f"value %{name}: moves from round to round" in messages({**PLACES, name: offset}, MOVING)
+
+
+def test_a_slice_that_stays_where_it_is_is_written_over_its_sequence() -> None:
+    assert "loop loop, slices: writes %e" in messages(PLACES, {"u": (STEP,)})
+
+
+def test_a_row_that_stays_where_it_is_spoils_those_before() -> None:
+    assert "loop loop, rows: reads %r at arena[32, 56), but bytes [32, 40) hold" in messages(PLACES, {"e": (STEP,)})
+
+
+def test_nothing_is_written_over_a_slice() -> None:
+    """The next round's sequence is no longer whole, whichever round it was."""
+    source = text(body="%v: u8[8] = test.relu(%e)\n%u: u8[8] = test.relu(%v)")
+    right = {**PLACES, "v": 80}
+    assert messages(right, MOVING, source) == ""
+    assert "loop loop, slices: reads %s" in messages({**right, "v": 8}, {**MOVING, "v": (STEP,)}, source)
+    found = messages({**right, "v": 16}, MOVING, source)
+    assert "loop loop, slices: reads %s" in found
+
+
+def test_a_row_that_is_there_stays() -> None:
+    source = text(body="%u: u8[8] = test.relu(%e)\n%v: u8[8] = test.relu(%e)")
+    assert messages({**PLACES, "v": 80}, MOVING, source) == ""
+    assert "loop loop, rows: reads %u" in messages({**PLACES, "v": 32}, {**MOVING, "v": (STEP,)}, source)
+    assert "loop loop, rows: reads %" in messages({**PLACES, "v": 40}, MOVING, source)
+
+
+def test_what_a_row_is_computed_over_moves_with_it() -> None:
+    source = text(body="%v: u8[8] = test.matmul(%e)\n%u: u8[8] = test.relu(%v)")
+    assert messages({**PLACES, "v": 32}, {**MOVING, "v": (STEP,)}, source) == ""
+
+
+def test_a_sequence_keeps_its_bytes_for_the_slices() -> None:
+    source = text(body="%v: u8[8] = test.const()\n%u: u8[8] = test.add(%e, %v)")
+    assert messages({**PLACES, "v": 80}, MOVING, source) == ""
+    assert "reads %s at arena[8, 32)" in messages({**PLACES, "v": 24}, MOVING, source)
+    assert "reads %s at arena[8, 32)" in messages({**PLACES, "i": 24}, MOVING)
+
+
+def test_a_step_is_gone_in_the_next_round() -> None:
+    """A pointer to a row would stand for another one every round; the parameter gets a copy or nothing."""
+    graph = parse(text(update="%u"))
+    plan = moved_by(plan_at(graph, PLACES, 128), MOVING)
+    assert check(graph, serial(graph), plan) == ()
+    pointing = tuple(
+        replace(place, how="pointer", region=replace(place.region, storage="")) if place.value in "pf" else place
+        for place in plan.placements
+    )
+    found = "\n".join(map(str, check(graph, serial(graph), replace(plan, placements=pointing))))
+    assert "lets %p stand for %u, which moves from round to round" in found
+
+
+def test_the_evaluation_nodes_also_run_when_there_is_no_more_room() -> None:
+    assert "value %c: moves from round to round" in messages({**PLACES, "c": 32}, {**MOVING, "c": (STEP,)})
+    assert "value %p: moves from round to round" in messages({**PLACES, "p": 32}, {**MOVING, "p": (STEP,)})
+
+
+def test_strides_are_aligned() -> None:
+    places = {"x": 0, "s": 16, "f": 0, "r": 48, "i": 80, "p": 0, "c": 96, "e": 16, "u": 48}
+    assert "value %e: moves by 8 bytes, which is no multiple of the alignment 16" in messages(
+        places, MOVING, alignment=16
+    )
