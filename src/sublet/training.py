@@ -10,12 +10,16 @@ from sublet.builder.lines import at_line
 from sublet.builder.tensor import Tensor
 from sublet.errors import GradientError
 from sublet.frontends.model import Model
+from sublet.ir.graph import Graph
 from sublet.ops.nn.command import spec_of
 from sublet.optimizers import Optimizer
 from sublet.passes.autodiff import backward
 from sublet.passes.order import ordered
-from sublet.passes.pipeline import simplify
-from sublet.passes.recall import recalled
+from sublet.passes.pipeline import run_passes, simplify
+from sublet.planning import Options, plan_memory
+
+QUICK = "best_fit_by_size"
+"""The strategy that orders are judged by."""
 
 
 def gradients(of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None) -> list[Tensor]:
@@ -57,4 +61,17 @@ def train_step(loss: Tensor, parameters: Sequence[Tensor], optimizer: Optimizer,
     with graph.scope("step"):
         optimizer.write(graph, parameters, gradients(loss, parameters))
     model = graph.model()
-    return replace(model, graph=ordered(recalled(simplify(model.graph))))
+    return replace(model, graph=less_memory(model.graph))
+
+
+def less_memory(graph: Graph) -> Graph:
+    """A differentiated graph with nothing needless in it, that recalls what it can, in an order of less memory.
+
+    Where there are loops or branches, an order is judged by planning, which knows more about them than an estimate.
+    """
+    graph = run_passes(simplify(graph, order=False), ["late-constants", "recall"])
+    return ordered(graph, _planned_bytes if any(node.subgraphs for node in graph.nodes) else None)
+
+
+def _planned_bytes(graph: Graph) -> int:
+    return plan_memory(graph, Options(strategy=QUICK, io="bound")).arena_bytes

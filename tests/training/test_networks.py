@@ -20,10 +20,8 @@ from sublet import layers, nn
 from sublet.builder.tensor import Tensor
 from sublet.frontends.model import Model
 from sublet.ir.graph import Graph
-from sublet.passes.order import ordered
-from sublet.passes.pipeline import simplify
-from sublet.passes.recall import recalled
 from sublet.tensor import TensorSpec
+from sublet.training import less_memory
 
 Write = Callable[[sublet.Graph, str], Tensor]
 """(graph, type) -> the loss."""
@@ -91,7 +89,7 @@ def differentiated(write: Write, dtype: str) -> tuple[Graph, Model, list[str]]:
     for parameter, gradient in zip(g.parameters, sublet.gradients(loss, g.parameters), strict=True):
         g.output(f"d {parameter.name}", gradient)
     model = g.model()
-    return forward, replace(model, graph=ordered(recalled(simplify(model.graph)))), names
+    return forward, replace(model, graph=less_memory(model.graph)), names
 
 
 def inputs_of(model: Model, dtype: str) -> dict[str, Any]:

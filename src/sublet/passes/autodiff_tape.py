@@ -1,0 +1,214 @@
+"""What the forward loop stacks for its backward, and how the backward gets at it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sublet.ir.emitter import Emitter
+from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ops.nn.command import spec_of
+from sublet.passes.autodiff_level import SCALAR, Level, Reads, defined, refuse, taken
+from sublet.passes.autodiff_rounds import Lane, Rounds, bound_of, lane_of, told_count
+from sublet.tensor import Spec, TensorSpec, Unplannable
+
+REASON = "it has as many rows as the run makes rounds; declare max_trips to have it planned"
+
+LINE = 64
+"""Bytes that a scalar mostly takes in an arena: a tape of a few is not worth the scalars that do without it."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A slice of the backward loop."""
+
+    value: Value
+    sequence: Value
+    axis: int
+    backwards: bool
+
+
+class Tape:
+    """The rows that a forward loop stacks for its backward, and the other ways to what the forward computed.
+
+    lanes     where values of the body are stacked, or what they are steps of
+    new       the rows that are stacked for the backward alone
+    later     updates whose parameter is stacked: the backward carries to the round before what it read of it:
+              (carried value, the one of its first round, parameter)
+    shifted   parameters whose update is stacked: (its lane, the initial value)
+    slices    those of the backward loop
+    """
+
+    def __init__(self, level: Level, node: While, forward: Emitter, rounds: Rounds) -> None:
+        self.level = level
+        self.node = node
+        self.inside = forward
+        self.rounds = rounds
+        self.slices: list[Slice] = []
+        makers: dict[Value, Node | None] = dict.fromkeys(node.body.inputs)
+        self.inner = {**makers, **defined(forward.nodes)}
+        self.extent = bound_of(node)
+        self.lanes: dict[Value, Lane] = {}
+        self.outputs = list(node.outputs)
+        self.later: dict[Value, tuple[Value, Value, Value]] = {}
+        self.shifted: dict[Value, tuple[Lane, Value]] = {}
+        self.new: list[tuple[Value, Value]] = []
+        self._same: dict[Value, bool] = {}
+        for value, sequence, axis, backwards in zip(
+            node.slices, node.sequences, node.slice_axes, node.slice_reversed, strict=True
+        ):
+            self._check_steps(sequence)
+            self.lanes[value] = lane_of(sequence, axis, value.spec, backwards)  # type: ignore[arg-type]
+
+    def choose(self, backward: Graph) -> None:
+        """Decide what to stack for the backward of a body."""
+        read = taken(backward, set(self.inner))
+        if self.rounds.static is None and self.rounds.count is None:
+            self.rounds.count = self.level.fresh(f"{self.node.name}.rounds", SCALAR)
+            self.counted = True
+        else:
+            self.counted = False
+        details = zip(self.node.rows, self.node.stacked, self.node.row_axes, self.node.row_reversed, strict=True)
+        for row, whole, axis, backwards in details:
+            if whole is not None and row not in self.lanes:
+                self.lanes[row] = lane_of(whole, axis, spec_of(row), backwards)
+        stored = self.reads().stored(read, self._at_hand)
+        self._derive(stored)
+        for value in (value for value in stored if value not in self.shifted and value not in self.later):
+            whole = Value(self.inside.names.fresh(f"{self.node.name}.tape.{value.name}"), self._spec(value))
+            self.new.append((value, whole))
+            self.lanes[value] = lane_of(whole, 0, spec_of(value), backwards=False)
+
+    def _at_hand(self, value: Value) -> bool:
+        return value == self.node.counter or value in self.lanes or self._constant(value) is not None
+
+    def _constant(self, value: Value) -> Value | None:
+        """The initial value of a parameter that every round hands on as it is."""
+        for parameter, update, init in zip(self.node.parameters, self.node.updates, self.node.inits, strict=True):
+            if value == parameter == update:
+                return init
+        return None
+
+    def _derive(self, stored: Sequence[Value]) -> None:
+        """Take one tape for a parameter and its update, where that saves memory: they are the same a round apart."""
+        carries = list(zip(self.node.parameters, self.node.updates, self.node.inits, strict=True))
+        origin: dict[Value, Value] = {}
+        for i, (parameter, update, init) in enumerate(carries):
+            if parameter not in stored or not self._saves(parameter):
+                continue
+            if update in stored and update not in self.later and origin.get(parameter, parameter) != update:
+                origin[update] = origin.get(parameter, parameter)
+                final = self.outputs[i] or Value(self.inside.names.fresh(f"{self.node.name}.last"), parameter.spec)
+                self.outputs[i] = final
+                carried = self.level.fresh(f"{update.name}.next", spec_of(update))
+                self.later[update] = (carried, final, parameter)
+            elif update in self.lanes and parameter not in self.later and self.lanes[update].whole.plannable:
+                self.shifted[parameter] = (self.lanes[update], init)
+
+    def _saves(self, value: Value) -> bool:
+        row = max(value.nbytes, LINE)
+        return self.extent is None or self.extent * value.nbytes > 4 * LINE + row
+
+    def _spec(self, value: Value) -> Spec:
+        if not isinstance(value.spec, TensorSpec):
+            what = f"%{value.name} has as many rows as a run makes, in each round: declare max_trips of the inner loop"
+            raise refuse(self.node, what)
+        shape, dtype = value.spec.shape, value.spec.dtype
+        if self.extent is not None:
+            return TensorSpec(dtype, (self.extent, *shape))
+        return Unplannable(f"{dtype}[{','.join(['?', *map(str, shape)])}]", REASON)
+
+    def _check_steps(self, sequence: Value) -> None:
+        """Raise unless a sequence outside the plan has as many steps as this loop makes rounds."""
+        if isinstance(sequence.spec, TensorSpec):
+            return
+        maker, count = self.level.trail.makers.get(sequence), self.rounds.count
+        same = isinstance(maker, While) and count is not None and (count in maker.finals or count == told_count(maker))
+        if not same and not isinstance(maker, CaseOf):
+            what = f"the loop may make fewer rounds than %{sequence.name} has steps, and nobody knows how many"
+            raise refuse(self.node, f"{what}; declare max_trips of the loop that stacks it")
+
+    def forward(self) -> While:
+        """The forward loop with its tape."""
+        node, inside = self.node, self.inside
+        begin = len(inside.nodes)
+        if node.check < len(node.body.nodes):
+            first = node.body.nodes[node.check].name
+            begin = next(i for i, inner in enumerate(inside.nodes) if inner.name == first)
+        changed = replace(
+            node,
+            outputs=(*self.outputs, *(whole for _, whole in self.new)),
+            body=replace(
+                node.body,
+                nodes=tuple(inside.nodes),
+                outputs=(*node.body.outputs, *(value for value, _ in self.new)),
+            ),
+            check=begin,
+            row_axes=(*node.row_axes, *(0 for _ in self.new)),
+            row_reversed=(*node.row_reversed, *(False for _ in self.new)),
+        )
+        return self._with_count(changed) if self.counted else changed
+
+    def _with_count(self, node: While) -> While:
+        """The loop with the number of its rounds as one more carried value."""
+        emit, n = self.inside, node.carried
+        parameter = Value(emit.names.fresh(f"{node.name}.round"), SCALAR)
+        begin = len(emit.nodes)
+        update = emit("nn.add", parameter, emit.filled(1, SCALAR))
+        body = replace(
+            node.body,
+            inputs=(*node.body.inputs[: 1 + n], parameter, *node.body.inputs[1 + n :]),
+            nodes=(*node.body.nodes, *emit.nodes[begin:]),
+            outputs=(*node.body.outputs[:n], update, *node.body.outputs[n:]),
+        )
+        return replace(
+            node,
+            inputs=(*node.inputs[:n], emit.filled(0, SCALAR), *node.inputs[n:]),
+            outputs=(*node.outputs[:n], self.rounds.count, *node.outputs[n:]),
+            body=body,
+            carried=n + 1,
+        )
+
+    def given(self, value: Value, lane: Lane) -> None:
+        """Let a value that the backward reads be the step of a lane."""
+        self.inner[value] = None
+        self.lanes[value] = lane
+
+    def reads(self) -> Reads:
+        """How the backward reads what the forward computed."""
+        return Reads(self.inner, self._source, self._unchanging)
+
+    def _source(self, emit: Emitter, value: Value) -> Value | None:
+        if value == self.node.counter:
+            return self.rounds.number(emit)
+        constant = self._constant(value)
+        if constant is not None:
+            return constant
+        maker = self.inner[value]
+        descends = maker is not None and maker.op == "nn.sub" and maker.uses[1] == self.node.counter
+        if maker is not None and descends and self.rounds.is_last(maker.uses[0], self.level.trail.makers):
+            return self.rounds.counter  # this loop goes back over one that goes back
+        if value in self.later:
+            return self.later[value][0]
+        if value in self.shifted:
+            return self.rounds.before(emit, *self.shifted[value])
+        lane = self.lanes.get(value)
+        return None if lane is None else self._step(emit, value, lane)
+
+    def _step(self, emit: Emitter, value: Value, lane: Lane) -> Value:
+        sliced = self.rounds.sliced(lane)
+        if sliced is None:
+            return self.rounds.read(emit, lane)
+        found = self.level.fresh(value.name, lane.part)
+        self.slices.append(Slice(found, sliced[0], lane.axis, sliced[1]))
+        return found
+
+    def _unchanging(self, value: Value) -> bool:
+        """Whether every round computes the same."""
+        if value not in self._same:
+            maker = self.inner.get(value)
+            if value not in self.inner or self._constant(value) is not None:
+                self._same[value] = True
+            else:
+                self._same[value] = maker is not None and not maker.subgraphs and all(map(self._unchanging, maker.uses))
+        return self._same[value]

@@ -1,0 +1,234 @@
+"""The gradient of a loop is a loop over the same rounds, from the last to the first.
+
+It carries the gradient of each carried value, and one of each captured value that every round adds to. What the body
+computed and its backward reads is stacked by the forward loop, a row a round [NNC: tape], and comes back in slices.
+What can be had for less is not stacked: captured values, what costs no more to compute again, steps of sequences,
+rows that are stacked already, and of an update and its parameter one is enough:
+
+    %y = while(%i; %x = %x0) { %p = nn.mul(%x, %a)  next %p }
+
+becomes, with a tape of %x,
+
+    %dx0, %da = while(%j; %dx = %dy, %sum = 0; %x in %tape reversed) {
+      %t = nn.mul(%dx, %x)  %sum2 = nn.add(%sum, %t)  %dp = nn.mul(%dx, %a)  next %dp, %sum2 }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from sublet.ir.graph import Graph, Node, Value, While, captures
+from sublet.ops.nn.command import spec_of
+from sublet.passes.accumulate import Contributions
+from sublet.passes.autodiff_level import SCALAR, Flow, Level, defined, needed, refuse, zeros
+from sublet.passes.autodiff_paths import carries_between
+from sublet.passes.autodiff_rounds import MAX_TRIPS, Lane, Rounds, lane_of, rounds_of, told_count
+from sublet.passes.autodiff_tape import Tape
+from sublet.tensor import TensorSpec, Unplannable
+
+
+@dataclass
+class _Body:
+    """The backward of a body while it is written.
+
+    carried    (parameter, initial value, update, the value it is the gradient of)
+    rows       (gradient of a step, the lane of the step)
+    given      (slice, lane): the gradients of stacked rows, as they come in
+    """
+
+    level: Level
+    carried: list[tuple[Value, Value, Value, Value]] = field(default_factory=list)
+    rows: list[tuple[Value, Lane]] = field(default_factory=list)
+    given: dict[Value, Lane] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+
+    def outputs(self) -> tuple[Value, ...]:
+        return (*(update for _, _, update, _ in self.carried), *(row for row, _ in self.rows))
+
+
+def loop_gradient(level: Level, node: While, grads: Sequence[Value | None]) -> list[Flow]:
+    """The gradients by initial values, sequences and what the body captures."""
+    rounds = Rounds(rounds_of(node), told_count(node), level.fresh("counter", SCALAR), level.emit)
+    body = _backward(level, node, grads, rounds)
+    if not body.carried and not body.rows:
+        return []
+    tape = Tape(level, node, body.level.forward, rounds)
+    tape.choose(Graph("", (), tuple(body.nodes), body.outputs()))
+    changed = tape.forward()
+    level.replace(changed)
+    return _loop(level, node, body, tape, rounds)
+
+
+def _backward(level: Level, node: While, grads: Sequence[Value | None], rounds: Rounds) -> _Body:
+    """One round of the backward, as far as what it reads of the forward is not yet known."""
+    active, body = level.trail.active, _Body(level.below(node.body))
+    emit, found = body.level.emit, Contributions()
+    finals = dict(enumerate(grads[: node.carried]))
+    stacked = [(j, grad) for j, grad in enumerate(grads[node.carried :]) if grad is not None and node.rows[j] in active]
+    targets = [node.rows[j] for j, _ in stacked]
+    targets += [node.updates[i] for i, grad in finals.items() if grad is not None and node.updates[i] in active]
+    flowing = carries_between(node, targets)
+    flowing |= {i for i, grad in finals.items() if grad is not None}
+    carries = [i for i in sorted(flowing) if node.parameters[i] in active]
+    carried = {i: level.fresh(f"{node.parameters[i].name}.grad", spec_of(node.parameters[i])) for i in carries}
+    for i, parameter in carried.items():
+        if node.updates[i] in active:
+            found.add(emit, node.updates[i], parameter)
+    for j, grad in stacked:
+        part = level.fresh(f"{node.rows[j].name}.grad", _part(node, node.rows[j]))
+        body.given[part] = lane_of(grad, node.row_axes[j], spec_of(part), node.row_reversed[j])
+        found.add(emit, node.rows[j], part)
+    steps = _steps(level, node, rounds)
+    around = [value for value in captures(node.body) if value in active and value not in _only_stepped(node, steps)]
+    sums = {value: level.fresh(f"{value.name}.sum", spec_of(value)) for value in around if value.plannable}
+    for value, parameter in sums.items():
+        found.add(emit, value, parameter)
+    level.trail.run(body.level, _without_selects(node, steps), found)
+    for value in around:
+        if value not in sums and value in found:
+            raise refuse(node, f"%{value.name} has as many rows as a run makes, and is read whole: declare max_trips")
+    _results(level, node, grads, body, carried, sums, steps, found)
+    return body
+
+
+def _results(
+    level: Level,
+    node: While,
+    grads: Sequence[Value | None],
+    body: _Body,
+    carried: dict[int, Value],
+    sums: dict[Value, Value],
+    steps: dict[Value, Lane],
+    found: Contributions,
+) -> None:
+    """What a round of the backward hands on."""
+    emit = body.level.emit
+    for i, parameter in carried.items():
+        update = found.total(emit, node.parameters[i]) or zeros(emit, node.parameters[i])
+        init = grads[i] or zeros(level.emit, node.parameters[i])
+        body.carried.append((parameter, init, update, node.inits[i]))
+    for value, parameter in sums.items():
+        update = found.total(emit, value) or parameter
+        if update != parameter:
+            body.carried.append((parameter, zeros(level.emit, value), update, value))
+    for value, lane in steps.items():
+        if (grad := found.total(emit, value)) is not None:
+            body.rows.append((grad, lane))
+    body.nodes = needed(emit.nodes, body.outputs())
+
+
+def _part(node: While, row: Value) -> TensorSpec:
+    if isinstance(row.spec, TensorSpec):
+        return row.spec
+    what = (
+        f"%{row.name} has as many rows as a run makes, in each round of this loop: declare max_trips of the inner loop"
+    )
+    raise refuse(node, what)
+
+
+def _steps(level: Level, node: While, rounds: Rounds) -> dict[Value, Lane]:
+    """The values of the body that are steps of something around it, by what they are steps of: each round has its own.
+
+    Slices, and rows of a captured stack that are selected by the counter, upwards or downwards.
+    """
+    found: dict[Value, Lane] = {}
+    details = zip(node.slices, node.sequences, node.slice_axes, node.slice_reversed, strict=True)
+    for value, sequence, axis, backwards in details:
+        if value in level.trail.active:
+            found[value] = lane_of(sequence, axis, _part(node, value), backwards)
+    inside = set(node.body.values())
+    for inner in node.body.nodes:
+        if inner.op != "nn.select" or inner.defs[0] not in level.trail.active or inner.uses[0] in inside:
+            continue
+        lane = _selected(level, node, inner, rounds)
+        if lane is not None:
+            found[inner.defs[0]] = lane
+    return found
+
+
+def _selected(level: Level, node: While, select: Node, rounds: Rounds) -> Lane | None:
+    """The lane of a row of a captured stack, if each round selects the next or the one before."""
+    stack, index = select.uses
+    part, extent = spec_of(select.defs[0]), spec_of(stack).shape[0]
+    if index == node.counter:
+        lane = Lane(stack, 0, part, 0, down=False)
+        return lane if rounds.static is None or rounds.static <= extent else None
+    maker = defined(node.body.nodes).get(index)
+    if maker is None or maker.op != "nn.sub" or maker.uses[1] != node.counter:
+        return None
+    start = maker.uses[0]
+    if rounds.static is not None and start.literal is not None:
+        first = int(start.literal[0])
+        return Lane(stack, 0, part, first, down=True) if rounds.static - 1 <= first < extent else None
+    return Lane(stack, 0, part, None, down=True) if rounds.is_last(start, level.trail.makers) else None
+
+
+def _without_selects(node: While, steps: dict[Value, Lane]) -> list[Node]:
+    """The nodes of the body, but those that give one of `steps`."""
+    return [inner for inner in node.body.nodes if not any(value in steps for value in inner.defs)]
+
+
+def _only_stepped(node: While, steps: dict[Value, Lane]) -> set[Value]:
+    """The captured stacks that nothing reads but the selections among `steps`."""
+    left = replace(node.body, nodes=tuple(_without_selects(node, steps)))
+    return {lane.whole for lane in steps.values()} - set(captures(left))
+
+
+def _loop(level: Level, node: While, body: _Body, tape: Tape, rounds: Rounds) -> list[Flow]:
+    """Writes the backward loop; the gradients it gives."""
+    emit = level.emit
+    inner = emit.inside()
+    go = inner("nn.less", rounds.counter, rounds.end())
+    slices = tape.slices  # filled while the body is written
+    for part, lane in body.given.items():
+        tape.given(part, lane)
+    for update, (parameter, init, source) in tape.later.items():
+        body.carried.append((parameter, init, source, update))
+    outputs = tape.reads().write(inner, body.nodes, body.outputs())
+    name = emit.names.fresh(f"{emit.scope}loop")
+    finals = [
+        None if of in tape.later else Value(emit.names.fresh(f"{emit.scope}{of.name}"), of.spec)
+        for _, _, _, of in body.carried
+    ]
+    stacks = [_stack(level, lane, rounds) for _, lane in body.rows]
+    parameters = [parameter for parameter, _, _, _ in body.carried]
+    emit.nodes.append(
+        While(
+            name,
+            "while",
+            (*(init for _, init, _, _ in body.carried), *(entry.sequence for entry in slices)),
+            (*finals, *(whole for whole, _ in stacks)),
+            {} if rounds.static is not None or tape.extent is None else {MAX_TRIPS: tape.extent},
+            emit.source,
+            body=Graph(name, (rounds.counter, *parameters, *(s.value for s in slices)), tuple(inner.nodes), outputs),
+            condition=go,
+            check=1,
+            carried=len(finals),
+            slice_axes=tuple(entry.axis for entry in slices),
+            slice_reversed=tuple(entry.backwards for entry in slices),
+            row_axes=tuple(lane.axis for _, lane in body.rows),
+            row_reversed=tuple(backwards for _, backwards in stacks),
+        )
+    )
+    carried = zip(body.carried, finals, strict=True)
+    flows: list[Flow] = [(of, final, None) for (_, _, _, of), final in carried if final is not None]
+    for (whole, _), (_, lane) in zip(stacks, body.rows, strict=True):
+        if not isinstance(whole.spec, TensorSpec):
+            flows.append((lane.whole, whole, None))
+        elif rounds.static is None:
+            flows.append((lane.whole, rounds.placed(whole, lane), None))
+        else:
+            flows.append((lane.whole, whole, lane.box(rounds.static)))
+    return flows
+
+
+def _stack(level: Level, lane: Lane, rounds: Rounds) -> tuple[Value, bool]:
+    """The stacked output for the gradients of the steps of a lane, and whether it is filled from its end."""
+    hint = level.emit.names.fresh(f"{level.emit.scope}{lane.whole.name}.rows")
+    if isinstance(lane.whole.spec, Unplannable):
+        return Value(hint, lane.whole.spec), not lane.down
+    shape = spec_of(lane.whole).shape
+    extent = shape[lane.axis] if rounds.static is None else rounds.static
+    spec = TensorSpec(spec_of(lane.whole).dtype, (*shape[: lane.axis], extent, *shape[lane.axis + 1 :]))
+    return Value(hint, spec), rounds.static is not None and not lane.down

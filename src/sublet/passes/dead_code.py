@@ -1,0 +1,103 @@
+"""Dead code: what nobody needs is not computed.
+
+Requires a legal graph. Ensures that every pure node has an output that is read, that a loop carries, slices and
+stacks nothing that does not reach what is needed, that a branch gives nothing that nobody reads, and that every
+weight with known elements is read. Other weights stay: they are the caller's, by name.
+
+    %a = nn.exp(%x)                      %b = nn.neg(%x)
+    %b = nn.neg(%x)              ->      return %b
+    return %b
+
+A loop counts as pure when its body is: one whose results nobody needs goes, whether or not it would end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.passes.rewriting import is_pure, readers, results, updates_of
+
+
+def without_dead_code(graph: Graph) -> Graph:
+    """The graph without what nobody needs."""
+    needed = set(results(graph))
+    nodes = _live(graph.nodes, needed)
+    changed = replace(graph, nodes=tuple(nodes))
+    counts, targets = readers(changed), {target for target, _ in updates_of(graph)}
+    weights = tuple(v for v in graph.weights if v.literal is None or counts[v] or v in targets)
+    return replace(changed, weights=weights)
+
+
+def _live(nodes: Sequence[Node], needed: set[Value]) -> list[Node]:
+    """The nodes that compute what is needed, trimmed; what they read joins `needed`."""
+    kept: list[Node] = []
+    for node in reversed(nodes):
+        if is_pure(node) and not any(value in needed for value in node.outputs):
+            continue
+        if isinstance(node, While):
+            node = _loop(node, needed)
+        elif isinstance(node, CaseOf):
+            node = _branch(node, needed)
+        needed.update(node.uses)
+        kept.append(node)
+    return kept[::-1]
+
+
+def _branch(node: CaseOf, needed: set[Value]) -> CaseOf:
+    """The branch without the outputs that nobody reads."""
+    kept = [i for i, value in enumerate(node.outputs) if value in needed]
+    if node.fallbacks and not kept:
+        kept = [0]  # without fallbacks an index that names no arm would be an error
+    arms = []
+    for arm in node.arms:
+        arm_outputs = tuple(arm.outputs[i] for i in kept)
+        inside = needed | set(arm_outputs)
+        arms.append(replace(arm, nodes=tuple(_live(arm.nodes, inside)), outputs=arm_outputs))
+        needed |= inside
+    fallbacks = [node.fallbacks[i] for i in kept] if node.fallbacks else []
+    outputs = tuple(node.outputs[i] for i in kept)
+    return replace(node, arms=tuple(arms), outputs=outputs, inputs=(node.index, *fallbacks))
+
+
+def _loop(node: While, needed: set[Value]) -> While:
+    """The loop without carried pairs, slices and rows that lead to nothing that is needed."""
+    rows = [i for i, value in enumerate(node.stacked) if value in needed]
+    carried = {i for i, value in enumerate(node.finals) if value in needed}
+    while True:
+        wanted = {node.condition, *(node.rows[i] for i in rows), *(node.updates[i] for i in carried)}
+        inside = needed | wanted
+        before = _live(node.body.nodes, inside)
+        reached = carried | {i for i, value in enumerate(node.parameters) if value in inside}
+        if reached == carried:
+            break
+        carried = reached
+    slices = [i for i, value in enumerate(node.slices) if value in inside]
+    needed |= inside
+    return _trimmed(node, before, sorted(carried), slices, rows, needed)
+
+
+def _trimmed(
+    node: While, nodes: Sequence[Node], carried: list[int], slices: list[int], rows: list[int], needed: set[Value]
+) -> While:
+    early = {inner.name for inner in node.body.nodes[: node.check]}
+    body = replace(
+        node.body,
+        nodes=tuple(nodes),
+        inputs=(node.counter, *(node.parameters[i] for i in carried), *(node.slices[i] for i in slices)),
+        outputs=(*(node.updates[i] for i in carried), *(node.rows[i] for i in rows)),
+    )
+    finals = (node.finals[i] if node.finals[i] in needed else None for i in carried)
+    return replace(
+        node,
+        inputs=(*(node.inits[i] for i in carried), *(node.sequences[i] for i in slices)),
+        outputs=(*finals, *(node.stacked[i] for i in rows)),
+        body=body,
+        check=sum(inner.name in early for inner in nodes),
+        carried=len(carried),
+        slice_axes=tuple(node.slice_axes[i] for i in slices),
+        slice_reversed=tuple(node.slice_reversed[i] for i in slices),
+        row_axes=tuple(node.row_axes[i] for i in rows),
+        row_reversed=tuple(node.row_reversed[i] for i in rows),
+    )

@@ -1,0 +1,67 @@
+"""Elements of literals as NumPy arrays and back, and what a command makes of known elements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sublet.ir.emitter import CONSTANT_ELEMENTS
+from sublet.ir.graph import Node, Value
+from sublet.ops.nn import COMMANDS
+from sublet.ops.nn.command import PREFIX
+from sublet.tensor import DType, TensorSpec
+
+Elements = tuple[int | float | bool, ...]
+
+NATIVE: Mapping[DType, Any] = {
+    DType.BOOL: np.bool_,
+    DType.I8: np.int8,
+    DType.I16: np.int16,
+    DType.I32: np.int32,
+    DType.I64: np.int64,
+    DType.U8: np.uint8,
+    DType.U16: np.uint16,
+    DType.U32: np.uint32,
+    DType.U64: np.uint64,
+    DType.F32: np.float32,
+    DType.F64: np.float64,
+}
+"""Types whose elements NumPy computes exactly as the commands define it."""
+
+
+def same_number(value: Value, number: float) -> bool:
+    """Whether the value is a literal with this number everywhere; 0.0 is also -0.0."""
+    return value.literal is not None and all(element == number for element in value.literal) and bool(value.literal)
+
+
+def computed(node: Node, known: Mapping[Value, Elements]) -> list[Elements] | None:
+    """The elements of each output of a node whose inputs are known; None when they are not, or would be too many."""
+    record = COMMANDS.get(node.op.removeprefix(PREFIX)) if node.op.startswith(PREFIX) else None
+    if record is None or not record.pure or node.scratch is not None or None in node.inputs:
+        return None
+    if not all(value in known for value in node.uses) or not all(_small(value) for value in node.outputs):
+        return None
+    arrays = [_array(value, known[value]) for value in node.uses if value.spec.dtype in NATIVE]  # type: ignore[union-attr]
+    if len(arrays) != len(node.inputs):
+        return None
+    with np.errstate(all="ignore"):
+        found = record.compute(*arrays, **node.attrs)
+    made: Sequence[Any] = found if isinstance(found, tuple) else (found,)
+    return [_elements(array, value) for array, value in zip(made, node.outputs, strict=True) if value is not None]
+
+
+def _small(value: Value | None) -> bool:
+    spec = value.spec if value is not None else None
+    return isinstance(spec, TensorSpec) and spec.dtype in NATIVE and spec.size <= CONSTANT_ELEMENTS
+
+
+def _array(value: Value, elements: Elements) -> Any:
+    assert isinstance(value.spec, TensorSpec)
+    return np.array(elements, NATIVE[value.spec.dtype]).reshape(value.spec.shape)
+
+
+def _elements(array: Any, value: Value) -> Elements:
+    assert isinstance(value.spec, TensorSpec)
+    return tuple(np.asarray(array).astype(NATIVE[value.spec.dtype]).reshape(-1).tolist())

@@ -1,0 +1,196 @@
+"""The groups of commands that fusion knows, each found from its last command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sublet.ir.graph import Attr, Node, Value
+from sublet.ops.nn import COMMANDS
+from sublet.ops.nn.command import PREFIX, pick, spec_of
+from sublet.passes.rewriting import Readers
+from sublet.tensor import TensorSpec
+
+
+@dataclass(frozen=True)
+class Group:
+    """Commands, and what does their work. `alone` tells that no other node reads any value between them."""
+
+    members: tuple[Node, ...]
+    made: tuple[Node, ...]
+    alone: bool = True
+
+
+class Level:
+    """Nodes that run one after another, and who reads what they make."""
+
+    def __init__(self, nodes: Sequence[Node], readers: Readers) -> None:
+        self.at = {node.name: i for i, node in enumerate(nodes)}
+        self._maker = {value: node for node in nodes for value in node.defs}
+        self._readers = readers
+
+    def maker_at(self, value: Value) -> int:
+        """The position of the node that makes a value; -1 for one that is there before."""
+        return self.at[self._maker[value].name] if value in self._maker else -1
+
+    def made_by(self, value: Value | None, *ops: str, shared: bool = False) -> Node | None:
+        """The node of one of `ops` that makes the value, if nobody else reads it (or `shared`)."""
+        node = self._maker.get(value) if value is not None else None
+        if node is None or value is None or node.op not in ops or node.scratch is not None or node.outputs[0] != value:
+            return None
+        return node if shared or self.read_once(value) else None
+
+    def read_once(self, value: Value) -> bool:
+        """Whether one node of the level reads the value, and nobody else."""
+        readers = self._readers.get(value, ())
+        return len(readers) == 1 and readers[0] in self.at
+
+
+Pattern = Callable[[Node, Level], Group | None]
+
+
+def _node(like: Node, op: str, inputs: Sequence[Value | None], outputs: Sequence[Value | None], **attrs: Attr) -> Node:
+    """A command in the place of `like`."""
+    record = COMMANDS[op.removeprefix(PREFIX)]
+    return Node(like.name, op, tuple(inputs), tuple(outputs), record.completed(attrs), like.source)
+
+
+def _last_axis(node: Node) -> bool:
+    axis, rank = pick(node.attrs, "axis"), len(spec_of(node.defs[0]).shape)
+    return bool(axis in (-1, rank - 1))
+
+
+def _cross_entropy(node: Node, level: Level) -> Group | None:
+    softmax = level.made_by(node.inputs[0], "nn.softmax", shared=True)
+    if softmax is None or not _last_axis(softmax) or node.inputs[0] == node.inputs[1]:
+        return None
+    outputs = (node.outputs[0], softmax.outputs[0])
+    made = _node(node, "nn.softmax_cross_entropy", (softmax.inputs[0], node.inputs[1]), outputs)
+    return Group((softmax, node), (made,), alone=level.read_once(softmax.defs[0]))
+
+
+def _binary_cross_entropy(node: Node, level: Level) -> Group | None:
+    sigmoid = level.made_by(node.inputs[0], "nn.sigmoid")
+    if sigmoid is None or node.inputs[0] == node.inputs[1]:
+        return None
+    made = _node(node, "nn.sigmoid_binary_cross_entropy", (sigmoid.inputs[0], node.inputs[1]), node.outputs)
+    return Group((sigmoid, node), (made,))
+
+
+def _added(node: Node, level: Level) -> Group | None:
+    """A bias that is added to a product or a convolution."""
+    for position in (0, 1):
+        bias = node.inputs[1 - position]
+        before = level.made_by(node.inputs[position], "nn.matmul", "nn.linear", "nn.conv")
+        if before is None or bias is None or bias == node.inputs[position]:
+            continue
+        if before.defs[0].spec != node.defs[0].spec:
+            continue
+        made = BIASED[before.op](before, bias, node, level)
+        if made is not None:
+            return Group((before, node), (made,))
+    return None
+
+
+def _matmul(product: Node, bias: Value, node: Node, level: Level) -> Node | None:
+    a, b = product.uses
+    flags = {key: pick(product.attrs, key) for key in ("transpose_a", "transpose_b")}
+    ranks = len(spec_of(a).shape), len(spec_of(b).shape)
+    columns = spec_of(node.defs[0]).shape[-1:]
+    if ranks[1] == 2 and flags == {"transpose_a": 0, "transpose_b": 1} and spec_of(bias).shape == columns:
+        return _node(node, "nn.linear", (a, b, bias), node.outputs)
+    if ranks == (2, 2):
+        return _node(node, "nn.gemm", (a, b, bias), node.outputs, **flags)
+    return None
+
+
+def _linear(product: Node, bias: Value, node: Node, level: Level) -> Node | None:
+    has_bias = len(product.inputs) > 2 and product.inputs[2] is not None
+    if has_bias or spec_of(bias).shape != spec_of(node.defs[0]).shape[-1:]:
+        return None
+    return _node(node, "nn.linear", (*product.inputs[:2], bias), node.outputs)
+
+
+def _conv(before: Node, bias: Value, node: Node, level: Level) -> Node | None:
+    """A bias that was reshaped from one number a channel to lie along the axis of the channels."""
+    reshape = level.made_by(bias, "nn.reshape", shared=True)
+    source = reshape.uses[0] if reshape is not None else bias
+    rank, channels = len(spec_of(node.defs[0]).shape), spec_of(before.uses[1]).shape[0]
+    shape = (1,) * (rank - len(spec_of(bias).shape)) + spec_of(bias).shape
+    axis = rank - 1 if before.attrs["layout"] == "nhwc" else 1
+    along = tuple(channels if i == axis else 1 for i in range(rank))
+    has_bias = len(before.inputs) > 2 and before.inputs[2] is not None
+    if has_bias or shape != along or spec_of(source).shape != (channels,):
+        return None
+    return _node(node, "nn.conv", (*before.inputs[:2], source), node.outputs, **before.attrs)
+
+
+Biased = Callable[[Node, Value, Node, Level], Node | None]
+"""(command without a bias, bias, command that adds it, level) -> the command with the bias."""
+
+BIASED: Mapping[str, Biased] = {"nn.matmul": _matmul, "nn.linear": _linear, "nn.conv": _conv}
+
+
+def _attention(node: Node, level: Level) -> Group | None:
+    """From the product with v back to the product of q and k."""
+    softmax = level.made_by(node.inputs[0], "nn.softmax")
+    if softmax is None or not _last_axis(softmax) or not _plain(node, transpose_b=0):
+        return None
+    members = [node, softmax]
+    scores, mask = softmax.uses[0], None
+    added = level.made_by(scores, "nn.add")
+    if added is not None:
+        found = _masked(added, level)
+        if found is None:
+            return None
+        scores, mask = found
+        members.append(added)
+    scale = 1.0
+    scaled = level.made_by(scores, "nn.mul", "nn.div")
+    if scaled is not None:
+        constant = scaled.uses[1]
+        if constant.literal is None or len(constant.literal) != 1 or not constant.literal[0]:
+            return None
+        number = float(constant.literal[0])
+        scale = number if scaled.op == "nn.mul" else 1 / number
+        scores = scaled.uses[0]
+        members.append(scaled)
+    product = level.made_by(scores, "nn.matmul")
+    if product is None or not _plain(product, transpose_b=1):
+        return None
+    return _attended(node, [*members, product], (*product.uses, node.uses[1], mask), scale)
+
+
+def _plain(product: Node, transpose_b: int) -> bool:
+    return product.attrs["transpose_a"] == 0 and product.attrs["transpose_b"] == transpose_b
+
+
+def _masked(added: Node, level: Level) -> tuple[Value, Value] | None:
+    """The scores and what is added to them."""
+    for position in (0, 1):
+        scores, mask = added.uses[position], added.uses[1 - position]
+        if scores.spec == added.defs[0].spec and level.made_by(scores, "nn.matmul", "nn.mul", "nn.div") is not None:
+            return scores, mask
+    return None
+
+
+def _attended(node: Node, members: Sequence[Node], inputs: Sequence[Value | None], scale: float) -> Group | None:
+    q, k, v = (spec_of(value) for value in inputs[:3] if value is not None)
+    same = len(q.shape) == 4 and q.shape[:2] == k.shape[:2] == v.shape[:2]
+    product = members[-1].defs[0]
+    if not same or any(member.defs[0].spec != product.spec for member in members[1:]):
+        return None
+    # What the softmax was called is free: the logarithms of its sums take the name.
+    sums = Value(members[1].defs[0].name, TensorSpec(q.dtype, q.shape[:3]))
+    given = inputs if inputs[3] is not None else inputs[:3]
+    made = _node(node, "nn.attention", given, (node.outputs[0], sums), scale=scale, causal=0)
+    return Group(tuple(reversed(members)), (made,))
+
+
+PATTERNS: Mapping[str, Pattern] = {
+    "nn.categorical_cross_entropy": _cross_entropy,
+    "nn.binary_cross_entropy": _binary_cross_entropy,
+    "nn.add": _added,
+    "nn.matmul": _attention,
+}
+"""By the op of the last command."""

@@ -1,0 +1,120 @@
+"""Gradients of whole programs beside finite differences: planned, run in poison, and differentiated again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from sublet.compiling import compile
+from sublet.frontends.model import Model
+from sublet.ir.graph import Graph, Value
+from sublet.ir.verify import verify
+from sublet.passes.autodiff import gradients
+from sublet.planning import Options
+from sublet.runtime.comparing import compare
+from sublet.runtime.dtypes import NUMPY
+from sublet.runtime.executable import Executable
+from sublet.tensor import TensorSpec
+
+Arrays = Mapping[str, Any]
+UNPLANNED = Options(strategy="no_reuse", share=False)
+STEP = 1e-6
+
+
+def value_of(graph: Graph, name: str) -> Value:
+    """The value of that name, of the root graph."""
+    values = [*graph.inputs, *graph.weights, *(value for node in graph.nodes for value in node.defs)]
+    return next(value for value in values if value.name == name)
+
+
+def weighted(graph: Graph, of: Sequence[Value], feeds: dict[str, Any], seed: int) -> tuple[Graph, list[Value]]:
+    """The graph with an input for the gradient of each of `of`, filled at random in `feeds`."""
+    random = np.random.default_rng(seed)
+    seeds = []
+    for value in of:
+        assert isinstance(value.spec, TensorSpec)
+        seeds.append(Value(f"seed{seed}.{value.name}", value.spec))
+        shape = value.spec.shape
+        feeds[seeds[-1].name] = np.asarray(random.uniform(0.5, 1.5, shape), NUMPY[value.spec.dtype]).reshape(shape)
+    return replace(graph, inputs=(*graph.inputs, *seeds)), seeds
+
+
+def differentiated(graph: Graph, of: Sequence[str], wrt: Sequence[str], feeds: dict[str, Any], seed: int) -> Graph:
+    """The graph with the gradients, weighted at random, of `of` by `wrt`; `feeds` gets the weights."""
+    targets = [value_of(graph, name) for name in of]
+    graph, seeds = weighted(graph, targets, feeds, seed)
+    graph, _ = gradients(graph, targets, [value_of(graph, name) for name in wrt], seeds)
+    verify(graph)
+    return graph
+
+
+def run(graph: Graph, feeds: Arrays, options: Options | None = None, backend: Any = "reference") -> list[Any]:
+    """The outputs in order; planned, unplanned and in poison they are the same bits."""
+    made = compiled(graph, feeds, options, backend)
+    found = compare(compiled(graph, feeds, UNPLANNED, backend), made, _inputs(graph, feeds))
+    assert found.equal, found.differences
+    return list(found.outputs.values())
+
+
+def compiled(graph: Graph, feeds: Arrays, options: Options | None = None, backend: Any = "reference") -> Executable:
+    """Ready to run, its outputs named by their number."""
+    weights = {value.name: feeds[value.name] for value in graph.weights if value.literal is None}
+    inputs, outputs = (value.name for value in graph.inputs), map(str, range(len(graph.outputs)))
+    model = Model(graph, inputs=tuple(inputs), outputs=tuple(outputs))
+    return compile(model, weights=weights, options=options, backend=backend)
+
+
+def _inputs(graph: Graph, feeds: Arrays) -> dict[str, Any]:
+    return {value.name: feeds[value.name] for value in graph.inputs}
+
+
+def check(
+    graph: Graph,
+    of: Sequence[str],
+    wrt: Sequence[str],
+    feeds: Arrays,
+    *,
+    orders: int = 2,
+    options: Options | None = None,
+    tolerance: float = 1e-6,
+) -> Graph:
+    """The gradients of `of` by the inputs `wrt`, and the gradients of these, are what finite differences say.
+
+    Returns the graph with the first gradients.
+    """
+    feeds = dict(feeds)
+    graphs, names = [graph], list(of)
+    for order in range(orders):
+        before, count = graphs[-1], len(graphs[-1].outputs)
+        graphs.append(differentiated(before, names, wrt, feeds, order))
+        found = run(graphs[-1], feeds, options)[count:]
+        _agree(before, names, wrt, feeds, found, order, tolerance)
+        names = [value.name for value in dict.fromkeys(graphs[-1].outputs[count:]) if value.literal is None]
+    return graphs[1]
+
+
+def _agree(
+    graph: Graph,
+    of: Sequence[str],
+    wrt: Sequence[str],
+    feeds: dict[str, Any],
+    found: Sequence[Any],
+    order: int,
+    tolerance: float,
+) -> None:
+    targets = [value_of(graph, name) for name in of]
+    made = compiled(replace(graph, outputs=tuple(targets)), feeds, UNPLANNED)
+    random = np.random.default_rng(7)
+
+    def loss(moved: Arrays) -> float:
+        values = made(_inputs(graph, moved)).values()
+        return float(sum((value * feeds[f"seed{order}.{name}"]).sum() for value, name in zip(values, of, strict=True)))
+
+    for name, gradient in zip(wrt, found, strict=True):
+        direction = random.uniform(-1, 1, np.shape(feeds[name]))
+        ends = [loss({**feeds, name: feeds[name] + sign * STEP * direction}) for sign in (1, -1)]
+        difference = (ends[0] - ends[1]) / (2 * STEP)
+        np.testing.assert_allclose((gradient * direction).sum(), difference, rtol=tolerance * 10, atol=tolerance)

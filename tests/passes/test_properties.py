@@ -1,0 +1,40 @@
+"""Every pass keeps what a program computes, leaves a legal graph, and does nothing more the second time."""
+
+from __future__ import annotations
+
+import pytest
+
+from sublet.ir.verify import verify
+from sublet.passes.chains import with_chains
+from sublet.passes.pipeline import PASSES, run_passes, simplify
+from tests.passes.programs import nodes_of, program, same
+
+SEEDS = range(6)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", PASSES)
+def test_a_pass_keeps_the_results_and_is_done_at_once(name: str, seed: int) -> None:
+    graph = program(seed)
+    changed = run_passes(graph, [name])
+    same(graph, changed)
+    assert run_passes(changed, [name]) == changed
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_all_passes_keep_the_results(seed: int) -> None:
+    graph = program(seed, 50)
+    changed = simplify(graph)
+    same(graph, changed, tolerance=1e-12)
+    assert nodes_of(changed) < nodes_of(graph)
+    assert simplify(changed) == changed
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_chains_of_any_size_keep_the_results(seed: int) -> None:
+    graph = program(seed, 40)
+    changed = with_chains(graph, smallest=1)
+    verify(changed)
+    same(graph, changed)
+    assert with_chains(changed, smallest=1) == changed
+    assert any(node.op == "nn.chain" for node in changed.walk())
