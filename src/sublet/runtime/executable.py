@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -254,10 +255,8 @@ class Executable:
                     self._memory.bring(name, arena, f"the {name}", 1)
 
     def _built(self, watch: Watch, workers: Workers | None) -> Program:
-        kernels, memory, order = self._chosen(), self._memory, self.plan.schedule
-        return build(
-            self.graph, order, self.flow, memory, lambda node, places: bind_node(node, kernels, places), workers, watch
-        )
+        bind = partial(bind_node, kernels=self._chosen())
+        return build(self.graph, self.plan.schedule, self.flow, self._memory, bind, workers, watch)
 
     def _results(self, *, copy: bool) -> dict[str, Any]:
         return {name: self._result(value, copy=copy) for name, value in self.outputs.items()}
@@ -286,8 +285,7 @@ class Executable:
 
     def _own_bytes(self) -> int:
         """What it holds itself at the moment: storages, and values outside the plan."""
-        contents = [cell.content for cell in self._memory.cells.values()]
-        return self._memory.present_bytes + sum(map(content_bytes, contents))
+        return self._memory.present_bytes + sum(content_bytes(cell.content) for cell in self._memory.cells.values())
 
     def _bind_program(self) -> Program:
         if self._program is None:

@@ -89,7 +89,7 @@ def _with_scratch(graph: Graph, kernels: Kernels, taken: set[str]) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
-def bind_node(node: Node, kernels: Kernels, places: Places) -> Call:
+def bind_node(node: Node, places: Places, kernels: Kernels) -> Call:
     """The call that computes a node of a graph that `with_scratch` returned."""
     chosen = kernels[node.name]
     if chosen is None:
