@@ -56,7 +56,8 @@ def choose_kernels(
     if missing:
         nodes = ", ".join(f"{node.op} (node {node.name})" for node in missing[:SHOWN])
         more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
-        raise RunError(f"no backend of {', '.join(b.name for b in backends)} computes {nodes}{more}")
+        known = ", ".join(dict.fromkeys(backend.name for backend in backends))
+        raise RunError(f"no backend of {known} computes {nodes}{more}")
     return chosen
 
 
