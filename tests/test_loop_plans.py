@@ -6,15 +6,21 @@ images (400 bytes, so 448), with weights of 576 and 64 bytes.
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from sublet.frontends.onnx.model import from_proto
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
-from sublet.plan import MemoryPlan
+from sublet.plan import Jump, MemoryPlan, Rolled
 from sublet.planning import plan_memory
+from tests import dialect
 from tests.frontends.models import parsed
+from tests.interpreter import results_match
 from tests.runtime.loop_models import CARRIED, CONVOLUTION
+
+assert dialect.OPS
 
 MIB = 1 << 20
 IMAGE = "f32[1,5,5,4]"
@@ -139,3 +145,62 @@ def test_the_arms_of_a_branch_take_turns(then: str, other: str, most: int) -> No
     assert plan.moves == ()
     assert plan.gap == 0
     assert plan.arena_bytes <= most + 64
+
+
+CHOSEN = """
+  %which: i32[] = test.choose(%seed) {count = 2, low = 0}
+  %x: u8[24] = case %which @first {
+    arm @one {
+      %p: u8[24] = test.matmul(%a, %seed)
+      yield %p
+    }
+    arm @two {
+      yield %a
+    }
+  }
+  %last: u8[24] = while(%i: i64[]; %y: u8[24] = %x; ) @loop body @body {
+    %go: bool[] = test.below(%i, %seed)
+    continue if %go
+    %kind: i32[] = test.choose(%y) {count = 2, low = 0}
+    %z: u8[24] = case %kind @second {
+      arm @keep {
+        yield %y
+      }
+      arm @change {
+        %m: u8[24] = test.matmul(%y)
+        yield %m
+      }
+    }
+    next %z;
+  }
+"""
+"""A loop that may hand on, round after round, what a branch before it has chosen."""
+
+
+def test_what_a_branch_before_the_loop_chose_stays_chosen() -> None:
+    """However the second branch ends, there is one copy that follows."""
+    graph = parse(f"graph @net(%a: u8[24], %seed: u8[4]) {{ {CHOSEN} return %last }}")
+    plan = plan_memory(graph)
+    ways = [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 2), (2, 0, 2), (2, 1, 1)]
+    jumps = tuple(Jump(copy, (("second", way),), after) for copy, way, after in ways)
+    assert plan.rolled == (Rolled("loop", (), 0, 3, jumps),)
+    assert plan.moves == ()
+    assert results_match(graph, plan.schedule, plan, random.Random(1), 20)
+
+
+def test_what_a_branch_chose_in_a_round_of_a_loop_around() -> None:
+    graph = parse(f"""
+    graph @net(%a0: u8[24], %b0: u8[24], %seed: u8[4]) {{
+      %end: u8[24], _ = while(%o: i64[]; %a: u8[24] = %a0, %b: u8[24] = %b0; ) @outer body @rounds {{
+        %more: bool[] = test.below(%o, %seed)
+        continue if %more
+        {CHOSEN}
+        next %last, %a;
+      }}
+      %r: u8[24] = test.matmul(%end)
+      return %r
+    }}
+    """)
+    plan = plan_memory(graph)
+    assert plan.moves == ()
+    assert results_match(graph, plan.schedule, plan, random.Random(1), 20)

@@ -145,6 +145,29 @@ LOOP_IN_BRANCH = """g (bool c, int64 n, float[16] a0, float[16] b0) => (float[16
   >
 }"""
 
+BRANCH_BEFORE_LOOP = """g (bool c, int64 n, float[16] x0) => (float[16] y) {
+  yes = Constant <value = bool {1}> ()
+  two = Constant <value = int64 {2}> ()
+  zero = Constant <value = int64 {0}> ()
+  x = If (c) <
+    then_branch = made () => (float[16] p) { p = CumSum(x0, zero) },
+    else_branch = given () => (float[16] q) { q = Identity(x0) }
+  >
+  last = Loop (n, yes, x) <
+    body = round (int64 i, bool on, float[16] a) => (bool go, float[16] an) {
+      go = Identity(on)
+      rest = Mod(i, two)
+      even = Equal(rest, zero)
+      an = If (even) <
+        then_branch = keep () => (float[16] k) { k = Identity(a) },
+        else_branch = change () => (float[16] m) { m = CumSum(a, zero) }
+      >
+    }
+  >
+  y = Softmax(last)
+}"""
+"""The loop may hand on, round after round, what the branch before it has chosen."""
+
 HALVING = """g (float[16] a0, float[16] b0, float limit) => (float[16] af, float[16] bf) {
   none = Constant <value = int64 {1000}> ()
   yes = Constant <value = bool {1}> ()

@@ -16,6 +16,7 @@ from sublet.runtime.comparing import compare, equal_bits
 from sublet.runtime.executable import Executable
 from tests.frontends.models import parsed
 from tests.runtime.loop_models import (
+    BRANCH_BEFORE_LOOP,
     BRANCH_IN_LOOP,
     CARRIED,
     CONVOLUTION,
@@ -122,6 +123,15 @@ def test_a_loop_in_a_branch(backend: str) -> None:
     case = Case(parsed(LOOP_IN_BRANCH), backend)
     for c in (False, True):
         for n in (0, 1, 2, 3, 4, 5, 13):
+            case.check(case.feeds(n=n, c=c))
+            assert case.planned.copied_bytes == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_branch_before_a_loop_that_may_keep_its_result(backend: str) -> None:
+    case = Case(parsed(BRANCH_BEFORE_LOOP), backend)
+    for c in (False, True):
+        for n in (0, 1, 2, 3, 6):
             case.check(case.feeds(n=n, c=c))
             assert case.planned.copied_bytes == 0
 

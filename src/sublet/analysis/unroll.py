@@ -164,22 +164,28 @@ class Copies:
                 raise AlsoPointer(now.base(root))
             if now.made_within(root, now.context) and now.base(root) not in self._carried:
                 raise Unrollable([parameter])
-        if not any(self._way(candidate) for candidate in candidates):
-            return [({}, (now.root(candidates[0]),) if len(candidates) == 1 else candidates)]
-        return [(self._ways_to(candidate), (now.root(candidate),)) for candidate in candidates]
+        outcomes: dict[tuple[tuple[str, frozenset[int]], ...], list[Value]] = {}
+        for candidate in candidates:
+            ways, instance = self._ways_to(candidate)
+            outcomes.setdefault(tuple(ways.items()), []).append(instance)
+        # Which of several it is was chosen before the loop: the state keeps them all, as the first one does.
+        return [
+            (dict(ways), (now.root(several[0]),) if len(several) == 1 else tuple(several))
+            for ways, several in outcomes.items()
+        ]
 
     def _way(self, instance: Value) -> tuple[str, frozenset[int]] | None:
         """The loop or branch of this copy that an alias comes out of, and by which ends."""
         way = self._ways.get(instance)
         return None if way is None or way[1] != self._now.context else (way[0], way[2])
 
-    def _ways_to(self, instance: Value) -> Ways:
-        """How loops and branches must have been left for an alias to be what a pointer stands for."""
+    def _ways_to(self, instance: Value) -> tuple[Ways, Value]:
+        """How loops and branches of this copy must have been left for an alias, and what it is an alias of then."""
         ways: dict[str, frozenset[int]] = {}
         while found := self._way(instance):
             ways[found[0]] = found[1]
             instance = self._now.aliases[instance]
-        return ways
+        return ways, instance
 
 
 def _together(several: list[Ways]) -> Iterator[tuple[tuple[str, int], ...]]:
