@@ -1,6 +1,6 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance check fuzz bench bench-packing bench-run bench-loops clean
+.PHONY: help demo test conformance check fuzz bench bench-packing bench-run bench-loops bench-train train-digits clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -56,6 +56,12 @@ bench-run: $(VENV)/.installed ## Sublet beside ONNX Runtime: time, memory, alloc
 bench-loops: $(VENV)/.installed ## loops that carry large tensors: Sublet beside XLA and ONNX Runtime's Loop
 	$(BIN)/python -m pip install --quiet --group bench
 	$(BIN)/python -m benchmarks.loops
+
+bench-train: $(VENV)/.installed ## training steps: arenas beside libnnc's and PyTorch's memory, time beside PyTorch's
+	$(BIN)/python -m benchmarks.train_table
+
+train-digits: $(VENV)/.installed ## train a small ResNet on scikit-learn's digits in the planned arena, beside PyTorch
+	$(BIN)/python -m benchmarks.digits
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

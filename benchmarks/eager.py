@@ -80,8 +80,10 @@ FUNCTIONS: Mapping[str, Compute] = {
     "matmul": lambda a, b, transpose_a, transpose_b: (a.mT if transpose_a else a) @ (b.mT if transpose_b else b),
     "linear": lambda x, w, b=None: F.linear(x, w, b),
     "conv": _conv,
-    "max_pool": lambda x, **a: F.max_pool2d(x, a["kernel"], a["strides"], _same_pads(a), ceil_mode=bool(a["ceil"])),
-    "avg_pool": lambda x, **a: F.avg_pool2d(x, a["kernel"], a["strides"], _same_pads(a)),
+    "max_pool": lambda x, **a: F.max_pool2d(
+        x, a["kernel"], a["strides"], _same_pads(a) or 0, ceil_mode=bool(a["ceil"])
+    ),
+    "avg_pool": lambda x, **a: F.avg_pool2d(x, a["kernel"], a["strides"], _same_pads(a) or 0),
     "upsample": lambda x, **a: F.interpolate(x, a["size"], mode=a["mode"]),
     "batch_norm": _batch_norm,
     "layer_norm": lambda x, s=None, b=None, **a: (

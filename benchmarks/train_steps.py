@@ -18,7 +18,7 @@ from sublet.frontends.model import Model
 from sublet.ir.graph import Graph
 from sublet.tensor import TensorSpec
 
-RATE, MOMENTUM = 0.01, 0.9
+RATE, MOMENTUM = 1e-4, 0.9
 Write = Callable[[sublet.Graph, int], Tensor]
 """(graph, batch) -> the loss."""
 

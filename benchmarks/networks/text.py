@@ -14,9 +14,9 @@ from sublet.builder.tensor import Tensor
 def gpt2(tokens: Tensor, *, width: int = 768, heads: int = 12, depth: int = 12, vocabulary: int = 50257) -> Tensor:
     """GPT-2 (Radford et al., 2019) without dropout: logits[B, T, vocabulary], by the embedding's own weights."""
     graph, (_, length) = graph_of(tokens), tokens.shape
-    table = graph.parameter("tokens", (vocabulary, width))
+    table = graph.parameter("token_table", (vocabulary, width))
     graph.fill(table, layers.Drawn(table.name, table.value.spec, layers.normal(0.02)))  # type: ignore[arg-type]
-    places = graph.parameter("positions", (length, width))
+    places = graph.parameter("position_table", (length, width))
     graph.fill(places, layers.Drawn(places.name, places.value.spec, layers.normal(0.02)))  # type: ignore[arg-type]
     x = nn.embedding(table, tokens) + places
     for i in range(depth):

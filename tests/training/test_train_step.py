@@ -1,0 +1,172 @@
+"""Training steps: what they update, what they need, and what they refuse."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sublet
+from sublet import nn
+from sublet.builder.tensor import Tensor
+from sublet.errors import GradientError, SpecError
+
+X = np.linspace(-1, 1, 24).reshape(6, 4)
+T = np.stack([X.sum(1) > 0, X[:, 0] > 0], 1).astype(np.float64)
+RATE = 2.0**-6
+"""The same number in f32 and f64."""
+
+OPTIMIZERS = [
+    sublet.SGD(RATE),
+    sublet.SGD(RATE, momentum=0.9, nesterov=True, decay=1e-3),
+    sublet.Adam(RATE),
+    sublet.AdamW(RATE),
+    sublet.RMSProp(RATE),
+]
+
+
+def network(g: sublet.Graph, dtype: str = "f64") -> Tensor:
+    """Two dense layers, and the mean of squared differences."""
+    random = np.random.default_rng(0)
+    x, t = g.input("x", (6, 4), dtype), g.input("t", (6, 2), dtype)
+    w0 = g.parameter("w0", (8, 4), dtype, random.normal(size=(8, 4)))
+    w1 = g.parameter("w1", (2, 8), dtype, random.normal(size=(2, 8)))
+    return nn.mse(nn.linear(nn.tanh(nn.linear(x, w0)), w1), t).mean()
+
+
+def stepped(optimizer: Any, **options: Any) -> sublet.Executable:
+    g = sublet.Graph()
+    loss = network(g)
+    return sublet.compile(sublet.train_step(loss, g.parameters, optimizer), options=sublet.Options(**options))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
+def test_steps_are_those_of_pytorch(optimizer: Any) -> None:
+    torch = pytest.importorskip("torch")
+    made = {
+        sublet.SGD: lambda w: torch.optim.SGD(
+            w, RATE, optimizer.momentum, weight_decay=optimizer.decay, nesterov=optimizer.nesterov
+        ),
+        sublet.Adam: lambda w: torch.optim.Adam(w, RATE),
+        sublet.AdamW: lambda w: torch.optim.AdamW(w, RATE),
+        sublet.RMSProp: lambda w: torch.optim.RMSprop(w, RATE),
+    }
+    executable = stepped(optimizer)
+    weights = [torch.tensor(executable.state(name), requires_grad=True) for name in ("w0", "w1")]
+    theirs, x, t = made[type(optimizer)](weights), torch.tensor(X), torch.tensor(T)
+    for _ in range(5):
+        theirs.zero_grad()
+        loss = ((torch.tanh(x @ weights[0].T) @ weights[1].T - t) ** 2).mean()
+        loss.backward()
+        theirs.step()
+        assert executable(x=X, t=T)["loss"] == pytest.approx(loss.item(), rel=1e-12)
+    for name, weight in zip(("w0", "w1"), weights, strict=True):
+        np.testing.assert_allclose(executable.state(name), weight.detach().numpy(), rtol=1e-9)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
+def test_weights_and_state_are_updated_in_place(optimizer: Any) -> None:
+    executable = stepped(optimizer, io="bound")
+    plan = executable.plan
+    assert plan.moves == ()
+    places = {place.value: place for place in plan.placements}
+    homes = {storage.name for storage in plan.storages if storage.kind == "weight"}
+    for target, source in executable.graph.updates:
+        assert places[target.name].region == places[source.name].region
+        assert places[target.name].region.storage in homes
+
+
+def test_the_step_is_the_same_in_a_poisoned_arena() -> None:
+    executable = stepped(sublet.Adam(0.05))
+    given = {"x": X, "t": T}
+    left: dict[str, Any] = {}
+    poisoned = sublet.run_poisoned(executable, given, left=left)
+    assert executable(given)["loss"] == poisoned["loss"]
+    for name, content in left.items():
+        np.testing.assert_array_equal(executable.state(name), content, err_msg=name)
+
+
+def test_a_gradient_is_consumed_before_the_next_is_complete() -> None:
+    """Of 30 equal layers not more than two gradients are alive at a time."""
+    g = sublet.Graph()
+    x = g.input("x", (4, 64))
+    for i in range(30):
+        w = g.parameter(f"w{i}", (64, 64), initial=np.eye(64))
+        x = nn.tanh(x @ w)
+    step = sublet.train_step(x.mean(), g.parameters, sublet.SGD(0.1, momentum=0.9))
+    plan = sublet.plan_memory(step.graph, sublet.Options(io="bound"))
+    assert plan.arena_bytes <= 30 * 4 * 64 * 4 + 2 * 64 * 64 * 4 + 8 * 1024
+    assert plan.gap == 0
+
+
+def test_the_rate_can_be_an_input() -> None:
+    g = sublet.Graph()
+    loss = network(g)
+    rate = g.input("rate")
+    executable = sublet.compile(sublet.train_step(loss, g.parameters, sublet.SGD(rate)))
+    before = executable.state("w0")
+    executable(x=X, t=T, rate=np.float32(0))
+    np.testing.assert_array_equal(executable.state("w0"), before)
+    executable(x=X, t=T, rate=np.float32(0.1))
+    assert np.abs(executable.state("w0") - before).max() > 0
+
+
+def test_dropout_draws_other_numbers_each_step() -> None:
+    g = sublet.Graph()
+    key, x = g.state("key", (), "i64"), g.input("x", (64,))
+    g.update(key, key + 1)
+    w = g.parameter("w", (64,), initial=np.ones(64))
+    kept = nn.dropout(x * w, key, rate=0.5)
+    g.output("kept", kept)
+    executable = sublet.compile(sublet.train_step(kept.mean(), [w], sublet.SGD(0.0)))
+    ones = np.ones(64, np.float32)
+    first, second = (executable(x=ones)["kept"] for _ in range(2))
+    assert set(np.unique(first)) == {0.0, 2.0}
+    assert not np.array_equal(first, second)
+
+
+def _integer(g: sublet.Graph, x: Tensor) -> object:
+    return sublet.gradients(x.sum(), [g.input("i", (3,), "i64")])
+
+
+def _of_integer(g: sublet.Graph, x: Tensor) -> object:
+    return sublet.gradients(nn.argmax(x, axis=0), [x])
+
+
+def _random(g: sublet.Graph, x: Tensor) -> object:
+    noise = g.apply("nn.random_normal", g.state("key", (), "i64"), shape=(3,), dtype="f32")[0]
+    return sublet.gradients((x * noise).sum(), [noise])
+
+
+def _without_rule(g: sublet.Graph, x: Tensor) -> object:
+    new = nn.sgd(x, x, g.constant(0.1, "f32"))
+    return sublet.gradients(new.sum(), [x])
+
+
+def _not_a_scalar(g: sublet.Graph, x: Tensor) -> object:
+    return sublet.train_step(x, [g.parameter("w", (3,))], sublet.SGD(0.1))
+
+
+def _no_parameters(g: sublet.Graph, x: Tensor) -> object:
+    return sublet.train_step(x.sum(), [], sublet.SGD(0.1))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (_integer, "only floating-point"),
+        (_of_integer, "only floating-point"),
+        (_random, "random"),
+        (_without_rule, r"nn\.sgd has no gradient"),
+        (_not_a_scalar, "must be one number"),
+        (_no_parameters, "no parameters"),
+    ],
+)
+def test_what_has_no_gradient_is_told_by_the_line(mistake: Any, message: str) -> None:
+    g = sublet.Graph()
+    x = g.input("x", (3,))
+    with pytest.raises((GradientError, SpecError), match=message) as caught:
+        mistake(g, x)
+    assert re.match(r".*test_train_step\.py:\d+: ", str(caught.value))
