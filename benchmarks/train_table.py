@@ -97,7 +97,7 @@ def memory_row(name: str, batch: int, with_eager: bool) -> tuple[str, ...]:
 
 
 def time_row(name: str, batch: int, rounds: int) -> tuple[str, ...]:
-    """One line of the table of time; the losses of both must agree."""
+    """One line of the table of time; the losses of both must agree at first."""
     step = training_step(name, batch)
     inputs = step.inputs()
     theirs = eager_step(step, inputs)
@@ -110,7 +110,8 @@ def time_row(name: str, batch: int, rounds: int) -> tuple[str, ...]:
             losses.append(run())
             if number:
                 found.append(perf_counter() - began)
-        np.testing.assert_allclose(*losses, rtol=2e-3)
+        if number == 0:  # later rounding drives them apart
+            np.testing.assert_allclose(*losses, rtol=1e-5)
     ours, eager = seconds
     return (
         name,
@@ -126,6 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="networks whose name contains this")
     parser.add_argument("--no-time", action="store_true")
+    parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--no-eager", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
     chosen = parser.parse_args()
@@ -137,7 +139,7 @@ def main() -> None:
     )
     extra = [("LSTM, loop", 16), ("GPT-2 small", 4), ("ResNet-50", 8)]
     for name, batch in [*LIBNNC, *extra]:
-        if chosen.only in name:
+        if chosen.only in name and not chosen.no_memory:
             row = memory_row(name, batch, not chosen.no_eager)
             memory.add_row(*row)
             console.print("  ".join(row), style="dim")
