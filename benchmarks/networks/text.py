@@ -14,10 +14,8 @@ from sublet.builder.tensor import Tensor
 def gpt2(tokens: Tensor, *, width: int = 768, heads: int = 12, depth: int = 12, vocabulary: int = 50257) -> Tensor:
     """GPT-2 (Radford et al., 2019) without dropout: logits[B, T, vocabulary], by the embedding's own weights."""
     graph, (_, length) = graph_of(tokens), tokens.shape
-    table = graph.parameter("token_table", (vocabulary, width))
-    graph.fill(table, layers.Drawn(table.name, table.value.spec, layers.normal(0.02)))  # type: ignore[arg-type]
-    places = graph.parameter("position_table", (length, width))
-    graph.fill(places, layers.Drawn(places.name, places.value.spec, layers.normal(0.02)))  # type: ignore[arg-type]
+    table = graph.parameter("token_table", (vocabulary, width), initial=layers.normal(0.02))
+    places = graph.parameter("position_table", (length, width), initial=layers.normal(0.02))
     x = nn.embedding(table, tokens) + places
     for i in range(depth):
         with graph.scope(f"block{i}"):
@@ -44,8 +42,7 @@ def _attended(x: Tensor, memory: Tensor, heads: int, name: str, *, causal: bool 
 def transformer(source: Tensor, target: Tensor, *, vocabulary: int = 8192, width: int = 512, depth: int = 6) -> Tensor:
     """The Transformer (Vaswani et al., 2017), 8 heads, without dropout: logits by the embedding's own weights."""
     graph, heads = graph_of(source), 8
-    table = graph.parameter("embedding", (vocabulary, width))
-    graph.fill(table, layers.Drawn(table.name, table.value.spec, layers.normal(width**-0.5)))  # type: ignore[arg-type]
+    table = graph.parameter("embedding", (vocabulary, width), initial=layers.normal(width**-0.5))
 
     def fed(x: Tensor) -> Tensor:
         return layers.dense(nn.relu(layers.dense(x, 4 * width, name="up")), width, name="down")
@@ -68,9 +65,9 @@ def lstm_unrolled(xs: Tensor, units: int = 512) -> Tensor:
     """An LSTM over xs[T, B, I], its steps written one after another: the last h."""
     graph, (steps, batch, width) = graph_of(xs), xs.shape
     bound = 1 / sqrt(units)
-    w = layers.weight(graph, "input_weight", (4 * units, width), xs, layers.uniform(bound))
-    u = layers.weight(graph, "hidden_weight", (4 * units, units), xs, layers.uniform(bound))
-    b = layers.weight(graph, "bias", (4 * units,), xs, layers.uniform(bound))
+    w = graph.parameter("input_weight", (4 * units, width), xs.dtype, layers.uniform(bound))
+    u = graph.parameter("hidden_weight", (4 * units, units), xs.dtype, layers.uniform(bound))
+    b = graph.parameter("bias", (4 * units,), xs.dtype, layers.uniform(bound))
     h = c = graph.constant(np.zeros((batch, units)), xs.dtype)
     for t in range(steps):
         h, c, *_ = nn.lstm_cell(nn.linear(xs[t], w, b) + nn.linear(h, u), c)

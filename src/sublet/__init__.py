@@ -10,7 +10,7 @@ from sublet.errors import SubletError
 from sublet.frontends.model import Model, read_model
 from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.ir.text import parse, to_text
-from sublet.optimizers import LAMB, SGD, Adam, AdamW, RMSProp
+from sublet.optimizers import LAMB, SGD, Adam, AdamW, Clipped, RMSProp
 from sublet.packing import STRATEGIES, pack
 from sublet.plan import MemoryPlan
 from sublet.plan_file import load, save
@@ -21,7 +21,7 @@ from sublet.runtime.executable import Executable
 from sublet.runtime.memory import aligned_bytes
 from sublet.runtime.poison import run_poisoned
 from sublet.tensor import DType, TensorSpec, Unplannable
-from sublet.training import gradients, train_step
+from sublet.training import gradients, less_memory, train_step
 
 __all__ = [
     "LAMB",
@@ -30,6 +30,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "CaseOf",
+    "Clipped",
     "DType",
     "Executable",
     "Graph",
@@ -52,6 +53,7 @@ __all__ = [
     "compile",
     "gradients",
     "layers",
+    "less_memory",
     "load",
     "nn",
     "pack",

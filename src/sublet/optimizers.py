@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from sublet import nn
 from sublet.builder.graph import Graph
 from sublet.builder.tensor import Tensor
 from sublet.tensor import DType
@@ -30,9 +31,9 @@ def _remembered(graph: Graph, parameter: Tensor, what: str) -> Tensor:
     return graph.state(f"{parameter.name}.{what}", parameter.shape, parameter.dtype)
 
 
-def _counted(graph: Graph) -> Tensor:
-    """The number of this step, from 1 on."""
-    before = graph.state("step", (), DType.I64)
+def _counted(graph: Graph, parameters: Sequence[Tensor]) -> Tensor:
+    """The number of this step, from 1 on; each group of parameters counts for itself."""
+    before = graph.state(f"{parameters[0].name}.step", (), DType.I64)
     step = before + 1
     graph.update(before, step)
     return step
@@ -73,7 +74,7 @@ class Adam:
 
     def write(self, graph: Graph, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """One command a parameter, two states of its size."""
-        rate, step = _rate(graph, self.lr), _counted(graph)
+        rate, step = _rate(graph, self.lr), _counted(graph, parameters)
         attrs = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon, "decay": self.decay}
         for parameter, gradient in zip(parameters, gradients, strict=True):
             state = [_remembered(graph, parameter, what) for what in ("mean", "variance")]
@@ -118,3 +119,21 @@ class RMSProp:
             made = graph.apply("nn.rmsprop", parameter, gradient, rate, state, **attrs)
             for target, source in zip([parameter, state], made, strict=True):
                 graph.update(target, source)
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """Gives `optimizer` gradients scaled down, all alike, so that the norm of them all is at most `norm`.
+
+    As torch.nn.utils.clip_grad_norm_ does (Pascanu et al., 2013). No gradient is consumed before all are complete.
+    """
+
+    optimizer: Optimizer
+    norm: float
+
+    def write(self, graph: Graph, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """The norm, the scaled gradients, and what the optimiser makes of them."""
+        total = nn.sqrt(sum(nn.square(gradient.astype("f32")).sum() for gradient in gradients))
+        scale = nn.minimum(self.norm / (total + 1e-6), 1.0)
+        scaled = [gradient * scale.astype(gradient.dtype) for gradient in gradients]
+        self.optimizer.write(graph, parameters, scaled)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from sublet.builder.graph import Graph as WrittenGraph
 from sublet.builder.graph import graph_of
-from sublet.builder.lines import at_line
+from sublet.builder.lines import at_line, user_line
 from sublet.builder.tensor import Tensor
-from sublet.errors import GradientError
+from sublet.errors import GradientError, SpecError
 from sublet.frontends.model import Model
-from sublet.ir.graph import Graph
+from sublet.ir.graph import Graph, Value
 from sublet.ops.nn.command import spec_of
 from sublet.optimizers import Optimizer
-from sublet.passes.autodiff import backward
+from sublet.passes.autodiff import backward, differentiable, reached
+from sublet.passes.autodiff_paths import all_reads
 from sublet.passes.order import ordered
 from sublet.passes.pipeline import run_passes, simplify
 from sublet.planning import Options, plan_memory
@@ -26,23 +28,42 @@ def gradients(of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None) -> 
     """The gradients of a tensor by others of its graph, written after it; their gradients can be asked for again.
 
     `seed` is the gradient of `of` itself, 1 everywhere when nothing is said. What `of` does not depend on has zeros.
-    Raises GradientError, which begins with the user's line: for a value that is no floating-point number, is
-    random, or is computed from `wrt` by a command without a gradient.
+    Inside a loop or branch only what is written there is differentiated: by what was computed before it, `of` must not
+    depend on `wrt`. Raises GradientError, which begins with the user's line: for that, for a value that is no
+    floating-point number, is random, or is computed from `wrt` by a command without a gradient.
     """
     graph = graph_of(of)
-    target, values = graph.own(of), [graph.own(tensor) for tensor in wrt]
+    target, values = graph.own(of), [graph.own(tensor) for tensor in _several(wrt)]
+    start = None if seed is None else graph.own(seed)
+    if start is not None and start.spec != target.spec:
+        raise GradientError(at_line(f"the seed {seed!r} must be like {of!r}"))
     emit = graph.emit
-    emit.source = at_line("").rstrip(": ")
-    try:
-        start = graph.own(seed) if seed is not None else emit.filled(1, spec_of(target))
-        found = backward(emit, tuple(emit.nodes), {target: start}, values)
+    with graph.whole():
+        emit.source = user_line()
+        try:
+            _require_inside(graph, target, values)
+            start = start or emit.filled(1, spec_of(target))
+            found = backward(emit, tuple(emit.nodes), {target: start}, values)
+        except GradientError as error:
+            raise GradientError(at_line(str(error))) from None
         made = [
             grad if grad is not None else emit.filled(0, spec_of(value))
             for grad, value in zip(found, values, strict=True)
         ]
-    except GradientError as error:
-        raise GradientError(at_line(str(error))) from None
     return [graph.tensor(value) for value in made]
+
+
+def _require_inside(graph: WrittenGraph, target: Value, values: Sequence[Value]) -> None:
+    """Raise GradientError when `target` depends on `values` by nodes outside the loop or branch that is open."""
+    inside = graph.emit.nodes
+    outer = reached([node for emit in graph.around for node in emit.nodes], values).difference(values)
+    read = [target, *(value for node in inside for value in all_reads(node))]
+    via = next((value for value in read if value in outer and target in reached(inside, [value])), None)
+    if via is not None:
+        raise GradientError(
+            f"%{target.name} depends on what is differentiated by, through %{via.name}, which is computed outside of "
+            f"this loop or branch: compute it inside, or ask for the gradient by %{via.name}"
+        )
 
 
 def train_step(loss: Tensor, parameters: Sequence[Tensor], optimizer: Optimizer, *, name: str = "loss") -> Model:
@@ -50,27 +71,46 @@ def train_step(loss: Tensor, parameters: Sequence[Tensor], optimizer: Optimizer,
 
     The result goes to `sublet.compile` or `sublet.plan_memory`; each run gives the outputs of the graph, and the loss
     under `name`. The gradients of parameters are not kept: each is consumed as early as the data allows.
-    Raises GradientError for a loss or parameter that has no gradient.
+    Raises GradientError for a loss or parameter that has no gradient; the graph is then as it was before.
     """
     graph = graph_of(loss)
+    chosen = _several(parameters)
     if loss.shape != ():
         raise GradientError(at_line(f"the loss is {loss!r}: it must be one number; take its mean"))
-    if not parameters:
+    if not chosen:
         raise GradientError(at_line("there are no parameters to train"))
-    graph.output(name, loss)
-    with graph.scope("step"):
-        optimizer.write(graph, parameters, gradients(loss, parameters))
-    model = graph.model()
-    return replace(model, graph=less_memory(model.graph))
+    if isinstance(optimizer, type) or not hasattr(optimizer, "write"):
+        raise SpecError(at_line(f"{optimizer!r} is no optimiser: give one like sublet.SGD(0.1)"))
+    with graph.whole():
+        graph.output(name, loss)
+        _require_dependence(graph, loss, chosen)
+        with graph.scope(graph.unused("step")):
+            optimizer.write(graph, chosen, gradients(loss, chosen))
+        return less_memory(graph)
 
 
-def less_memory(graph: Graph) -> Graph:
-    """A differentiated graph with nothing needless in it, that recalls what it can, in an order of less memory.
+def _several(tensors: Sequence[Tensor]) -> list[Tensor]:
+    if isinstance(tensors, Tensor):
+        raise SpecError(at_line(f"{tensors!r} is one tensor: give a list of them"))
+    return list(tensors)
 
+
+def _require_dependence(graph: WrittenGraph, loss: Tensor, parameters: Sequence[Tensor]) -> None:
+    values = [graph.own(tensor) for tensor in parameters]
+    if differentiable(loss.value) and loss.value not in reached(graph.emit.nodes, values):
+        raise GradientError(at_line(f"the loss {loss!r} depends on none of the parameters"))
+
+
+def less_memory(source: WrittenGraph | Model) -> Model:
+    """A graph with nothing needless in it, commands fused, that recalls what it can, in an order of less memory.
+
+    `train_step` ends with it. It is for graphs with gradients and updates of one's own; results stay what they are.
     Where there are loops or branches, an order is judged by planning, which knows more about them than an estimate.
     """
-    graph = run_passes(simplify(graph, order=False), ["late-constants", "recall"])
-    return ordered(graph, _planned_bytes if any(node.subgraphs for node in graph.nodes) else None)
+    model = source if isinstance(source, Model) else source.model()
+    graph = run_passes(simplify(model.graph, order=False), ["late-constants", "recall"])
+    planned = any(node.subgraphs for node in graph.nodes)
+    return replace(model, graph=ordered(graph, _planned_bytes if planned else None))
 
 
 def _planned_bytes(graph: Graph) -> int:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import sublet
-from sublet import nn
-from sublet.errors import GraphError, SpecError
+from sublet import layers, nn
+from sublet.errors import SpecError
 from sublet.ir.graph import While
 from sublet.tensor import DType, Unplannable
 
@@ -121,6 +121,153 @@ def test_state_stays_from_run_to_run() -> None:
     np.testing.assert_allclose(executable.state("total"), 3 * X[0], rtol=1e-6)
 
 
+def test_indices_are_numpys() -> None:
+    g = sublet.Graph()
+    x, rows, row = g.input("x", (3, 4)), g.constant([2, 0, 2]), g.input("row", (), "i64")
+    cuts = [(..., 0), (slice(None), None, 1), np.int64(-1), (None, ..., slice(1, 3)), (1, ...), (-2, -1)]
+    for i, cut in enumerate(cuts):
+        g.output(str(i), x[cut])
+    g.output("rows", x[rows])
+    g.output("row", x[row])
+    found = sublet.compile(g)(x=X, row=1)
+    for i, cut in enumerate(cuts):
+        np.testing.assert_array_equal(found[str(i)], X[cut])
+    np.testing.assert_array_equal(found["rows"], X[[2, 0, 2]])
+    np.testing.assert_array_equal(found["row"], X[1])
+
+
+def test_whole_numbers_divide_and_numbers_take_the_type_beside_them() -> None:
+    g = sublet.Graph()
+    i, x = g.input("i", (5,), "i64"), g.input("x", (3, 4))
+    for name, tensor in (("//", i // 3), ("%", i % 3), ("x//", x // 0.5), ("x%", x % 0.5), ("**", 2**x)):
+        g.output(name, tensor)
+    g.output("np", x * np.int64(2) + np.float64(1))
+    g.output("true", (x > 0) & True)
+    g.output("most", x.max(1) - x.min((1,)))
+    whole = np.array([-4, -3, 0, 2, 7])
+    found = sublet.compile(g)(i=whole, x=X)
+    np.testing.assert_array_equal(found["//"], whole // 3)
+    np.testing.assert_array_equal(found["%"], whole % 3)
+    np.testing.assert_allclose(found["x//"], X // 0.5)
+    np.testing.assert_allclose(found["x%"], X % 0.5, atol=1e-6)
+    np.testing.assert_allclose(found["**"], 2**X, rtol=1e-6)
+    np.testing.assert_allclose(found["np"], X * 2 + 1, rtol=1e-6)
+    np.testing.assert_array_equal(found["true"], X > 0)
+    np.testing.assert_allclose(found["most"], np.ptp(X, 1), rtol=1e-6)
+
+
+def test_a_parameter_inside_a_loop_is_one_for_all_rounds() -> None:
+    g = sublet.Graph()
+    h = g.input("h", (4,))
+    with g.scope("rnn"), g.while_({"h": h}, rounds=3) as loop:
+        w = g.parameter("w", (4,), initial=2)
+        loop.next(h=loop["h"] * w)
+    g.output("h", loop["h"])
+    g.output("w", w)
+    assert [parameter.name for parameter in g.parameters] == ["rnn/w"]
+    found = sublet.compile(g)(h=X[0])
+    np.testing.assert_array_equal(found["h"], 8 * X[0])
+    np.testing.assert_array_equal(found["w"], [2] * 4)
+
+
+def test_what_is_updated_is_known_before_and_after() -> None:
+    g = sublet.Graph()
+    total = g.state("total", (4,), initial=1)
+    g.update(total, total + g.input("x", (4,)))
+    average = g.state("average", (4,))
+    g.update(average, 0.5 * average + 0.5 * g.after(total))
+    g.output("before", total)
+    g.output("after", g.after(total))
+    for executable in (sublet.compile(g), sublet.compile(sublet.less_memory(g))):
+        assert executable(x=X[0])["before"].tolist() == [1] * 4
+        found = executable(x=X[1])
+        np.testing.assert_array_equal(found["before"], 1 + X[0])
+        np.testing.assert_array_equal(found["after"], 1 + X[0] + X[1])
+        np.testing.assert_allclose(executable.state("average"), 0.75 + 0.75 * X[0] + 0.5 * X[1], rtol=1e-6)
+
+
+def test_initial_contents() -> None:
+    g = sublet.Graph()
+    drawn = g.parameter("drawn", (50, 50), initial=layers.normal(0.5))
+    given = g.parameter("given", initial=[[1, 2], [3, 4]])
+    g.output("drawn", drawn)
+    g.output("same", g.parameter("same", (3,), "bf16", 0.5))
+    g.output("given", given)
+    found = sublet.compile(g)()
+    assert found["drawn"].std() == pytest.approx(0.5, rel=0.1)
+    np.testing.assert_array_equal(found["drawn"], sublet.compile(g)()["drawn"])
+    assert found["same"].astype(np.float32).tolist() == [0.5] * 3
+    assert found["given"].tolist() == [[1, 2], [3, 4]]
+
+
+def test_layers_without_a_name_are_numbered() -> None:
+    g = sublet.Graph()
+    x = g.input("x", (2, 3))
+    for _ in range(2):
+        with g.scope("block"):
+            x = layers.dense(x, 3, bias=False)
+    layers.dense(layers.dense(x, 3, bias=False), 3, bias=False, name="head")
+    names = ["block/dense/weight", "block/dense_2/weight", "dense/weight", "head/weight"]
+    assert [parameter.name for parameter in g.parameters] == names
+
+
+def test_dropout_drops_others_in_each_layer_round_and_run() -> None:
+    g = sublet.Graph()
+    x = g.input("x", (1000,))
+    with g.while_(rounds=2) as loop:
+        loop.stack(alike=layers.dropout(x, 0.25), other=layers.dropout(x, 0.25, key=g.key() + loop.counter))
+    for name, tensor in (("a", layers.dropout(x, 0.25)), ("b", layers.dropout(x, 0.25)), ("in use", x)):
+        g.output(name, layers.dropout(tensor, 0.25, training=name != "in use"))
+    g.output("alike", loop["alike"])
+    g.output("other", loop["other"])
+    executable = sublet.compile(g)
+    ones = np.ones(1000, np.float32)
+    first, second = executable(x=ones), executable(x=ones)
+    assert first["in use"].tolist() == [1] * 1000
+    np.testing.assert_array_equal(*first["alike"])
+    drawn = [first["a"], first["b"], *first["other"], second["a"], *second["other"]]
+    assert len({each.tobytes() for each in drawn}) == len(drawn)
+    assert np.mean(first["other"] == 0) == pytest.approx(0.25, abs=0.05)
+
+
+def test_what_failed_can_be_written_again() -> None:
+    g = sublet.Graph()
+    x = g.input("x", (2, 4))
+
+    def encoder(width: int) -> Any:
+        with g.scope("encoder"):
+            y = layers.dense(layers.dropout(x, 0.1), width, name="a")
+            g.output("y", y)
+            return y @ x.T
+
+    for _ in range(2):
+        with pytest.raises(SpecError, match="they must be equal"):
+            encoder(3)
+    before = g.model()
+    assert [value.name for value in before.graph.weights if value.literal is None] == []
+    assert before.graph.updates == ()
+    assert before.graph.nodes == ()
+    encoder(4)
+    assert [parameter.name for parameter in g.parameters] == ["encoder/a/weight", "encoder/a/bias"]
+    assert sublet.compile(g)(x=X[:2])["y"].shape == (2, 4)
+
+
+def test_a_tensor_that_was_taken_back_is_no_longer_known() -> None:
+    g = sublet.Graph()
+    x = g.input("x", (2, 4))
+    kept = []
+
+    def failing() -> None:
+        with g.scope("a"):
+            kept.append(x * 2)
+            kept.append(x @ x)
+
+    with pytest.raises(SpecError, match="they must be equal"):
+        failing()
+    with pytest.raises(SpecError, match="was taken back"):
+        nn.relu(kept[0])
+
+
 def test_nodes_know_the_line_and_the_scope() -> None:
     g = sublet.Graph()
     with g.scope("layer1"), g.scope("inner"):
@@ -134,8 +281,11 @@ def test_nodes_know_the_line_and_the_scope() -> None:
 def test_every_command_is_a_function_with_a_signature() -> None:
     assert "clamp" in dir(nn)
     assert str(__import__("inspect").signature(nn.clamp)) == "(x, /, *, low, high)"
-    with pytest.raises(AttributeError, match=r"no command nn\.nothing"):
-        nn.nothing  # noqa: B018
+    assert str(__import__("inspect").signature(nn.exp)) == "(x, /)"
+    with pytest.raises(AttributeError, match=r"no command nn\.rellu; did you mean nn\.relu"):
+        nn.rellu  # noqa: B018
+    with pytest.raises(AttributeError, match=r"a Tensor has no 'relu'; write nn\.relu"):
+        sublet.Graph().input("x").relu()
 
 
 def _bare() -> tuple[sublet.Graph, Any]:
@@ -183,6 +333,44 @@ def _inner_input(g: sublet.Graph, x: Any) -> None:
         g.input("late", (2,))
 
 
+def _over(g: sublet.Graph, x: Any) -> Any:
+    with g.while_({"h": x}, rounds=2) as loop:
+        loop.next(h=loop["h"] * 2)
+    return loop
+
+
+def _arm(
+    g: sublet.Graph, x: Any, inside: Callable[[Any], Any], after: Callable[[Any], Any] = lambda case: case
+) -> None:
+    with g.case_of(x.sum() > 0) as case:
+        for _ in range(2):
+            with case.arm():
+                case.give(x)
+        inside(case)
+    after(case)
+
+
+def _one_arm(g: sublet.Graph, x: Any) -> None:
+    with g.case_of(x.sum() > 0) as case, case.arm():
+        case.give(x)
+
+
+def _row_inside(g: sublet.Graph, x: Any) -> None:
+    with g.while_({"h": x}, rounds=2) as loop:
+        loop.stack(rows=x)
+        loop["rows"]
+
+
+def _python_condition(g: sublet.Graph, x: Any) -> None:
+    with g.while_({"h": x}) as loop:
+        loop.check(True)  # type: ignore[arg-type]
+
+
+def _next_number(g: sublet.Graph, x: Any) -> None:
+    with g.while_({"h": x}, rounds=2) as loop:
+        loop.next(h=1)  # type: ignore[arg-type]
+
+
 MISTAKES: list[tuple[Callable[[Any, Any], Any], str]] = [
     (lambda g, x: x + g.input("y", (3,)), r"nn\.add: f32\[3,4\] and f32\[3\] cannot be broadcast"),
     (lambda g, x: x + g.input("y", (3, 4), "f64"), "their types must be equal; see nn.cast"),
@@ -192,13 +380,13 @@ MISTAKES: list[tuple[Callable[[Any, Any], Any], str]] = [
     (lambda g, x: g.input("y", (2, -1)), "negative dimension"),
     (lambda g, x: g.input("y", 3), "must be a sequence of integers"),
     (lambda g, x: g.input("y", (), "f33"), "unknown data type 'f33'"),
-    (lambda g, x: bool(x), "has no content yet: branch with g.case_of"),
+    (lambda g, x: bool(x), "has no content before a run: branch with g.case_of"),
     (lambda g, x: list(x), "cannot be iterated"),
     (lambda g, x: x[5], "there is no index 5 along axis 0"),
     (lambda g, x: x[::-1], "step -1 along axis 0 is not positive"),
     (lambda g, x: x.reshape(5, -1), "12 elements"),
     (lambda g, x: nn.add(x, sublet.Graph().input("x", (3, 4))), "belongs to another graph"),
-    (lambda g, x: g.update(x * 2, x), "is no parameter and no input"),
+    (lambda g, x: g.update(x * 2, x), "is no parameter, state or input"),
     (lambda g, x: g.update(x, x.sum()), "they differ"),
     (lambda g, x: g.parameter("w", (3,), initial=np.zeros(4)), r"has the shape \[4\]"),
     (_leaked, "was made in the body of the loop at .* and is not known outside"),
@@ -207,6 +395,45 @@ MISTAKES: list[tuple[Callable[[Any, Any], Any], str]] = [
     (_changed_shape, "cannot become Tensor"),
     (_arms_differ, "every way through the branch gives"),
     (_arm_without_result, "gives nothing: say case.give"),
+    (lambda g, x: g.input("i", (3,), "i64") * 0.5, "0.5 would be cut to a number of i64"),
+    (lambda g, x: g.input("i", (3,), "i64") / 2, r"is of integers: divide by //"),
+    (lambda g, x: x + "a", "'a' is no number"),
+    (lambda g, x: g.constant([[1], [2, 3]]), "is no array of numbers"),
+    (lambda g, x: g.constant(300, "u8"), "300 is no number of u8"),
+    (lambda g, x: g.constant(2**70, "i64"), "is no number"),
+    (lambda g, x: g.input(3, (2,)), "3 is no name"),
+    (lambda g, x: g.input("", (2,)), "'' is no name"),
+    (lambda g, x: g.input("y", ("batch", 2)), "must be a sequence of integers"),
+    (lambda g, x: g.input("y", (), float), "unknown data type"),
+    (lambda g, x: g.state("s", (3,), initial=[1, 2]), r"has the shape \[2\]"),
+    (lambda g, x: g.output(x, "y"), "str is no Tensor"),
+    (lambda g, x: g.output("y", 3.0), "g.constant makes one"),
+    (lambda g, x: g.update(g.constant(np.ones(40)), x), "is no parameter, state or input"),
+    (lambda g, x: float(x), "has no content before a run"),
+    (lambda g, x: np.asarray(x), "has no content before a run"),
+    (lambda g, x: x[x > 0], "is no index: these are integers"),
+    (lambda g, x: x[[0, 1]], "see nn.index_select"),
+    (lambda g, x: x[0, 0, 0], "takes up to 2 integers or slices"),
+    (lambda g, x: x.sum("a"), "must be integers"),
+    (lambda g, x: layers.dense(x.sum(), 3), r"must have the axes \[..., I\]"),
+    (lambda g, x: layers.self_attention(x.reshape(1, 3, 4), 3), "cannot be split into 3 heads"),
+    (lambda g, x: layers.dense(np.ones((2, 2)), 3), "ndarray is no Tensor"),
+    (lambda g, x: layers.dense(nn.split(x, axis=0, sizes=(1, 2)), 3), "a tuple of tensors: take one of them"),
+    (lambda g, x: g.while_({"h": x}, rounds=x), "must be an integer from 0 on; where only a run knows it"),
+    (lambda g, x: g.while_({"h": x}, max_trips=0), "must be an integer from 1 on"),
+    (lambda g, x: g.while_({"h": x}, over={"h": x}), "use two names"),
+    (lambda g, x: g.while_({"h": x}, rounds=2)["h"], "is not open: write its body"),
+    (lambda g, x: g.while_({"h": 0}, rounds=2), "int is no Tensor: g.constant makes one"),
+    (lambda g, x: _over(g, x).stack(rows=x), "is over"),
+    (lambda g, x: _over(g, x).__enter__(), "is written already"),
+    (_row_inside, "rows are known after the loop"),
+    (_python_condition, "bool is no Tensor"),
+    (_next_number, "int is no Tensor"),
+    (lambda g, x: g.case_of(x.sum()), "must be one bool or integer"),
+    (lambda g, x: _arm(g, x, lambda case: case.give(x)), "results are given in an arm"),
+    (lambda g, x: _arm(g, x, lambda case: case[0]), "has results when it is over"),
+    (lambda g, x: _arm(g, x, lambda case: None, lambda case: case[1]), "has no result 1, it has 1"),
+    (_one_arm, "has no arm for True"),
     (_inner_input, "is declared outside of loops and branches"),
 ]
 
@@ -222,12 +449,3 @@ def test_mistakes_are_told_by_their_line(mistake: Callable[[Any, Any], Any], mes
 def test_types_by_any_of_their_names() -> None:
     g = sublet.Graph()
     assert [g.input(f"x{i}", (), name).dtype for i, name in enumerate(("f32", "float32", DType.F32))] == [DType.F32] * 3
-
-
-def test_a_graph_that_is_not_legal_is_told_by_rule() -> None:
-    g = sublet.Graph()
-    x = g.input("x", (2,))
-    g.update(x, x * 2)
-    g.output("x", x)
-    with pytest.raises(GraphError, match="update"):
-        g.model()

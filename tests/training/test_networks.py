@@ -131,7 +131,7 @@ def test_gradients_are_those_of_autograd(write: Write) -> None:
         np.array([apart(found[name], exact[name]) for name in exact])
         for found in (planned(model, inputs, poisoned=True), rounded)
     )
-    assert ours.max() <= 1e-4 or np.median(ours) <= 4 * np.median(theirs)
+    assert ours.max() <= 1e-4 or np.median(ours) <= 10 * np.median(theirs)
 
 
 def planned(model: Model, inputs: dict[str, Any], *, poisoned: bool = False) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from sublet.ir import graph as ir
 from sublet.ir.emitter import Emitter
 from sublet.ir.graph import CaseOf, Value, While
 from sublet.ops.nn.command import spec_of
+from sublet.ops.nn.shapes import FLOATS
 from sublet.tensor import DType, Spec, TensorSpec, Unplannable
 
 
@@ -44,6 +45,9 @@ class Loop:
         name: str,
     ) -> None:
         self._levels, self._name, self._line = levels, name, user_line()
+        twice = [key for key in carried if key in over]
+        if twice:
+            raise SpecError(at_line(f"the loop carries {twice[0]!r}, and takes steps of it: use two names"))
         self._inits = {key: levels.read(tensor) for key, tensor in carried.items()}
         self._sequences = {key: levels.read(tensor) for key, tensor in over.items()}
         lengths = {key: tensor.shape[:1] for key, tensor in over.items()}
@@ -51,8 +55,9 @@ class Loop:
             raise SpecError(
                 at_line(f"a loop needs sequences of one length and as many rounds, not {lengths}, {rounds}")
             )
-        self._rounds = next((length[0] for length in lengths.values()), rounds)
-        self._max_trips, self._backwards = max_trips, backwards
+        self._rounds = _counted(next((length[0] for length in lengths.values()), rounds), "rounds", 0)
+        self._max_trips, self._backwards = _counted(max_trips, "max_trips", 1), backwards
+        self._open: bool | None = None
         self._updates: dict[str, Value] | None = None
         self._rows: dict[str, Value] = {}
         self._condition: Value | None = None
@@ -60,6 +65,9 @@ class Loop:
         self._given: dict[str, Tensor] = {}
 
     def __enter__(self) -> Loop:
+        if self._open is not None:
+            raise SpecError(at_line(f"the loop at {self._line} is written already: make another"))
+        self._open = True
         levels = self._levels
         level = levels.push(f"the body of the loop at {self._line}")
         names, scope = level.emit.names, level.emit.scope + self._name
@@ -80,36 +88,53 @@ class Loop:
     @property
     def counter(self) -> Tensor:
         """The number of the round, from 0; an i64 scalar."""
+        self._inside()
         return self._number
 
     def __getitem__(self, key: str) -> Tensor:
+        if self._open is None:
+            self._inside()
         if key not in self._given:
-            raise SpecError(at_line(f"the loop has no {key!r}; it has {', '.join(self._given) or 'nothing'}"))
+            later = "; rows are known after the loop" if key in self._rows else ""
+            raise SpecError(at_line(f"the loop has no {key!r}; it has {', '.join(self._given) or 'nothing'}{later}"))
         return self._given[key]
+
+    def _inside(self) -> None:
+        """Raise SpecError unless the body is being written."""
+        if not self._open:
+            when = "over" if self._open is False else "not open: write its body in `with g.while_(...) as loop:`"
+            raise SpecError(at_line(f"the loop at {self._line} is {when}"))
 
     def check(self, condition: Tensor) -> None:
         """Go on only if `condition`, one bool, is true; otherwise the loop ends before the rest of this round."""
+        self._inside()
         if self._condition is not None:
-            raise SpecError(at_line("the loop has a check already"))
+            raise SpecError(at_line("the loop has a check already; join conditions by &"))
+        value = self._levels.read(condition)
         if condition.dtype is not DType.BOOL or spec_of(condition.value).size != 1:
             raise SpecError(at_line(f"{condition!r} is no condition: it must be one bool"))
-        self._condition = self._levels.read(condition)
+        self._condition = value
         self._check = len(self._levels.emit.nodes)
 
     def next(self, **updates: Tensor) -> None:
         """What the carried values are in the next round; one for each of them."""
+        self._inside()
         if self._updates is not None:
             raise SpecError(at_line("the loop has its next values already"))
         if updates.keys() != self._inits.keys():
             missing = ", ".join(self._inits) or "nothing"
             raise SpecError(at_line(f"the loop carries {missing}; next was given {', '.join(updates) or 'nothing'}"))
-        for key, tensor in updates.items():
-            if tensor.value.spec != self._inits[key].spec:
-                raise SpecError(at_line(f"{key!r} starts as {self._inits[key].spec}, and cannot become {tensor!r}"))
-        self._updates = {key: self._levels.read(tensor) for key, tensor in updates.items()}
+        values = {key: self._levels.read(tensor) for key, tensor in updates.items()}
+        for key, value in values.items():
+            if value.spec != self._inits[key].spec:
+                raise SpecError(
+                    at_line(f"{key!r} starts as {self._inits[key].spec}, and cannot become {updates[key]!r}")
+                )
+        self._updates = values
 
     def stack(self, **rows: Tensor) -> None:
         """Collect one row a round along a new axis 0."""
+        self._inside()
         for key, tensor in rows.items():
             if key in self._rows or key in self._given:
                 raise SpecError(at_line(f"the loop has {key!r} already; give the rows another name"))
@@ -120,6 +145,7 @@ class Loop:
     ) -> None:
         levels = self._levels
         level = levels.pop()
+        self._open = False
         if kind is not None:
             return
         updates = self._updates if self._updates is not None else {} if not self._inits else None
@@ -179,6 +205,14 @@ class Loop:
         return TensorSpec(spec.dtype, (extent, *spec.shape))
 
 
+def _counted(number: int | None, what: str, least: int) -> int | None:
+    """A number of rounds. Raises SpecError, which calls it `what`, for anything else."""
+    if number is not None and (not isinstance(number, int) or number < least):
+        hint = "; where only a run knows it, use loop.check" if isinstance(number, Tensor) else ""
+        raise SpecError(at_line(f"{what} = {number!r} must be an integer from {least} on{hint}"))
+    return number
+
+
 class Branch:
     """A branch, written inside `with`.
 
@@ -195,9 +229,11 @@ class Branch:
     def __init__(self, levels: Levels, index: Tensor, fallback: tuple[Tensor, ...], name: str) -> None:
         self._levels, self._name, self._line = levels, name, user_line()
         self._index = levels.read(index)
+        if index.dtype in FLOATS or index.size != 1:
+            raise SpecError(at_line(f"{index!r} tells no arm: it must be one bool or integer"))
         self._fallback = tuple(levels.read(tensor) for tensor in fallback)
         self._arms: list[ir.Graph] = []
-        self._inside = False
+        self._inside = self._closed = False
         self._given: tuple[Value, ...] | None = None
         self._results: tuple[Tensor, ...] = ()
 
@@ -207,13 +243,16 @@ class Branch:
     @contextmanager
     def arm(self) -> Iterator[None]:
         """The next arm; it must `give` its results."""
+        if self._inside or self._closed:
+            raise SpecError(at_line(f"an arm is written in the branch at {self._line}, and not in another arm"))
         levels = self._levels
         level = levels.push(f"an arm of the branch at {self._line}")
-        self._given, line = None, user_line()
+        self._given, self._inside, line = None, True, user_line()
         try:
             yield
         finally:
             levels.pop()
+            self._inside = False
         if self._given is None:
             raise SpecError(at_line(f"the arm at {line} gives nothing: say case.give(...)"))
         name = levels.emit.names.fresh(f"{levels.emit.scope}{self._name}.arm{len(self._arms)}")
@@ -221,6 +260,8 @@ class Branch:
 
     def give(self, *results: Tensor) -> None:
         """The results of this arm."""
+        if not self._inside:
+            raise SpecError(at_line("results are given in an arm: write `with case.arm():` around"))
         if self._given is not None:
             raise SpecError(at_line("the arm has given its results already"))
         values = tuple(self._levels.read(tensor) for tensor in results)
@@ -231,7 +272,14 @@ class Branch:
         self._given = values
 
     def __getitem__(self, position: int) -> Tensor:
+        if not self._closed:
+            raise SpecError(at_line(f"the branch at {self._line} has results when it is over"))
+        if position not in range(len(self)):
+            raise SpecError(at_line(f"the branch at {self._line} has no result {position}, it has {len(self)}"))
         return self._results[position]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[position] for position in range(len(self)))
 
     def __len__(self) -> int:
         return len(self._results)
@@ -239,10 +287,13 @@ class Branch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._closed = True
         if kind is not None:
             return
         if not self._arms:
             raise SpecError(at_line(f"the branch at {self._line} has no arm"))
+        if len(self._arms) == 1 and spec_of(self._index).dtype is DType.BOOL and not self._fallback:
+            raise SpecError(at_line(f"the branch at {self._line} has no arm for True: the first is taken for False"))
         emit = self._levels.emit
         hint = f"{emit.scope}{self._name}"
         outputs = tuple(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import numpy as np
 
 from sublet.builder.lines import at_line
 from sublet.builder.tensor import Tensor, Writer
@@ -17,7 +19,6 @@ class Level:
 
     emit: Emitter
     what: str
-    made: dict[str, Value] = field(default_factory=dict)
 
 
 class Levels:
@@ -26,7 +27,7 @@ class Levels:
     def __init__(self, graph: Writer, root: Emitter) -> None:
         self._graph = graph
         self.open = [Level(root, "the graph")]
-        self._home: dict[str, Level] = {}
+        self.homes: dict[str, Level] = {}
 
     @property
     def here(self) -> Level:
@@ -44,16 +45,19 @@ class Levels:
 
     def tensor(self, value: Value, level: Level | None = None) -> Tensor:
         """The tensor of a value that is made now, at the innermost level unless told."""
-        self._home[value.name] = level or self.here
+        self.homes[value.name] = level or self.here
         return Tensor(self._graph, value)
 
     def read(self, tensor: Tensor) -> Value:
         """The value of a tensor. Raises SpecError when it is of another graph or of a level that is closed."""
         if not isinstance(tensor, Tensor):
-            raise SpecError(at_line(f"{type(tensor).__name__} is no Tensor"))
+            hint = ": g.constant makes one" if isinstance(tensor, bool | int | float | np.ndarray | np.generic) else ""
+            raise SpecError(at_line(f"{type(tensor).__name__} is no Tensor{hint}"))
         if tensor.graph is not self._graph:
             raise SpecError(at_line(f"{tensor!r} belongs to another graph"))
-        home = self._home[tensor.value.name]
+        home = self.homes.get(tensor.value.name)
+        if home is None:
+            raise SpecError(at_line(f"{tensor!r} was taken back, because the scope it was made in ended by an error"))
         if home not in self.open:
             what = f"{tensor!r} was made in {home.what} and is not known outside of it"
             raise SpecError(at_line(f"{what}: take what the loop or branch gives instead"))

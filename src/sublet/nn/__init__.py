@@ -7,6 +7,7 @@ constants; attributes are keywords. A command with several outputs gives a tuple
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from inspect import Parameter, Signature, signature
 from typing import Any
 
@@ -19,14 +20,17 @@ from sublet.ops.nn.command import PREFIX, Command, Required
 
 def _function(record: Command) -> Callable[..., Any]:
     def apply(*inputs: Any, **attrs: Any) -> Any:
+        if len(inputs) == 1 and isinstance(inputs[0], list | tuple):  # as nn.concat([a, b], axis=0)
+            inputs = tuple(inputs[0])
         graph = next((given.graph for given in inputs if isinstance(given, Tensor)), None)
         if graph is None:
-            raise SpecError(at_line(f"nn.{record.name} needs a Tensor; without one, use graph.apply"))
+            what = f"nn.{record.name} needs a Tensor: g.constant makes one, and"
+            raise SpecError(at_line(f"{what} g.apply('nn.{record.name}', ...) writes it without"))
         made = graph.apply(PREFIX + record.name, *inputs, **attrs)
         return made if len(made) > 1 else made[0]
 
     apply.__name__ = apply.__qualname__ = record.name
-    apply.__doc__ = f"Write a node of nn.{record.name}. {(record.compute.__doc__ or '').strip()}".strip()
+    apply.__doc__ = f"Write a node of nn.{record.name}. {record.text}"
     apply.__signature__ = _signature(record)  # type: ignore[attr-defined]
     return apply
 
@@ -34,7 +38,8 @@ def _function(record: Command) -> Callable[..., Any]:
 def _signature(record: Command) -> Signature:
     """The inputs as the reference calls them, then the attributes."""
     try:
-        named = [p for p in signature(record.compute).parameters.values() if p.name not in record.attrs]
+        known = signature(record.compute).parameters.values()
+        named = [p for p in known if p.name not in record.attrs][: record.inputs[1]]
     except (ValueError, TypeError):  # one of NumPy's own functions
         named = [Parameter(f"x{i}", Parameter.POSITIONAL_ONLY) for i in range(record.inputs[1])]
     inputs = [p.replace(kind=Parameter.POSITIONAL_ONLY, annotation=Parameter.empty) for p in named if p.kind < 2]
@@ -52,7 +57,9 @@ def __getattr__(name: str) -> Callable[..., Any]:
     try:
         return _FUNCTIONS[name]
     except KeyError:
-        raise AttributeError(f"there is no command nn.{name}") from None
+        like = get_close_matches(name, _FUNCTIONS, 1)
+        hint = f"; did you mean nn.{like[0]}?" if like else ""
+        raise AttributeError(f"there is no command nn.{name}{hint}") from None
 
 
 def __dir__() -> list[str]:
