@@ -34,6 +34,7 @@ check: $(VENV)/.installed ## lint and types
 fuzz: $(VENV)/.installed build/check ## generated programs, mutated plans, the core under sanitizers; SECONDS=600
 	build/check 2000 1
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600)
+	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) --kind steps
 
 CORE := src/sublet/packing/core
 build/check: tests/core/check.cpp $(wildcard $(CORE)/*.?pp)

@@ -5,6 +5,7 @@ plan's bytes must give what running it in separate bytes gives. For every mutant
 checker accepts it, running it must still be right.
 
     python -m tests.fuzz --seconds 600 --seed 1
+    python -m tests.fuzz --seconds 600 --seed 1 --kind steps    # training steps of the nn dialect, run by the reference
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from tests.generate import program
 from tests.interpreter import results_match
 from tests.mutants import mutants
 from tests.schedules import random_schedule
+from tests.training.steps import check_step
 
 
 @dataclass
@@ -129,15 +131,25 @@ def judge_mutants(seed: int, rng: random.Random, graph: Graph, plan: MemoryPlan,
         tally.refused_right[kind] += right and not accepted
 
 
+def one_step(seed: int, tally: Tally) -> None:
+    """One training step: planned, run, its plans mutated. Raises AssertionError naming the seed."""
+    tally.programs += 1
+    for kind, accepted in check_step(seed):
+        tally.mutants[kind] += 1
+        tally.accepted[kind] += accepted
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--seconds", type=float, default=60)
     arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("--kind", choices=["programs", "steps"], default="programs")
     chosen = arguments.parse_args()
+    one = one_step if chosen.kind == "steps" else one_program
     tally, seed, end = Tally(), chosen.seed, time.monotonic() + chosen.seconds
     try:
         while time.monotonic() < end:
-            one_program(seed, tally)
+            one(seed, tally)
             seed += 1
     finally:
         print(tally)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from sublet.analysis.schedule import Schedule, Step
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops.op import lookup
-from sublet.plan import ARENA, POINTER, MemoryPlan, Placement
+from sublet.plan import ARENA, POINTER, Jump, MemoryPlan, Placement, Rolled
 from tests.plans import moved, with_arena
 
 Mutation = Callable[[random.Random, MemoryPlan], MemoryPlan | None]
@@ -124,6 +124,73 @@ def _copies_in_another_order(rng: random.Random, plan: MemoryPlan) -> MemoryPlan
     return replace(plan, rolled=(*plan.rolled[:i], changed, *plan.rolled[i + 1 :]))
 
 
+def _with_jumps(
+    rng: random.Random, plan: MemoryPlan, change: Callable[[Rolled, list[Jump], int], None], at_least: int = 1
+) -> MemoryPlan | None:
+    """The plan with some of the jumps of one loop changed; `change` gets them, and the position of one of them."""
+    jumping = [i for i, record in enumerate(plan.rolled) if len(record.jumps) >= at_least]
+    if not jumping:
+        return None
+    i = rng.choice(jumping)
+    record, jumps = plan.rolled[i], list(plan.rolled[i].jumps)
+    change(record, jumps, rng.randrange(len(jumps)))
+    return replace(plan, rolled=(*plan.rolled[:i], replace(record, jumps=tuple(jumps)), *plan.rolled[i + 1 :]))
+
+
+def _jump_ambiguous(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
+    """One end of a copy that is followed by one copy and by another."""
+
+    def change(record: Rolled, jumps: list[Jump], j: int) -> None:
+        jumps.insert(rng.choice((0, j + 1)), replace(jumps[j], next=rng.randrange(record.copies)))
+
+    return _with_jumps(rng, plan, change)
+
+
+def _jump_elsewhere(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
+    """A jump out of another copy, or of one that is not there."""
+
+    def change(record: Rolled, jumps: list[Jump], j: int) -> None:
+        jumps[j] = replace(jumps[j], copy=rng.randint(-1, record.copies))
+
+    return _with_jumps(rng, plan, change)
+
+
+def _jumps_exchanged(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
+    """Two jumps with each other's target."""
+
+    def change(record: Rolled, jumps: list[Jump], j: int) -> None:
+        k = rng.choice([k for k in range(len(jumps)) if k != j])
+        jumps[j], jumps[k] = replace(jumps[j], next=jumps[k].next), replace(jumps[k], next=jumps[j].next)
+
+    return _with_jumps(rng, plan, change, at_least=2)
+
+
+def _jump_missing(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
+    """One end of a copy that nothing follows, or all of them."""
+
+    def change(record: Rolled, jumps: list[Jump], j: int) -> None:
+        copy = jumps[j].copy
+        one = rng.random() < 0.5
+        jumps[:] = [jump for k, jump in enumerate(jumps) if (k != j if one else jump.copy != copy)]
+
+    return _with_jumps(rng, plan, change)
+
+
+def _way_changed(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
+    """A jump for another way out of a loop or branch, one that may not be there, or for any way."""
+
+    def change(record: Rolled, jumps: list[Jump], j: int) -> None:
+        ways = list(jumps[j].ways)
+        if not ways:
+            return
+        k = rng.randrange(len(ways))
+        name, way = ways[k]
+        ways[k : k + 1] = rng.choice(([], [(name, way + 1)], [(name, max(0, way - 1))]))
+        jumps[j] = replace(jumps[j], ways=tuple(ways))
+
+    return _with_jumps(rng, plan, change)
+
+
 def _moving(plan: MemoryPlan) -> list[int]:
     """The placements that move from round to round."""
     return [i for i, placement in enumerate(plan.placements) if placement.strides and placement.region.nbytes]
@@ -232,6 +299,15 @@ def _with_steps(schedule: Schedule, steps: tuple[Step, ...]) -> Schedule:
     return Schedule(steps, schedule.bodies)
 
 
+JUMP_MUTATIONS: dict[str, Mutation] = {
+    "jump ambiguous": _jump_ambiguous,
+    "jump elsewhere": _jump_elsewhere,
+    "jumps exchanged": _jumps_exchanged,
+    "jump missing": _jump_missing,
+    "way changed": _way_changed,
+}
+"""Few plans have jumps."""
+
 MUTATIONS: dict[str, Mutation] = {
     "shifted offset": _shifted,
     "swapped offsets": _swapped,
@@ -242,6 +318,7 @@ MUTATIONS: dict[str, Mutation] = {
     "one copy moved": _one_copy_moved,
     "copies exchanged": _copies_exchanged,
     "copies reordered": _copies_in_another_order,
+    **JUMP_MUTATIONS,
     "stride changed": _stride_changed,
     "step too far": _step_too_far,
     "into a step": _into_a_step,

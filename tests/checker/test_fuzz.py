@@ -14,7 +14,7 @@ from sublet.plan import MemoryPlan
 from sublet.planning import Options, plan_memory
 from tests.generate import program
 from tests.interpreter import results_match
-from tests.mutants import MUTATIONS, mutants, tighter
+from tests.mutants import JUMP_MUTATIONS, MUTATIONS, mutants, tighter
 from tests.plans import own_bytes
 from tests.schedules import random_schedule
 
@@ -69,5 +69,5 @@ def test_what_the_checker_accepts_runs_right() -> None:
                 seen.update([] if runs_right else [kind])
             else:
                 assert runs_right, (seed, kind)
-    assert set(seen) == set(MUTATIONS), (refused, seen)
+    assert set(MUTATIONS) - set(JUMP_MUTATIONS) <= set(seen), (refused, seen)
     assert seen.total() > refused.total() / 2, (refused, seen)

@@ -9,7 +9,8 @@ earlier round are left under a name of this one, see `state`. Parameters with by
 both edges do write, are written anew by both, so only their regions hold them.
 
 Rules: clobbered (other bytes lie where a value is read), undefined (nothing known lies there),
-output-lost, weight-clobbered, update-lost, too-many-states; and those of `overlaps`, for each copy of a body.
+output-lost, weight-clobbered, update-lost, too-many-states, bad-jumps; and those of `overlaps`, for each copy of a
+body.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from functools import partial
 from sublet.analysis.schedule import Schedule
 from sublet.checker.actions import Action, Actions
 from sublet.checker.contents import Source, whole
+from sublet.checker.jumps import Head, Jumps, ambiguous, unsteady
 from sublet.checker.layout import Layout, span
 from sublet.checker.memory import Content, Memory, Segment, meet
 from sublet.checker.overlaps import check_overlaps
@@ -56,6 +58,9 @@ def replay(
             run.read(value, state, here, f"graph output {value}", "output-lost")
         for value in graph.constants:
             run.read(value, state, here, f"weight {value} at the end", "weight-clobbered")
+    for record in layout.rolled.values():
+        run.findings += ambiguous(record)
+    run.findings += run.jumps.idle(layout.rolled)
     return list(dict.fromkeys(run.findings))
 
 
@@ -65,6 +70,7 @@ class _Replay:
         self.contents = contents
         self.origins = origins
         self.findings: list[Finding] = []
+        self.jumps = Jumps()
         self._bodies: dict[str, frozenset[str]] = {}
         jumps = (jump for record in layout.rolled.values() for jump in record.jumps)
         self._deciding = {name for jump in jumps for name, _ in jump.ways}
@@ -140,26 +146,30 @@ class _Replay:
         """Rounds, of every copy of the body, until the heads are stable; the states after the loop."""
         record = self.layout.rolled.get((node.name, context))
         moves = list(zip(node.inits, node.parameters, strict=True))
-        heads: dict[tuple[int, object], State] = {}
-        left: dict[tuple[int, object], States] = {}
-        wrong: dict[tuple[int, object], list[Finding]] = {}
+        heads: dict[Head, State] = {}
+        left: dict[Head, States] = {}
+        wrong: dict[Head, list[Finding]] = {}
+        followed: dict[Head, list[Head]] = {}
         entering = self.edge(node, states, context, lambda actions: actions.enter(node), moves)
         todo = self._arrive(heads, 0, entering, node)
-        before, rounds = self.findings, 0
+        entered, before = list(heads), self.findings
         while todo:
             key = todo.pop(0)
             self.findings = wrong[key] = []
             inside = context if record is None else (*context, (node.name, key[0]))
             left[key], ends = self.round(node, body, heads[key], inside)
             left[key] = self._by_way(node, key[0], left[key])
+            followed[key] = []
             for state in ends:
-                following = 0 if record is None else record.after(key[0], state.ways)
+                following, doubts = self.jumps.after(record, key[0], state.ways)
+                self.findings += doubts
                 state.ways = {name: way for name, way in state.ways.items() if name not in self._inside(node)}
                 todo += [head for head in self._arrive(heads, following, [state], node) if head not in todo]
-            rounds += 1
+                followed[key] += [(following, state.key)] if (following, state.key) in heads else []
         self.findings = before
         for found in wrong.values():
             self.findings += found
+        self.findings += unsteady(node, entered, followed, heads)
         after = [state for states_left in left.values() for state in states_left]
         return self._joined(after, node)
 
@@ -174,11 +184,9 @@ class _Replay:
         """The names of the nodes of a loop's body."""
         return frozenset(inner.name for inner in node.body.walk()) if self._deciding else frozenset()
 
-    def _arrive(
-        self, heads: dict[tuple[int, object], State], copy: int, states: States, node: Node
-    ) -> list[tuple[int, object]]:
+    def _arrive(self, heads: dict[Head, State], copy: int, states: States, node: Node) -> list[Head]:
         """Join states into the heads of a copy; those that changed."""
-        changed: list[tuple[int, object]] = []
+        changed: list[Head] = []
         for state in states:
             key = (copy, state.key)
             if key not in heads:

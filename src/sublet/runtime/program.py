@@ -246,8 +246,11 @@ class _Builder:
             ways.append([self._targets.get(parameter.name, _NOWHERE) for parameter in node.parameters])
             ends.append(dict(self._targets))
             updated = self.aims(node.updates, node.parameters)
-            for taken, after in () if rolled is None else rolled.following(copy):
-                aims.setdefault(after, [self.by_way(target, dict(taken)) for target in updated])
+            for taken, after in [((), 0)] if rolled is None else rolled.following(copy):
+                aim = [self.by_way(target, dict(taken)) for target in updated]
+                if aims.setdefault(after, aim) != aim:
+                    what = f"lets copy {after} of its body begin with different things to point at"
+                    raise RunError(f"loop {node.name}: the plan {what}; plan the model again")
         for copy, targets in enumerate(ends):
             self._targets = targets
             self._context = outer if rolled is None else (*outer, (node.name, copy))

@@ -1,0 +1,141 @@
+"""Jumps between the copies of a loop's body: one after each end, and always the same pointers in a copy."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from sublet.checker import check
+from sublet.ir.graph import Graph
+from sublet.ir.text import parse
+from sublet.plan import Jump, MemoryPlan, Rolled
+from sublet.planning import Options, plan_memory
+from tests import dialect
+from tests.generate import program
+from tests.interpreter import results_match
+from tests.mutants import JUMP_MUTATIONS
+
+assert dialect.OPS
+
+GRAPH = parse("""
+graph @net(%a: u8[24], %seed: u8[4]) {
+  %last: u8[24] = while(%i: i64[]; %y: u8[24] = %a; ) @loop body @body {
+    %go: bool[] = test.below(%i, %seed)
+    continue if %go
+    %kind: i32[] = test.choose(%y) {count = 3, low = 0}
+    %z: u8[24] = case %kind @which {
+      arm @keep {
+        yield %y
+      }
+      arm @back {
+        yield %a
+      }
+      arm @change {
+        %m: u8[24] = test.matmul(%y)
+        yield %m
+      }
+    }
+    next %z;
+  }
+  %r: u8[24] = test.matmul(%last, %a)
+  return %r
+}
+""")
+PLAN = plan_memory(GRAPH, Options(alignment=1))
+"""Copy 0 begins with %a, and copies 1 and 2 with two places of %m in turn."""
+
+KEEP, BACK, CHANGE = ((("which", way),) for way in range(3))
+JUMPS = (
+    Jump(0, KEEP, 0), Jump(0, BACK, 0), Jump(0, CHANGE, 1),
+    Jump(1, KEEP, 1), Jump(1, BACK, 0), Jump(1, CHANGE, 2),
+    Jump(2, KEEP, 2), Jump(2, BACK, 0), Jump(2, CHANGE, 1),
+)  # fmt: skip
+
+
+def jumping(*jumps: Jump) -> MemoryPlan:
+    return replace(PLAN, rolled=(Rolled("loop", (), 0, 3, jumps),))
+
+
+def found(plan: MemoryPlan) -> list[str]:
+    return [str(finding) for finding in check(GRAPH, plan.schedule, plan) if finding.rule == "bad-jumps"]
+
+
+def test_the_planned_jumps() -> None:
+    assert set(PLAN.rolled[0].jumps) == set(JUMPS)
+    assert check(GRAPH, PLAN.schedule, jumping(*JUMPS)) == ()
+    assert check(GRAPH, PLAN.schedule, jumping(*reversed(JUMPS), JUMPS[0])) == ()
+
+
+def test_one_way_to_two_copies() -> None:
+    """Whichever comes first: who binds the copies before the run follows both."""
+    for jumps in ((*JUMPS, Jump(1, KEEP, 2)), (Jump(1, KEEP, 2), *JUMPS), (*JUMPS, Jump(1, (), 2))):
+        says = "\n".join(found(jumping(*jumps)))
+        assert "may go from copy 1 of its body to copy" in says
+        assert "when which is left by way 0 (each end of a copy needs one copy that follows)" in says
+
+
+def test_an_end_that_nothing_follows() -> None:
+    assert found(jumping(*JUMPS[:5], *JUMPS[6:]))[:1] == [
+        "loop loop: has no jump from copy 1 of its body when which is left by way 2 "
+        "(each end of a copy needs one copy that follows) [bad-jumps]"
+    ]
+
+
+@pytest.mark.parametrize("jump", [Jump(3, KEEP, 0), Jump(0, (("which", 7),), 1), Jump(0, (("loop", 0),), 1)])
+def test_a_jump_that_cannot_be_taken(jump: Jump) -> None:
+    assert any("is never left from copy" in says for says in found(jumping(*JUMPS, jump)))
+
+
+def test_a_copy_entered_with_the_pointer_elsewhere() -> None:
+    says = found(jumping(JUMPS[0], replace(JUMPS[1], next=1), *JUMPS[2:]))
+    assert any("begins copy 1 of its body with %y at arena[" in one and "one round, and at" in one for one in says)
+    assert any("what is pointed at elsewhere needs a copy of its own" in one for one in says)
+
+
+def test_a_pointer_that_changes_without_copies() -> None:
+    """A loop with one copy of its body has one thing that its pointer stands for."""
+    graph = parse("""
+    graph @net(%a: u8[24], %b: u8[24], %seed: u8[4]) {
+      %last: u8[24] = while(%i: i64[]; %y: u8[24] = %a; ) @loop body @body {
+        %go: bool[] = test.below(%i, %seed)
+        continue if %go
+        next %b;
+      }
+      %r: u8[24] = test.matmul(%last, %a)
+      return %r
+    }
+    """)
+    plan = plan_memory(graph, Options(alignment=1))
+    assert plan.rolled == (Rolled("loop", (), 1, 1),)
+    says = {str(finding).partition("[")[0] for finding in check(graph, plan.schedule, replace(plan, rolled=()))}
+    assert "loop loop: begins copy 0 of its body with %y at arena" in says
+
+
+def with_jumps() -> list[tuple[Graph, MemoryPlan]]:
+    """Plans that have jumps: this one, and some of random programs."""
+    cases = [(GRAPH, PLAN)]
+    for seed in (138, 327, 358):
+        graph = program(random.Random(seed), 14)
+        cases.append((graph, plan_memory(graph, Options(strategy="best_fit_by_size", alignment=1, in_place_from=0))))
+    return cases
+
+
+def test_mutants_are_refused_or_run_right() -> None:
+    failing, refused = Counter[str](), Counter[str]()
+    for number, (graph, plan) in enumerate(with_jumps()):
+        assert any(record.jumps for record in plan.rolled)
+        rng = random.Random(number)
+        for kind, mutate in [*JUMP_MUTATIONS.items()] * (5 if number else 12):
+            mutant = mutate(rng, plan)
+            if mutant is None:
+                continue
+            right = results_match(graph, mutant.schedule, mutant, rng, 4)
+            if check(graph, mutant.schedule, mutant):
+                refused[kind] += 1
+                failing[kind] += not right
+            else:
+                assert right, (number, kind)
+    assert set(refused) == set(failing) == set(JUMP_MUTATIONS), (refused, failing)
