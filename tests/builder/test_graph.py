@@ -449,3 +449,15 @@ def test_mistakes_are_told_by_their_line(mistake: Callable[[Any, Any], Any], mes
 def test_types_by_any_of_their_names() -> None:
     g = sublet.Graph()
     assert [g.input(f"x{i}", (), name).dtype for i, name in enumerate(("f32", "float32", DType.F32))] == [DType.F32] * 3
+
+
+def test_a_carried_index_that_starts_as_a_constant_is_no_constant_index() -> None:
+    """In the first round the parameter stands for a literal; what it selects is a view in that round alone."""
+    g = sublet.Graph()
+    table = g.input("table", (8, 4))
+    with g.while_({"at": g.constant(2, "i64"), "h": g.input("h", (4,))}, rounds=3) as loop:
+        loop.next(at=loop["at"] + 1, h=loop["h"] + nn.select(table, loop["at"]))
+    g.output("h", loop["h"])
+    rows = np.arange(32, dtype=np.float32).reshape(8, 4)
+    found = sublet.run_poisoned(sublet.compile(g), {"table": rows, "h": np.zeros(4, np.float32)})
+    np.testing.assert_array_equal(found["h"], rows[2:5].sum(0))

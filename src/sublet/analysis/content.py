@@ -53,22 +53,22 @@ def contents(flow: Flow) -> dict[Value, Content]:
                 found[value] = found[aliases[value]]
         if point.kind != "run" or point.node is None:
             continue
-        for value, content in _derived(point.node, found):
+        for value, content in _derived(point.node, point.original or point.node, found):
             total += len(content)
             if len(content) <= MAX_SEGMENTS and total <= MAX_ALL_SEGMENTS and writes[value] == 1:
                 found[value] = content
     return found
 
 
-def _derived(node: Node, found: dict[Value, Content]) -> Iterator[tuple[Value, Content]]:
+def _derived(node: Node, original: Node, found: dict[Value, Content]) -> Iterator[tuple[Value, Content]]:
     """The outputs of a node that are copies of its inputs, with what they are copies of."""
     op = lookup(node.op)
-    for share in op.views(node):
+    for share in op.views(original):
         base, view = node.inputs[share.input], node.outputs[share.output]
         if base is not None and view is not None:
             yield view, _slice(found.get(base) or _own(base), share.offset, view.nbytes)
     wholes: dict[Value, list[Segment]] = {}
-    for share in op.parts(node):
+    for share in op.parts(original):
         part, whole = node.inputs[share.input], node.outputs[share.output]
         if part is not None and whole is not None:
             wholes.setdefault(whole, []).extend(_shift(found.get(part) or _own(part), share.offset))

@@ -41,7 +41,9 @@ class Point:
     `moves` are the (source, destination) pairs of a parallel assignment among them. `path` names
     the step of every graph level the point lies in, as (level, step) pairs from the root down.
     `copies` tells in which copy of the body of each unrolled loop around it the point lies. After the point
-    nobody asks for what `forgotten` values were before: they are pointers to what was not chosen.
+    nobody asks for what `forgotten` values were before: they are pointers to what was not chosen. `original` is the
+    node as the program has it: facts of its op hold of that one, since `node` may read a literal where a pointer
+    stands for one, which only holds in some copies.
     """
 
     kind: str
@@ -52,6 +54,7 @@ class Point:
     path: tuple[tuple[int, int], ...]
     copies: Context = ()
     forgotten: tuple[Value, ...] = ()
+    original: Node | None = None
 
     def __str__(self) -> str:
         name = self.node.name if self.node else ""
@@ -154,6 +157,7 @@ class _Builder:
         """Add a point that uses and defines values of the program."""
         index = len(self.points)
         read = self.now.stand_for(uses)
+        original = node
         operands = None if node is None or node.subgraphs else self.now.operands(node.inputs)
         sources = [self.now.operand(source) for source, _ in moves]
         written = {value: self.now.define(value) for value in defs}
@@ -162,7 +166,8 @@ class _Builder:
             outputs = tuple(None if value is None else written[value] for value in node.outputs)
             scratch = node.scratch and written[node.scratch]
             node = replace(node, inputs=operands, outputs=outputs, scratch=scratch)
-        self.points.append(Point(kind, node, read, tuple(written.values()), pairs, self.path, self.now.context))
+        defined = tuple(written.values())
+        self.points.append(Point(kind, node, read, defined, pairs, self.path, self.now.context, original=original))
         self.followers.append([])
         for point in self.open:
             self.followers[point].append(index)

@@ -71,18 +71,18 @@ def share(
     if not merging:
         return _finish(merger)
     _lodge(merger, flow, alignment, smallest)
-    nodes = [point.node for point in flow.points if point.kind == "run" and point.node]
-    for node in nodes:
-        for view, base, offset in _pairs(node, lookup(node.op).views(node)):
+    nodes = [(point.node, point.original or point.node) for point in flow.points if point.kind == "run" and point.node]
+    for node, original in nodes:
+        for view, base, offset in _pairs(node, lookup(node.op).views(original)):
             merger.merge("view", view, base, offset)
-    for node in nodes:
-        for whole, part, offset in _pairs(node, lookup(node.op).parts(node)):
+    for node, original in nodes:
+        for whole, part, offset in _pairs(node, lookup(node.op).parts(original)):
             merger.merge("part", part, whole, offset)
     for point in flow.points:
         if point.kind == "update":
             _carry(merger, point)
-    for node in nodes:
-        _take_over(merger, node)
+    for node, original in nodes:
+        _take_over(merger, node, original)
     for point in flow.points:
         _carry(merger, point)
     for first, later in flow.counterparts:
@@ -161,7 +161,7 @@ def _permitted(flow: Flow) -> Iterator[tuple[int, Value, Value]]:
     for t, point in enumerate(flow.points):
         yield from ((t, source, destination) for source, destination in point.moves)
         if point.kind == "run" and point.node:
-            yield from ((t, source, output) for output, source in _inplace(point.node))
+            yield from ((t, source, output) for output, source in _inplace(point.node, point.original or point.node))
 
 
 def _rewritten(flow: Flow) -> dict[Value, tuple[int, ...]]:
@@ -179,29 +179,29 @@ def _copies(flow: Flow) -> dict[tuple[Value, Value], tuple[Copy, ...]]:
     for point in flow.points:
         if point.kind != "run" or point.node is None:
             continue
-        op, node = lookup(point.node.op), point.node
+        op, node, original = lookup(point.node.op), point.node, point.original or point.node
         copies: dict[Value, list[Copy]] = {}
-        for output, base, offset in _pairs(node, op.views(node)):
+        for output, base, offset in _pairs(node, op.views(original)):
             copies.setdefault(output, []).append(Copy(base, -offset, 0, output.nbytes))
-        for output, part, offset in _pairs(node, op.parts(node)):
+        for output, part, offset in _pairs(node, op.parts(original)):
             copies.setdefault(output, []).append(Copy(part, offset, offset, offset + part.nbytes))
         found.update(((operand, output), tuple(made)) for output, made in copies.items() for operand in node.uses)
     return found
 
 
-def _inplace(node: Node) -> list[tuple[Value, Value]]:
+def _inplace(node: Node, original: Node) -> list[tuple[Value, Value]]:
     """The (output, input) pairs of which the first may overwrite the second.
 
     An input that is given twice may be overwritten only if the op allows it at both positions.
     """
-    pairs = [(output, source) for output, source, _ in _pairs(node, lookup(node.op).inplace(node))]
+    pairs = [(output, source) for output, source, _ in _pairs(node, lookup(node.op).inplace(original))]
     return [pair for pair in dict.fromkeys(pairs) if pairs.count(pair) == node.inputs.count(pair[1])]
 
 
-def _take_over(merger: Merger, node: Node) -> None:
+def _take_over(merger: Merger, node: Node, original: Node) -> None:
     """Let each output take over the first input it can."""
     done: set[Value] = set()
-    for output, source in _inplace(node):
+    for output, source in _inplace(node, original):
         if output not in done and merger.merge("inplace", output, source, 0):
             done.add(output)
 
