@@ -21,9 +21,11 @@ from sublet.ir.graph import Graph, Value
 from sublet.plan import MemoryPlan
 from sublet.plan_file import fingerprint
 from sublet.planning import Options, Progress, plan_memory
+from sublet.printable import printable
 from sublet.runtime.commands import Commands, uses_commands
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.executable import Executable
+from sublet.runtime.given import listed
 from sublet.runtime.kernel import Array, Backend
 from sublet.runtime.kernels import choose_kernels, with_scratch
 from sublet.runtime.memory import aligned_bytes
@@ -183,6 +185,11 @@ def _chosen_backends(chosen: str | Backend | Sequence[str | Backend]) -> list[st
 
 def _weights(model: Model, given: Mapping[str, Array]) -> dict[Any, Any]:
     contents: dict[Any, Any] = {}
+    missing: list[str] = []
+    known = {value.name for value in model.graph.weights}
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise RunError(f"there is no weight {printable(unknown[0])!r}; the weights are {listed(sorted(known))}")
     for value in model.graph.weights:
         if value.name in given:
             contents[value] = given[value.name]
@@ -191,7 +198,9 @@ def _weights(model: Model, given: Mapping[str, Array]) -> dict[Any, Any]:
         elif value.literal is not None and isinstance(value.spec, TensorSpec):
             contents[value] = np.array(value.literal, NUMPY[value.spec.dtype]).reshape(value.spec.shape)
         else:
-            raise RunError(f"the weight {value.name!r} has no content: give it in `weights`")
+            missing.append(value.name)
+    if missing:
+        raise RunError(f"{len(missing)} weight(s) have no content: give {listed(missing)} in `weights`")
     return contents
 
 

@@ -100,6 +100,10 @@ def plan_memory(
     memory regions are too small, PlanError when control flow would move bytes and that is forbidden, and
     PlanViolation if the checker refuses the plan, which would be a mistake of Sublet's.
     """
+    if not isinstance(graph, Graph):
+        raise ProblemError(
+            f"{type(graph).__name__} is no graph to plan: give the `graph` of a model, as in g.model().graph"
+        )
     options = options or Options()
     align = options.alignment
     verify(graph)

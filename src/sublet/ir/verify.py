@@ -143,7 +143,7 @@ def _updates(graph: Graph) -> Iterator[Finding]:
             what = f"{target} has a literal, which its readers rely on"
             yield Finding("update", where, what, "give its first content as that of a weight")
         if target in graph.outputs:
-            fix = f"return {source} for the new content, or a copy (an Identity) for the old"
+            fix = f"return {source} for the new content, or a copy of it (nn.copy, onnx.Identity) for the old"
             yield Finding("update", where, f"{target} is updated and also an output", fix)
         yield from _undefined((source,), made, where)
         if target.spec != source.spec:

@@ -18,7 +18,7 @@ from sublet.plan import MemoryPlan, Region, bound_to
 from sublet.plan_file import fingerprint
 from sublet.printable import printable
 from sublet.runtime.dtypes import packed, plain
-from sublet.runtime.given import checked, content_for, in_place, listed
+from sublet.runtime.given import by_name, checked, content_for, in_place, listed
 from sublet.runtime.kernel import Array, Cell
 from sublet.runtime.kernels import Kernels, bind_node
 from sublet.runtime.memory import Memory, Raw, array_of, raw_bytes
@@ -103,13 +103,13 @@ class Executable:
         Raises RunError for a wrong input, KernelError when a kernel fails.
         """
         with self._lock:
-            self._run({**(inputs or {}), **named})
+            self._run(by_name(inputs, named))
             return self._results(copy=True)
 
     def views(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
         """Like a call, but the outputs are arrays over the arena itself: valid until the next run."""
         with self._lock:
-            self._run({**(inputs or {}), **named})
+            self._run(by_name(inputs, named))
             return self._results(copy=False)
 
     def prepare(self) -> None:
@@ -188,7 +188,7 @@ class Executable:
         What they keep is counted around the first run of all; what comes and goes around a later one, which starts
         from the same state.
         """
-        given = {**(inputs or {}), **named}
+        given = by_name(inputs, named)
         with self._lock, giving_back():
             saved = self._state.save()
             self._run(given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,16 @@ from sublet.runtime.dtypes import NUMPY, pack, packed
 from sublet.runtime.kernel import Array
 from sublet.runtime.memory import Raw, aligned_bytes, raw_bytes
 from sublet.tensor import TensorSpec
+
+PLAIN = {"f": "fi", "V": "fi", "i": "i", "u": "i"}
+"""Kinds of Python's numbers that may be given for each kind of type; ml_dtypes' are of kind V."""
+
+
+def by_name(inputs: Any, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs given as a mapping, as keywords, or both. Raises RunError for anything else."""
+    if inputs is not None and not isinstance(inputs, Mapping):
+        raise RunError(f"inputs are given by name, as keywords or in a mapping, not as one {type(inputs).__name__}")
+    return {**(inputs or {}), **named}
 
 
 def in_place(array: Array, alignment: int) -> Raw:
@@ -40,11 +51,13 @@ def content_for(value: Value, given: Any, what: str) -> Any:
     spec = value.spec
     if not isinstance(spec, TensorSpec):
         return given
+    wanted = NUMPY[spec.dtype]
     try:
         array = given if isinstance(given, np.ndarray) else np.asarray(given)
-    except (ValueError, TypeError) as error:
+        if isinstance(given, float | int | list | tuple) and array.dtype.kind in PLAIN.get(wanted.kind, ""):
+            array = array.astype(wanted)  # Python's numbers are of no type in particular
+    except (ValueError, TypeError, OverflowError) as error:
         raise RunError(f"{what}: {type(given).__name__} is no array: {error}") from None
-    wanted = NUMPY[spec.dtype]
     if array.dtype != wanted or array.shape != spec.shape:
         raise RunError(f"{what}: must be {spec}, {wanted}{list(spec.shape)}, not {array.dtype}{list(array.shape)}")
     return pack(array, spec) if packed(spec) else array
