@@ -21,7 +21,6 @@ from sublet.ir.graph import Graph, Value
 from sublet.plan import MemoryPlan
 from sublet.plan_file import fingerprint
 from sublet.planning import Options, Progress, plan_memory
-from sublet.printable import printable
 from sublet.runtime.commands import Commands, uses_commands
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.executable import Executable
@@ -186,10 +185,6 @@ def _chosen_backends(chosen: str | Backend | Sequence[str | Backend]) -> list[st
 def _weights(model: Model, given: Mapping[str, Array]) -> dict[Any, Any]:
     contents: dict[Any, Any] = {}
     missing: list[str] = []
-    known = {value.name for value in model.graph.weights}
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        raise RunError(f"there is no weight {printable(unknown[0])!r}; the weights are {listed(sorted(known))}")
     for value in model.graph.weights:
         if value.name in given:
             contents[value] = given[value.name]

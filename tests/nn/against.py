@@ -1,19 +1,24 @@
-"""Compares a command and its gradient with a function of PyTorch's and its derivative."""
+"""Compares a command and its gradient with a function of PyTorch's and its derivative; and what a command refuses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
+from sublet.errors import SpecError
 from sublet.extras import require
+from sublet.ir.emitter import Emitter
+from sublet.ir.graph import Graph, Value
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Example
+from sublet.passes.autodiff import backward, differentiable
 from sublet.runtime.nn_reference import NnReference
 from sublet.runtime.torch_backend import Torch
-from tests.nn.examples import Array, case_of
-from tests.nn.test_registry import computed, differentiated
+from tests.nn.examples import Array, case_of, spec_of_text
+from tests.nn.test_registry import computed
 
 
 def agrees(
@@ -22,30 +27,59 @@ def agrees(
     attrs: dict[str, Any],
     function: Callable[..., Any],
     tolerance: float = 1e-9,
+    absolute: float | None = None,
+    fast: bool = True,
 ) -> None:
-    """Assert that the kernels and the reference compute what `function` does, and its derivatives, relative to the
-    largest element."""
+    """Assert that the command's first outputs are what `function` gives of the same tensors, and so the derivatives.
+
+    `function` is given None for an omitted input. What a command saves for its gradient comes after what PyTorch's
+    function gives, and has no gradient here, as in training. Differences are relative to the largest element, or to
+    each where `absolute` says what does not count. `fast` asserts that kernels on ATen take command and gradient.
+    """
     torch = require("torch", extra="torch")
     case = case_of(COMMANDS[name], Example(inputs, attrs))
-    graph, arrays, wrt, grads = differentiated(case)
-    given = {f"x{i}": torch.from_numpy(arrays[f"x{i}"].copy()) for i, text in enumerate(inputs) if text != "_"}
+    (node,) = case.graph.nodes
+    tensors = {key: torch.from_numpy(array.copy()) for key, array in case.arrays.items()}
+    wrt = [value for value in case.graph.inputs if differentiable(value)] if COMMANDS[name].gradient else []
     for value in wrt:
-        given[value.name].requires_grad_(True)
-    found = function(*given.values())
-    results = found if isinstance(found, tuple | list) else [found]
-    pairs = list(zip(case.graph.outputs, results, strict=True))
-    if wrt:
-        torch.autograd.backward(results, [torch.from_numpy(arrays[f"seed.{output.name}"]) for output, _ in pairs])
+        tensors[value.name].requires_grad_()
+    found = function(*(None if v is None else tensors[v.name] for v in node.inputs))
+    results = dict(zip(node.defs, found if isinstance(found, tuple | list) else (found,), strict=False))
+    arrays, random = dict(case.arrays), np.random.default_rng(1)
+    seeds = {output: Value(f"seed.{output.name}", output.spec) for output in results if differentiable(output) and wrt}
+    for output, seed in seeds.items():
+        arrays[seed.name] = random.uniform(0.5, 1.5, results[output].shape).astype(case.arrays[wrt[0].name].dtype)
+    emit = Emitter.of(case.graph)
+    grads = dict(zip(wrt, backward(emit, case.graph.nodes, seeds, wrt), strict=True)) if seeds else {}
+    if seeds:
+        torch.autograd.backward([results[v] for v in seeds], [torch.from_numpy(arrays[s.name]) for s in seeds.values()])
+    own = [n for n in emit.nodes if n.op.startswith(node.op)]
+    assert not fast or all(Torch().kernel(n, {}) for n in own), "the reference would compute it"
+    weights = (*case.graph.weights, *emit.literals.added)
+    graph = Graph("compared", (*case.graph.inputs, *seeds.values()), tuple(emit.nodes), (), weights)
     for backend in (Torch(), NnReference()):
         places = computed(graph, {key: array.copy() for key, array in arrays.items()}, backend)
-        for output, result in pairs:
-            _close(places[output.name], result.detach().numpy(), tolerance)
-        for value, grad in zip(wrt, grads, strict=True):
-            _close(places[grad.name], given[value.name].grad.numpy(), tolerance)
+        for output, result in results.items():
+            _close(places[output.name], result.detach().numpy(), tolerance, absolute)
+        for value, grad in grads.items():
+            expected = tensors[value.name].grad
+            if grad is not None or expected is not None:
+                assert grad is not None, f"no gradient of {value}"
+                _close(places[grad.name], expected.numpy(), tolerance, absolute)
 
 
-def _close(actual: Array, expected: Array, tolerance: float) -> None:
+def _close(actual: Array, expected: Array, tolerance: float, absolute: float | None) -> None:
     assert actual.shape == expected.shape
-    np.testing.assert_allclose(
-        actual, expected, rtol=0, atol=tolerance * max(1.0, float(np.abs(expected).max(initial=0)))
-    )
+    if absolute is None:
+        largest = max(1.0, float(np.abs(expected).max(initial=0)))
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * largest)
+    else:
+        np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=absolute)
+
+
+def refused(op: str, shapes: Sequence[str], attrs: dict[str, Any], message: str) -> None:
+    """Assert that the command does not take such inputs, and says why. "_" is an omitted input."""
+    inputs = [None if text == "_" else Value(f"x{i}", spec_of_text(text)) for i, text in enumerate(shapes)]
+    emit = Emitter.of(Graph("wrong", tuple(v for v in inputs if v is not None), (), ()))
+    with pytest.raises(SpecError, match=message):
+        emit.several(f"nn.{op}", *inputs, **attrs)

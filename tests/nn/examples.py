@@ -16,7 +16,7 @@ from sublet.runtime.dtypes import NUMPY
 from sublet.tensor import DType, TensorSpec
 
 Array = NDArray[Any]
-FORM = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[\d,]*)\]( (?P<low>[-\d.e]+):(?P<high>[-\d.e]+))?")
+FORM = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[\d,]*)\](?P<range> (?P<low>[-\d.e]+):(?P<high>[-\d.e]+))?")
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,17 @@ def case_of(record: Command, example: Example, seed: int = 0) -> Case:
     return Case(Graph("example", given, tuple(emit.nodes), outputs, tuple(emit.literals.added)), arrays)
 
 
-def _input(name: str, text: str, random: np.random.Generator) -> tuple[Value, Array]:
+def spec_of_text(text: str) -> TensorSpec:
+    """The spec of "f32[2,3]", whatever range follows."""
     match = FORM.fullmatch(text)
     assert match, f"{text!r} is no example of an input"
-    dtype = DType.parse(match["dtype"])
-    shape = tuple(int(extent) for extent in match["shape"].split(",") if extent)
+    return TensorSpec(DType.parse(match["dtype"]), tuple(int(n) for n in match["shape"].split(",") if n))
+
+
+def _input(name: str, text: str, random: np.random.Generator) -> tuple[Value, Array]:
+    spec, match = spec_of_text(text), FORM.fullmatch(text)
+    assert match
+    dtype, shape = spec.dtype, spec.shape
     if dtype is DType.BOOL:
         array = random.integers(0, 2, shape).astype(bool)
     elif match["low"] is not None and NUMPY[dtype].kind in "iu":
@@ -57,4 +63,4 @@ def _input(name: str, text: str, random: np.random.Generator) -> tuple[Value, Ar
     else:
         low, high = (float(match["low"]), float(match["high"])) if match["low"] is not None else (-2.0, 2.0)
         array = random.uniform(low, high, shape)
-    return Value(name, TensorSpec(dtype, shape)), np.asarray(array, NUMPY[dtype]).reshape(shape)
+    return Value(name, spec), np.asarray(array, NUMPY[dtype]).reshape(shape)

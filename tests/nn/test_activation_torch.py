@@ -12,8 +12,8 @@ from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Example
 from sublet.runtime.nn_reference import NnReference
 from sublet.runtime.torch_backend import Torch
+from tests.nn.against import agrees, refused
 from tests.nn.examples import case_of
-from tests.nn.refusing import refused
 from tests.nn.test_registry import computed, differentiated
 
 torch = pytest.importorskip("torch")
@@ -42,18 +42,9 @@ NAMES = [f"{name}-{attrs}" for name, attrs, _ in FUNCTIONS]
 BACKENDS = [Torch(), NnReference()]
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 @pytest.mark.parametrize(("name", "attrs", "function"), FUNCTIONS, ids=NAMES)
-def test_is_pytorchs(name: str, attrs: dict[str, Any], function: Callable[..., Any], backend: Any) -> None:
-    case = case_of(COMMANDS[name], Example(("f64[16,33,20] -6:6",), attrs))
-    graph, arrays, _, (grad,) = differentiated(case)
-    places = computed(graph, arrays, backend)
-    (output,) = case.graph.outputs
-    x = torch.from_numpy(arrays["x0"]).requires_grad_()
-    y = function(x)
-    y.backward(torch.from_numpy(arrays[f"seed.{output.name}"]))
-    np.testing.assert_allclose(places[output.name], y.detach().numpy(), rtol=1e-9, atol=1e-15)
-    np.testing.assert_allclose(places[grad.name], x.grad.numpy(), rtol=1e-9, atol=1e-13)
+def test_is_pytorchs(name: str, attrs: dict[str, Any], function: Callable[..., Any]) -> None:
+    agrees(name, ("f64[16,33,20] -6:6",), attrs, function, absolute=1e-13)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])

@@ -16,8 +16,7 @@ from sublet.errors import SpecError
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Command, Example
 from sublet.runtime.torch_backend import KERNELS, Torch
-from sublet.tensor import DType, TensorSpec
-from tests.nn.examples import FORM, Case, case_of
+from tests.nn.examples import Case, case_of, spec_of_text
 from tests.nn.test_registry import computed
 
 torch = pytest.importorskip("torch")
@@ -51,24 +50,17 @@ LARGE: dict[str, tuple[Example, ...]] = {
 """Larger examples of commands whose examples cannot be scaled."""
 
 
-def _spec(text: str) -> TensorSpec:
-    match = FORM.fullmatch(text)
-    assert match
-    shape = tuple(int(extent) for extent in match["shape"].split(",") if extent)
-    return TensorSpec(DType.parse(match["dtype"]), shape)
-
-
 def _times(text: str, factor: int) -> str:
     """The input with every extent that is not 1 made larger."""
     if text == "_":
         return text
-    extents = (extent if extent == 1 else extent * factor for extent in _spec(text).shape)
+    extents = (extent if extent == 1 else extent * factor for extent in spec_of_text(text).shape)
     return re.sub(r"\[[\d,]*\]", f"[{','.join(map(str, extents))}]", text)
 
 
 def _elements(record: Command, example: Example) -> int:
     """Of the largest input or output. Raises SpecError where the command does not take such inputs."""
-    specs = [None if text == "_" else _spec(text) for text in example.inputs]
+    specs = [None if text == "_" else spec_of_text(text) for text in example.inputs]
     made = record.infer(specs, record.completed(example.attrs))
     return max(spec.size for spec in (*specs, *made) if spec is not None)
 

@@ -66,6 +66,8 @@ def test_a_step_is_read_as_it_is_written() -> None:
         (("add x0",), "has 1 operands"),
         (("neg x1", "add s0 x0"), "must have one shape"),
         (("clamp x0 low=a high=1.0",), "is no number"),
+        (("add x0 x\N{SUPERSCRIPT TWO}",), "no input and no earlier step"),
+        (("softplus_gradient x0 x1",), "no command that works element by element"),
     ],
 )
 def test_wrong_steps_are_refused(steps: tuple[str, ...], message: str) -> None:

@@ -12,8 +12,8 @@ from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Example
 from sublet.runtime.nn_reference import NnReference
 from sublet.runtime.torch_backend import Torch
+from tests.nn.against import agrees, refused
 from tests.nn.examples import Case, case_of
-from tests.nn.refusing import refused
 from tests.nn.test_registry import computed, differentiated
 
 torch = pytest.importorskip("torch")
@@ -60,28 +60,11 @@ FUNCTIONS: list[tuple[str, tuple[str, ...], dict[str, Any], Callable[..., Any]]]
 ]
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 @pytest.mark.parametrize(
     ("name", "inputs", "attrs", "function"), FUNCTIONS, ids=[f"{row[0]}-{i}" for i, row in enumerate(FUNCTIONS)]
 )
-def test_is_pytorchs(
-    name: str, inputs: tuple[str, ...], attrs: dict[str, Any], function: Callable[..., Any], backend: Any
-) -> None:
-    case = case_of(COMMANDS[name], Example(inputs, attrs))
-    graph, arrays, wrt, grads = differentiated(case)
-    places = computed(graph, arrays, backend)
-    given = [torch.from_numpy(arrays[f"x{i}"]) for i in range(len(inputs))]
-    for tensor in given:
-        tensor.requires_grad_(tensor.is_floating_point())
-    found = function(*given)
-    results = found if isinstance(found, tuple) else (found,)
-    outputs = case.graph.outputs
-    torch.autograd.backward(results, [torch.from_numpy(arrays[f"seed.{output.name}"]) for output in outputs])
-    for output, result in zip(outputs, results, strict=True):
-        np.testing.assert_allclose(places[output.name], result.detach().numpy(), rtol=1e-9, atol=1e-14)
-    for value, grad in zip(wrt, grads, strict=True):
-        expected = given[int(value.name[1:])].grad
-        np.testing.assert_allclose(places[grad.name], expected.numpy(), rtol=1e-9, atol=1e-14)
+def test_is_pytorchs(name: str, inputs: tuple[str, ...], attrs: dict[str, Any], function: Callable[..., Any]) -> None:
+    agrees(name, inputs, attrs, function, absolute=1e-14)
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)

@@ -13,9 +13,8 @@ from sublet.ops.nn.command import Example
 from sublet.runtime.kernel import Backend
 from sublet.runtime.nn_reference import NnReference
 from sublet.runtime.torch_backend import Torch
+from tests.nn.against import agrees, refused
 from tests.nn.examples import case_of
-from tests.nn.leading import agrees
-from tests.nn.refusing import refused
 from tests.nn.test_registry import computed
 
 torch = pytest.importorskip("torch")

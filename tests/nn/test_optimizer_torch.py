@@ -15,7 +15,7 @@ from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.nn_reference import NnReference
 from sublet.runtime.torch_backend import Torch
 from sublet.tensor import DType, TensorSpec
-from tests.nn.refusing import refused
+from tests.nn.against import refused
 
 torch = pytest.importorskip("torch")
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sublet.errors import SpecError
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Example
 from sublet.runtime.aten.random import CHUNK
 from sublet.runtime.kernel import Backend
 from sublet.runtime.nn_reference import NnReference
 from sublet.runtime.torch_backend import Torch
+from tests.nn.against import refused
 from tests.nn.examples import Array, case_of
 from tests.nn.test_registry import computed, differentiated
 
@@ -132,5 +132,4 @@ def test_nothing_is_allocated_but_the_generator(name: str, inputs: tuple[str, ..
     ],
 )
 def test_what_makes_no_sense_is_refused(name: str, inputs: Any, attrs: dict[str, Any], message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        case_of(COMMANDS[name], Example(inputs, attrs))
+    refused(name, inputs, attrs, message)

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.nn.leading import agrees
-from tests.nn.refusing import refused
+from tests.nn.against import agrees, refused
 
 torch = pytest.importorskip("torch")
 

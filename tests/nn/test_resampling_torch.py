@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sublet.errors import SpecError
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Example
 from sublet.ops.nn.resampling import nearest
 from sublet.runtime.torch_backend import Torch
-from tests.nn.against import agrees
+from tests.nn.against import agrees, refused
 from tests.nn.examples import case_of
 from tests.nn.test_registry import computed
 
@@ -57,5 +56,4 @@ def test_nearest_is_exact_where_floating_point_is_not() -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(inputs: str, attrs: dict[str, Any], message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        case_of(COMMANDS["upsample"], Example((inputs,), attrs))
+    refused("upsample", [inputs], attrs, message)

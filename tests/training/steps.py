@@ -72,7 +72,7 @@ def training_step(rng: random.Random, seed: int) -> Step:
     )
     verify(made)
     if rng.random() < 0.8:
-        made = less_memory(made)
+        made = less_memory(Model(made)).graph
     names = {value.name for value in made.inputs}
     weights = {value.name: feeds[value.name] for value in made.weights if value.literal is None}
     return Step(made, weights, {name: content for name, content in feeds.items() if name in names})

@@ -14,6 +14,7 @@ from sublet.ir.graph import Node, Value
 from sublet.ops.nn import command
 from sublet.ops.nn.command import PREFIX, Command
 from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
+from sublet.runtime.moves import nothing
 
 HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
@@ -37,6 +38,8 @@ class _ReferenceKernel:
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         """A call that computes the results and copies them."""
+        if not any(value.nbytes or not value.plannable for value in self.node.defs):
+            return nothing  # there is nothing to write
         compute, attrs = self.command.compute, dict(self.node.attrs)
 
         def run() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from sublet.errors import RunError
 from sublet.ir.graph import Node, Value
-from sublet.ops.nn.command import PREFIX
+from sublet.ops.nn import command
+from sublet.ops.nn.command import PREFIX, spec_of
 from sublet.runtime.aten import (
     activation,
     attention,
@@ -31,6 +32,7 @@ from sublet.runtime.aten import (
 )
 from sublet.runtime.aten.kernel import Fast, tensor_over, torch
 from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
+from sublet.tensor import DType
 
 FAMILIES = (
     activation,
@@ -67,7 +69,20 @@ class Torch:
         if not node.op.startswith(PREFIX) or not all(value.plannable for value in (*node.uses, *node.defs)):
             return None
         fast = KERNELS.get(node.op.removeprefix(PREFIX))
-        return _TorchKernel(node, fast) if fast is not None and fast.takes(node) else None
+        return _TorchKernel(node, fast) if fast is not None and _usual(node, fast) and fast.takes(node) else None
+
+
+WIDE_UNSIGNED = (DType.U16, DType.U32, DType.U64)
+
+
+def _usual(node: Node, fast: Fast) -> bool:
+    """Whether all outputs are there, no tensor is empty, which ATen's functions treat each in its own way, and ATen has
+    their types."""
+    made = command(node.op).infer([None if value is None else spec_of(value) for value in node.inputs], node.attrs)
+    values = (*node.uses, *node.defs)
+    if len(made) != len(node.defs) or not all(value.nbytes for value in values):
+        return False
+    return fast.moves or not any(spec_of(value).dtype in WIDE_UNSIGNED for value in values)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from sublet.ops.nn import (
     reduction,
     resampling,
     selection,
+    softmax,
 )
 from sublet.ops.nn.command import PREFIX, Command
 from sublet.ops.op import Op
@@ -50,6 +51,7 @@ FAMILIES = (
     reduction,
     resampling,
     selection,
+    softmax,
 )
 
 

@@ -1,7 +1,7 @@
-"""Activations, and softmax.
+"""Activations.
 
 Where the derivative can be told from the result, the gradient takes the result, so that an activation may overwrite
-its input: relu, leaky_relu, sigmoid, tanh, softplus, elu and softmax do. Swish, gelu and hard_swish fall and rise, so
+its input: relu, leaky_relu, sigmoid, tanh, softplus and elu do. Swish, gelu and hard_swish fall and rise, so
 their gradients need the input.
 """
 
@@ -16,8 +16,8 @@ import numpy as np
 from sublet.errors import SpecError
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn.command import Command, Example, over, over_only, pick
-from sublet.ops.nn.gradients import Times, by_parts, elementwise, given, operand, result
-from sublet.ops.nn.shapes import FLOATS, axis_in, equal, like_first, of_type
+from sublet.ops.nn.gradients import Times, by_parts, elementwise, given, one_minus, operand, result, scaled
+from sublet.ops.nn.shapes import FLOATS, equal, like_first, of_type
 from sublet.ops.op import Attrs, Emit, Grads, Infer, Shares, Specs
 from sublet.tensor import TensorSpec
 
@@ -42,17 +42,8 @@ def pair(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 def _not_negative(infer: Infer, key: str) -> Infer:
     def checked(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-        if pick(attrs, key) < 0:
+        if not pick(attrs, key) >= 0:
             raise SpecError(f"{key} = {pick(attrs, key)} must not be negative")
-        return infer(specs, attrs)
-
-    return checked
-
-
-def _exact_or_tanh(infer: Infer) -> Infer:
-    def checked(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-        if attrs["approximate"] not in (0, 1):
-            raise SpecError(f"approximate = {pick(attrs, 'approximate')} must be 0 (exact) or 1 (by tanh)")
         return infer(specs, attrs)
 
     return checked
@@ -60,6 +51,7 @@ def _exact_or_tanh(infer: Infer) -> Infer:
 
 def _activation(
     name: str,
+    text: str,
     compute: Callable[..., Any],
     rule: Times,
     attrs: Mapping[str, Attr] | None = None,
@@ -70,11 +62,21 @@ def _activation(
     """`<name>(x) -> y`, in place."""
     shown = [(f"{dtype}[3,5] {domain}".strip(),) for dtype in ("f64", "f32")]
     examples = tuple(Example(inputs, use) for inputs in shown for use in uses)
-    return Command(name, infer, compute, elementwise(rule), attrs or {}, inplace=over(0), examples=examples)
+    return Command(
+        name,
+        text,
+        infer,
+        lambda x, **given: compute(x, **given),
+        elementwise(rule),
+        attrs or {},
+        inplace=over(0),
+        examples=examples,
+    )
 
 
 def _backward(
     name: str,
+    text: str,
     compute: Callable[..., Any],
     slope: Slope,
     attrs: Mapping[str, Attr] | None = None,
@@ -90,7 +92,9 @@ def _backward(
 
     shown = [(f"{dtype}[3,5]", f"{dtype}[3,5] {domain}".strip()) for dtype in ("f64", "f32")]
     examples = tuple(Example(inputs, use) for inputs in shown for use in uses)
-    return Command(name, infer, compute, by_parts(expand), attrs or {}, (2, 2), inplace=inplace, examples=examples)
+    return Command(
+        name, text, infer, compute, by_parts(expand), attrs or {}, (2, 2), inplace=inplace, examples=examples
+    )
 
 
 def _by_result(op: str) -> Times:
@@ -111,7 +115,7 @@ def _leaky(emit: Emit, node: Node, grad: Value) -> Value:
 
 def _erf(emit: Emit, node: Node, grad: Value) -> Value:
     x = operand(node, 0)
-    return emit("nn.mul", grad, _scaled(emit, _bell(emit, x, 1), 2 / math.sqrt(math.pi)))
+    return emit("nn.mul", grad, scaled(emit, _bell(emit, x, 1), 2 / math.sqrt(math.pi)))
 
 
 # Reference functions. Arrays come as float64 or float32, and stay so.
@@ -125,18 +129,6 @@ def erf(x: Any) -> Any:
 def sigmoid(x: Any) -> Any:
     """1 / (1 + exp(-x))."""
     return 1 / (1 + np.exp(-x))
-
-
-def softmax(x: Any, axis: int) -> Any:
-    """Exponentials, scaled to sum to 1 along an axis."""
-    powers = np.exp(x - x.max(axis=axis, keepdims=True, initial=-np.inf))
-    return powers / powers.sum(axis=axis, keepdims=True)
-
-
-def log_softmax(x: Any, axis: int) -> Any:
-    """The logarithm of softmax, without an underflow."""
-    shifted = x - x.max(axis=axis, keepdims=True, initial=-np.inf)
-    return shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
 
 
 def _gelu(x: Any, approximate: int) -> Any:
@@ -164,17 +156,9 @@ def _plus(emit: Emit, a: Value, number: float) -> Value:
     return emit("nn.add", a, emit.constant(number, a))
 
 
-def _scaled(emit: Emit, a: Value, number: float) -> Value:
-    return emit("nn.mul", a, emit.constant(number, a))
-
-
-def _one_minus(emit: Emit, a: Value) -> Value:
-    return emit("nn.sub", emit.constant(1, a), a)
-
-
 def _bell(emit: Emit, x: Value, scale: float) -> Value:
     """exp(-scale x^2)."""
-    return emit("nn.exp", _scaled(emit, emit("nn.square", x), -scale))
+    return emit("nn.exp", scaled(emit, emit("nn.square", x), -scale))
 
 
 def _where_positive(emit: Emit, y: Value, otherwise: Value) -> Value:
@@ -190,38 +174,38 @@ def _elu_slope(emit: Emit, node: Node, y: Value) -> Value:
 
 
 def _sigmoid_slope(emit: Emit, node: Node, y: Value) -> Value:
-    return emit("nn.mul", y, _one_minus(emit, y))
+    return emit("nn.mul", y, one_minus(emit, y))
 
 
 def _tanh_slope(emit: Emit, node: Node, y: Value) -> Value:
-    return _one_minus(emit, emit("nn.square", y))
+    return one_minus(emit, emit("nn.square", y))
 
 
 def _softplus_slope(emit: Emit, node: Node, y: Value) -> Value:
     """sigmoid(x) = 1 - exp(-y)."""
-    return _one_minus(emit, emit("nn.exp", emit("nn.neg", y)))
+    return one_minus(emit, emit("nn.exp", emit("nn.neg", y)))
 
 
 def _swish_slope(emit: Emit, node: Node, x: Value) -> Value:
     rise = emit("nn.sigmoid", x)
-    return emit("nn.mul", rise, _plus(emit, emit("nn.mul", x, _one_minus(emit, rise)), 1))
+    return emit("nn.mul", rise, _plus(emit, emit("nn.mul", x, one_minus(emit, rise)), 1))
 
 
 def _gelu_slope(emit: Emit, node: Node, x: Value) -> Value:
     if not pick(node.attrs, "approximate"):
-        below = _scaled(emit, _plus(emit, emit("nn.erf", _scaled(emit, x, math.sqrt(0.5))), 1), 0.5)
-        return emit("nn.add", below, emit("nn.mul", x, _scaled(emit, _bell(emit, x, 0.5), ROOT_2_PI / 2)))
+        below = scaled(emit, _plus(emit, emit("nn.erf", scaled(emit, x, math.sqrt(0.5))), 1), 0.5)
+        return emit("nn.add", below, emit("nn.mul", x, scaled(emit, _bell(emit, x, 0.5), ROOT_2_PI / 2)))
     square = emit("nn.square", x)
-    bent = emit("nn.tanh", _scaled(emit, emit("nn.mul", x, _plus(emit, _scaled(emit, square, CUBIC), 1)), ROOT_2_PI))
-    steep = _scaled(emit, _plus(emit, _scaled(emit, square, 3 * CUBIC), 1), ROOT_2_PI / 2)
-    rest = emit("nn.mul", emit("nn.mul", x, steep), _one_minus(emit, emit("nn.square", bent)))
-    return emit("nn.add", _scaled(emit, _plus(emit, bent, 1), 0.5), rest)
+    bent = emit("nn.tanh", scaled(emit, emit("nn.mul", x, _plus(emit, scaled(emit, square, CUBIC), 1)), ROOT_2_PI))
+    steep = scaled(emit, _plus(emit, scaled(emit, square, 3 * CUBIC), 1), ROOT_2_PI / 2)
+    rest = emit("nn.mul", emit("nn.mul", x, steep), one_minus(emit, emit("nn.square", bent)))
+    return emit("nn.add", scaled(emit, _plus(emit, bent, 1), 0.5), rest)
 
 
 def _hard_swish_slope(emit: Emit, node: Node, x: Value) -> Value:
     above = emit("nn.greater_equal", x, emit.constant(3, x))
     below = emit("nn.less_equal", x, emit.constant(-3, x))
-    ramp = _plus(emit, _scaled(emit, x, 1 / 3), 0.5)
+    ramp = _plus(emit, scaled(emit, x, 1 / 3), 0.5)
     return emit("nn.where", below, emit.constant(0, x), emit("nn.where", above, emit.constant(1, x), ramp))
 
 
@@ -229,58 +213,15 @@ def _relu_twice(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
     return [emit("nn.relu_gradient", given(grads), operand(node, 1)), None]
 
 
-def _weighted(emit: Emit, node: Node) -> Sequence[Value]:
-    """Softmax: y * (dy - sum(dy * y))."""
-    dy, y = operand(node, 0), operand(node, 1)
-    total = emit("nn.sum", emit("nn.mul", dy, y), axes=(pick(node.attrs, "axis"),), keepdims=1)
-    return [emit("nn.mul", y, emit("nn.sub", dy, total))]
-
-
-def _weighted_log(emit: Emit, node: Node) -> Sequence[Value]:
-    """Log-softmax: dy - exp(y) * sum(dy)."""
-    dy, y = operand(node, 0), operand(node, 1)
-    total = emit("nn.sum", dy, axes=(pick(node.attrs, "axis"),), keepdims=1)
-    return [emit("nn.sub", dy, emit("nn.mul", emit("nn.exp", y), total))]
-
-
-def _along(infer: Infer) -> Infer:
-    """`infer`, once the axis is one of the first input."""
-
-    def checked(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-        (found,) = infer(specs, attrs)
-        axis_in(pick(attrs, "axis"), len(found.shape))
-        return (found,)
-
-    return checked
-
-
-_AXES: tuple[tuple[str, Mapping[str, Attr]], ...] = (("f64[2,3,4]", {}), ("f64[3,4]", {"axis": 0}), ("f32[2,3]", {}))
-
-
-def _normalised(name: str, compute: Callable[..., Any]) -> Command:
-    """Softmax or log-softmax along an axis, in place."""
-    examples = tuple(Example((kind,), use) for kind, use in _AXES)
-    rule = elementwise(_by_result(f"nn.{name}_gradient"))
-    return Command(name, _along(ALIKE), compute, rule, {"axis": -1}, inplace=over(0), examples=examples)
-
-
-def _normalised_backward(
-    name: str, compute: Callable[..., Any], expand: Callable[[Emit, Node], Sequence[Value]]
-) -> Command:
-    """`<name>(dy, y) -> dx`, in place."""
-    examples = tuple(Example((kind, kind), use) for kind, use in _AXES)
-    rule = by_parts(expand)
-    return Command(name, _along(pair), compute, rule, {"axis": -1}, (2, 2), inplace=OVER_EITHER, examples=examples)
-
-
 _LEAKY: Uses = ({"slope": 0.1}, {"slope": -0.5})
 _ELU: Uses = ({}, {"alpha": 0.5})
 _GELU: Uses = ({}, {"approximate": 1})
 
 COMMANDS = (
-    _activation("relu", lambda x: np.maximum(x, 0), _by_result("nn.relu_gradient")),
+    _activation("relu", "max(x, 0), element by element.", lambda x: np.maximum(x, 0), _by_result("nn.relu_gradient")),
     Command(
         "relu_gradient",
+        "The gradient of nn.relu: (dy, y) -> dx, dy where y is above 0.",
         pair,
         lambda dy, y: np.where(y <= 0, 0, dy),
         _relu_twice,
@@ -288,9 +229,17 @@ COMMANDS = (
         inplace=OVER_EITHER,
         examples=(Example(("f64[3,5]", "f64[3,5]")), Example(("f32[3,5]", "f32[3,5]"))),
     ),
-    _activation("leaky_relu", lambda x, slope: np.where(x > 0, x, x * slope), _leaky, {"slope": 0.01}, _LEAKY),
+    _activation(
+        "leaky_relu",
+        "x where it is above 0, slope x elsewhere (Maas et al. 2013).",
+        lambda x, slope: np.where(x > 0, x, x * slope),
+        _leaky,
+        {"slope": 0.01},
+        _LEAKY,
+    ),
     _backward(
         "leaky_relu_gradient",
+        "The gradient of nn.leaky_relu: (dy, y) -> dx; x in the place of y does as well.",
         lambda dy, y, slope: np.where(y > 0, dy, dy * slope),
         _leaky_slope,
         {"slope": 0.01},
@@ -298,6 +247,7 @@ COMMANDS = (
     ),
     _activation(
         "elu",
+        "x where it is above 0, alpha (exp(x) - 1) elsewhere (Clevert et al. 2016).",
         lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
         _by_result("nn.elu_gradient"),
         {"alpha": 1.0},
@@ -306,54 +256,70 @@ COMMANDS = (
     ),
     _backward(
         "elu_gradient",
+        "The gradient of nn.elu: (dy, y) -> dx.",
         lambda dy, y, alpha: np.where(y > 0, dy, dy * (y + alpha)),
         _elu_slope,
         {"alpha": 1.0},
         _ELU,
         _not_negative(pair, "alpha"),
     ),
-    _activation("sigmoid", sigmoid, _by_result("nn.sigmoid_gradient")),
-    _backward("sigmoid_gradient", lambda dy, y: dy * (1 - y) * y, _sigmoid_slope),
-    _activation("tanh", np.tanh, _by_result("nn.tanh_gradient")),
-    _backward("tanh_gradient", lambda dy, y: dy * (1 - y**2), _tanh_slope),
-    _activation("softplus", lambda x: np.logaddexp(x, x.dtype.type(0)), _by_result("nn.softplus_gradient")),
+    _activation("sigmoid", "1 / (1 + exp(-x)), element by element.", sigmoid, _by_result("nn.sigmoid_gradient")),
+    _backward(
+        "sigmoid_gradient", "The gradient of nn.sigmoid: (dy, y) -> dx.", lambda dy, y: dy * (1 - y) * y, _sigmoid_slope
+    ),
+    _activation("tanh", "The hyperbolic tangent, element by element.", np.tanh, _by_result("nn.tanh_gradient")),
+    _backward("tanh_gradient", "The gradient of nn.tanh: (dy, y) -> dx.", lambda dy, y: dy * (1 - y**2), _tanh_slope),
+    _activation(
+        "softplus",
+        "log(1 + exp(x)), element by element.",
+        lambda x: np.logaddexp(x, x.dtype.type(0)),
+        _by_result("nn.softplus_gradient"),
+    ),
     _backward(
         "softplus_gradient",
+        "The gradient of nn.softplus: (dy, y) -> dx.",
         lambda dy, y: -dy * np.expm1(-y),
         _softplus_slope,
         inplace=over_only((0, 1)),
         domain="0.1:3",
     ),
-    _activation("swish", lambda x: x * sigmoid(x), _by_input("nn.swish_gradient")),
-    _backward("swish_gradient", _swish_gradient, _swish_slope),
+    _activation(
+        "swish",
+        "x sigmoid(x), also called SiLU (Ramachandran et al. 2017).",
+        lambda x: x * sigmoid(x),
+        _by_input("nn.swish_gradient"),
+    ),
+    _backward("swish_gradient", "The gradient of nn.swish: (dy, x) -> dx.", _swish_gradient, _swish_slope),
     _activation(
         "gelu",
+        "x times the normal distribution function of x, or nearly so by tanh (Hendrycks and Gimpel 2016).",
         _gelu,
         _by_input("nn.gelu_gradient"),
-        {"approximate": 0},
+        {"approximate": False},
         _GELU,
-        _exact_or_tanh(ALIKE),
     ),
-    _backward("gelu_gradient", _gelu_gradient, _gelu_slope, {"approximate": 0}, _GELU, _exact_or_tanh(pair)),
+    _backward(
+        "gelu_gradient",
+        "The gradient of nn.gelu: (dy, x) -> dx.",
+        _gelu_gradient,
+        _gelu_slope,
+        {"approximate": False},
+        _GELU,
+    ),
     _activation(
-        "hard_swish", lambda x: x * np.clip(x + 3, 0, 6) / 6, _by_input("nn.hard_swish_gradient"), domain="-5:5"
+        "hard_swish",
+        "x min(max(x + 3, 0), 6) / 6 (Howard et al. 2019).",
+        lambda x: x * np.clip(x + 3, 0, 6) / 6,
+        _by_input("nn.hard_swish_gradient"),
+        domain="-5:5",
     ),
     _backward(
         "hard_swish_gradient",
+        "The gradient of nn.hard_swish: (dy, x) -> dx.",
         lambda dy, x: dy * np.where(x <= -3, 0, np.where(x >= 3, 1, x / 3 + 0.5)),
         _hard_swish_slope,
         inplace=over_only((0, 1)),
         domain="-5:5",
     ),
-    _activation("erf", erf, _erf),
-    _normalised("softmax", softmax),
-    _normalised_backward(
-        "softmax_gradient", lambda dy, y, axis: y * (dy - (dy * y).sum(axis=axis, keepdims=True)), _weighted
-    ),
-    _normalised("log_softmax", log_softmax),
-    _normalised_backward(
-        "log_softmax_gradient",
-        lambda dy, y, axis: dy - np.exp(y) * dy.sum(axis=axis, keepdims=True),
-        _weighted_log,
-    ),
+    _activation("erf", "The error function, element by element.", erf, _erf),
 )

@@ -14,7 +14,7 @@ import numpy as np
 from sublet.errors import SpecError
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import Command, Example, over_only, pick, spec_of
-from sublet.ops.nn.gradients import by_parts, operand, to_shape
+from sublet.ops.nn.gradients import by_parts, operand, to_shape, total
 from sublet.ops.nn.shapes import FLOATS, broadcast, equal, of_type, same_type
 from sublet.ops.op import Attrs, Emit, Grads, Specs
 from sublet.tensor import DType, TensorSpec
@@ -149,20 +149,12 @@ def _rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
         terms.append(ds)
         scaled = emit("nn.mul", ds, emit.constant(factor(node.attrs, spec_of(q).shape[3]), q))
         for i, more in enumerate((emit("nn.matmul", scaled, k), emit("nn.matmul", scaled, q, transpose_a=1))):
-            before = found[i]
-            found[i] = more if before is None else emit("nn.add", before, more)
+            found[i] = total(emit, found[i], more)
     if p is not None and dy is not None:
         terms.append(_score_gradient(emit, p, emit("nn.matmul", dy, v, transpose_b=1)))
     if mask is None or not learnt:
         return [*found, None][: len(node.inputs)]
-    return [*found, _total(emit, [to_shape(emit, term, mask) for term in terms])]
-
-
-def _total(emit: Emit, terms: Sequence[Value]) -> Value:
-    first, *rest = terms
-    for term in rest:
-        first = emit("nn.add", first, term)
-    return first
+    return [*found, total(emit, *(to_shape(emit, term, mask) for term in terms))]
 
 
 def _gradient_parts(emit: Emit, node: Node) -> Sequence[Value]:
@@ -192,10 +184,12 @@ def _examples(first: bool) -> tuple[Example, ...]:
 COMMANDS: tuple[Command, ...] = (
     Command(
         "attention",
+        "Scaled dot-product attention (Vaswani et al. 2017): q [B, H, T, D], k [B, H, S, D], v [B, H, S, E] and a "
+        "mask for [B, H, T, S], of bools or to be added -> (y [B, H, T, E], log of the sums of exponentials).",
         _infer,
         _attention,
         _rule,
-        {"scale": 0.0, "causal": 0},
+        {"scale": 0.0, "causal": False},
         inputs=(3, 4),
         outputs=(2, 2),
         inplace=over_only((0, 0)),
@@ -203,10 +197,11 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "attention_gradient",
+        "The gradients of nn.attention: (dy, q, k, v, mask) -> (dq, dk, dv).",
         _gradient_infer,
         _attention_gradient,
         by_parts(_gradient_parts),
-        {"scale": 0.0, "causal": 0},
+        {"scale": 0.0, "causal": False},
         inputs=(4, 5),
         outputs=(3, 3),
         inplace=over_only((0, 0), (0, 1)),

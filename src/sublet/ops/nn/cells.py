@@ -14,7 +14,7 @@ from sublet.errors import SpecError
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.activation import sigmoid
 from sublet.ops.nn.command import Command, Example, over_only, spec_of
-from sublet.ops.nn.gradients import by_parts, given, operand
+from sublet.ops.nn.gradients import by_parts, given, operand, product, zeros
 from sublet.ops.nn.shapes import FLOATS, equal, of_type, present, same_type
 from sublet.ops.op import Attrs, Emit, Grads, Specs
 from sublet.tensor import TensorSpec
@@ -113,47 +113,38 @@ def _split(emit: Emit, value: Value, count: int) -> tuple[Value, ...]:
     return emit.several("nn.split", value, axis=-1, sizes=(width,) * count)
 
 
-def mul(emit: Emit, *factors: Value) -> Value:
-    """The product of several values."""
-    product, *rest = factors
-    for factor in rest:
-        product = emit("nn.mul", product, factor)
-    return product
-
-
 def _lstm_parts(emit: Emit, node: Node) -> Sequence[Value]:
     dh, dc = node.inputs[:2]
     gates, c = operand(node, 2), operand(node, 3)
     i, f, g, o = _split(emit, gates, 4)
     i, f, g, o = (emit("nn.tanh" if gate is g else "nn.sigmoid", gate) for gate in (i, f, g, o))
-    bent = emit("nn.tanh", emit("nn.add", mul(emit, f, c), mul(emit, i, g)))
-    zero = emit("nn.mul", c, emit.constant(0, c))
-    inner = zero if dc is None else dc
-    output = zero
+    bent = emit("nn.tanh", emit("nn.add", product(emit, f, c), product(emit, i, g)))
+    inner = zeros(emit, c) if dc is None else dc
+    output = zeros(emit, c)
     if dh is not None:
-        inner = emit("nn.add", inner, emit("nn.tanh_gradient", mul(emit, dh, o), bent))
-        output = emit("nn.sigmoid_gradient", mul(emit, dh, bent), o)
+        inner = emit("nn.add", inner, emit("nn.tanh_gradient", product(emit, dh, o), bent))
+        output = emit("nn.sigmoid_gradient", product(emit, dh, bent), o)
     parts = (
-        emit("nn.sigmoid_gradient", mul(emit, inner, g), i),
-        emit("nn.sigmoid_gradient", mul(emit, inner, c), f),
-        emit("nn.tanh_gradient", mul(emit, inner, i), g),
+        emit("nn.sigmoid_gradient", product(emit, inner, g), i),
+        emit("nn.sigmoid_gradient", product(emit, inner, c), f),
+        emit("nn.tanh_gradient", product(emit, inner, i), g),
         output,
     )
-    return [emit("nn.concat", *parts, axis=-1), mul(emit, inner, f)]
+    return [emit("nn.concat", *parts, axis=-1), product(emit, inner, f)]
 
 
 def _gru_parts(emit: Emit, node: Node) -> Sequence[Value]:
     dh, x, inner, h = (operand(node, i) for i in range(4))
     (xr, xz, xn), (hr, hz, hn) = _split(emit, x, 3), _split(emit, inner, 3)
     r, z = (emit("nn.sigmoid", emit("nn.add", a, b)) for a, b in ((xr, hr), (xz, hz)))
-    n = emit("nn.tanh", emit("nn.add", xn, mul(emit, r, hn)))
-    kept = mul(emit, dh, z)
+    n = emit("nn.tanh", emit("nn.add", xn, product(emit, r, hn)))
+    kept = product(emit, dh, z)
     dn = emit("nn.tanh_gradient", emit("nn.sub", dh, kept), n)
-    dr = emit("nn.sigmoid_gradient", mul(emit, dn, hn), r)
-    dz = emit("nn.sigmoid_gradient", mul(emit, dh, emit("nn.sub", h, n)), z)
+    dr = emit("nn.sigmoid_gradient", product(emit, dn, hn), r)
+    dz = emit("nn.sigmoid_gradient", product(emit, dh, emit("nn.sub", h, n)), z)
     return [
         emit("nn.concat", dr, dz, dn, axis=-1),
-        emit("nn.concat", dr, dz, mul(emit, dn, r), axis=-1),
+        emit("nn.concat", dr, dz, product(emit, dn, r), axis=-1),
         kept,
     ]
 
@@ -161,6 +152,7 @@ def _gru_parts(emit: Emit, node: Node) -> Sequence[Value]:
 COMMANDS: tuple[Command, ...] = (
     Command(
         "lstm_cell",
+        "A step of LSTM: (gates [B, 4 H] before activation, c [B, H]) -> (h', c').",
         _lstm_infer,
         _lstm_cell,
         _lstm_rule,
@@ -171,6 +163,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "lstm_cell_gradient",
+        "The gradients of nn.lstm_cell: (dh, dc, gates, c) -> (dgates, dc).",
         _lstm_gradient_infer,
         _lstm_cell_gradient,
         by_parts(_lstm_parts),
@@ -185,6 +178,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "gru_cell",
+        "A step of GRU: (x [B, 3 H] and h [B, 3 H] times their weights, h [B, H]) -> h'.",
         _gru_infer,
         _gru_cell,
         _gru_rule,
@@ -194,6 +188,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "gru_cell_gradient",
+        "The gradients of nn.gru_cell: (dh, gates of x, gates of h, h) -> one for each of the last three.",
         _gru_gradient_infer,
         _gru_cell_gradient,
         by_parts(_gru_parts),

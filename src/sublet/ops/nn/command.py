@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
-from sublet.errors import SpecError
+from sublet.errors import SpecError, SubletError
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.op import Attrs, Gradient, Infer, Op, Share, Shares, Specs, none
 from sublet.tensor import DType, TensorSpec
@@ -25,11 +26,21 @@ that `infer` says. It is the definition of the command: plain, total, and as exa
 """
 
 
+@dataclass(frozen=True)
 class Required:
-    """Stands in `Command.attrs` for an attribute that must be given."""
+    """Stands in `Command.attrs` for an attribute that must be given, and says of what kind: one like `like`."""
+
+    like: Attr
 
 
-REQUIRED = Required()
+REQUIRED_INTEGER = Required(0)
+REQUIRED_NUMBER = Required(0.0)
+REQUIRED_TEXT = Required("")
+REQUIRED_INTEGERS = Required(())
+REQUIRED_TEXTS = Required(("",))
+
+INTEGERS = range(-(1 << 63), 1 << 63)
+"""What an integer attribute may be: kernels keep them in 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +60,11 @@ class Command:
     """One command.
 
     name       without the prefix of the dialect
+    text       what it computes, of what shapes, and whose idea it is: the help of `sublet.nn.<name>`
     infer      the specs of the outputs. Raises SpecError
     compute    the NumPy reference
-    attrs      every attribute with its default, or REQUIRED; a node holds them all
+    attrs      every attribute with its default, or that it is required; a node holds them all. Their kind is that of
+               the default: False for 0 or 1, 0, 0.0, "" or () for integers
     gradient   the rule of reverse mode, a graph of commands; None when there is no gradient
     constant   positions of inputs that have no gradient although they may be floating-point numbers
     inputs, outputs   least and greatest number
@@ -60,6 +73,7 @@ class Command:
     """
 
     name: str
+    text: str
     infer: Infer
     compute: Compute
     gradient: Gradient | None = None
@@ -89,13 +103,22 @@ class Command:
 
     def _inferred(self, specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
         """The specs of the outputs of a node, whose attributes must be complete."""
-        missing = [key for key in self.completed(attrs) if key not in attrs]
+        complete = self.completed(attrs)
+        missing = [key for key in complete if key not in attrs]
         if missing:
             raise SpecError(f"the attribute {missing[0]!r} is missing: a node holds them all")
-        return self.infer(specs, attrs)
+        try:
+            return self.infer(specs, complete)
+        except SpecError:
+            raise
+        except SubletError as error:  # a tensor of an impossible shape
+            raise SpecError(str(error)) from None
 
     def completed(self, attrs: Attrs) -> dict[str, Attr]:
-        """The attributes with defaults filled in. Raises SpecError for an unknown, missing or ill-typed one."""
+        """The attributes with defaults filled in, as the graph keeps them: lists as tuples, flags as 0 or 1, and so on.
+
+        Raises SpecError for an unknown, missing or ill-typed one.
+        """
         unknown = [key for key in attrs if key not in self.attrs]
         if unknown:
             known = ", ".join(self.attrs) or "none"
@@ -104,28 +127,56 @@ class Command:
         for key, default in self.attrs.items():
             if key not in attrs and isinstance(default, Required):
                 raise SpecError(f"nn.{self.name} needs the attribute {key!r}")
-            found[key] = _typed(self.name, key, attrs.get(key, default), default)
+            like = default.like if isinstance(default, Required) else default
+            found[key] = _typed(f"nn.{self.name}: {key}", attrs.get(key, like), like)
         return found
 
 
-def _typed(name: str, key: str, value: Any, default: Attr | Required) -> Any:
-    """The attribute as the graph keeps it: lists as tuples, bools as integers, a float where a float is due."""
-    if isinstance(value, list | tuple):
-        value = tuple(int(item) if isinstance(item, bool) else item for item in value)
-        if not all(isinstance(item, int | float | str) for item in value):
-            raise SpecError(f"nn.{name}: {key} = {value!r} must hold numbers or strings")
-        return value
-    if isinstance(value, bool):
-        value = int(value)
-    if isinstance(default, float) and isinstance(value, int):
-        value = float(value)
-    if isinstance(value, DType):
-        value = value.text
-    wrong = not isinstance(default, Required) and not isinstance(value, type(default))
-    if wrong or not isinstance(value, int | float | str | bytes):
-        kind = "a number or a string" if isinstance(default, Required) else f"of type {type(default).__name__}"
-        raise SpecError(f"nn.{name}: {key} = {value!r} must be {kind}")
-    return value
+def _typed(name: str, value: Any, like: Attr) -> Any:
+    """An attribute of the kind of `like`. Raises SpecError for another one."""
+    if not isinstance(like, tuple):
+        return _single(name, value, like)
+    if not isinstance(value, list | tuple):
+        raise SpecError(f"{name} = {value!r} must be a list")
+    return tuple(_single(name, item, like[0] if like else 0) for item in value)
+
+
+def _single(name: str, value: Any, like: Any) -> Any:
+    kind, read = next((kind, read) for type_, kind, read in _KINDS if isinstance(like, type_))
+    found = read(value)
+    if found is None:
+        raise SpecError(f"{name} = {value!r} must be {kind}")
+    return found
+
+
+def _flag(value: Any) -> int | None:
+    return int(value) if isinstance(value, Integral) and value in (0, 1) else None
+
+
+def _integer(value: Any) -> int | None:
+    return int(value) if isinstance(value, Integral) and int(value) in INTEGERS else None
+
+
+def _number(value: Any) -> float | None:
+    """A float; an integer that no float is equal to stays one, for nn.fill."""
+    if isinstance(value, Integral):
+        whole = int(value)
+        return None if abs(whole) >= 1 << 64 else whole if float(whole) != whole else float(whole)
+    return float(value) if isinstance(value, Real) else None
+
+
+def _text(value: Any) -> str | None:
+    text = value.text if isinstance(value, DType) else value
+    return text if isinstance(text, str) else None
+
+
+_KINDS: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
+    (bool, "0 or 1", _flag),
+    (int, "an integer of 64 bits", _integer),
+    (float, "a number", _number),
+    (str, "text", _text),
+)
+"""How an attribute of each kind is called, and read: None where it is of another kind."""
 
 
 def over(*positions: int, output: int = 0) -> Shares:

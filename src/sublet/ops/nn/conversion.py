@@ -10,7 +10,18 @@ import numpy as np
 from sublet.errors import SpecError
 from sublet.ir.graph import Node, Value
 from sublet.ops.blocks import only_ones_move
-from sublet.ops.nn.command import REQUIRED, Command, Example, over, pick, spec_of, whole
+from sublet.ops.nn.command import (
+    REQUIRED_INTEGER,
+    REQUIRED_INTEGERS,
+    REQUIRED_NUMBER,
+    REQUIRED_TEXT,
+    Command,
+    Example,
+    over,
+    pick,
+    spec_of,
+    whole,
+)
 from sublet.ops.nn.gradients import given, operand
 from sublet.ops.nn.shapes import ANY, NUMBERS, NUMPY_TYPES, number_of, of_type, shape_given, type_named
 from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
@@ -38,7 +49,11 @@ def _undefined_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 
 def _iota_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    return (TensorSpec(type_named(pick(attrs, "dtype"), NUMBERS), shape_given((pick(attrs, "count"),))),)
+    dtype, count = type_named(pick(attrs, "dtype"), NUMBERS), pick(attrs, "count")
+    if count < 0:
+        raise SpecError(f"count = {count} must be at least 0")
+    number_of(max(0, count - 1), dtype)
+    return (TensorSpec(dtype, (count,)),)
 
 
 def _cast_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
@@ -80,7 +95,9 @@ def first_axes(rank: int) -> tuple[int, ...]:
     return (0, rank - 1, *range(1, rank - 1))
 
 
-def _layout(name: str, axes: Callable[[int], tuple[int, ...]], before: str, back: str, *uses: str) -> Command:
+def _layout(
+    name: str, text: str, axes: Callable[[int], tuple[int, ...]], before: str, back: str, *uses: str
+) -> Command:
     def infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
         x = of_type(specs[0], ANY)
         if len(x.shape) < 3:
@@ -95,15 +112,16 @@ def _layout(name: str, axes: Callable[[int], tuple[int, ...]], before: str, back
         return [emit(back, given(grads))]
 
     examples = tuple(Example((use,)) for use in uses)
-    return Command(name, infer, lambda x: x.transpose(axes(x.ndim)), gradient, views=views, examples=examples)
+    return Command(name, text, infer, lambda x: x.transpose(axes(x.ndim)), gradient, views=views, examples=examples)
 
 
 COMMANDS = (
     Command(
         "fill",
+        "A tensor with the same number everywhere.",
         _fill_infer,
         _fill,
-        attrs={"shape": REQUIRED, "dtype": REQUIRED, "value": REQUIRED},
+        attrs={"shape": REQUIRED_INTEGERS, "dtype": REQUIRED_TEXT, "value": REQUIRED_NUMBER},
         inputs=(0, 0),
         examples=(
             Example((), {"shape": (2, 3), "dtype": "f32", "value": -0.5}),
@@ -112,30 +130,31 @@ COMMANDS = (
             Example((), {"shape": (3,), "dtype": "bf16", "value": 1.5}),
         ),
     ),
-    # Any bytes: what stands in for a value that is never read. Nothing is written.
     Command(
         "undefined",
+        "A tensor of any bytes: stands in for a value that is never read. Nothing is written.",
         _undefined_infer,
         lambda shape, dtype: np.zeros(shape, NUMPY_TYPES[type_named(dtype)]),
-        attrs={"shape": REQUIRED, "dtype": REQUIRED},
+        attrs={"shape": REQUIRED_INTEGERS, "dtype": REQUIRED_TEXT},
         inputs=(0, 0),
         examples=(Example((), {"shape": (3, 0), "dtype": "f32"}),),
     ),
     Command(
         "iota",
+        "0, 1, 2, ... count - 1.",
         _iota_infer,
         lambda count, dtype: np.arange(count).astype(NUMPY_TYPES[type_named(dtype)]),
-        attrs={"count": REQUIRED, "dtype": "i64"},
+        attrs={"count": REQUIRED_INTEGER, "dtype": "i64"},
         inputs=(0, 0),
         examples=(Example((), {"count": 5}), Example((), {"count": 7, "dtype": "f32"})),
     ),
-    # Fractions are cut off. A number that the new type cannot hold becomes any number.
     Command(
         "cast",
+        "Another type. Fractions are cut off; a number that the new type cannot hold becomes any number.",
         _cast_infer,
         lambda x, dtype: x.astype(NUMPY_TYPES[type_named(dtype)]),
         _cast_back,
-        {"dtype": REQUIRED},
+        {"dtype": REQUIRED_TEXT},
         views=_cast_views,
         inplace=_cast_inplace,
         examples=(
@@ -147,14 +166,32 @@ COMMANDS = (
             Example(("i64[7] -2:2",), {"dtype": "bool"}),
         ),
     ),
-    # A transfer: its result has bytes of its own, whatever becomes of the input.
     Command(
         "copy",
+        "The same elements with bytes of their own, whatever becomes of the input.",
         _copy_infer,
         lambda x: x,
         _same,
         examples=(Example(("f64[2,3]",)), Example(("bool[5]",))),
     ),
-    _layout("to_nhwc", last_axes, "[N, C, *spatial]", "nn.to_nchw", "f64[2,3,4,5]", "f64[2,1,3,2]", "f32[2,3,4]"),
-    _layout("to_nchw", first_axes, "[N, *spatial, C]", "nn.to_nhwc", "f64[2,4,5,3]", "f64[2,1,1,3]", "f32[2,4,3]"),
+    _layout(
+        "to_nhwc",
+        "[N, C, *spatial] -> [N, *spatial, C].",
+        last_axes,
+        "[N, C, *spatial]",
+        "nn.to_nchw",
+        "f64[2,3,4,5]",
+        "f64[2,1,3,2]",
+        "f32[2,3,4]",
+    ),
+    _layout(
+        "to_nchw",
+        "[N, *spatial, C] -> [N, C, *spatial].",
+        first_axes,
+        "[N, *spatial, C]",
+        "nn.to_nhwc",
+        "f64[2,4,5,3]",
+        "f64[2,1,1,3]",
+        "f32[2,4,3]",
+    ),
 )

@@ -7,15 +7,16 @@ tensors, and the gradients of each of the three are the other two: the commands 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from sublet.errors import SpecError
 from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.nn.command import REQUIRED, Command, Example, Required, pick, spec_of
+from sublet.ops.nn.command import REQUIRED_INTEGERS, Command, Example, Required, pick, spec_of
 from sublet.ops.nn.gradients import given, operand
-from sublet.ops.nn.shapes import FLOATS, present, same_type
+from sublet.ops.nn.shapes import FLOATS, present, same_type, shape_given
 from sublet.ops.nn.windows import Extents, Windows, from_first, image, nhwc, shape_of, to_first, windows
 from sublet.ops.op import Attrs, Emit, Grads, Specs
 from sublet.tensor import TensorSpec
@@ -23,12 +24,17 @@ from sublet.tensor import TensorSpec
 SHARED: dict[str, Attr | Required] = {"strides": (), "pads": (), "dilations": (), "groups": 1, "layout": "nchw"}
 
 
+def _groups(attrs: Attrs) -> int:
+    groups: int = pick(attrs, "groups")
+    if groups < 1:
+        raise SpecError(f"groups = {groups} must be at least 1")
+    return groups
+
+
 def convolved(x: TensorSpec, w: TensorSpec, attrs: Attrs, roles: tuple[str, str] = ("x", "w")) -> Extents:
     """The shape of conv(x, w). Raises SpecError when there is none."""
     samples, channels, spatial = image(x, attrs, roles[0])
-    groups = pick(attrs, "groups")
-    if groups < 1:
-        raise SpecError(f"groups = {groups} must be at least 1")
+    groups = _groups(attrs)
     if len(w.shape) != len(x.shape):
         raise SpecError(f"{roles[0]} is {x} and {roles[1]} is {w}: both must have {len(x.shape)} axes")
     if w.shape[1] * groups != channels:
@@ -62,7 +68,7 @@ def _missing(role: str, first: str) -> Any:
     def infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
         dtype = same_type(specs, FLOATS)
         dy, other = present(specs[0], "dy"), present(specs[1], first)
-        asked = TensorSpec(dtype, tuple(pick(attrs, "shape")))
+        asked = TensorSpec(dtype, shape_given(pick(attrs, "shape")))
         roles = ("shape", first) if role == "x" else (first, "shape")
         shape = convolved(asked, other, attrs, roles) if role == "x" else convolved(other, asked, attrs, roles)
         if shape != dy.shape:
@@ -76,7 +82,7 @@ def _missing(role: str, first: str) -> Any:
 
 def _grouped(x: Any, groups: int) -> Any:
     """[N, C, *spatial] as [N, G, C / G, points]."""
-    return x.reshape(x.shape[0], groups, x.shape[1] // groups, -1)
+    return x.reshape(x.shape[0], groups, x.shape[1] // groups, prod(x.shape[2:]))
 
 
 def _taps(w: Any, groups: int) -> Any:
@@ -93,7 +99,7 @@ def _conv(x: Any, w: Any, b: Any = None, *, groups: int, layout: str, **attrs: A
     over, x = windows(attrs, w.shape[2:]), to_first(x, layout)
     counts = over.counts(x.shape[2:])
     whole, by_place = over.padded(x, counts), _taps(w, groups)
-    y = np.zeros((x.shape[0], groups, w.shape[0] // groups, int(np.prod(counts))), x.dtype)
+    y = np.zeros((x.shape[0], groups, w.shape[0] // groups, prod(counts)), x.dtype)
     for place, where in over.taps(counts):
         y += np.matmul(by_place[(..., *place)], _grouped(whole[:, :, *where], groups))
     return from_first(_with_bias(y.reshape(x.shape[0], w.shape[0], *counts), b), layout)
@@ -178,9 +184,10 @@ def _uncovered(over: Windows, counts: Sequence[int], extra: Sequence[int]) -> Ex
 def _transposed(x: TensorSpec, w: TensorSpec, attrs: Attrs) -> Extents:
     """The shape of which x is the convolution with w."""
     samples, channels, counts = image(x, attrs, "x")
-    if len(w.shape) != len(x.shape) or w.shape[0] != channels or channels % max(1, pick(attrs, "groups")):
+    groups = _groups(attrs)
+    if len(w.shape) != len(x.shape) or w.shape[0] != channels or channels % groups:
         raise SpecError(
-            f"x is {x} with {channels} channels in {pick(attrs, 'groups')} groups, w is {w}: w must be "
+            f"x is {x} with {channels} channels in {groups} groups, w is {w}: w must be "
             "[channels, outputs / groups, *kernel]"
         )
     over = windows(attrs, w.shape[2:])
@@ -192,7 +199,7 @@ def _transposed(x: TensorSpec, w: TensorSpec, attrs: Attrs) -> Extents:
     spatial = _uncovered(over, counts, extra)
     if any(extent < 1 for extent in spatial):
         raise SpecError(f"x is {x} and w is {w}: with pads {[*over.begins, *over.ends]} nothing is left of the output")
-    return shape_of(samples, w.shape[1] * pick(attrs, "groups"), spatial, attrs)
+    return shape_of(samples, w.shape[1] * groups, spatial, attrs)
 
 
 def _conv_transpose_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
@@ -219,6 +226,8 @@ _CHANNELS_LAST: dict[str, Attr] = {"strides": (2, 2), "pads": (1, 1, 1, 1), "lay
 COMMANDS: tuple[Command, ...] = (
     Command(
         "conv",
+        "Convolution over 1 to 3 spatial axes: x [N, C, *spatial], or [N, *spatial, C] in the layout nhwc, with "
+        "w [O, C / groups, *kernel] and b [O]. `pads` are all begins, then all ends.",
         _conv_infer,
         _conv,
         _conv_rule,
@@ -236,10 +245,11 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "conv_input_gradient",
+        "The gradient of nn.conv by x, which has the shape `shape`: (dy, w) -> dx.",
         _missing("x", "w"),
         _conv_input_gradient,
         _input_gradient_rule,
-        {**SHARED, "shape": REQUIRED},
+        {**SHARED, "shape": REQUIRED_INTEGERS},
         inputs=(2, 2),
         examples=(
             Example(("f64[2,3,2,6]", "f64[3,2,3,2]"), {**_STRIDED, "shape": (2, 2, 5, 6)}),
@@ -250,10 +260,11 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "conv_weight_gradient",
+        "The gradient of nn.conv by w, which has the shape `shape`: (dy, x) -> dw.",
         _missing("w", "x"),
         _conv_weight_gradient,
         _weight_gradient_rule,
-        {**SHARED, "shape": REQUIRED},
+        {**SHARED, "shape": REQUIRED_INTEGERS},
         inputs=(2, 2),
         examples=(
             Example(("f64[2,3,2,6]", "f64[2,2,5,6]"), {**_STRIDED, "shape": (3, 2, 3, 2)}),
@@ -264,6 +275,8 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "conv_transpose",
+        "What nn.conv with this w [C, O / groups, *kernel] makes x of: x [N, C, *spatial] -> [N, O, *spatial]. "
+        "`output_pads` are added at the ends.",
         _conv_transpose_infer,
         _conv_transpose,
         _input_gradient_rule,

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.nn.command import REQUIRED, Command, Example, Required, over
-from sublet.ops.nn.gradients import Times, elementwise, operand, result
+from sublet.ops.nn.command import REQUIRED_NUMBER, Command, Example, Required, over, spec_of
+from sublet.ops.nn.gradients import Times, elementwise, operand, product, result, scaled, zeros
 from sublet.ops.nn.shapes import ANY, FLOATS, NUMBERS, broadcast, present, same_type
 from sublet.ops.nn.shapes import elementwise as infer_elementwise
 from sublet.ops.op import Attrs, Emit, Specs
@@ -18,6 +18,7 @@ from sublet.tensor import DType, TensorSpec
 
 def unary(
     name: str,
+    text: str,
     compute: Callable[..., Any],
     rule: Times | None,
     domain: str = "",
@@ -27,8 +28,9 @@ def unary(
     """A command of one floating-point input."""
     return Command(
         name,
+        text,
         infer_elementwise(FLOATS),
-        compute,
+        lambda x, **attrs: compute(x, **attrs),
         elementwise(rule) if rule else None,
         attrs or {},
         inplace=over(0),
@@ -36,13 +38,16 @@ def unary(
     )
 
 
-def binary(name: str, compute: Callable[..., Any], a: Times | None, b: Times | None, domain: str = "") -> Command:
+def binary(
+    name: str, text: str, compute: Callable[..., Any], a: Times | None, b: Times | None, domain: str = ""
+) -> Command:
     """A command of two inputs of one type."""
     kinds = (("f64[3,4]", "f64[3,4]"), ("f64[2,3,4]", "f64[3,1]"), ("f32[4]", "f32[]"), ("f32[2,1]", "f32[3]"))
     return Command(
         name,
+        text,
         infer_elementwise(NUMBERS),
-        compute,
+        lambda a, b: compute(a, b),
         elementwise(a, b) if a or b else None,
         inputs=(2, 2),
         inplace=over(0, 1),
@@ -50,12 +55,13 @@ def binary(name: str, compute: Callable[..., Any], a: Times | None, b: Times | N
     )
 
 
-def comparison(name: str, compute: Callable[..., Any]) -> Command:
+def comparison(name: str, text: str, compute: Callable[..., Any]) -> Command:
     """A command of two inputs of one type that gives bools."""
     return Command(
         name,
+        text,
         infer_elementwise(ANY, DType.BOOL),
-        compute,
+        lambda a, b: compute(a, b),
         inputs=(2, 2),
         inplace=over(0, 1),
         examples=(
@@ -66,31 +72,21 @@ def comparison(name: str, compute: Callable[..., Any]) -> Command:
     )
 
 
-def logical(name: str, compute: Callable[..., Any], count: int) -> Command:
+def logical(name: str, text: str, compute: Callable[..., Any], count: int) -> Command:
     """A command of bools."""
     return Command(
         name,
+        text,
         infer_elementwise((DType.BOOL,)),
-        compute,
+        (lambda x: compute(x)) if count == 1 else (lambda a, b: compute(a, b)),
         inputs=(count, count),
         inplace=over(*range(count)),
         examples=(Example(("bool[3,4]",) * count),),
     )
 
 
-def _mul(emit: Emit, *factors: Value) -> Value:
-    product, *rest = factors
-    for factor in rest:
-        product = emit("nn.mul", product, factor)
-    return product
-
-
 def _x(node: Node) -> Value:
     return operand(node, 0)
-
-
-def _scaled(emit: Emit, grad: Value, number: float) -> Value:
-    return emit("nn.mul", grad, emit.constant(number, grad))
 
 
 def _masked(emit: Emit, mask: Value, grad: Value) -> Value:
@@ -106,26 +102,39 @@ def _same(emit: Emit, node: Node, grad: Value) -> Value:
 
 
 def _abs(emit: Emit, node: Node, grad: Value) -> Value:
-    return _mul(emit, grad, emit("nn.sign", _x(node)))
+    return product(emit, grad, emit("nn.sign", _x(node)))
 
 
 def _zero(emit: Emit, node: Node, grad: Value) -> Value:
-    return emit("nn.mul", grad, emit.constant(0, grad))
+    return zeros(emit, grad)
 
 
 def _pow_a(emit: Emit, node: Node, grad: Value) -> Value:
+    """b a^(b - 1); 0 where b is 0, whatever a is. Mostly b is a literal, and then a number is all it takes."""
     a, b = operand(node, 0), operand(node, 1)
+    if b.literal is not None and spec_of(b).size == 1:
+        exponent = float(b.literal[0])
+        if exponent in (0, 1):
+            return grad if exponent else zeros(emit, grad)
+        lower = a if exponent == 2 else emit("nn.pow", a, emit.constant(exponent - 1, a))
+        return product(emit, grad, scaled(emit, lower, exponent))
     lower = emit("nn.pow", a, emit("nn.sub", b, emit.constant(1, b)))
-    return _mul(emit, grad, b, lower)
+    nothing = emit("nn.equal", b, emit.constant(0, b))
+    return emit("nn.where", nothing, emit.constant(0, grad), product(emit, grad, b, lower))
 
 
 def _pow_b(emit: Emit, node: Node, grad: Value) -> Value:
-    return _mul(emit, grad, result(node), emit("nn.log", operand(node, 0)))
+    """a^b log(a); 0 where a is 0 and the power is finite: it stays 0, or is 1 there alone."""
+    a, b = operand(node, 0), operand(node, 1)
+    zero, positive = emit("nn.equal", a, emit.constant(0, a)), emit("nn.greater_equal", b, emit.constant(0, b))
+    nothing = emit("nn.logical_and", zero, positive)
+    found = product(emit, grad, result(node), emit("nn.log", a))
+    return emit("nn.where", nothing, emit.constant(0, grad), found)
 
 
 def _div_b(emit: Emit, node: Node, grad: Value) -> Value:
     """-grad * (a / b) / b."""
-    return emit("nn.neg", emit("nn.div", _mul(emit, grad, result(node)), operand(node, 1)))
+    return emit("nn.neg", emit("nn.div", product(emit, grad, result(node)), operand(node, 1)))
 
 
 def _larger(position: int, test: str) -> Times:
@@ -159,66 +168,102 @@ def _clamp(emit: Emit, node: Node, grad: Value) -> Value:
     return _masked(emit, inside, grad)
 
 
+def _power(a: Any, b: Any) -> Any:
+    """a^b; of integers its whole part."""
+    if a.dtype.kind not in "iu":
+        return np.power(a, b)
+    whole = np.power(a, np.maximum(b, 0))
+    return np.where(b < 0, np.where(np.abs(a) == 1, np.power(a, b & 1), 0), whole)
+
+
 COMMANDS = (
-    binary("add", np.add, _same, _same),
-    binary("sub", np.subtract, _same, _neg),
+    binary("add", "a + b, with NumPy's broadcasting.", np.add, _same, _same),
+    binary("sub", "a - b, with NumPy's broadcasting.", np.subtract, _same, _neg),
     binary(
         "mul",
+        "a b, element by element, with NumPy's broadcasting.",
         np.multiply,
-        lambda emit, node, grad: _mul(emit, grad, operand(node, 1)),
-        lambda emit, node, grad: _mul(emit, grad, operand(node, 0)),
+        lambda emit, node, grad: product(emit, grad, operand(node, 1)),
+        lambda emit, node, grad: product(emit, grad, operand(node, 0)),
     ),
     binary(
         "div",
+        "a / b, with NumPy's broadcasting; rounded down for integers.",
         lambda a, b: np.divide(a, b) if a.dtype.kind in "fV" else np.floor_divide(a, b),
         lambda emit, node, grad: emit("nn.div", grad, operand(node, 1)),
         _div_b,
         "0.5:2",
     ),
-    binary("pow", np.power, _pow_a, _pow_b, "0.5:2"),
-    binary("maximum", np.maximum, _larger(0, "nn.greater_equal"), _larger(1, "nn.greater_equal")),
-    binary("minimum", np.minimum, _larger(0, "nn.less_equal"), _larger(1, "nn.less_equal")),
-    unary("neg", np.negative, _neg),
-    unary("abs", np.abs, _abs),
-    unary("sign", np.sign, _zero),
-    unary("exp", np.exp, lambda emit, node, grad: _mul(emit, grad, result(node))),
-    unary("log", np.log, lambda emit, node, grad: emit("nn.div", grad, _x(node)), "0.1:3"),
-    unary("sqrt", np.sqrt, lambda emit, node, grad: emit("nn.div", _scaled(emit, grad, 0.5), result(node)), "0.1:3"),
+    binary("pow", "a to the power of b, with NumPy's broadcasting.", _power, _pow_a, _pow_b, "0.5:2"),
+    binary(
+        "maximum",
+        "The larger of a and b, with NumPy's broadcasting.",
+        np.maximum,
+        _larger(0, "nn.greater_equal"),
+        _larger(1, "nn.greater_equal"),
+    ),
+    binary(
+        "minimum",
+        "The smaller of a and b, with NumPy's broadcasting.",
+        np.minimum,
+        _larger(0, "nn.less_equal"),
+        _larger(1, "nn.less_equal"),
+    ),
+    unary("neg", "-x.", np.negative, _neg),
+    unary("abs", "The absolute value.", np.abs, _abs),
+    unary("sign", "-1, 0 or 1.", np.sign, _zero),
+    unary("exp", "e to the power of x.", np.exp, lambda emit, node, grad: product(emit, grad, result(node))),
+    unary("log", "The natural logarithm.", np.log, lambda emit, node, grad: emit("nn.div", grad, _x(node)), "0.1:3"),
+    unary(
+        "sqrt",
+        "The square root.",
+        np.sqrt,
+        lambda emit, node, grad: emit("nn.div", scaled(emit, grad, 0.5), result(node)),
+        "0.1:3",
+    ),
     unary(
         "reciprocal",
+        "1 / x.",
         np.reciprocal,
-        lambda emit, node, grad: emit("nn.neg", _mul(emit, grad, result(node), result(node))),
+        lambda emit, node, grad: emit("nn.neg", product(emit, grad, result(node), result(node))),
         "0.5:3",
     ),
-    unary("square", np.square, lambda emit, node, grad: _mul(emit, _scaled(emit, grad, 2), _x(node))),
-    unary("sin", np.sin, lambda emit, node, grad: _mul(emit, grad, emit("nn.cos", _x(node)))),
-    unary("cos", np.cos, lambda emit, node, grad: emit("nn.neg", _mul(emit, grad, emit("nn.sin", _x(node))))),
-    unary("floor", np.floor, _zero),
+    unary("square", "x times x.", np.square, lambda emit, node, grad: product(emit, scaled(emit, grad, 2), _x(node))),
+    unary("sin", "The sine.", np.sin, lambda emit, node, grad: product(emit, grad, emit("nn.cos", _x(node)))),
+    unary(
+        "cos",
+        "The cosine.",
+        np.cos,
+        lambda emit, node, grad: emit("nn.neg", product(emit, grad, emit("nn.sin", _x(node)))),
+    ),
+    unary("floor", "The largest whole number that is not above x.", np.floor, _zero),
     unary(
         "clamp",
+        "min(max(x, low), high).",
         lambda x, low, high: np.clip(x, low, high),
         _clamp,
-        attrs={"low": REQUIRED, "high": REQUIRED},
+        attrs={"low": REQUIRED_NUMBER, "high": REQUIRED_NUMBER},
         uses=({"low": -0.5, "high": 1.0},),
     ),
     *(
-        comparison(name, compute)
-        for name, compute in (
-            ("equal", np.equal),
-            ("not_equal", np.not_equal),
-            ("less", np.less),
-            ("less_equal", np.less_equal),
-            ("greater", np.greater),
-            ("greater_equal", np.greater_equal),
+        comparison(name, text, compute)
+        for name, text, compute in (
+            ("equal", "Whether a is b, as bools.", np.equal),
+            ("not_equal", "Whether a is not b, as bools.", np.not_equal),
+            ("less", "Whether a is below b, as bools.", np.less),
+            ("less_equal", "Whether a is not above b, as bools.", np.less_equal),
+            ("greater", "Whether a is above b, as bools.", np.greater),
+            ("greater_equal", "Whether a is not below b, as bools.", np.greater_equal),
         )
     ),
-    logical("logical_and", np.logical_and, 2),
-    logical("logical_or", np.logical_or, 2),
-    logical("logical_not", np.logical_not, 1),
+    logical("logical_and", "Whether both are true.", np.logical_and, 2),
+    logical("logical_or", "Whether one is true.", np.logical_or, 2),
+    logical("logical_not", "Whether it is false.", np.logical_not, 1),
     Command(
         "where",
+        "a where the condition is true, b elsewhere, with NumPy's broadcasting.",
         _where_infer,
-        np.where,
+        lambda condition, a, b: np.where(condition, a, b),
         elementwise(None, _chosen, _other),
         inputs=(3, 3),
         inplace=over(1, 2),

@@ -77,8 +77,13 @@ def group_form(shape: Sequence[int], attrs: Attrs) -> Form:
 def moments(x: Any, form: Form) -> tuple[Any, Any]:
     """Mean (0 where the form is not centred) and variance, of the shape `form.kept`."""
     rows = x.reshape(form.rows)
-    mean = rows.mean(axis=form.axes, keepdims=True) if form.centred else np.zeros(form.kept, x.dtype)
-    return mean, np.square(rows - mean).mean(axis=form.axes, keepdims=True)
+    mean = _mean(rows, form) if form.centred else np.zeros(form.kept, x.dtype)
+    return mean, _mean(np.square(rows - mean), form)
+
+
+def _mean(rows: Any, form: Form) -> Any:
+    """Of the shape `form.kept`; 0 of no elements."""
+    return rows.sum(axis=form.axes, keepdims=True) / max(1, form.count)
 
 
 def applied(x: Any, scale: Any, bias: Any, mean: Any, rstd: Any, form: Form) -> Any:
@@ -95,8 +100,8 @@ def gradients(dy: Any, x: Any, scale: Any, mean: Any, rstd: Any, form: Form) -> 
     normal = (x.reshape(form.rows) - (mean.reshape(form.kept) if form.centred else 0)) * rstd
     seen = dy.reshape(form.seen)
     grad = (seen if scale is None else seen * scale.reshape(form.affine)).reshape(form.rows)
-    mean_grad = grad.mean(axis=form.axes, keepdims=True) if form.centred else 0
-    dx = rstd * (grad - mean_grad - normal * (grad * normal).mean(axis=form.axes, keepdims=True))
+    mean_grad = _mean(grad, form) if form.centred else 0
+    dx = rstd * (grad - mean_grad - normal * _mean(grad * normal, form))
     if scale is None:
         return (dx.reshape(x.shape),)
     scaled = (seen * normal.reshape(form.seen)).sum(axis=form.across).reshape(scale.shape)

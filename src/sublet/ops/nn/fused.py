@@ -10,6 +10,7 @@ of the dialect that works element by element, and what it gives has the shape of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,26 +18,27 @@ from typing import Any
 from sublet.errors import SpecError
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn import activation, elementwise
-from sublet.ops.nn.command import PREFIX, REQUIRED, Command, Example, over, pick
+from sublet.ops.nn.command import PREFIX, REQUIRED_TEXTS, Command, Example, over, pick
 from sublet.ops.nn.gradients import by_parts
 from sublet.ops.nn.shapes import present
 from sublet.ops.op import Attrs, Emit, Specs
 from sublet.tensor import TensorSpec
 
-NOT_STEPS = ("softmax", "log_softmax")
-"""Activations that look at more than one element."""
+NOT_STEPS = ("softplus_gradient", "hard_swish_gradient")
+"""Their kernels write before they have read both operands: a chain, and a step of it, may be written over any."""
 
 STEPS: Mapping[str, Command] = {
-    record.name: record
-    for record in (*elementwise.COMMANDS, *activation.COMMANDS)
-    if not record.name.startswith(NOT_STEPS) and record.outputs == (1, 1)
+    record.name: record for record in (*elementwise.COMMANDS, *activation.COMMANDS) if record.name not in NOT_STEPS
 }
 """The commands that work element by element, so that a chain may hold them."""
+
+OPERAND = re.compile(r"[xs][0-9]{1,9}")
+"""An input of the chain or an earlier step, by its number."""
 
 
 @dataclass(frozen=True)
 class ChainStep:
-    """One step: its command, its operands ("x0", "s3", "_"), its attributes."""
+    """One step: its command, its operands ("x0", "s3"), its attributes."""
 
     command: Command
     operands: tuple[str, ...]
@@ -73,11 +75,10 @@ def _is_float(number: str) -> bool:
 
 def _operand(name: str, position: int, given: Sequence[Any], made: Sequence[Any]) -> Any:
     """What an operand of the step at `position` is: an input of the chain or an earlier result."""
-    kind, number = name[:1], name[1:]
-    of = {"x": given, "s": made}.get(kind)
-    if of is None or not number.isdigit() or int(number) >= len(of):
+    of = given if name.startswith("x") else made
+    if not OPERAND.fullmatch(name) or int(name[1:]) >= len(of):
         raise SpecError(f"nn.chain: step {position} reads {name!r}, which is no input and no earlier step")
-    return of[int(number)]
+    return of[int(name[1:])]
 
 
 def specs_of_steps(specs: Specs, attrs: Attrs) -> list[TensorSpec]:
@@ -124,10 +125,11 @@ MOST = 64
 COMMANDS: tuple[Command, ...] = (
     Command(
         "chain",
+        'Element-wise commands one after the other, as text: ("mul x0 x1", "add s0 x2").',
         _infer,
         _compute,
         by_parts(_expand),
-        {"steps": REQUIRED},
+        {"steps": REQUIRED_TEXTS},
         inputs=(1, MOST),
         inplace=over(*range(MOST)),
         examples=(

@@ -36,6 +36,42 @@ def result(node: Node, position: int = 0) -> Value:
     return value
 
 
+def reshaped(emit: Emit, value: Value, shape: tuple[int, ...]) -> Value:
+    """The value in another shape; itself where it has it."""
+    return value if spec_of(value).shape == shape else emit("nn.reshape", value, shape=shape)
+
+
+def zeros(emit: Emit, like: Value) -> Value:
+    """Zeros with the spec of a value."""
+    return emit.constant(0, like, spec_of(like).shape)
+
+
+def scaled(emit: Emit, value: Value, number: float) -> Value:
+    """The value times a number."""
+    return emit("nn.mul", value, emit.constant(number, value))
+
+
+def one_minus(emit: Emit, value: Value) -> Value:
+    """1 - value."""
+    return emit("nn.sub", emit.constant(1, value), value)
+
+
+def product(emit: Emit, first: Value, *factors: Value) -> Value:
+    """The product of several values."""
+    for factor in factors:
+        first = emit("nn.mul", first, factor)
+    return first
+
+
+def total(emit: Emit, *terms: Value | None) -> Value | None:
+    """The sum of the terms that are there; None where none is."""
+    found: Value | None = None
+    for term in terms:
+        if term is not None:
+            found = term if found is None else emit("nn.add", found, term)
+    return found
+
+
 Times = Callable[[Emit, Node, Value], Value]
 """(emit, node, gradient of the output) -> gradient of one input, before it is summed to its shape."""
 

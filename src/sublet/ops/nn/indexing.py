@@ -10,7 +10,7 @@ import numpy as np
 from sublet.errors import SpecError
 from sublet.ir.graph import Node, Value
 from sublet.ops.blocks import block
-from sublet.ops.nn.command import REQUIRED, Command, Example, over, pick, spec_of
+from sublet.ops.nn.command import REQUIRED_INTEGER, REQUIRED_NUMBER, Command, Example, over, over_only, pick, spec_of
 from sublet.ops.nn.gradients import given, operand
 from sublet.ops.nn.shapes import (
     ANY,
@@ -59,7 +59,9 @@ def _select_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]
 def _summed_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     dy, indices = of_type(specs[0], NUMBERS), of_type(specs[1], INDICES, "indices")
     axis, extent, rank = pick(attrs, "axis"), pick(attrs, "extent"), len(indices.shape)
-    if axis < 0 or extent < 0 or dy.shape[axis : axis + rank] != indices.shape:
+    if extent < 0:
+        raise SpecError(f"extent = {extent} must be at least 0")
+    if not 0 <= axis <= len(dy.shape) - rank or dy.shape[axis : axis + rank] != indices.shape:
         raise SpecError(f"{dy} must have the extents of the indices, {indices}, from axis {axis} on")
     return (TensorSpec(dy.dtype, (*dy.shape[:axis], extent, *dy.shape[axis + rank :])),)
 
@@ -146,8 +148,8 @@ def _scatter_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None
 
 def _one_hot_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     indices, depth = of_type(specs[0], INDICES, "indices"), pick(attrs, "depth")
-    if not isinstance(depth, int) or depth < 1:
-        raise SpecError(f"depth = {depth!r} must be a number of classes, at least 1")
+    if depth < 1:
+        raise SpecError(f"depth = {depth} must be a number of classes, at least 1")
     return (TensorSpec(type_named(pick(attrs, "dtype")), (*indices.shape, depth)),)
 
 
@@ -195,10 +197,11 @@ def _row_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
 COMMANDS = (
     Command(
         "index_select",
+        "Elements along an axis, at indices of any shape, which takes the place of the axis.",
         _select_infer,
         _index_select,
         _select_back,
-        {"axis": REQUIRED},
+        {"axis": REQUIRED_INTEGER},
         inputs=(2, 2),
         examples=(
             Example(("f64[3,4]", "i64[2,3] 0:4"), {"axis": 1}),
@@ -208,10 +211,11 @@ COMMANDS = (
     ),
     Command(
         "index_select_gradient",
+        "The gradient of nn.index_select: every slice of dy is added where it was taken from.",
         _summed_infer,
         _index_select_gradient,
         _summed_back,
-        {"axis": REQUIRED, "extent": REQUIRED},
+        {"axis": REQUIRED_INTEGER, "extent": REQUIRED_INTEGER},
         inputs=(2, 2),
         examples=(
             Example(("f64[3,2,3,2]", "i64[2,3] 0:4"), {"axis": 1, "extent": 4}),
@@ -221,6 +225,7 @@ COMMANDS = (
     ),
     Command(
         "embedding",
+        "Rows of a table w [rows, width] at indices of any shape.",
         _embedding_infer,
         lambda w, indices: _index_select(w, indices, 0),
         _embedding_back,
@@ -229,10 +234,11 @@ COMMANDS = (
     ),
     Command(
         "embedding_gradient",
+        "The gradient of nn.embedding: every row of dy is added to the row of the table it was taken from.",
         _embedding_gradient_infer,
         lambda dy, indices, rows: _index_select_gradient(dy, indices, 0, rows),
         _embedding_gradient_back,
-        {"rows": REQUIRED},
+        {"rows": REQUIRED_INTEGER},
         inputs=(2, 2),
         examples=(
             Example(("f64[2,4,3]", "i64[2,4] 0:5"), {"rows": 5}),
@@ -241,10 +247,11 @@ COMMANDS = (
     ),
     Command(
         "gather",
+        "y[i, j] = x[i, indices[i, j]] for axis 1, and so on: one index for each element of the result.",
         _gather_infer,
         _gather,
         _gather_back,
-        {"axis": REQUIRED},
+        {"axis": REQUIRED_INTEGER},
         inputs=(2, 2),
         examples=(
             Example(("f64[3,4]", "i64[3,2] 0:4"), {"axis": 1}),
@@ -254,12 +261,13 @@ COMMANDS = (
     ),
     Command(
         "scatter_add",
+        "x, to which every update is added at its index along the axis.",
         _scatter_infer,
         _scatter_add,
         _scatter_back,
-        {"axis": REQUIRED},
+        {"axis": REQUIRED_INTEGER},
         inputs=(3, 3),
-        inplace=over(0),
+        inplace=over_only((0, 0)),
         examples=(
             Example(("f64[3,4]", "i64[3,2] 0:4", "f64[3,2]"), {"axis": 1}),
             Example(("f64[3,2]", "i32[5,2] 0:3", "f64[5,2]"), {"axis": -2}),
@@ -268,9 +276,10 @@ COMMANDS = (
     ),
     Command(
         "one_hot",
+        "1 at the index and 0 elsewhere along a new last axis of `depth` elements.",
         _one_hot_infer,
         _one_hot,
-        attrs={"depth": REQUIRED, "dtype": "f32"},
+        attrs={"depth": REQUIRED_INTEGER, "dtype": "f32"},
         examples=(
             Example(("i64[2,3] 0:4",), {"depth": 4}),
             Example(("i32[3] 0:4",), {"depth": 5, "dtype": "bool"}),
@@ -278,10 +287,11 @@ COMMANDS = (
     ),
     Command(
         "masked_fill",
+        "x, but `value` where the mask is true.",
         _masked_infer,
         lambda x, mask, value: np.where(mask, np.asarray(value, x.dtype), x),
         _masked_back,
-        {"value": REQUIRED},
+        {"value": REQUIRED_NUMBER},
         inputs=(2, 2),
         inplace=over(0),
         examples=(
@@ -290,9 +300,9 @@ COMMANDS = (
             Example(("i32[4] 0:9", "bool[4]"), {"value": 3}),
         ),
     ),
-    # Which row is known only when it runs; of a constant index, it is a view.
     Command(
         "select",
+        "stack[i], for an index that is known only when it runs; of a constant one it is a view.",
         _row_infer,
         _row,
         _row_back,

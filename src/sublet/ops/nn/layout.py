@@ -10,7 +10,7 @@ import numpy as np
 from sublet.errors import SpecError
 from sublet.ir.graph import Node, Value
 from sublet.ops.blocks import block, block_offset, only_ones_move, stacked
-from sublet.ops.nn.command import REQUIRED, Command, Example, pick, spec_of, whole
+from sublet.ops.nn.command import REQUIRED_INTEGER, REQUIRED_INTEGERS, Command, Example, pick, spec_of, whole
 from sublet.ops.nn.gradients import given, operand, result
 from sublet.ops.nn.shapes import ANY, axes_in, axis_in, number_of, of_type, same_type
 from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
@@ -53,9 +53,9 @@ def cut(emit: Emit, x: Value, axis: int, begin: int, end: int) -> Value:
 def _per_axis(attrs: Attrs, key: str, rank: int, least: int = 0) -> tuple[int, ...]:
     """An attribute with a number for each axis."""
     found = pick(attrs, key)
-    if not isinstance(found, tuple) or len(found) != rank or any(not isinstance(n, int) or n < least for n in found):
-        raise SpecError(f"{key} = {found!r} must be {rank} integers, one for each axis, none below {least}")
-    return found
+    if len(found) != rank or any(n < least for n in found):
+        raise SpecError(f"{key} = {list(found)} must be {rank} integers, one for each axis, none below {least}")
+    return tuple(found)
 
 
 def _permutation(attrs: Attrs, rank: int) -> tuple[int, ...]:
@@ -147,8 +147,8 @@ def _concat_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]
 def _split_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     x, sizes = of_type(specs[0], ANY), pick(attrs, "sizes")
     axis = axis_in(pick(attrs, "axis"), len(x.shape))
-    if not isinstance(sizes, tuple) or not sizes or any(not isinstance(size, int) or size < 0 for size in sizes):
-        raise SpecError(f"sizes = {sizes!r} must be a list of extents, none below 0")
+    if not sizes or any(size < 0 for size in sizes):
+        raise SpecError(f"sizes = {list(sizes)} must be a list of extents, none below 0")
     if sum(sizes) != x.shape[axis]:
         raise SpecError(f"sizes = {list(sizes)} add up to {sum(sizes)}, but {x} has {x.shape[axis]} along axis {axis}")
     return tuple(TensorSpec(x.dtype, (*x.shape[:axis], size, *x.shape[axis + 1 :])) for size in sizes)
@@ -179,9 +179,9 @@ def _split_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
 def _pad_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     x = of_type(specs[0], ANY)
     rank, pads = len(x.shape), pick(attrs, "pads")
-    if not isinstance(pads, tuple) or len(pads) != 2 * rank or any(not isinstance(n, int) or n < 0 for n in pads):
+    if len(pads) != 2 * rank or any(n < 0 for n in pads):
         raise SpecError(
-            f"pads = {pads!r} must be {2 * rank} integers, how much before each axis of {x} and then how much "
+            f"pads = {list(pads)} must be {2 * rank} integers, how much before each axis of {x} and then how much "
             "after each, none below 0; nn.slice takes away"
         )
     number_of(pick(attrs, "value"), x.dtype)
@@ -274,10 +274,11 @@ def _tile_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
 COMMANDS = (
     Command(
         "transpose",
+        "The axes in another order: axis k of the result is axis axes[k] of x.",
         _transpose_infer,
         lambda x, axes: x.transpose(axes),
         _transpose_back,
-        {"axes": REQUIRED},
+        {"axes": REQUIRED_INTEGERS},
         views=_transpose_views,
         examples=(
             Example(("f64[2,3,4]",), {"axes": (2, 0, 1)}),
@@ -287,10 +288,11 @@ COMMANDS = (
     ),
     Command(
         "slice",
+        "x[starts:ends:steps], with a number for each axis, counted from the front.",
         _slice_infer,
         _slice,
         _slice_back,
-        {"starts": REQUIRED, "ends": REQUIRED, "steps": REQUIRED},
+        {"starts": REQUIRED_INTEGERS, "ends": REQUIRED_INTEGERS, "steps": REQUIRED_INTEGERS},
         views=_slice_views,
         examples=(
             Example(("f64[4,3]",), {"starts": (1, 0), "ends": (3, 3), "steps": (1, 1)}),
@@ -302,10 +304,11 @@ COMMANDS = (
     ),
     Command(
         "concat",
+        "The inputs one after the other along an axis.",
         _concat_infer,
         lambda *xs, axis: np.concatenate(xs, axis),
         _concat_back,
-        {"axis": REQUIRED},
+        {"axis": REQUIRED_INTEGER},
         inputs=(1, MANY),
         parts=_concat_parts,
         examples=(
@@ -317,10 +320,11 @@ COMMANDS = (
     ),
     Command(
         "split",
+        "Parts along an axis, of the extents `sizes`.",
         _split_infer,
         _split,
         _split_back,
-        {"axis": REQUIRED, "sizes": REQUIRED},
+        {"axis": REQUIRED_INTEGER, "sizes": REQUIRED_INTEGERS},
         outputs=(1, MANY),
         views=_split_views,
         examples=(
@@ -329,13 +333,14 @@ COMMANDS = (
             Example(("f32[1,6]",), {"axis": 1, "sizes": (2, 4)}),
         ),
     ),
-    # `between` is how many go between two elements of each axis, none for (): the gradient of a slice with steps.
     Command(
         "pad",
+        "`pads`, before each axis and then after each, filled with `value`. `between` is how many go between two "
+        "elements of each axis, none for (): the gradient of a slice with steps.",
         _pad_infer,
         _pad,
         _pad_back,
-        {"pads": REQUIRED, "value": 0.0, "between": ()},
+        {"pads": REQUIRED_INTEGERS, "value": 0.0, "between": ()},
         views=_pad_views,
         parts=_pad_parts,
         examples=(
@@ -348,6 +353,7 @@ COMMANDS = (
     ),
     Command(
         "flip",
+        "The elements backwards along axes; along all for ().",
         _flip_infer,
         lambda x, axes: np.flip(x, axes or None),
         _flip_back,
@@ -361,10 +367,11 @@ COMMANDS = (
     ),
     Command(
         "tile",
+        "The tensor repeated along each axis.",
         _tile_infer,
         lambda x, repeats: np.tile(x, repeats),
         _tile_back,
-        {"repeats": REQUIRED},
+        {"repeats": REQUIRED_INTEGERS},
         views=_tile_views,
         examples=(
             Example(("f64[2,1,3]",), {"repeats": (2, 3, 1)}),

@@ -11,7 +11,7 @@ import numpy as np
 from sublet.errors import SpecError
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import Command, Example, over_only, pick, spec_of
-from sublet.ops.nn.gradients import given, operand, to_shape
+from sublet.ops.nn.gradients import given, operand, reshaped, to_shape
 from sublet.ops.nn.shapes import FLOATS, broadcast, present, same_type
 from sublet.ops.op import Attrs, Emit, Grads, Specs
 from sublet.tensor import TensorSpec
@@ -62,7 +62,7 @@ def _matmul(a: Any, b: Any, transpose_a: int, transpose_b: int) -> Any:
 def rows(emit: Emit, x: Value) -> Value:
     """All axes but the last one as one: a matrix over the same bytes."""
     shape = spec_of(x).shape
-    return x if len(shape) == 2 else emit("nn.reshape", x, shape=(prod(shape[:-1]), shape[-1]))
+    return reshaped(emit, x, (prod(shape[:-1]), shape[-1]))
 
 
 def _matmul_gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
@@ -142,9 +142,8 @@ def _linear_gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | N
     """Each is one product of matrices, whatever axes x has."""
     x, w = operand(node, 0), operand(node, 1)
     dy, shape = rows(emit, given(grads)), spec_of(x).shape
-    dx = emit("nn.matmul", dy, w)
     found = [
-        dx if spec_of(dx).shape == shape else emit("nn.reshape", dx, shape=shape),
+        reshaped(emit, emit("nn.matmul", dy, w), shape),
         emit("nn.matmul", dy, rows(emit, x), transpose_a=1),
     ]
     if len(node.inputs) < 3:
@@ -153,11 +152,12 @@ def _linear_gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | N
     return [*found, None if b is None else to_shape(emit, dy, b)]
 
 
-_FLAGS = {"transpose_a": 0, "transpose_b": 0}
+_FLAGS = {"transpose_a": False, "transpose_b": False}
 
 COMMANDS: tuple[Command, ...] = (
     Command(
         "matmul",
+        "The product of matrices a [..., n, k] and b [..., k, m], the axes before broadcast together.",
         _matmul_infer,
         _matmul,
         _matmul_gradient,
@@ -174,6 +174,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "gemm",
+        "alpha a b + beta c, for matrices and a c that can be broadcast to their product.",
         _gemm_infer,
         _gemm,
         _gemm_gradient,
@@ -189,6 +190,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "linear",
+        "x w^T + b: x [..., inputs], w [outputs, inputs], b [outputs].",
         _linear_infer,
         _linear,
         _linear_gradient,

@@ -13,10 +13,11 @@ import numpy as np
 
 from sublet.errors import SpecError
 from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.nn.activation import sigmoid, softmax
+from sublet.ops.nn.activation import sigmoid
 from sublet.ops.nn.command import Command, Example, over, over_only, pick, spec_of
-from sublet.ops.nn.gradients import by_parts, given, operand, result
+from sublet.ops.nn.gradients import by_parts, given, one_minus, operand, result, total
 from sublet.ops.nn.shapes import FLOATS, INDICES, equal, of_type
+from sublet.ops.nn.softmax import softmax
 from sublet.ops.op import Attrs, Emit, Gradient, Grads, Shares, Specs
 from sublet.tensor import TensorSpec
 
@@ -122,10 +123,9 @@ def _softmax_cross_entropy_rule(emit: Emit, node: Node, grads: Grads) -> Sequenc
     """From the probabilities, so that they may be written over the scores."""
     dloss, dp = grads
     p, labels = result(node, 1), operand(node, 1)
-    found = [] if dp is None else [emit("nn.softmax_gradient", dp, p, axis=-1)]
-    if dloss is not None:
-        found.append(emit("nn.softmax_cross_entropy_gradient", dloss, p, labels))
-    return [found[0] if len(found) == 1 else emit("nn.add", *found), None]
+    through_p = None if dp is None else emit("nn.softmax_gradient", dp, p, axis=-1)
+    own = None if dloss is None else emit("nn.softmax_cross_entropy_gradient", dloss, p, labels)
+    return [total(emit, through_p, own), None]
 
 
 # Targets: one a number.
@@ -138,7 +138,7 @@ def _alike(*roles: str) -> Callable[[Specs, Attrs], tuple[TensorSpec, ...]]:
         first, *others = (of_type(spec, FLOATS, role) for spec, role in zip(specs, roles, strict=True))
         for other, role in zip(others, roles[1:], strict=True):
             equal(first, other, f"{roles[0]} and {role}")
-        if "beta" in attrs and pick(attrs, "beta") <= 0:
+        if "beta" in attrs and not pick(attrs, "beta") > 0:
             raise SpecError(f"beta = {pick(attrs, 'beta')} must be greater than 0; for 0 take nn.abs of nn.sub")
         return (first,)
 
@@ -147,6 +147,7 @@ def _alike(*roles: str) -> Callable[[Specs, Attrs], tuple[TensorSpec, ...]]:
 
 def _pairwise(
     name: str,
+    text: str,
     compute: Callable[..., Any],
     target: Callable[[Emit, Node, Value], Value],
     attrs: dict[str, Attr] | None = None,
@@ -161,7 +162,7 @@ def _pairwise(
     kinds = [(f"{dtype}[3,5] {domain}".strip(), f"{dtype}[3,5] 0.1:0.9") for dtype in ("f64", "f32")]
     examples = tuple(Example(kind, use) for kind in kinds for use in _uses(attrs))
     return Command(
-        name, _alike("x", "t"), compute, gradient, attrs or {}, (2, 2), inplace=over(0, 1), examples=examples
+        name, text, _alike("x", "t"), compute, gradient, attrs or {}, (2, 2), inplace=over(0, 1), examples=examples
     )
 
 
@@ -183,7 +184,10 @@ def _pairwise_gradient(
     kinds = [(f"{k}[3,5]", f"{k}[3,5] {domain}".strip(), f"{k}[3,5] 0.1:0.9") for k in ("f64", "f32")]
     examples = tuple(Example(kind, use) for kind in kinds for use in _uses(attrs))
     infer = _alike("the gradient", "x", "t")
-    return Command(f"{name}_gradient", infer, compute, rule, attrs or {}, (3, 3), inplace=inplace, examples=examples)
+    text = f"The gradient of nn.{name} by x: (dloss, x, t) -> dx."
+    return Command(
+        f"{name}_gradient", text, infer, compute, rule, attrs or {}, (3, 3), inplace=inplace, examples=examples
+    )
 
 
 def _uses(attrs: dict[str, Attr] | None) -> tuple[dict[str, Attr], ...]:
@@ -204,14 +208,10 @@ def _logits_target(emit: Emit, node: Node, dloss: Value) -> Value:
     return emit("nn.neg", emit("nn.mul", dloss, operand(node, 0)))
 
 
-def _one_minus(emit: Emit, a: Value) -> Value:
-    return emit("nn.sub", emit.constant(1, a), a)
-
-
 def _probabilities_target(emit: Emit, node: Node, dloss: Value) -> Value:
     p = operand(node, 0)
     lowest = emit.constant(LOWEST_LOG, p)
-    yes, no = (emit("nn.maximum", emit("nn.log", q), lowest) for q in (p, _one_minus(emit, p)))
+    yes, no = (emit("nn.maximum", emit("nn.log", q), lowest) for q in (p, one_minus(emit, p)))
     return emit("nn.mul", dloss, emit("nn.sub", no, yes))
 
 
@@ -230,7 +230,7 @@ def _logits_slope(emit: Emit, node: Node, x: Value, t: Value) -> Value:
 
 
 def _probabilities_slope(emit: Emit, node: Node, p: Value, t: Value) -> Value:
-    spread = emit("nn.maximum", emit("nn.mul", p, _one_minus(emit, p)), emit.constant(TINY, p))
+    spread = emit("nn.maximum", emit("nn.mul", p, one_minus(emit, p)), emit.constant(TINY, p))
     return emit("nn.div", emit("nn.sub", p, t), spread)
 
 
@@ -246,6 +246,7 @@ def _smooth_l1_slope(emit: Emit, node: Node, x: Value, t: Value) -> Value:
 COMMANDS = (
     Command(
         "categorical_cross_entropy",
+        "-log p at the label: p [..., C], labels [...] -> [...]. A negative label has none: 0.",
         _loss_infer,
         _cross_entropy,
         _cross_entropy_rule,
@@ -258,6 +259,7 @@ COMMANDS = (
     ),
     Command(
         "categorical_cross_entropy_gradient",
+        "The gradient of nn.categorical_cross_entropy: (dloss, p, labels) -> dp.",
         _gradient_infer,
         _cross_entropy_gradient,
         by_parts(_cross_entropy_parts),
@@ -270,6 +272,8 @@ COMMANDS = (
     ),
     Command(
         "softmax_cross_entropy",
+        "Cross entropy of softmax(x): x [..., C], labels [...] -> (loss [...], probabilities [..., C]), which may "
+        "be written over x. The loss of a negative label is 0.",
         _softmax_infer,
         _softmax_cross_entropy,
         _softmax_cross_entropy_rule,
@@ -284,6 +288,7 @@ COMMANDS = (
     ),
     Command(
         "softmax_cross_entropy_gradient",
+        "The gradient of nn.softmax_cross_entropy: (dloss, probabilities, labels) -> dx.",
         _gradient_infer,
         _softmax_cross_entropy_gradient,
         by_parts(_softmax_cross_entropy_parts),
@@ -296,6 +301,7 @@ COMMANDS = (
     ),
     _pairwise(
         "sigmoid_binary_cross_entropy",
+        "Binary cross entropy of sigmoid(x) with targets t in [0, 1], for each element.",
         lambda x, t: (np.maximum(x, 0) - x * t) + np.log1p(np.exp(-np.abs(x))),
         _logits_target,
     ),
@@ -305,7 +311,13 @@ COMMANDS = (
         _logits_slope,
         over_only((0, 1)),
     ),
-    _pairwise("binary_cross_entropy", _binary_cross_entropy, _probabilities_target, domain="0.1:0.9"),
+    _pairwise(
+        "binary_cross_entropy",
+        "Binary cross entropy of probabilities x with targets t in [0, 1], for each element; at most 100.",
+        _binary_cross_entropy,
+        _probabilities_target,
+        domain="0.1:0.9",
+    ),
     _pairwise_gradient(
         "binary_cross_entropy",
         lambda dloss, p, t: dloss * (p - t) / np.maximum(p * (1 - p), TINY),
@@ -313,9 +325,15 @@ COMMANDS = (
         over(0, 1, 2),
         domain="0.1:0.9",
     ),
-    _pairwise("mse", lambda x, t: (x - t) ** 2, _neg_of_gradient("mse")),
+    _pairwise("mse", "(x - t)^2, for each element.", lambda x, t: (x - t) ** 2, _neg_of_gradient("mse")),
     _pairwise_gradient("mse", lambda dloss, x, t: 2 * dloss * (x - t), _mse_slope, over(0, 1, 2)),
-    _pairwise("smooth_l1", _smooth_l1, _neg_of_gradient("smooth_l1"), {"beta": 1.0}),
+    _pairwise(
+        "smooth_l1",
+        "(x - t)^2 / (2 beta) where |x - t| is below beta, |x - t| - beta / 2 elsewhere (Girshick 2015).",
+        _smooth_l1,
+        _neg_of_gradient("smooth_l1"),
+        {"beta": 1.0},
+    ),
     _pairwise_gradient(
         "smooth_l1",
         lambda dloss, x, t, beta: dloss * np.clip((x - t) / beta, -1, 1),

@@ -12,9 +12,9 @@ from typing import Any
 from sublet.errors import SpecError
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn import forms
-from sublet.ops.nn.command import REQUIRED, Command, Example, over, over_only, pick, spec_of
+from sublet.ops.nn.command import REQUIRED_INTEGER, Command, Example, over_only, pick, spec_of
 from sublet.ops.nn.forms import Form, batch_form, group_form, layer_form, rms_form
-from sublet.ops.nn.gradients import by_parts, operand, result
+from sublet.ops.nn.gradients import by_parts, operand, reshaped, result, scaled, total
 from sublet.ops.nn.shapes import FLOATS, axis_in, equal, of_type, present, same_type
 from sublet.ops.op import Attrs, Emit, Gradient, Grads, Specs
 from sublet.tensor import TensorSpec
@@ -105,17 +105,9 @@ def _norm_gradient_infer(roles: tuple[str, ...], results: int) -> Any:
 # Gradients.
 
 
-def _as(emit: Emit, value: Value, shape: tuple[int, ...]) -> Value:
-    return value if spec_of(value).shape == shape else emit("nn.reshape", value, shape=shape)
-
-
-def _times(emit: Emit, value: Value, number: float) -> Value:
-    return emit("nn.mul", value, emit.constant(number, value))
-
-
 def _centre(emit: Emit, x: Value, mean: Value | None, form: Form) -> Value:
-    rows = _as(emit, x, form.rows)
-    return rows if mean is None else emit("nn.sub", rows, _as(emit, mean, form.kept))
+    rows = reshaped(emit, x, form.rows)
+    return rows if mean is None else emit("nn.sub", rows, reshaped(emit, mean, form.kept))
 
 
 def _of_moments(
@@ -124,27 +116,19 @@ def _of_moments(
     """What x gets from the gradients of its mean and its variance: dmean / n, 2 dvar (x - mean) / n."""
     found = []
     if dmean is not None:
-        share = _as(emit, _times(emit, dmean, 1 / form.count), form.kept)
+        share = reshaped(emit, scaled(emit, dmean, 1 / max(1, form.count)), form.kept)
         found.append(emit("nn.broadcast_to", share, shape=form.rows))
     if dvar is not None:
-        share = _as(emit, _times(emit, dvar, 2 / form.count), form.kept)
+        share = reshaped(emit, scaled(emit, dvar, 2 / max(1, form.count)), form.kept)
         found.append(emit("nn.mul", _centre(emit, x, mean, form), share))
-    return [_as(emit, term, spec_of(x).shape) for term in found]
+    return [reshaped(emit, term, spec_of(x).shape) for term in found]
 
 
 def _of_rstd(emit: Emit, drstd: Value | None, rstd: Value) -> Value | None:
     """The gradient of the variance: -drstd rstd^3 / 2."""
     if drstd is None:
         return None
-    return _times(emit, emit("nn.mul", emit("nn.mul", drstd, rstd), emit("nn.square", rstd)), -0.5)
-
-
-def _added(emit: Emit, *terms: Value | None) -> Value | None:
-    total: Value | None = None
-    for term in terms:
-        if term is not None:
-            total = term if total is None else emit("nn.add", total, term)
-    return total
+    return scaled(emit, emit("nn.mul", emit("nn.mul", drstd, rstd), emit("nn.square", rstd)), -0.5)
 
 
 def _batch_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
@@ -156,11 +140,11 @@ def _batch_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
         dx, dscale, dbias = emit.several("nn.batch_norm_gradient", dy, x, scale, mean, rstd, axis=node.attrs["axis"])
     dvar = _of_rstd(emit, drstd, rstd)
     if running_mean is not None:
-        dmean = _added(emit, _times(emit, running_mean, momentum), dmean)
+        dmean = total(emit, scaled(emit, running_mean, momentum), dmean)
     if running_var is not None:
-        dvar = _added(emit, _times(emit, running_var, momentum * form.count / (form.count - 1)), dvar)
-    dx = _added(emit, dx, *_of_moments(emit, x, mean, form, dmean, dvar))
-    kept = [None if grad is None else _times(emit, grad, 1 - momentum) for grad in (running_mean, running_var)]
+        dvar = total(emit, scaled(emit, running_var, momentum * form.count / (form.count - 1)), dvar)
+    dx = total(emit, dx, *_of_moments(emit, x, mean, form, dmean, dvar))
+    kept = [None if grad is None else scaled(emit, grad, 1 - momentum) for grad in (running_mean, running_var)]
     return [dx, dscale, dbias, *kept]
 
 
@@ -178,7 +162,7 @@ def _norm_rule(name: str, form_of: Any) -> Gradient:
         dx, dscale, dbias = (*found, None, None, None)[:3]
         mean, dmean = (means[0], grads[1]) if means else (None, None)
         others = _of_moments(emit, x, mean, form, dmean, _of_rstd(emit, grads[-1], rstd))
-        return [_added(emit, dx, *others), dscale, dbias][: len(node.inputs)]
+        return [total(emit, dx, *others), dscale, dbias][: len(node.inputs)]
 
     return gradient
 
@@ -189,20 +173,20 @@ def _gradient_parts(form_of: Any) -> Gradient:
     def expand(emit: Emit, node: Node) -> Sequence[Value]:
         dy, x, scale = operand(node, 0), operand(node, 1), node.inputs[2]
         form: Form = form_of(spec_of(x).shape, node.attrs)
-        rstd = _as(emit, operand(node, len(node.inputs) - 1), form.kept)
+        rstd = reshaped(emit, operand(node, len(node.inputs) - 1), form.kept)
         normal = emit("nn.mul", _centre(emit, x, operand(node, 3) if form.centred else None, form), rstd)
-        seen = _as(emit, dy, form.seen)
-        grad = seen if scale is None else emit("nn.mul", seen, _as(emit, scale, form.affine))
-        grad = _as(emit, grad, form.rows)
+        seen = reshaped(emit, dy, form.seen)
+        grad = seen if scale is None else emit("nn.mul", seen, reshaped(emit, scale, form.affine))
+        grad = reshaped(emit, grad, form.rows)
         mean = partial(emit, "nn.mean", axes=form.axes, keepdims=1)
         inner = emit("nn.mul", normal, mean(emit("nn.mul", grad, normal)))
         dx = emit("nn.sub", grad, inner)
         if form.centred:
             dx = emit("nn.sub", dx, mean(grad))
-        found = [_as(emit, emit("nn.mul", dx, rstd), spec_of(x).shape)]
+        found = [reshaped(emit, emit("nn.mul", dx, rstd), spec_of(x).shape)]
         if scale is not None:
-            for part in (emit("nn.mul", seen, _as(emit, normal, form.seen)), seen):
-                found.append(_as(emit, emit("nn.sum", part, axes=form.across), spec_of(scale).shape))
+            for part in (emit("nn.mul", seen, reshaped(emit, normal, form.seen)), seen):
+                found.append(reshaped(emit, emit("nn.sum", part, axes=form.across), spec_of(scale).shape))
         return found[: len(node.outputs)]
 
     return by_parts(expand)
@@ -215,8 +199,8 @@ def _inference_parts(emit: Emit, node: Node) -> Sequence[Value]:
     deviation = emit("nn.sqrt", emit("nn.add", var, emit.constant(pick(node.attrs, "epsilon"), var)))
     factor = emit("nn.div", scale, deviation)
     shift = emit("nn.sub", bias, emit("nn.mul", mean, factor))
-    scaled = emit("nn.mul", _as(emit, x, form.rows), _as(emit, factor, form.kept))
-    return [_as(emit, emit("nn.add", scaled, _as(emit, shift, form.kept)), spec_of(x).shape)]
+    moved = emit("nn.mul", reshaped(emit, x, form.rows), reshaped(emit, factor, form.kept))
+    return [reshaped(emit, emit("nn.add", moved, reshaped(emit, shift, form.kept)), spec_of(x).shape)]
 
 
 def _batch_examples(full: int, *vectors: str) -> tuple[Example, ...]:
@@ -238,7 +222,9 @@ def _norm_examples(full: int, attrs: dict[str, Any], kept: str, affine: str, vec
     return tuple(found)
 
 
-def _row_commands(name: str, compute: Any, gradient: Any, form_of: Any, scales: int, **how: Any) -> tuple[Command, ...]:
+def _row_commands(
+    name: str, text: str, compute: Any, gradient: Any, form_of: Any, scales: int, **how: Any
+) -> tuple[Command, ...]:
     """A norm over rows or groups, and its gradient command. `scales` counts scale and bias, as do the statistics."""
     (key, default), kept, affine, use = how["attr"], how["kept"], how["affine"], how["use"]
     stats = ("mean", "rstd")[-scales:]
@@ -246,17 +232,19 @@ def _row_commands(name: str, compute: Any, gradient: Any, form_of: Any, scales: 
     return (
         Command(
             name,
+            text,
             _norm_infer(scales),
             compute,
             _norm_rule(f"nn.{gradient_name}", form_of),
             {key: default, "epsilon": 1e-5},
             inputs=(1, 1 + scales),
             outputs=(1 + scales, 1 + scales),
-            inplace=over(0),
+            inplace=over_only((0, 0)),
             examples=_norm_examples(1, {key: use}, kept, affine, scales, 0),
         ),
         Command(
             gradient_name,
+            f"The gradients of nn.{name} by x and what scales and moves it: (dy, x, scale?, statistics) -> ...",
             _norm_gradient_infer(stats, 1 + scales),
             gradient,
             _gradient_parts(form_of),
@@ -272,6 +260,9 @@ def _row_commands(name: str, compute: Any, gradient: Any, form_of: Any, scales: 
 COMMANDS: tuple[Command, ...] = (
     Command(
         "batch_norm",
+        "Training: x normalised by mean and variance of the batch, for each channel along `axis`, then scaled and "
+        "moved (Ioffe and Szegedy 2015) -> (y, running mean, running variance, mean, 1 / deviation). `momentum` is "
+        "the share of the new in what runs.",
         _batch_infer,
         forms.batch_norm,
         _batch_rule,
@@ -283,6 +274,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "batch_norm_gradient",
+        "The gradients of nn.batch_norm: (dy, x, scale, mean, rstd) -> (dx, dscale, dbias).",
         _batch_gradient_infer,
         forms.batch_gradient,
         _gradient_parts(batch_form),
@@ -294,16 +286,19 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "batch_norm_inference",
+        "x normalised by the running mean and variance of each channel along `axis`, then scaled and moved.",
         _batch_inference_infer,
         forms.batch_inference,
         by_parts(_inference_parts),
         {"epsilon": 1e-5, "axis": 1},
         inputs=(5, 5),
-        inplace=over(0),
+        inplace=over_only((0, 0)),
         examples=_batch_examples(1, "-2:2", "-2:2", "-1:1", "0.5:2"),
     ),
     *_row_commands(
         "layer_norm",
+        "x normalised over its last `axes` axes, then scaled and moved by tensors of their shape (Ba et al. 2016) "
+        "-> (y, mean, 1 / deviation).",
         forms.layer_norm,
         forms.layer_gradient,
         layer_form,
@@ -315,17 +310,20 @@ COMMANDS: tuple[Command, ...] = (
     ),
     *_row_commands(
         "group_norm",
+        "x [N, C, ...] normalised over each group of channels, then scaled and moved by [C] (Wu and He 2018) "
+        "-> (y, mean [N, groups], 1 / deviation).",
         forms.group_norm,
         forms.group_gradient,
         group_form,
         2,
-        attr=("groups", REQUIRED),
+        attr=("groups", REQUIRED_INTEGER),
         use=2,
         kept="2,2",
         affine="4",
     ),
     *_row_commands(
         "rms_norm",
+        "x over the root mean square of its last `axes` axes, scaled (Zhang and Sennrich 2019) -> (y, 1 / root).",
         forms.rms_norm,
         forms.rms_gradient,
         rms_form,

@@ -97,68 +97,30 @@ def _sgd(
     return w - float(lr) * (grad + momentum * kept if nesterov else kept), kept
 
 
-def _moments(grad: Any, m: Any, v: Any, beta1: float, beta2: float) -> tuple[Any, Any]:
-    return beta1 * m + (1 - beta1) * grad, beta2 * v + (1 - beta2) * grad**2
+def _moved(grad: Any, m: Any, v: Any, step: Any, *, beta1: float, beta2: float, epsilon: float) -> tuple[Any, Any, Any]:
+    """The direction of Adam, and the new means of the gradient and of its square.
 
-
-def _direction(m: Any, v: Any, step: Any, beta1: float, beta2: float, epsilon: float) -> Any:
-    """The mean over the root of the mean square, both corrected for having started at 0."""
+    It is one mean over the root of the other, both corrected for having started at 0.
+    """
+    m, v = beta1 * m + (1 - beta1) * grad, beta2 * v + (1 - beta2) * grad**2
     mean, square = m / (1 - beta1 ** int(step)), v / (1 - beta2 ** int(step))
-    return mean / (np.sqrt(square) + epsilon)
+    return mean / (np.sqrt(square) + epsilon), m, v
 
 
-def _adam(
-    w: Any,
-    grad: Any,
-    lr: Any,
-    m: Any,
-    v: Any,
-    step: Any,
-    *,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    decay: float,
-) -> Any:
-    """Kingma and Ba, 2015."""
-    m, v = _moments(grad + decay * w, m, v, beta1, beta2)
-    return w - float(lr) * _direction(m, v, step, beta1, beta2, epsilon), m, v
+def _adam(w: Any, grad: Any, lr: Any, m: Any, v: Any, step: Any, *, decay: float, **rates: float) -> Any:
+    direction, m, v = _moved(grad + decay * w, m, v, step, **rates)
+    return w - float(lr) * direction, m, v
 
 
-def _adamw(
-    w: Any,
-    grad: Any,
-    lr: Any,
-    m: Any,
-    v: Any,
-    step: Any,
-    *,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    decay: float,
-) -> Any:
-    """Adam with decoupled weight decay: Loshchilov and Hutter, 2019."""
-    m, v = _moments(grad, m, v, beta1, beta2)
-    return w - float(lr) * (decay * w + _direction(m, v, step, beta1, beta2, epsilon)), m, v
+def _adamw(w: Any, grad: Any, lr: Any, m: Any, v: Any, step: Any, *, decay: float, **rates: float) -> Any:
+    direction, m, v = _moved(grad, m, v, step, **rates)
+    return w - float(lr) * (decay * w + direction), m, v
 
 
-def _lamb(
-    w: Any,
-    grad: Any,
-    lr: Any,
-    m: Any,
-    v: Any,
-    step: Any,
-    *,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    decay: float,
-) -> Any:
+def _lamb(w: Any, grad: Any, lr: Any, m: Any, v: Any, step: Any, *, decay: float, **rates: float) -> Any:
     """You et al., 2020, algorithm 2, with phi(z) = z: the update has the norm of the weights; 1 for a norm of 0."""
-    m, v = _moments(grad, m, v, beta1, beta2)
-    update = _direction(m, v, step, beta1, beta2, epsilon) + decay * w
+    direction, m, v = _moved(grad, m, v, step, **rates)
+    update = direction + decay * w
     sizes = float(np.linalg.norm(w.reshape(-1))), float(np.linalg.norm(update.reshape(-1)))
     trust = sizes[0] / sizes[1] if all(size > 0 for size in sizes) else 1.0
     return w - float(lr) * trust * update, m, v
@@ -192,11 +154,12 @@ def _example(dtype: str, *states: str, **attrs: Attr) -> Example:
     return Example((f"{dtype}[3,4]", f"{dtype}[3,4]", "f32[] 0.01:0.1", *kinds), attrs)
 
 
-def _adaptive(name: str, compute: Callable[..., Any], epsilon: float, decay: float) -> Command:
+def _adaptive(name: str, text: str, compute: Callable[..., Any], epsilon: float, decay: float) -> Command:
     """`<name>(w, grad, lr, m, v, step) -> (w', m', v')`."""
     states = ("-1:1", "0.1:2", "step")
     return Command(
         name,
+        text,
         _adam_infer,
         compute,
         attrs={"beta1": 0.9, "beta2": 0.999, "epsilon": epsilon, "decay": decay},
@@ -214,9 +177,10 @@ def _adaptive(name: str, compute: Callable[..., Any], epsilon: float, decay: flo
 COMMANDS = (
     Command(
         "sgd",
+        "Gradient descent, with momentum (Sutskever et al. 2013): (w, grad, lr, momentum?) -> (w', momentum'?).",
         _sgd_infer,
         _sgd,
-        attrs={"momentum": 0.0, "dampening": 0.0, "decay": 0.0, "nesterov": 0},
+        attrs={"momentum": 0.0, "dampening": 0.0, "decay": 0.0, "nesterov": False},
         inputs=(3, 4),
         outputs=(1, 2),
         inplace=over_only((0, 0), (1, 3)),
@@ -227,11 +191,30 @@ COMMANDS = (
             _example("f32", "-1:1", momentum=0.9, nesterov=1),
         ),
     ),
-    _adaptive("adam", _adam, 1e-8, 0.0),
-    _adaptive("adamw", _adamw, 1e-8, 0.01),
-    _adaptive("lamb", _lamb, 1e-6, 0.0),
+    _adaptive(
+        "adam",
+        "Adam (Kingma and Ba 2015): (w, grad, lr, m, v, step) -> (w', m', v'); step counts from 1.",
+        _adam,
+        1e-8,
+        0.0,
+    ),
+    _adaptive(
+        "adamw",
+        "Adam with decoupled weight decay (Loshchilov and Hutter 2019); arguments as of nn.adam.",
+        _adamw,
+        1e-8,
+        0.01,
+    ),
+    _adaptive(
+        "lamb",
+        "LAMB: Adam whose update has the norm of the weights (You et al. 2020); arguments as of nn.adam.",
+        _lamb,
+        1e-6,
+        0.0,
+    ),
     Command(
         "rmsprop",
+        "RMSProp (Tieleman and Hinton 2012): (w, grad, lr, v, momentum?) -> (w', v', momentum'?).",
         _rmsprop_infer,
         _rmsprop,
         attrs={"alpha": 0.99, "momentum": 0.0, "epsilon": 1e-8, "decay": 0.0},

@@ -13,27 +13,27 @@ import numpy as np
 
 from sublet.errors import SpecError
 from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.nn.command import REQUIRED, Command, Example, Required, pick, spec_of
+from sublet.ops.nn.command import REQUIRED_INTEGERS, Command, Example, Required, pick, spec_of
 from sublet.ops.nn.gradients import given, operand
-from sublet.ops.nn.shapes import FLOATS, equal, of_type, same_type
+from sublet.ops.nn.shapes import FLOATS, equal, of_type, same_type, shape_given
 from sublet.ops.nn.windows import Extents, Windows, from_first, image, shape_of, to_first, windows
 from sublet.ops.op import Attrs, Emit, Grads, Specs
 from sublet.tensor import TensorSpec
 
 MAX: dict[str, Attr | Required] = {
-    "kernel": REQUIRED,
+    "kernel": REQUIRED_INTEGERS,
     "strides": (),
     "pads": (),
     "dilations": (),
-    "ceil": 0,
+    "ceil": False,
     "layout": "nchw",
 }
 AVERAGE: dict[str, Attr | Required] = {
-    "kernel": REQUIRED,
+    "kernel": REQUIRED_INTEGERS,
     "strides": (),
     "pads": (),
-    "count_include_pad": 0,
-    "ceil": 0,
+    "count_include_pad": False,
+    "ceil": False,
     "layout": "nchw",
 }
 
@@ -41,8 +41,6 @@ AVERAGE: dict[str, Attr | Required] = {
 def pool_windows(attrs: Attrs) -> Windows:
     """The windows of a pooling: without strides they lie side by side. Raises SpecError."""
     kernel = pick(attrs, "kernel")
-    if not isinstance(kernel, tuple):
-        raise SpecError(f"kernel = {kernel!r} must be a list of integers, one for each spatial axis")
     return windows({**attrs, "strides": tuple(pick(attrs, "strides")) or kernel}, kernel)
 
 
@@ -75,7 +73,7 @@ def _gather_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 def _average_gradient_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     dy = of_type(specs[0], FLOATS, "dy")
-    x = TensorSpec(dy.dtype, tuple(pick(attrs, "shape")))
+    x = TensorSpec(dy.dtype, shape_given(pick(attrs, "shape")))
     equal(dy, _pooled(x, attrs, "shape"), "dy and the pooled shape")
     return (x,)
 
@@ -170,6 +168,7 @@ _CUBE: dict[str, Attr] = {"kernel": (2, 2, 2), "strides": (1, 2, 1)}
 COMMANDS: tuple[Command, ...] = (
     Command(
         "max_pool",
+        "The maximum of each window over 1 to 3 spatial axes. Without strides windows lie side by side.",
         _pool_infer,
         _max_pool,
         _max_rule,
@@ -183,6 +182,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "max_pool_gradient",
+        "The gradient of nn.max_pool: (dy, x) -> dx. The maxima are found again, the first of equal ones.",
         _max_gradient_infer,
         _max_pool_gradient,
         _max_gradient_rule,
@@ -196,6 +196,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "max_pool_gather",
+        "What stands in a tensor like x where the maxima of x are: the gradient of nn.max_pool_gradient.",
         _gather_infer,
         _max_pool_gather,
         _gather_rule,
@@ -209,6 +210,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "avg_pool",
+        "The mean of each window over 1 to 3 spatial axes, of the padding too where count_include_pad says so.",
         _pool_infer,
         _avg_pool,
         _average_rule,
@@ -223,10 +225,11 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "avg_pool_gradient",
+        "The gradient of nn.avg_pool, of an x of the shape `shape`: dy -> dx.",
         _average_gradient_infer,
         _avg_pool_gradient,
         _average_gradient_rule,
-        {**AVERAGE, "shape": REQUIRED},
+        {**AVERAGE, "shape": REQUIRED_INTEGERS},
         examples=(
             Example(("f64[2,4,3,3]",), {**_CEIL, "shape": (2, 6, 5, 3)}),
             Example(("f64[1,2,3]",), {**_LINE, "shape": (1, 2, 6)}),

@@ -14,7 +14,7 @@ import numpy as np
 
 from sublet.errors import SpecError
 from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.nn.command import REQUIRED, Command, Example, Required, over, pick, whole
+from sublet.ops.nn.command import REQUIRED_INTEGERS, REQUIRED_NUMBER, Command, Example, Required, over, pick, whole
 from sublet.ops.nn.gradients import given, operand
 from sublet.ops.nn.shapes import FLOATS, INDICES, of_type, shape_given, type_named
 from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
@@ -48,13 +48,13 @@ def _draw_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 
 def _uniform_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    if pick(attrs, "low") > pick(attrs, "high"):
+    if not pick(attrs, "low") <= pick(attrs, "high"):
         raise SpecError(f"low = {pick(attrs, 'low')} is above high = {pick(attrs, 'high')}")
     return _draw_infer(specs, attrs)
 
 
 def _normal_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    if pick(attrs, "std") < 0:
+    if not pick(attrs, "std") >= 0:
         raise SpecError(f"std = {pick(attrs, 'std')} is below 0")
     return _draw_infer(specs, attrs)
 
@@ -98,13 +98,14 @@ def _same_mask(op: str) -> Callable[[Emit, Node, Grads], Sequence[Value | None]]
     return gradient
 
 
-def _dropping(name: str, gradient: str) -> Command:
+def _dropping(name: str, text: str, gradient: str) -> Command:
     return Command(
         name,
+        text,
         _dropout_infer,
         _dropout,
         _same_mask(gradient),
-        {"rate": REQUIRED, "stream": 0},
+        {"rate": REQUIRED_NUMBER, "stream": 0},
         inputs=(2, 2),
         views=_dropout_views,
         inplace=over(0),
@@ -117,9 +118,11 @@ def _dropping(name: str, gradient: str) -> Command:
     )
 
 
-def _drawing(name: str, infer: Any, compute: Any, first: tuple[str, float], second: tuple[str, float]) -> Command:
+def _drawing(
+    name: str, text: str, infer: Any, compute: Any, first: tuple[str, float], second: tuple[str, float]
+) -> Command:
     given_attrs: dict[str, Attr | Required] = {
-        "shape": REQUIRED,
+        "shape": REQUIRED_INTEGERS,
         "dtype": "f32",
         first[0]: first[1],
         second[0]: second[1],
@@ -127,6 +130,7 @@ def _drawing(name: str, infer: Any, compute: Any, first: tuple[str, float], seco
     }
     return Command(
         name,
+        text,
         infer,
         compute,
         attrs=given_attrs,
@@ -139,8 +143,28 @@ def _drawing(name: str, infer: Any, compute: Any, first: tuple[str, float], seco
 
 
 COMMANDS = (
-    _drawing("random_uniform", _uniform_infer, _uniform, ("low", 0.0), ("high", 1.0)),
-    _drawing("random_normal", _normal_infer, _normal, ("mean", 0.0), ("std", 1.0)),
-    _dropping("dropout", "nn.dropout_gradient"),
-    _dropping("dropout_gradient", "nn.dropout"),
+    _drawing(
+        "random_uniform",
+        "Numbers drawn evenly from [low, high): a function of the key and the stream.",
+        _uniform_infer,
+        _uniform,
+        ("low", 0.0),
+        ("high", 1.0),
+    ),
+    _drawing(
+        "random_normal",
+        "Numbers drawn from a normal distribution: a function of the key and the stream.",
+        _normal_infer,
+        _normal,
+        ("mean", 0.0),
+        ("std", 1.0),
+    ),
+    _dropping(
+        "dropout",
+        "x with a share `rate` of its elements, drawn by key and stream, set to 0, the rest scaled (Srivastava 2014).",
+        "nn.dropout_gradient",
+    ),
+    _dropping(
+        "dropout_gradient", "The gradient of nn.dropout: dy where x was kept. The mask is drawn again.", "nn.dropout"
+    ),
 )

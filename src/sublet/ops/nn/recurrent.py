@@ -16,9 +16,9 @@ from sublet.errors import SpecError
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn import cells
 from sublet.ops.nn.activation import sigmoid
-from sublet.ops.nn.cells import mul, state, widened
+from sublet.ops.nn.cells import state, widened
 from sublet.ops.nn.command import Command, Example, over_only, spec_of
-from sublet.ops.nn.gradients import by_parts, operand, result
+from sublet.ops.nn.gradients import by_parts, operand, product, result, total, zeros
 from sublet.ops.nn.layout import cut
 from sublet.ops.nn.shapes import FLOATS, equal, of_type, present, same_type
 from sublet.ops.op import Attrs, Emit, Grads, Specs
@@ -133,8 +133,8 @@ def _fit(specs: Specs, roles: Sequence[str], wanted: Sequence[TensorSpec], optio
 def _of_gates(spec: TensorSpec | None, count: int) -> tuple[TensorSpec, TensorSpec, TensorSpec, TensorSpec]:
     """The specs of the gates, of y, of the state and of w_hh."""
     gates = of_type(spec, FLOATS, "gates")
-    if len(gates.shape) != 3 or gates.shape[2] % count:
-        raise SpecError(f"the gates are {gates}, they must be [time, batch, {count} * hidden]")
+    if len(gates.shape) != 3 or not gates.shape[0] or gates.shape[2] % count:
+        raise SpecError(f"the gates are {gates}, they must be [time > 0, batch, {count} * hidden]")
     (time, batch, width), dtype = gates.shape, gates.dtype
     hidden = width // count
     y, h = TensorSpec(dtype, (time, batch, hidden)), TensorSpec(dtype, (batch, hidden))
@@ -206,10 +206,7 @@ def _gru_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
 
 def _plus(emit: Emit, value: Value | None, more: Value | None, t: int) -> Value | None:
     """A value and row t of another, where they are there."""
-    if more is None:
-        return value
-    row = _row(emit, more, t)
-    return row if value is None else emit("nn.add", value, row)
+    return total(emit, value, None if more is None else _row(emit, more, t))
 
 
 def _stacked(emit: Emit, rows: Sequence[Value]) -> Value:
@@ -223,23 +220,19 @@ def _gates_of(emit: Emit, gates: Value, t: int, count: int) -> tuple[Value, ...]
     return emit.several("nn.split", _row(emit, gates, t), axis=-1, sizes=(width,) * count)
 
 
-def _zero(emit: Emit, like: Value) -> Value:
-    return emit("nn.mul", like, emit.constant(0, like))
-
-
 def _lstm_parts(emit: Emit, node: Node) -> Sequence[Value]:
     dy, dh, dc, dgates, dcells = node.inputs[:5]
     w_hh, c0, gates, kept = (operand(node, i) for i in range(5, 9))
-    dh, dc = (_zero(emit, c0) if grad is None else grad for grad in (dh, dc))
+    dh, dc = (zeros(emit, c0) if grad is None else grad for grad in (dh, dc))
     found: list[Value] = []
     for t in reversed(range(spec_of(gates).shape[0])):
         i, f, g, o = _gates_of(emit, gates, t, 4)
         bent, before = emit("nn.tanh", _row(emit, kept, t)), _row(emit, kept, t - 1) if t else c0
         dh = _plus(emit, dh, dy, t)
         assert dh is not None
-        dc = _plus(emit, emit("nn.add", dc, emit("nn.tanh_gradient", mul(emit, dh, o), bent)), dcells, t)
+        dc = _plus(emit, emit("nn.add", dc, emit("nn.tanh_gradient", product(emit, dh, o), bent)), dcells, t)
         assert dc is not None
-        active = [mul(emit, dc, g), mul(emit, dc, before), mul(emit, dc, i), mul(emit, dh, bent)]
+        active = [product(emit, dc, g), product(emit, dc, before), product(emit, dc, i), product(emit, dh, bent)]
         if dgates is not None:
             more = _gates_of(emit, dgates, t, 4)
             active = [emit("nn.add", a, b) for a, b in zip(active, more, strict=True)]
@@ -248,7 +241,7 @@ def _lstm_parts(emit: Emit, node: Node) -> Sequence[Value]:
             for grad, gate in zip(active, (i, f, g, o), strict=True)
         ]
         found.append(emit("nn.concat", *rows, axis=-1))
-        dh, dc = emit("nn.matmul", found[-1], w_hh), mul(emit, dc, f)
+        dh, dc = emit("nn.matmul", found[-1], w_hh), product(emit, dc, f)
     assert dh is not None
     return [_stacked(emit, found), dh, dc]
 
@@ -256,29 +249,25 @@ def _lstm_parts(emit: Emit, node: Node) -> Sequence[Value]:
 def _gru_parts(emit: Emit, node: Node) -> Sequence[Value]:
     dy, dh, dgates, dinner = node.inputs[:4]
     w_hh, h0, y, gates, inner = (operand(node, i) for i in range(4, 9))
-    dh = _zero(emit, h0) if dh is None else dh
+    dh = zeros(emit, h0) if dh is None else dh
     of_x: list[Value] = []
     of_h: list[Value] = []
     for t in reversed(range(spec_of(gates).shape[0])):
         r, z, n = _gates_of(emit, gates, t, 3)
         dh = _plus(emit, dh, dy, t)
         assert dh is not None
-        carried = mul(emit, dh, z)
+        carried = product(emit, dh, z)
         more = (None, None, None) if dgates is None else _gates_of(emit, dgates, t, 3)
-        dn = emit("nn.tanh_gradient", _both(emit, emit("nn.sub", dh, carried), more[2]), n)
+        dn = emit("nn.tanh_gradient", total(emit, emit("nn.sub", dh, carried), more[2]), n)
         change = emit("nn.sub", _row(emit, y, t - 1) if t else h0, n)
-        dz = emit("nn.sigmoid_gradient", _both(emit, mul(emit, dh, change), more[1]), z)
-        dr = emit("nn.sigmoid_gradient", _both(emit, mul(emit, dn, _row(emit, inner, t)), more[0]), r)
-        last = _plus(emit, mul(emit, dn, r), dinner, t)
+        dz = emit("nn.sigmoid_gradient", total(emit, product(emit, dh, change), more[1]), z)
+        dr = emit("nn.sigmoid_gradient", total(emit, product(emit, dn, _row(emit, inner, t)), more[0]), r)
+        last = _plus(emit, product(emit, dn, r), dinner, t)
         of_x.append(emit("nn.concat", dr, dz, dn, axis=-1))
         of_h.append(emit("nn.concat", dr, dz, last, axis=-1))
         dh = emit("nn.add", carried, emit("nn.matmul", of_h[-1], w_hh))
     assert dh is not None
     return [_stacked(emit, of_x), _stacked(emit, of_h), dh]
-
-
-def _both(emit: Emit, a: Value, b: Value | None) -> Value:
-    return a if b is None else emit("nn.add", a, b)
 
 
 def _uses(*texts: str) -> tuple[Example, ...]:
@@ -294,6 +283,9 @@ COMMANDS: tuple[Command, ...] = (
     *cells.COMMANDS,
     Command(
         "lstm",
+        "LSTM over a sequence (Hochreiter and Schmidhuber 1997): x [T, B, I], h0 and c0 [B, H], w_ih [4 H, I], "
+        "w_hh [4 H, H] -> (y [T, B, H], h, c, gates [T, B, 4 H], cells [T, B, H]). Gates in the order of PyTorch: "
+        "input, forget, candidate, output.",
         _lstm_infer,
         _lstm,
         _lstm_rule,
@@ -307,6 +299,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "lstm_gradient",
+        "Of nn.lstm, back through time: the gradients of the gates before activation, of h0 and of c0.",
         _lstm_gradient_infer,
         _lstm_gradient,
         by_parts(_lstm_parts),
@@ -321,6 +314,8 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "gru",
+        "GRU over a sequence (Cho et al. 2014): x [T, B, I], h0 [B, H], w_ih [3 H, I], w_hh [3 H, H] "
+        "-> (y [T, B, H], h, gates [T, B, 3 H], inner [T, B, H]). Gates as in PyTorch: reset, update, candidate.",
         _gru_infer,
         _gru,
         _gru_rule,
@@ -330,6 +325,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "gru_gradient",
+        "Of nn.gru, back through time: the gradients of the gates of x and of h before activation, and of h0.",
         _gru_gradient_infer,
         _gru_gradient,
         by_parts(_gru_parts),

@@ -10,16 +10,16 @@ import numpy as np
 
 from sublet.errors import SpecError
 from sublet.ir.graph import Node, Value
-from sublet.ops.nn.command import REQUIRED, Command, Example, pick, spec_of, whole
+from sublet.ops.nn.command import REQUIRED_INTEGERS, Command, Example, pick, spec_of, whole
 from sublet.ops.nn.gradients import given, operand
-from sublet.ops.nn.shapes import ANY, NUMBERS, axes_in, broadcast, of_type
-from sublet.ops.op import Attrs, Emit, Gradient, Grads, Specs
+from sublet.ops.nn.shapes import ANY, FLOATS, NUMBERS, axes_in, broadcast, of_type, shape_given
+from sublet.ops.op import Attrs, Emit, Gradient, Grads, Infer, Specs
 from sublet.tensor import TensorSpec
 
 
 def reduced(shape: Sequence[int], axes: Sequence[int], keepdims: int) -> tuple[int, ...]:
     """The shape without `axes`, or with 1 in their place."""
-    gone = axes_in(axes, len(shape)) if shape else ()
+    gone = axes_in(axes, len(shape))
     if keepdims:
         return tuple(1 if axis in gone else extent for axis, extent in enumerate(shape))
     return tuple(extent for axis, extent in enumerate(shape) if axis not in gone)
@@ -30,6 +30,16 @@ def _infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     return (TensorSpec(x.dtype, reduced(x.shape, pick(attrs, "axes"), pick(attrs, "keepdims"))),)
 
 
+def _infer_mean(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    of_type(specs[0], FLOATS)
+    return _infer(specs, attrs)
+
+
+def _mean_of(x: Any, axis: tuple[int, ...] | None, keepdims: bool) -> Any:
+    found = np.sum(x, axis=axis, keepdims=keepdims)
+    return found / x.dtype.type(x.size // max(1, found.size))
+
+
 def spread(emit: Emit, node: Node, grad: Value) -> Value:
     """The gradient of a reduced value, once for every element that went into it."""
     x = spec_of(operand(node, 0))
@@ -37,7 +47,7 @@ def spread(emit: Emit, node: Node, grad: Value) -> Value:
     return emit("nn.broadcast_to", emit("nn.reshape", grad, shape=kept), shape=x.shape)
 
 
-def reduction(name: str, function: Callable[..., Any], rule: Gradient, domain: str = "") -> Command:
+def reduction(name: str, text: str, infer: Infer, function: Callable[..., Any], rule: Gradient) -> Command:
     """A command that reduces over `axes`; all of them for ()."""
 
     def compute(x: Any, axes: tuple[int, ...], keepdims: int) -> Any:
@@ -45,17 +55,18 @@ def reduction(name: str, function: Callable[..., Any], rule: Gradient, domain: s
 
     return Command(
         name,
-        _infer,
+        text,
+        infer,
         compute,
         rule,
-        {"axes": (), "keepdims": 0},
+        {"axes": (), "keepdims": False},
         views=whole,
         examples=(
-            Example((f"f64[2,3,4] {domain}".strip(),), {"axes": (1,)}),
-            Example((f"f64[2,3,4] {domain}".strip(),), {"axes": (0, -1), "keepdims": 1}),
-            Example((f"f64[3] {domain}".strip(),)),
-            Example((f"f32[4,5] {domain}".strip(),), {"axes": (0,)}),
-            Example((f"f32[4,1] {domain}".strip(),), {"axes": (1,)}),
+            Example(("f64[2,3,4]",), {"axes": (1,)}),
+            Example(("f64[2,3,4]",), {"axes": (0, -1), "keepdims": 1}),
+            Example(("f64[3]",)),
+            Example(("f32[4,5]",), {"axes": (0,)}),
+            Example(("f32[4,1]",), {"axes": (1,)}),
         ),
     )
 
@@ -71,7 +82,7 @@ def _mean(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
 
 
 def _sum_to_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    x, shape = of_type(specs[0], NUMBERS), tuple(pick(attrs, "shape"))
+    x, shape = of_type(specs[0], NUMBERS), shape_given(pick(attrs, "shape"))
     smaller = TensorSpec(x.dtype, shape)
     if broadcast([x, smaller]) != x.shape:
         raise SpecError(f"{x} cannot be summed to the shape {list(shape)}")
@@ -85,7 +96,7 @@ def _sum_to(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _broadcast_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    x, shape = of_type(specs[0], ANY), tuple(pick(attrs, "shape"))
+    x, shape = of_type(specs[0], ANY), shape_given(pick(attrs, "shape"))
     wanted = TensorSpec(x.dtype, shape)
     if broadcast([x, wanted]) != shape:
         raise SpecError(f"{x} cannot be broadcast to the shape {list(shape)}")
@@ -93,7 +104,7 @@ def _broadcast_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 
 def _reshape_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-    x, shape = of_type(specs[0], ANY), tuple(pick(attrs, "shape"))
+    x, shape = of_type(specs[0], ANY), shape_given(pick(attrs, "shape"))
     if prod(shape) != x.size:
         raise SpecError(f"{x} has {x.size} elements, the shape {list(shape)} has {prod(shape)}")
     return (TensorSpec(x.dtype, shape),)
@@ -109,14 +120,15 @@ def back_to(op: str) -> Gradient:
 
 
 COMMANDS = (
-    reduction("sum", np.sum, _sum),
-    reduction("mean", np.mean, _mean),
+    reduction("sum", "The sum over axes; over all for ().", _infer, np.sum, _sum),
+    reduction("mean", "The mean over axes; over all for ().", _infer_mean, _mean_of, _mean),
     Command(
         "sum_to",
+        "Summed over the axes along which `shape` would be broadcast to x: undoes nn.broadcast_to.",
         _sum_to_infer,
         _sum_to,
         back_to("nn.broadcast_to"),
-        {"shape": REQUIRED},
+        {"shape": REQUIRED_INTEGERS},
         views=whole,
         examples=(
             Example(("f64[2,3,4]",), {"shape": (3, 1)}),
@@ -126,10 +138,11 @@ COMMANDS = (
     ),
     Command(
         "broadcast_to",
+        "Repeated along axes of extent 1 and new leading axes, as NumPy does it.",
         _broadcast_infer,
         lambda x, shape: np.broadcast_to(x, shape),
         back_to("nn.sum_to"),
-        {"shape": REQUIRED},
+        {"shape": REQUIRED_INTEGERS},
         views=whole,
         examples=(
             Example(("f64[3,1]",), {"shape": (2, 3, 4)}),
@@ -139,10 +152,11 @@ COMMANDS = (
     ),
     Command(
         "reshape",
+        "The same elements in another shape.",
         _reshape_infer,
         lambda x, shape: x.reshape(shape),
         back_to("nn.reshape"),
-        {"shape": REQUIRED},
+        {"shape": REQUIRED_INTEGERS},
         views=whole,
         examples=(Example(("f64[2,6]",), {"shape": (3, 4)}), Example(("i64[4] 0:9",), {"shape": (2, 2)})),
     ),

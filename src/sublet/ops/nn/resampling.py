@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sublet.errors import SpecError
 from sublet.ir.graph import Node, Value
-from sublet.ops.nn.command import REQUIRED, Command, Example, pick, spec_of, whole
+from sublet.ops.nn.command import REQUIRED_INTEGERS, Command, Example, pick, spec_of, whole
 from sublet.ops.nn.gradients import given, operand, result
 from sublet.ops.nn.shapes import FLOATS, of_type
 from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
@@ -50,8 +50,8 @@ def _sized(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     x, size, mode = of_type(specs[0], FLOATS), pick(attrs, "size"), pick(attrs, "mode")
     if len(x.shape) != 4:
         raise SpecError(f"the input is {x}, it must have the axes [N, C, H, W]")
-    if not isinstance(size, tuple) or len(size) != 2 or any(not isinstance(n, int) or n < 1 for n in size):
-        raise SpecError(f"size = {size!r} must be (height, width), both at least 1")
+    if len(size) != 2 or min(size) < 1:
+        raise SpecError(f"size = {list(size)} must be (height, width), both at least 1")
     if mode not in MODES:
         raise SpecError(f"mode = {mode!r} must be one of {', '.join(MODES)}")
     if 0 in x.shape[2:]:
@@ -81,10 +81,11 @@ def _other(op: str, emit: Emit, node: Node, grads: Grads) -> Sequence[Value | No
 COMMANDS = (
     Command(
         "upsample",
+        "Images [N, C, H, W] of another size, nearest or bilinear; positions as in PyTorch.",
         _sized,
         _upsample,
         lambda emit, node, grads: _other("nn.upsample_gradient", emit, node, grads),
-        {"size": REQUIRED, "mode": "nearest", "align_corners": 0},
+        {"size": REQUIRED_INTEGERS, "mode": "nearest", "align_corners": False},
         views=_views,
         examples=(
             Example(("f64[1,2,3,2]",), {"size": (6, 5)}),
@@ -94,13 +95,13 @@ COMMANDS = (
             Example(("f32[1,2,4,4]",), {"size": (2, 3)}),
         ),
     ),
-    # `size` is that of the image the gradient is for.
     Command(
         "upsample_gradient",
+        "The gradient of nn.upsample, of images of the size `size`: dy -> dx.",
         _sized,
         _upsample_gradient,
         lambda emit, node, grads: _other("nn.upsample", emit, node, grads),
-        {"size": REQUIRED, "mode": "nearest", "align_corners": 0},
+        {"size": REQUIRED_INTEGERS, "mode": "nearest", "align_corners": False},
         views=_views,
         examples=(
             Example(("f64[1,2,6,4]",), {"size": (3, 2)}),

@@ -10,8 +10,8 @@ import numpy as np
 
 from sublet.errors import SpecError
 from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.nn.command import REQUIRED, Command, Example, Required, over, pick, spec_of, whole
-from sublet.ops.nn.gradients import by_parts, given, operand, result
+from sublet.ops.nn.command import REQUIRED_INTEGER, Command, Example, Required, over, over_only, pick, spec_of, whole
+from sublet.ops.nn.gradients import by_parts, given, operand, reshaped, result
 from sublet.ops.nn.reduction import reduced
 from sublet.ops.nn.shapes import FLOATS, NUMBERS, axis_in, equal, of_type
 from sublet.ops.op import Attrs, Emit, Grads, Infer, Specs
@@ -53,7 +53,7 @@ def _of_result_infer(allowed: Sequence[DType], inputs: int) -> Infer:
 def _kept(emit: Emit, node: Node, small: Value, position: int) -> Value:
     """A reduced value with extent 1 along the axes that are gone, so that it broadcasts against the input."""
     shape = reduced(spec_of(operand(node, position)).shape, pick(node.attrs, "axes"), 1)
-    return small if spec_of(small).shape == shape else emit("nn.reshape", small, shape=shape)
+    return reshaped(emit, small, shape)
 
 
 def _over(node: Node) -> dict[str, Any]:
@@ -135,8 +135,10 @@ def _norm_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
     scale = _kept(emit, node, emit("nn.masked_fill", emit("nn.div", dy, scale), nothing, value=0.0), 0)
     if p == 2:
         return [emit("nn.mul", x, scale)]
-    powers = emit("nn.mul", emit("nn.sign", x), emit("nn.pow", emit("nn.abs", x), emit.constant(p - 1, x)))
-    return [emit("nn.mul", powers, scale)]
+    powers = emit("nn.pow", emit("nn.abs", x), emit.constant(p - 1, x))
+    if p < 1:  # where x is 0 the slope has no limit; 0, as PyTorch has it
+        powers = emit("nn.masked_fill", powers, emit("nn.equal", x, emit.constant(0, x)), value=0.0)
+    return [emit("nn.mul", emit("nn.mul", emit("nn.sign", x), powers), scale)]
 
 
 def _position_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
@@ -160,13 +162,14 @@ def _running_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None
     return [emit("nn.cumsum", given(grads), axis=pick(node.attrs, "axis"), reverse=1 - pick(node.attrs, "reverse"))]
 
 
-def _position(name: str, function: Callable[..., Any]) -> Command:
+def _position(name: str, text: str, function: Callable[..., Any]) -> Command:
     """The position of the first of the extreme elements."""
     return Command(
         name,
+        text,
         _position_infer,
         lambda x, axis, keepdims: function(x, axis, keepdims=bool(keepdims)),
-        attrs={"axis": REQUIRED, "keepdims": 0},
+        attrs={"axis": REQUIRED_INTEGER, "keepdims": False},
         examples=(
             Example(("f64[3,4]",), {"axis": 1}),
             Example(("i32[3,4,2] 0:3",), {"axis": -2, "keepdims": 1}),
@@ -175,7 +178,7 @@ def _position(name: str, function: Callable[..., Any]) -> Command:
     )
 
 
-_AXES: Mapping[str, Attr | Required] = {"axes": (), "keepdims": 0}
+_AXES: Mapping[str, Attr | Required] = {"axes": (), "keepdims": False}
 _USES = (
     Example(("f64[2,3,4]",), {"axes": (1,)}),
     Example(("f64[2,3,4]",), {"axes": (0, -1), "keepdims": 1}),
@@ -184,25 +187,54 @@ _USES = (
 )
 
 COMMANDS = (
-    Command("max", _some_infer, _over_axes(np.max), _extremum_back, _AXES, views=whole, examples=_USES),
-    Command("min", _some_infer, _over_axes(np.min), _extremum_back, _AXES, views=whole, examples=_USES),
+    Command(
+        "max",
+        "The largest element over axes; over all for ().",
+        _some_infer,
+        _over_axes(np.max),
+        _extremum_back,
+        _AXES,
+        views=whole,
+        examples=_USES,
+    ),
+    Command(
+        "min",
+        "The smallest element over axes; over all for ().",
+        _some_infer,
+        _over_axes(np.min),
+        _extremum_back,
+        _AXES,
+        views=whole,
+        examples=_USES,
+    ),
     Command(
         "extremum_gradient",
+        "The gradient of nn.max and nn.min: (dy, x, y) -> dx, in equal shares where x is y.",
         _of_result_infer(FLOATS, 3),
         _extremum_gradient,
         by_parts(_extremum_parts),
         _AXES,
         inputs=(3, 3),
-        inplace=over(1),
+        inplace=over_only((0, 1)),
         # Where x is y it jumps, and has no finite difference: in f64 they differ.
         examples=(
             Example(("f64[2,4]", "f64[2,3,4] 0:1", "f64[2,4] 2:3"), {"axes": (1,)}),
             Example(("f32[1,3,1]", "f32[2,3,4] 1:1", "f32[1,3,1] 1:1"), {"axes": (0, 2), "keepdims": 1}),
         ),
     ),
-    Command("prod", _infer, _over_axes(np.prod), _prod_back, _AXES, views=whole, examples=_USES),
+    Command(
+        "prod",
+        "The product over axes; over all for ().",
+        _infer,
+        _over_axes(np.prod),
+        _prod_back,
+        _AXES,
+        views=whole,
+        examples=_USES,
+    ),
     Command(
         "prod_gradient",
+        "The gradient of nn.prod: (dy, x) -> dx, right where elements are 0 too.",
         _of_result_infer(FLOATS, 2),
         _prod_gradient,
         by_parts(_prod_parts),
@@ -216,10 +248,11 @@ COMMANDS = (
     ),
     Command(
         "norm",
+        "(sum of |x|^p)^(1/p) over axes, over all for (); the largest |x| for p = inf.",
         _norm_infer,
         _norm,
         _norm_back,
-        {"p": 2.0, "axes": (), "keepdims": 0},
+        {"p": 2.0, "axes": (), "keepdims": False},
         examples=(
             Example(("f64[2,3,4]",), {"axes": (1,)}),
             Example(("f64[2,3,4]",), {"axes": (0, -1), "keepdims": 1, "p": 1.0}),
@@ -228,14 +261,15 @@ COMMANDS = (
             Example(("f32[4,5]",), {"axes": (0,)}),
         ),
     ),
-    _position("argmax", np.argmax),
-    _position("argmin", np.argmin),
+    _position("argmax", "Where the first of the largest elements along an axis is, as i64.", np.argmax),
+    _position("argmin", "Where the first of the smallest elements along an axis is, as i64.", np.argmin),
     Command(
         "cumsum",
+        "Sums of all elements up to each along an axis; from each on where `reverse` says so.",
         _running_infer,
         _running,
         _running_back,
-        {"axis": REQUIRED, "reverse": 0},
+        {"axis": REQUIRED_INTEGER, "reverse": False},
         inplace=over(0),
         examples=(
             Example(("f64[3,4]",), {"axis": 1}),

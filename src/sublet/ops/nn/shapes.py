@@ -128,16 +128,17 @@ def type_named(text: str, allowed: Sequence[DType] = ANY) -> DType:
 
 def shape_given(shape: Sequence[int]) -> tuple[int, ...]:
     """A shape that an attribute gives."""
-    if not isinstance(shape, tuple) or any(not isinstance(extent, int) or extent < 0 for extent in shape):
-        raise SpecError(f"shape = {shape!r} must be a list of extents, none below 0")
-    return shape
+    if any(extent < 0 for extent in shape):
+        raise SpecError(f"shape = {list(shape)} must be a list of extents, none below 0")
+    return tuple(shape)
 
 
 def number_of(value: float, dtype: DType) -> float | int | bool:
-    """A number that an attribute gives, as one of `dtype`: one that the type cannot hold is refused."""
+    """A number that an attribute gives, as one of `dtype`: rounded to a float of that type, refused as an integer."""
     kind = NUMPY_TYPES[dtype]
     if dtype in FLOATS:
-        return float(value)
+        with np.errstate(over="ignore"):
+            return float(np.asarray(value, np.float64).astype(kind))
     low, high = (0, 1) if dtype is DType.BOOL else (np.iinfo(kind).min, np.iinfo(kind).max)
     if value != value or not low <= value <= high or value != int(value):
         raise SpecError(f"{value} is no {dtype}: it must be a whole number of {low} to {high}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import ceil as up
 from typing import Any
 
 import numpy as np
@@ -55,7 +54,7 @@ class Windows:
                     f"the window is {span} wide along spatial axis {axis}, but there are only {room + span} elements, "
                     f"{extent} and padding"
                 )
-            count = (up(room / stride) if self.ceil else room // stride) + 1
+            count = (-(-room // stride) if self.ceil else room // stride) + 1
             if self.ceil and (count - 1) * stride >= extent + begin:
                 count -= 1  # a window that would begin in the padding behind
             found.append(count)
@@ -99,7 +98,7 @@ def windows(attrs: Attrs, kernel: Sequence[int]) -> Windows:
 def _per_axis(attrs: Attrs, key: str, length: int, default: int, least: int) -> Extents:
     given = tuple(pick(attrs, key)) if key in attrs else ()
     found = given or (default,) * length
-    if len(found) != length or any(not isinstance(number, int) or number < least for number in found):
+    if len(found) != length or any(number < least for number in found):
         raise SpecError(f"{key} = {list(found)} must be {length} integers, each at least {least}")
     return found
 

@@ -71,7 +71,7 @@ def _elu_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tens
 def _softplus_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
     """dy * (1 - exp(-y)), computed where it goes."""
     t, (dy, y), (dx,) = torch(), inputs, outputs
-    zero = t.zeros((), dtype=dx.dtype)
+    zero = dx.new_zeros(())
     return in_turn(
         [
             partial(t.neg, y, out=dx),
@@ -84,7 +84,7 @@ def _softplus_gradient(node: Node, inputs: Operands, outputs: Operands, scratch:
 def _hard_swish_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
     """dy * (x / 3 + 1/2), once x is -1.5 where it is -3 or less and 1.5 where it is 3 or more; where it goes."""
     t, (dy, x), (dx,) = torch(), inputs, outputs
-    half = t.full((), 0.5, dtype=dx.dtype)
+    half = dx.new_full((), 0.5)
     return in_turn(
         [
             partial(t.threshold, x, -3, -1.5, out=dx),

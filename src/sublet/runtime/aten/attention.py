@@ -17,9 +17,8 @@ from sublet.ir.graph import Node
 from sublet.ops.nn.attention import factor
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.gradients import operand
-from sublet.runtime.aten.kernel import Fast, Operands, Tensor, bytes_as, in_turn, torch
+from sublet.runtime.aten.kernel import Fast, Operands, Tensor, bytes_as, in_turn, single, torch
 from sublet.runtime.kernel import Call
-from sublet.tensor import DType
 
 QUERIES = 128
 """Queries in a piece of a long sequence."""
@@ -43,14 +42,19 @@ class Piece:
         return self.heads.stop - self.heads.start, self.queries.stop - self.queries.start, self.keys
 
 
-def pieces(node: Node, first: int) -> Iterator[Piece]:
-    """Those of a node whose q and k are inputs `first` and `first` + 1."""
-    batch, heads, queries, _ = spec_of(operand(node, first)).shape
+def _sizes(node: Node, first: int) -> tuple[int, int, int]:
+    """Heads, queries and keys in a piece, at most, of a node whose q and k are inputs `first` and `first` + 1."""
+    _, heads, queries, _ = spec_of(operand(node, first)).shape
     keys = spec_of(operand(node, first + 1)).shape[2]
-    cut = queries >= LONG
-    rows = QUERIES if cut else max(1, queries)
-    # A piece does not cross samples, so that its mask is a view of the mask.
-    together = 1 if cut else min(heads, max(1, PIECE // max(1, rows * keys)))
+    if queries >= LONG:
+        return 1, QUERIES, min(keys, queries) if pick(node.attrs, "causal") else keys
+    return min(heads, max(1, PIECE // (queries * keys))), queries, keys
+
+
+def pieces(node: Node, first: int) -> Iterator[Piece]:
+    """Those of a node. None crosses samples, so that its mask is a view of the mask."""
+    batch, heads, queries, _ = spec_of(operand(node, first)).shape
+    together, rows, keys = _sizes(node, first)
     for sample in range(batch):
         for head in range(0, heads, together):
             span = slice(sample * heads + head, sample * heads + min(heads, head + together))
@@ -61,16 +65,8 @@ def pieces(node: Node, first: int) -> Iterator[Piece]:
 
 def _largest(node: Node, first: int) -> tuple[int, int]:
     """The most scores and the most queries of a piece."""
-    shapes = [piece.shape for piece in pieces(node, first)]
-    return max((a * b * c for a, b, c in shapes), default=0), max((a * b for a, b, _ in shapes), default=0)
-
-
-def _takes(first: int) -> Any:
-    def takes(node: Node) -> bool:
-        spec = spec_of(operand(node, first))
-        return spec.dtype in (DType.F32, DType.F64) and spec.size > 0 and spec_of(operand(node, first + 1)).size > 0
-
-    return takes
+    heads, queries, keys = _sizes(node, first)
+    return heads * queries * keys, heads * queries
 
 
 def _triangle_rows(node: Node, first: int) -> int:
@@ -204,6 +200,6 @@ def _gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) 
 
 
 KERNELS: Mapping[str, Fast] = {
-    "attention": Fast(_attention, _scratch(0, 1), _takes(0)),
-    "attention_gradient": Fast(_gradient, _scratch(1, 2), _takes(1)),
+    "attention": Fast(_attention, _scratch(0, 1), single),
+    "attention_gradient": Fast(_gradient, _scratch(1, 2), single),
 }

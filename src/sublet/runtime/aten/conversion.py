@@ -9,10 +9,11 @@ from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.conversion import first_axes, last_axes
 from sublet.ops.nn.gradients import result
-from sublet.ops.nn.shapes import FLOATS, number_of
+from sublet.ops.nn.shapes import number_of
 from sublet.runtime.aten.kernel import Fast, Make, Operands, Tensor, in_turn, torch
 from sublet.runtime.kernel import Call
 from sublet.runtime.moves import nothing
+from sublet.tensor import DType
 
 
 def _fill(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
@@ -24,16 +25,11 @@ def _undefined(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor)
 
 
 def _iota(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
-    return partial(torch().arange, node.attrs["count"], out=outputs[0])
-
-
-def _signed(node: Node) -> bool:
-    """Whether ATen has kernels for the type: it hardly has any for wide unsigned integers."""
-    return not spec_of(result(node)).dtype.text.startswith("u") or spec_of(result(node)).dtype.text == "u8"
+    return partial(torch().arange, node.attrs["count"], out=outputs[0], device=outputs[0].device)
 
 
 def _exactly_counted(node: Node) -> bool:
-    return _signed(node) and (spec_of(result(node)).dtype not in FLOATS[:2])
+    return spec_of(result(node)).dtype not in (DType.F16, DType.BF16)
 
 
 def copied(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
@@ -60,11 +56,11 @@ def reordered(axes: Callable[[Node, int], tuple[int, ...]]) -> Make:
 
 
 KERNELS: Mapping[str, Fast] = {
-    "fill": Fast(_fill),
-    "undefined": Fast(_undefined),
+    "fill": Fast(_fill, moves=True),
+    "undefined": Fast(_undefined, moves=True),
     "iota": Fast(_iota, takes=_exactly_counted),
-    "cast": Fast(copied),
-    "copy": Fast(copied),
-    "to_nhwc": Fast(reordered(lambda node, rank: last_axes(rank))),
-    "to_nchw": Fast(reordered(lambda node, rank: first_axes(rank))),
+    "cast": Fast(copied, moves=True),
+    "copy": Fast(copied, moves=True),
+    "to_nhwc": Fast(reordered(lambda node, rank: last_axes(rank)), moves=True),
+    "to_nchw": Fast(reordered(lambda node, rank: first_axes(rank)), moves=True),
 }

@@ -99,12 +99,12 @@ class _Convolution:
 
 
 def _slices(count: int, step: int) -> list[slice]:
-    return [slice(begin, min(count, begin + step)) for begin in range(0, count, step)] if step else []
+    return [slice(begin, min(count, begin + step)) for begin in range(0, count, step)]
 
 
 def _samples(x: Tensor, weights: int, y: Tensor) -> list[slice]:
     """Slices of the batch, not so small that preparing so many bytes of weights for each would cost time."""
-    each = max(1, (x.nbytes + y.nbytes) // max(1, len(x)))
+    each = (x.nbytes + y.nbytes) // len(x)
     least = max(4 * weights, SAMPLE_BYTES * torch().get_num_threads())
     return _slices(len(x), -(-least // each))
 
@@ -177,7 +177,7 @@ def _weight_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: T
         for i, n in enumerate(samples):
             gradient = its.backward(its.y[n, o], its.x[n], dw[o], 1)
             calls.append(partial(_add_item if i else _put_item, dw[o], gradient, 1))
-    return in_turn(calls if samples else [dw.zero_])
+    return in_turn(calls)
 
 
 def _product(node: Node, x: Tensor, w: Tensor, b: Tensor, y: Tensor) -> list[Call]:
@@ -225,8 +225,6 @@ def _weight_product(node: Node, dy: Tensor, x: Tensor, dw: Tensor) -> Call:
         dy, x = (one_matrix(t.movedim(1, -1)) for t in (dy, x))
         return partial(torch().mm, dy.t(), x, out=dw)
     dy, x = dy.flatten(2), x.flatten(2)
-    if not len(x):
-        return partial(dw.zero_)
     if _in_onednn(x, dw):
         calls: list[Call] = [dw.zero_]
         calls += [_added(dw, *sample) for sample in zip(dy, x, strict=True)]

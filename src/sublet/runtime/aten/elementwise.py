@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from functools import partial
 
 from sublet.ir.graph import Node
+from sublet.ops.nn.command import pick, spec_of
+from sublet.ops.nn.gradients import operand, result
+from sublet.ops.nn.shapes import FLOATS, number_of
 from sublet.runtime.aten.kernel import Fast, Make, Operands, Tensor, torch
 from sublet.runtime.kernel import Call
-from sublet.tensor import DType, TensorSpec
 
 
 def direct(name: str) -> Make:
@@ -21,14 +23,13 @@ def direct(name: str) -> Make:
 
 
 def _clamp(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
-    return partial(torch().clamp, inputs[0], node.attrs["low"], node.attrs["high"], out=outputs[0])
+    low, high = (number_of(pick(node.attrs, key), spec_of(result(node)).dtype) for key in ("low", "high"))
+    return partial(torch().clamp, inputs[0], low, high, out=outputs[0])
 
 
 def floating(node: Node) -> bool:
     """Whether the first input is of floating-point type; integers divide otherwise in ATen."""
-    value = node.inputs[0]
-    floats = (DType.F32, DType.F64, DType.F16, DType.BF16)
-    return value is not None and isinstance(value.spec, TensorSpec) and value.spec.dtype in floats
+    return spec_of(operand(node, 0)).dtype in FLOATS
 
 
 KERNELS: Mapping[str, Fast] = {
@@ -65,5 +66,5 @@ KERNELS: Mapping[str, Fast] = {
     },
     "div": Fast(direct("div"), takes=floating),
     "pow": Fast(direct("pow"), takes=floating),
-    "clamp": Fast(_clamp, takes=floating),
+    "clamp": Fast(_clamp),
 }

@@ -17,7 +17,9 @@ from sublet.tensor import DType
 
 
 def _axis(node: Node) -> int:
-    return int(pick(node.attrs, "axis")) % len(spec_of(operand(node, 0)).shape) if "axis" in node.attrs else 0
+    """Counted from the front; embeddings take rows."""
+    axis = int(pick(node.attrs, "axis")) if "axis" in node.attrs else 0
+    return axis if axis >= 0 else axis + len(spec_of(operand(node, 0)).shape)
 
 
 def _index_select(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
@@ -70,7 +72,7 @@ def _one_hot(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -
 
 def _masked_fill(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
     x, mask = inputs
-    value = torch().tensor(number_of(pick(node.attrs, "value"), spec_of(result(node)).dtype), dtype=x.dtype)
+    value = x.new_full((), number_of(pick(node.attrs, "value"), spec_of(result(node)).dtype))
     return partial(torch().where, mask, value, x, out=outputs[0])
 
 

@@ -13,7 +13,9 @@ import numpy as np
 
 from sublet.extras import require
 from sublet.ir.graph import Node
+from sublet.ops.nn.command import spec_of
 from sublet.runtime.kernel import Array, Call
+from sublet.tensor import DType
 
 Tensor = Any
 """A torch.Tensor over the bytes of a value. torch has types, but is only there with the extra `torch`."""
@@ -39,12 +41,19 @@ def always(node: Node) -> bool:
     return True
 
 
+def single(node: Node) -> bool:
+    """Of a kernel for f32 and f64: in halves it would lose too much, or ATen has no such function or allocates."""
+    return spec_of(next(iter(node.uses))).dtype in (DType.F32, DType.F64)
+
+
 @dataclass(frozen=True)
 class Fast:
     """A kernel on ATen.
 
     scratch     bytes it asks for, by node; planned like a tensor
     takes       whether it computes a node; the reference does where not
+    moves       whether it only moves or sets elements: ATen does so for every type, but does not compute with unsigned
+                integers of more than 8 bits
     allocates   whether PyTorch allocates memory during the call that grows with the tensors: such bytes are
                 measured and told, not planned. A test watches the allocator of those that say they do not.
     """
@@ -52,6 +61,7 @@ class Fast:
     make: Make
     scratch: Callable[[Node], int] = no_scratch
     takes: Callable[[Node], bool] = always
+    moves: bool = False
     allocates: bool = False
 
 

@@ -84,11 +84,11 @@ def _tile(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> C
 
 
 KERNELS: Mapping[str, Fast] = {
-    "transpose": Fast(reordered(_transpose_axes)),
-    "slice": Fast(_slice),
-    "concat": Fast(_concat),
-    "split": Fast(_split),
-    "pad": Fast(_pad),
-    "flip": Fast(_flip),
-    "tile": Fast(_tile),
+    "transpose": Fast(reordered(_transpose_axes), moves=True),
+    "slice": Fast(_slice, moves=True),
+    "concat": Fast(_concat, moves=True),
+    "split": Fast(_split, moves=True),
+    "pad": Fast(_pad, moves=True),
+    "flip": Fast(_flip, moves=True),
+    "tile": Fast(_tile, moves=True),
 }

@@ -10,17 +10,11 @@ from sublet.ir.graph import Node
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.gradients import operand
 from sublet.runtime.aten.activation import FAR, backward
-from sublet.runtime.aten.kernel import Fast, Make, Operands, Tensor, bytes_as, in_turn, torch
+from sublet.runtime.aten.kernel import Fast, Make, Operands, Tensor, bytes_as, in_turn, single, torch
 from sublet.runtime.kernel import Call
-from sublet.tensor import DType
 
 NO_MEAN = 0
 """PyTorch's number for reduction="none"."""
-
-
-def _wide(node: Node) -> bool:
-    """Whether ATen gathers and scatters numbers of this type without memory of its own; and there are some."""
-    return spec_of(operand(node, 0)).dtype in (DType.F32, DType.F64) and _column_bytes(node) > 0
 
 
 def _column_bytes(node: Node) -> int:
@@ -139,10 +133,6 @@ def _logits_bytes(node: Node) -> int:
     return spec_of(operand(node, 0)).nbytes
 
 
-def _some(node: Node) -> bool:
-    return _logits_bytes(node) > 0
-
-
 def _logits(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
     """(max(x, 0) - t x) + softplus(-|x|): softplus(x) - t x needs no scratch, but cancels where x is large, t 1."""
     t, (x, target), (loss,) = torch(), inputs, outputs
@@ -165,11 +155,12 @@ def _logits_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: T
 
 
 KERNELS: Mapping[str, Fast] = {
-    "categorical_cross_entropy": Fast(_cross_entropy, _column_bytes, _wide),
-    "categorical_cross_entropy_gradient": Fast(_cross_entropy_gradient, _column_bytes, _wide),
-    "softmax_cross_entropy": Fast(_softmax_cross_entropy, _column_bytes, _wide),
-    "softmax_cross_entropy_gradient": Fast(_softmax_cross_entropy_gradient, _column_bytes, _wide),
-    "sigmoid_binary_cross_entropy": Fast(_logits, _logits_bytes, _some),
+    # ATen gathers and scatters halves with memory of its own.
+    "categorical_cross_entropy": Fast(_cross_entropy, _column_bytes, single),
+    "categorical_cross_entropy_gradient": Fast(_cross_entropy_gradient, _column_bytes, single),
+    "softmax_cross_entropy": Fast(_softmax_cross_entropy, _column_bytes, single),
+    "softmax_cross_entropy_gradient": Fast(_softmax_cross_entropy_gradient, _column_bytes, single),
+    "sigmoid_binary_cross_entropy": Fast(_logits, _logits_bytes),
     "sigmoid_binary_cross_entropy_gradient": Fast(_logits_gradient),
     "binary_cross_entropy": Fast(_one_loss_each("binary_cross_entropy", None)),
     "binary_cross_entropy_gradient": Fast(backward("binary_cross_entropy_backward", lambda attrs: (None, NO_MEAN))),

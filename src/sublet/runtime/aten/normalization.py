@@ -15,17 +15,11 @@ from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.forms import Form, batch_form, group_form, layer_form, rms_form
 from sublet.ops.nn.gradients import operand
-from sublet.runtime.aten.kernel import Fast, Operands, Tensor, bytes_as, in_turn, torch
+from sublet.runtime.aten.kernel import Fast, Operands, Tensor, bytes_as, in_turn, single, torch
 from sublet.runtime.kernel import Call
-from sublet.tensor import DType
 
 PIECE = 1 << 20
 """Bytes of input whose gradient is asked of ATen at once: little to allocate, and enough to keep it busy."""
-
-
-def single(node: Node) -> bool:
-    """Whether the first tensor is f32 or f64: in halves, sums of squares would lose too much."""
-    return spec_of(next(iter(node.uses))).dtype in (DType.F32, DType.F64)
 
 
 def _form(form_of: Any, node: Node, position: int) -> Form:
@@ -44,21 +38,16 @@ def _channel_affine(x: Tensor, factor: Tensor, shift: Tensor, fixed: Tensor, out
     t = torch()
     if form.rows[2] == 1:
         return partial(t.addcmul, shift, x.view(form.rows[:2]), factor, out=out.view(form.rows[:2]))
-    none = x.new_empty(0)
-    return partial(
-        t.ops.aten.native_batch_norm.out,
-        x.view(form.rows),
-        factor,
-        shift,
-        fixed[0],
-        fixed[1],
-        False,
-        0.0,
-        0.0,
-        out=out.view(form.rows),
-        save_mean=none,
-        save_invstd=none,
-    )
+    return _by_statistics(x.view(form.rows), factor, shift, fixed[0], fixed[1], 0.0, out.view(form.rows))
+
+
+def _by_statistics(
+    x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, epsilon: float, out: Tensor
+) -> Call:
+    """ATen's batch norm by statistics that are given."""
+    function, none = torch().ops.aten.native_batch_norm.out, x.new_empty(0)
+    given = (x, scale, bias, mean, var, False, 0.0, epsilon)
+    return partial(function, *given, out=out, save_mean=none, save_invstd=none)
 
 
 def _variance(x: Tensor, scratch: Tensor, out: Tensor, axes: Sequence[int]) -> list[Call]:
@@ -145,22 +134,10 @@ def _rstd(squares: Tensor, count: int, epsilon: float) -> list[Call]:
 
 
 def _batch_inference(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    form, epsilon = _form(batch_form, node, 0), pick(node.attrs, "epsilon")
     x, scale, bias, mean, var = inputs
-    form, none = _form(batch_form, node, 0), x.new_empty(0)
-    return partial(
-        torch().ops.aten.native_batch_norm.out,
-        _channels_second(x, form),
-        scale,
-        bias,
-        mean,
-        var,
-        False,
-        0.0,
-        node.attrs["epsilon"],
-        out=_channels_second(outputs[0], form),
-        save_mean=none,
-        save_invstd=none,
-    )
+    places = _channels_second(x, form), _channels_second(outputs[0], form)
+    return _by_statistics(places[0], scale, bias, mean, var, epsilon, places[1])
 
 
 def _batch_gradient_scratch(node: Node) -> int:
@@ -251,9 +228,14 @@ def _affine(scale: Tensor, bias: Tensor, seen: Tensor, form: Form) -> list[Call]
     return calls if bias is None else [*calls, partial(seen.add_, bias.view(form.affine))]
 
 
+def _step(count: int, nbytes: int) -> int:
+    """How many of `count` rows or samples of `nbytes` in all come to `PIECE` bytes."""
+    return min(count, max(1, PIECE * count // nbytes))
+
+
 def _pieces(count: int, nbytes: int) -> list[slice]:
-    """Slices of `count` rows or samples of `nbytes` in all, as many at a time as come to `PIECE` bytes."""
-    step = max(1, PIECE * count // max(1, nbytes))
+    """Slices of so many rows or samples."""
+    step = _step(count, nbytes)
     return [slice(start, start + step) for start in range(0, count, step)]
 
 
@@ -298,28 +280,20 @@ def _group_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Te
     return _row_gradient(backward, first, pieces)
 
 
-def _rms_rows(node: Node) -> tuple[Form, list[slice]]:
-    x = spec_of(operand(node, 1))
-    form = rms_form(x.shape, node.attrs)
-    return form, _pieces(form.rows[0], x.nbytes)
-
-
 def _rms_scratch(node: Node) -> int:
     """A piece of rows, and two numbers for each."""
-    form, pieces = _rms_rows(node)
-    rows = min(form.rows[0], pieces[0].stop) if pieces else 0
-    return rows * (form.rows[1] + 2) * spec_of(operand(node, 1)).dtype.bits // 8
+    x, (rows, width) = spec_of(operand(node, 1)), _form(rms_form, node, 1).rows
+    return _step(rows, x.nbytes) * (width + 2) * x.dtype.bits // 8
 
 
 def _rms_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
     """dx = rstd g - x rstd^3 sum(g x) / n with g = dy scale, and dscale = sum(dy x rstd), a piece at a time."""
-    t = torch()
-    form, pieces = _rms_rows(node)
+    t, form = torch(), _form(rms_form, node, 1)
     dy, x, rstd = inputs[0].view(form.rows), inputs[1].view(form.rows), inputs[3].view(form.kept)
     scale = None if inputs[2] is None else inputs[2].view(-1)
     dx, dscale = outputs[0].view(form.rows), outputs[1].view(-1) if scale is not None else None
     calls: list[Call] = [] if dscale is None else [partial(dscale.zero_)]
-    for piece in pieces:
+    for piece in _pieces(form.rows[0], inputs[1].nbytes):
         grad, part, r = dy[piece], x[piece], rstd[piece]
         rows, width = part.shape
         numbers = bytes_as(scratch, x.dtype, (rows * (width + 2),))

@@ -13,9 +13,8 @@ from functools import partial
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.gradients import operand
-from sublet.runtime.aten.kernel import Fast, Make, Operands, Tensor, bytes_as, in_turn, torch
+from sublet.runtime.aten.kernel import Fast, Make, Operands, Tensor, bytes_as, in_turn, single, torch
 from sublet.runtime.kernel import Call
-from sublet.tensor import DType
 
 BLOCK = 1 << 17
 """Elements of a block: few enough for a cache, many enough that Python's calls do not count."""
@@ -87,10 +86,6 @@ def _block_bytes(node: Node) -> int:
     return min(w.size, BLOCK) * (w.dtype.bits // 8)
 
 
-def _some(node: Node) -> bool:
-    return spec_of(operand(node, 0)).size > 0
-
-
 def _rmsprop_bytes(node: Node) -> int:
     return _block_bytes(node) * (2 if node.attrs["decay"] else 1)
 
@@ -122,11 +117,6 @@ def _rmsprop(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -
 def _lamb_bytes(node: Node) -> int:
     """A block of the update, and two norms a block."""
     return _block_bytes(node) + 2 * _block_count(node) * (spec_of(operand(node, 0)).dtype.bits // 8)
-
-
-def _lamb_takes(node: Node) -> bool:
-    """Norms are kept in the type of the weights, which must be exact enough."""
-    return spec_of(operand(node, 0)).dtype in (DType.F32, DType.F64) and _some(node)
 
 
 def _lamb(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
@@ -168,6 +158,6 @@ KERNELS: Mapping[str, Fast] = {
     "sgd": Fast(_sgd),
     "adam": Fast(_adaptive("_fused_adam_")),
     "adamw": Fast(_adaptive("_fused_adamw_")),
-    "lamb": Fast(_lamb, _lamb_bytes, _lamb_takes),
-    "rmsprop": Fast(_rmsprop, _rmsprop_bytes, _some),
+    "lamb": Fast(_lamb, _lamb_bytes, single),  # norms are kept in the type of the weights,
+    "rmsprop": Fast(_rmsprop, _rmsprop_bytes),
 }

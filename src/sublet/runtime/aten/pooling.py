@@ -10,7 +10,7 @@ from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.gradients import operand, result
 from sublet.ops.nn.pooling import pool_windows
-from sublet.ops.nn.windows import nhwc
+from sublet.ops.nn.windows import image, nhwc
 from sublet.runtime.aten.kernel import Fast, Operands, Tensor, bytes_as, in_turn, torch
 from sublet.runtime.kernel import Call
 from sublet.tensor import DType
@@ -26,6 +26,13 @@ def _takes(node: Node) -> bool:
     """ATen pads both sides alike, by half a window at most."""
     over = pool_windows(node.attrs)
     return over.symmetric and all(2 * pad <= k for pad, k in zip(over.begins, over.kernel, strict=True))
+
+
+def _takes_max(node: Node) -> bool:
+    """A window that steps over a narrow input sees padding alone, of which ATen takes the first element."""
+    *_, spatial = image(spec_of(operand(node, len(node.inputs) - 1)), node.attrs, "x")
+    steps = pool_windows(node.attrs).dilations
+    return _takes(node) and all(step <= extent for step, extent in zip(steps, spatial, strict=True))
 
 
 def _takes_average(node: Node) -> bool:
@@ -144,9 +151,9 @@ def _avg_pool_gradient(node: Node, inputs: Operands, outputs: Operands, scratch:
 
 
 KERNELS: Mapping[str, Fast] = {
-    "max_pool": Fast(_max_pool, _forward_scratch, _takes),
-    "max_pool_gradient": Fast(_max_pool_gradient, _gradient_scratch, _takes),
-    "max_pool_gather": Fast(_max_pool_gather, _gather_scratch, _takes),
+    "max_pool": Fast(_max_pool, _forward_scratch, _takes_max),
+    "max_pool_gradient": Fast(_max_pool_gradient, _gradient_scratch, _takes_max),
+    "max_pool_gather": Fast(_max_pool_gather, _gather_scratch, _takes_max),
     "avg_pool": Fast(_avg_pool, takes=_takes_average),
     "avg_pool_gradient": Fast(_avg_pool_gradient, takes=_takes_average),
 }

@@ -27,7 +27,7 @@ def _chunk(node: Node) -> int:
 def _places(target: Tensor, scratch: Tensor, size: int) -> list[tuple[Array, Tensor]]:
     """For each chunk where it is drawn, and the tensor to copy it to; None where it is drawn in its place."""
     if scratch is None:
-        return [(piece.numpy(), None) for piece in target.split(CHUNK)] if target.numel() else []
+        return [(piece.numpy(), None) for piece in target.split(CHUNK)]
     buffer = bytes_as(scratch, torch().float32, (size,))
     return [(buffer[: piece.numel()].numpy(), piece) for piece in target.split(size)]
 
@@ -80,8 +80,6 @@ def _dropout(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -
     t, size = torch(), _chunk(node)
     key, stream = inputs[1].numpy(), pick(node.attrs, "stream")
     rate, scale = pick(node.attrs, "rate"), scale_of(pick(node.attrs, "rate"))
-    if not size:
-        return partial(outputs[0].copy_, inputs[0])
     chances, dropped = bytes_as(scratch, t.float32, (size,)), bytes_as(scratch, t.bool, (size,), 4 * size)
     pieces = [
         (chances[: x.numel()].numpy(), chances[: x.numel()], dropped[: x.numel()], x, y)

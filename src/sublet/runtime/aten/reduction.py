@@ -29,6 +29,8 @@ def _sum_to(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) ->
     x, out = inputs[0], outputs[0]
     extra = x.ndim - out.ndim
     axes = [a for a in range(x.ndim) if a < extra or (out.shape[a - extra] == 1 and x.shape[a] != 1)]
+    if not axes:  # which to ATen would mean all
+        return partial(out.copy_, x)
     kept = [1 if a in axes else extent for a, extent in enumerate(x.shape)]
     return partial(torch().sum, x, axes, True, out=out.view(kept))
 
@@ -45,6 +47,6 @@ KERNELS: Mapping[str, Fast] = {
     "sum": Fast(over_axes("sum"), takes=floating),
     "mean": Fast(over_axes("mean"), takes=floating),
     "sum_to": Fast(_sum_to, takes=floating),
-    "broadcast_to": Fast(_broadcast),
-    "reshape": Fast(_reshape),
+    "broadcast_to": Fast(_broadcast, moves=True),
+    "reshape": Fast(_reshape, moves=True),
 }

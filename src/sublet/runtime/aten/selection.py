@@ -15,15 +15,9 @@ from sublet.ops.nn.gradients import operand
 from sublet.ops.nn.reduction import reduced
 from sublet.ops.nn.shapes import axes_in
 from sublet.runtime.aten.elementwise import floating
-from sublet.runtime.aten.kernel import Fast, Make, Operands, Tensor, bytes_as, in_turn, torch
+from sublet.runtime.aten.kernel import Fast, Make, Operands, Tensor, bytes_as, in_turn, single, torch
 from sublet.runtime.aten.reduction import over_axes
 from sublet.runtime.kernel import Call
-from sublet.tensor import DType
-
-
-def wide(node: Node) -> bool:
-    """Whether the first input is f32 or f64."""
-    return spec_of(operand(node, 0)).dtype in (DType.F32, DType.F64)
 
 
 def _gone(node: Node, position: int) -> tuple[int, ...]:
@@ -52,7 +46,7 @@ def _prod(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> C
 
 def _prod_takes(node: Node) -> bool:
     position = 0 if node.op == "nn.prod" else 1
-    return wide(node) and merged(spec_of(operand(node, position)).shape, _gone(node, position)) is not None
+    return single(node) and merged(spec_of(operand(node, position)).shape, _gone(node, position)) is not None
 
 
 def _prod_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
@@ -65,7 +59,7 @@ def _prod_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Ten
     count = bytes_as(scratch, x.dtype, kept)
     product = bytes_as(scratch, x.dtype, kept, dy.nbytes)
     wrong = bytes_as(scratch, t.bool, shape, 2 * dy.nbytes)
-    zero = t.zeros((), dtype=x.dtype)
+    zero = x.new_zeros(())
     return in_turn(
         [
             partial(t.eq, x, zero, out=dx),
@@ -124,16 +118,16 @@ def _cumsum(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) ->
 
 
 def _cumsum_takes(node: Node) -> bool:
-    return wide(node) if node.attrs["reverse"] else floating(node)
+    return single(node) if node.attrs["reverse"] else floating(node)
 
 
 KERNELS: Mapping[str, Fast] = {
     "max": Fast(over_axes("amax")),
     "min": Fast(over_axes("amin")),
-    "extremum_gradient": Fast(_extremum_gradient, scratch=lambda node: spec_of(operand(node, 0)).nbytes, takes=wide),
+    "extremum_gradient": Fast(_extremum_gradient, scratch=lambda node: spec_of(operand(node, 0)).nbytes, takes=single),
     "prod": Fast(_prod, takes=_prod_takes),
     "prod_gradient": Fast(_prod_gradient, scratch=_prod_scratch, takes=_prod_takes),
-    "norm": Fast(_norm, takes=wide),
+    "norm": Fast(_norm, takes=single),
     "argmax": Fast(_position("argmax")),
     "argmin": Fast(_position("argmin")),
     "cumsum": Fast(_cumsum, takes=_cumsum_takes),
