@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from difflib import get_close_matches
 from inspect import Parameter, Signature, signature
+from textwrap import fill
 from typing import Any
 
 from sublet.builder.lines import at_line
@@ -30,7 +31,7 @@ def _function(record: Command) -> Callable[..., Any]:
         return made if len(made) > 1 else made[0]
 
     apply.__name__ = apply.__qualname__ = record.name
-    apply.__doc__ = f"Write a node of nn.{record.name}. {record.text}"
+    apply.__doc__ = fill(f"Write a node of nn.{record.name}. {record.text}", 88)
     apply.__signature__ = _signature(record)  # type: ignore[attr-defined]
     return apply
 
