@@ -31,7 +31,7 @@ def _function(record: Command) -> Callable[..., Any]:
         return made if len(made) > 1 else made[0]
 
     apply.__name__ = apply.__qualname__ = record.name
-    apply.__doc__ = fill(f"Write a node of nn.{record.name}. {record.text}", 88)
+    apply.__doc__ = fill(f"Write a node of nn.{record.name}. {record.text}", 88, break_on_hyphens=False)
     apply.__signature__ = _signature(record)  # type: ignore[attr-defined]
     return apply
 
