@@ -6,10 +6,10 @@ constants; attributes are keywords. A command with several outputs gives a tuple
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from difflib import get_close_matches
 from inspect import Parameter, Signature, signature
-from textwrap import fill
 from typing import Any
 
 from sublet.builder.lines import at_line
@@ -31,7 +31,7 @@ def _function(record: Command) -> Callable[..., Any]:
         return made if len(made) > 1 else made[0]
 
     apply.__name__ = apply.__qualname__ = record.name
-    apply.__doc__ = fill(f"Write a node of nn.{record.name}. {record.text}", 88, break_on_hyphens=False)
+    apply.__doc__ = textwrap.fill(f"Write a node of nn.{record.name}. {record.text}", 88, break_on_hyphens=False)
     apply.__signature__ = _signature(record)  # type: ignore[attr-defined]
     return apply
 
