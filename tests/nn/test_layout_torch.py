@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import sublet
+from sublet import nn
 from sublet.errors import SpecError
 from sublet.ir.emitter import Emitter
 from sublet.ir.graph import Graph, Node, Value
@@ -107,6 +109,27 @@ def test_padding_of_a_value_that_was_written_in_its_place() -> None:
     assert kernel is not None
     kernel.bind([y[1:3]], [y], None)()
     assert y.tolist() == [[9, 9, 9], [0, 1, 2], [3, 4, 5], [9, 9, 9], [9, 9, 9]]
+
+
+@pytest.mark.parametrize(("rows", "steps"), [(2, (2, 1)), (4, (2, 1)), (4, (3, 1)), (4, (1, 5))])
+def test_the_gradient_of_a_slice_with_a_step_is_pytorchs(rows: int, steps: tuple[int, int]) -> None:
+    """Where the step leaves one row, its gradient lies in its place inside the padded result."""
+    random = np.random.default_rng(0)
+    content, weight = random.normal(size=(rows, 16)), random.normal(size=(16, 8))
+    cut = np.s_[1 :: steps[0], 8 :: steps[1]]
+    g = sublet.Graph("sliced")
+    x = g.input("x", (rows, 16), "f64")
+    y = nn.tanh(x)[cut]
+    loss = (y @ g.constant(weight[: y.shape[1]], "f64")).sum() + nn.tanh((x * x).sum())
+    g.output("dx", sublet.gradients(loss, [x])[0])
+    t = torch.tensor(content, requires_grad=True)
+    (torch.tanh(t)[cut] @ torch.tensor(weight[: y.shape[1]])).sum().add(torch.tanh((t * t).sum())).backward()
+    parts = 0
+    for alignment in (1, 2, 4, 8, 16, 32, 64):
+        executable = sublet.compile(g, options=sublet.Options(alignment=alignment))
+        parts += any(placement.how == "part" for placement in executable.plan.placements)
+        np.testing.assert_allclose(executable(x=content)["dx"], t.grad.numpy(), rtol=1e-12, atol=1e-12)
+    assert parts or y.shape[0] > 1, "nothing lay in its place"
 
 
 def test_concatenation_copies_only_what_does_not_lie_in_its_place() -> None:

@@ -347,6 +347,7 @@ COMMANDS = (
             Example(("f64[2,3]",), {"pads": (1, 0, 2, 1), "value": 1.5}),
             Example(("f64[1,2,3]",), {"pads": (0, 1, 0, 0, 2, 0)}),
             Example(("f64[3,2]",), {"pads": (1, 0, 0, 1), "between": (2, 0)}),
+            Example(("f64[1,3]",), {"pads": (1, 1, 2, 0), "between": (1, 0)}),
             Example(("f64[2,3]",), {"pads": (0, 0, 0, 0)}),
             Example(("i64[2] 0:9",), {"pads": (1, 1), "value": -3}),
         ),

@@ -52,12 +52,12 @@ def _split(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> 
 
 
 def _pad(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
-    """Only the margins are filled: the input may lie in its place already."""
+    """Only the margins are filled, unless there is something between: else the input may lie in its place already."""
     x, y = inputs[0], outputs[0]
     pads, between = pick(node.attrs, "pads"), pick(node.attrs, "between")
     value = number_of(pick(node.attrs, "value"), spec_of(result(node)).dtype)
     places = inner(x.shape, pads, between)
-    if any(between):
+    if any(place.step > 1 and n > 1 for place, n in zip(places, x.shape, strict=True)):
         return in_turn([partial(y.fill_, value), partial(y[places].copy_, x)])
     rest, calls = y, list[Call]()
     for axis, place in enumerate(places):
