@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from benchmarks.models.architectures import SMALL
+from sublet.compiling import compile
 from sublet.errors import ModelError
 from sublet.frontends.onnx.model import from_proto
 from sublet.frontends.onnx.optimized import CACHE, MODEL, REFUSAL, WEIGHTS, load_optimized, optimized
+from sublet.tensor import TensorSpec
 
 onnx = pytest.importorskip("onnx")
-pytest.importorskip("onnxruntime")
+ort = pytest.importorskip("onnxruntime")
 helper = onnx.helper
 
 
@@ -107,3 +109,46 @@ def test_a_refusal_is_remembered_and_told(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("SUBLET_CACHE_BYTES", "0")
     monkeypatch.setenv("SUBLET_CACHE", str(folder / "elsewhere"))
     assert optimized(model) == first
+
+
+UNKNOWN_RANK = """<ir_version: 9, opset_import: ["" : 17, "com.microsoft" : 1]>
+g (float[6] x, bool[3] keep, float[1,3,4] q) => (a, b, c, d, e, h)
+<int64[3] all = {2, 3, 1}>
+{
+  dims = Compress <axis = 0> (all, keep)
+  r = Reshape (x, dims)
+  t = Transpose <perm = [1, 0]> (r)
+  a = MatMul (t, r)
+  b = Size (a)
+  c = Shape (a)
+  d = ReduceSum <keepdims = 0> (a)
+  o, key, e = com.microsoft.MultiHeadAttention <num_heads = 2> (q, q, q)
+  s = ReduceSum <keepdims = 0> (x)
+  h = com.microsoft.Gelu (s)
+}"""
+"""Values of a rank that ONNX Runtime does not know, and scalars."""
+
+
+def test_an_unknown_rank_is_no_scalar() -> None:
+    model = onnx.parser.parse_model(UNKNOWN_RANK)
+    feeds = {
+        "x": np.arange(6, dtype=np.float32),
+        "keep": np.array([True, True, False]),
+        "q": np.ones((1, 3, 4), np.float32),
+    }
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    wanted = dict(zip("abcdeh", session.run(None, feeds), strict=True))
+    executable = compile(model, optimize="onnxruntime")
+    found = executable(feeds)
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array, strict=True)
+    specs = {name: value.spec for name, value in executable.outputs.items()}
+    assert {name for name, spec in specs.items() if isinstance(spec, TensorSpec) and spec.shape == ()} == set("bh")
+    for name, spec in specs.items():
+        assert not isinstance(spec, TensorSpec) or spec.shape == wanted[name].shape, name
+
+
+def test_a_scalar_that_only_onnx_runtime_knows_is_planned() -> None:
+    header = '<ir_version: 9, opset_import: ["" : 17, "com.microsoft" : 1]>\n'
+    model = onnx.parser.parse_model(f"{header} g (float[4] x) => (y) {{ y = com.microsoft.FusedMatMul (x, x) }}")
+    assert str(optimized(model).graph.outputs[0].spec) == "f32[]"

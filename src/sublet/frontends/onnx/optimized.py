@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +25,8 @@ from sublet.extras import require
 from sublet.frontends.onnx.dims import bind_inputs
 from sublet.frontends.onnx.file import all_nodes, opsets_of, read_model
 from sublet.frontends.onnx.model import Imported, from_proto, load
-from sublet.frontends.onnx.types import TensorType, spec_of, write_type
+from sublet.frontends.onnx.runtime_types import inferred_types, session_options, session_over
+from sublet.frontends.onnx.types import TensorType, write_type
 from sublet.frontends.onnx.weights import Weight, external_file, of_array
 from sublet.printable import printable
 from sublet.runtime.dtypes import NUMPY, packed
@@ -34,7 +35,7 @@ from sublet.tensor import TensorSpec
 if TYPE_CHECKING:
     import onnx
 
-FORMAT = "2"
+FORMAT = "3"
 CACHE = "optimized"
 MODEL, WEIGHTS, REFUSAL = "model.onnx", "weights.bin", "refusal.txt"
 INITIALIZERS_NO_INPUTS = 4
@@ -167,23 +168,10 @@ def _block() -> int:
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft.nchwc", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     try:
-        session = _session(model.SerializeToString(), _options())
+        session = session_over(model.SerializeToString(), session_options())
         return int(session.run(None, {"x": np.zeros((1, 4, 1, 1), np.float32)})[0].shape[1])
     except Exception:
         return 0
-
-
-def _options() -> Any:
-    options = require("onnxruntime", extra="onnxruntime").SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    options.add_session_config_entry("session.disable_prepacking", "1")
-    return options
-
-
-def _session(model: bytes | str, options: Any) -> Any:
-    ort = require("onnxruntime", extra="onnxruntime")
-    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def _closed(model: onnx.ModelProto, dims: Mapping[str, int] | None, where: str) -> onnx.ModelProto:
@@ -214,7 +202,7 @@ def _closed(model: onnx.ModelProto, dims: Mapping[str, int] | None, where: str) 
 def _rewrite(model: onnx.ModelProto, source: Path | None, folder: Path) -> None:
     """Write the rewritten model and its weights into `folder`. Raises _Refused when ONNX Runtime does not take it."""
     ort = require("onnxruntime", extra="onnxruntime")
-    options = _options()
+    options = session_options()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.optimized_model_filepath = str(folder / MODEL)
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
@@ -224,10 +212,12 @@ def _rewrite(model: onnx.ModelProto, source: Path | None, folder: Path) -> None:
     if source is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(source.resolve()))
     try:
-        _session(model.SerializeToString(), options)
+        session_over(model.SerializeToString(), options)
+        _finish(folder)
+    except ModelError:
+        raise
     except Exception as error:  # the binding raises whatever its C++ side throws
         raise _Refused from error
-    _finish(folder)
 
 
 def _in_order(graph: onnx.GraphProto) -> None:
@@ -270,31 +260,7 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
 
 def _finish(folder: Path) -> None:
     """Put the rewritten model in order, and note the shapes as ONNX Runtime infers them: some it alone knows."""
-    ort = require("onnxruntime", extra="onnxruntime")
     model = read_model(folder / MODEL)
     _in_order(model.graph)
-    names = {value.name for value in model.graph.output}
-    produced = [name for node in model.graph.node for name in node.output if name]
-    asked = type(model)()
-    asked.CopyFrom(model)
-    asked.graph.output.extend(
-        require("onnx.helper", extra="onnx").make_empty_tensor_value_info(name)
-        for name in produced
-        if name not in names
-    )
-    options = _options()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
-    session = _session(asked.SerializeToString(), options)
-    elements = {f"tensor({text})": number for number, text in _TYPE_TEXTS.items()}
-    for output in session.get_outputs():
-        elem, dims = elements.get(output.type), output.shape
-        if output.name in produced and elem and all(isinstance(extent, int) for extent in dims):
-            type_ = TensorType(elem, tuple(dims))
-            if isinstance(spec_of(type_, ""), TensorSpec):
-                model.graph.value_info.add(name=output.name, type=write_type(type_))
+    model.graph.value_info.extend(inferred_types(model, folder))
     (folder / MODEL).write_bytes(model.SerializeToString())
-
-
-_TYPE_TEXTS = {1: "float", 2: "uint8", 3: "int8", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "double"}
-"""ONNX Runtime's words for element types."""
