@@ -6,12 +6,15 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict, replace
+from importlib.metadata import version
 from pathlib import Path
 
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from sublet.errors import MissingExtraError
+from sublet.extras import require
 from sublet.plan_file import load, save
 from tests.commands import Cli
 
@@ -285,3 +288,51 @@ def test_a_reader_that_leaves_early_is_no_failure_of_the_model(graph: Path) -> N
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] in ("0", "141")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (("plan", "nowhere.onnx"), "ModelError"),
+        (("plan", "GRAPH", "--budget", "lots"), "SubletError"),
+        (("plan", "GRAPH", "--strategy", "magic"), "ProblemError"),
+        (("plan", "GRAPH", "--magic"), "NoSuchOption"),
+        (("plan", "GRAPH", "--streams", "many"), "BadParameter"),
+        (("plan",), "MissingParameter"),
+        (("check", "GRAPH", "GRAPH"), "PlanError"),
+        (("show", "GRAPH"), "PlanError"),
+        (("pack", "nowhere.csv"), "ProblemError"),
+        (("run", "GRAPH", "--input", "z=1"), "RunError"),
+    ],
+)
+def test_with_json_every_error_is_an_object(cli: Cli, graph: Path, words: tuple[str, ...], kind: str) -> None:
+    status, out, err = cli(*(str(graph) if word == "GRAPH" else word for word in words), "--json")
+    told = json.loads(out)
+    assert status == told["exit_status"] == 2
+    assert told["kind"] == kind
+    assert told["error"]
+    assert "error:" in err
+
+
+def test_an_answer_that_no_terminal_shows_breaks_no_name(cli: Cli, tmp_path: Path) -> None:
+    name = "a_name_of_an_encoder/layer." * 12 + "end"
+    status, out, _ = cli("plan", relu_model(tmp_path / "long.onnx", [64], name))
+    assert status == 0
+    assert name in out
+
+
+def test_the_version(cli: Cli) -> None:
+    assert cli("--version") == (0, f"sublet {version('sublet')}\n", "")
+
+
+def test_suffixes_in_capitals(cli: Cli, tmp_path: Path, graph: Path) -> None:
+    loud = tmp_path / "NET.SUBLET"
+    loud.write_text(graph.read_text())
+    assert cli("plan", relu_model(tmp_path / "MODEL.ONNX", [4]))[0] == 0
+    assert cli("plan", loud)[0] == 0
+
+
+def test_a_missing_extra_is_told_by_the_package_it_brings() -> None:
+    for module, extra, package in (("google.nothing", "onnx", "onnx"), ("matplotlib.nothing", "png", "matplotlib")):
+        with pytest.raises(MissingExtraError, match=rf"needs the package '{package}': pip install 'sublet\[{extra}\]'"):
+            require(module, extra)

@@ -375,3 +375,32 @@ def test_a_kernel_that_fails_is_an_error_with_its_node(cli: Cli, graph: Path, tm
     assert status == 2
     assert "node d, onnx.Gather" in err
     assert not (tmp_path / "out.npz").exists()
+
+
+NUMBERS = [
+    ("i64", "", "16000", 16000),
+    ("u8", "1", "255", 255),
+    ("u8", "", "256", None),
+    ("i32", "", "1.5", None),
+    ("f32", "", "-1.5e3", -1500.0),
+    ("f16", "1,1", "1e9", None),
+    ("bf16", "", "2", 2.0),
+    ("bool", "", "true", True),
+    ("bool", "", "7", None),
+    ("f32", "2", "1", None),
+]
+
+
+@pytest.mark.parametrize(("dtype", "shape", "text", "number"), NUMBERS)
+def test_an_input_of_one_element_may_be_a_number(
+    cli: Cli, tmp_path: Path, dtype: str, shape: str, text: str, number: float | None
+) -> None:
+    path, out = tmp_path / "net.sublet", tmp_path / "out.npz"
+    path.write_text(f"graph @net(%x: {dtype}[{shape}]) {{\n  return %x\n}}\n")
+    status, _, err = cli("run", path, "--input", f"x={text}", "--out", out, "--backend", "numpy")
+    if number is None:
+        assert (status, f"--input x={text}: " in err) == (2, True)
+        return
+    assert status == 0, err
+    left = np.load(out)["x"]
+    assert (left.view(ml_dtypes.bfloat16) if left.dtype.kind == "V" else left).item() == number

@@ -1,4 +1,4 @@
-"""Numbers of bytes as people write them: `"1.5 MiB"` out, `"256KiB"` in."""
+"""Numbers of bytes as people write them: `"1.5 MiB"` out, `"256KiB"` or `"256K"` in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _UNITS = {
     **{unit: 1 << 10 * power for power, unit in enumerate(_BINARY_UNITS, start=1)},
     **{unit.replace("i", ""): 1000**power for power, unit in enumerate(_BINARY_UNITS, start=1)},
 }
-_BY_LOWER_CASE = {unit.lower(): factor for unit, factor in _UNITS.items()}
+_SHORT_UNITS = {unit[0]: _UNITS[unit] for unit in _BINARY_UNITS}
+"""K, M, ... alone are powers of 1024, as linkers and most tools mean them."""
+_BY_LOWER_CASE = {unit.lower(): factor for unit, factor in {**_UNITS, **_SHORT_UNITS}.items()}
 _QUANTITY = re.compile(r"([0-9][0-9_]{0,29}(?:\.[0-9]{1,30})?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 
 
@@ -47,9 +49,9 @@ def _decimal(scaled: int, digits: int) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """A quantity such as `"256KiB"`, `"1.5 MB"` or `"1048576"` in bytes, rounded down.
+    """A quantity such as `"256KiB"`, `"256K"`, `"1.5 MB"` or `"1048576"` in bytes, rounded down.
 
-    KB, MB, ... are powers of 1000 and KiB, MiB, ... powers of 1024; case does not matter.
+    KB, MB, ... are powers of 1000; KiB, MiB, ... and K, M, ... powers of 1024; case does not matter.
     Raises SubletError when the text is not a quantity of bytes.
     """
     match = _QUANTITY.fullmatch(text.strip())

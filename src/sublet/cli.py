@@ -1,14 +1,16 @@
 """The command line: `sublet plan | check | show | run | pack`.
 
-Exit status: 0 it fits (or the plan is right), 1 it does not, 2 the input is bad.
+Exit status: 0 it fits (or the plan is right), 1 it does not, 2 the input is bad, 3 nobody can tell whether it fits.
 """
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -18,6 +20,7 @@ from sublet.bytesize import human, parse_bytes
 from sublet.checker import check as replay
 from sublet.cli_run import run
 from sublet.console import (
+    BAD_INPUT,
     Dim,
     Json,
     MaxTrips,
@@ -27,8 +30,10 @@ from sublet.console import (
     bound_dims,
     bound_trips,
     packing_progress,
+    picture_width,
     print_json,
     refuse_overwriting,
+    tell,
 )
 from sublet.errors import PlanError, ProblemError
 from sublet.frontends.model import read_model
@@ -54,6 +59,16 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
+"""What is raised for a wrong option or argument. Typer exports only its kinds."""
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        answers().print(f"sublet {version('sublet')}")
+        raise typer.Exit
 
 
 class Where(StrEnum):
@@ -230,9 +245,25 @@ def pack_(
         raise typer.Exit(1)
 
 
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """The smallest memory a neural network can run in: planned, proven, shown."""
+
+
 def main() -> None:
-    """Run the command line."""
-    app()
+    """Run the command line; with `--json` a mistake in the words themselves is an object too."""
+    if "--json" not in sys.argv:
+        app()
+        return
+    try:
+        sys.exit(app(standalone_mode=False))
+    except USAGE_ERROR as error:
+        tell(error, error.format_message(), in_json=True)
+        sys.exit(BAD_INPUT)
 
 
 def _draw(picture: Picture, html: Path | None, png: Path | None) -> None:
@@ -251,7 +282,7 @@ def _print_map(picture: Picture) -> None:
     console = answers()
     if picture.arena_bytes:
         console.print()
-        console.print(memory_map(picture, width=min(console.width, 120), height=16))
+        console.print(memory_map(picture, width=picture_width(), height=16))
 
 
 if __name__ == "__main__":

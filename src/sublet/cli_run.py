@@ -49,7 +49,9 @@ Optimizer = Annotated[
 Autotune = Annotated[bool, typer.Option("--autotune", help="Time the backends on this machine, take the fastest.")]
 Feed = Annotated[
     list[str] | None,
-    typer.Option("--input", metavar="NAME=FILE", help="An input from .npy or .npz; FILE.npz alone gives several."),
+    typer.Option(
+        "--input", metavar="NAME=FILE", help="An input from .npy or .npz, or a number; FILE.npz alone gives several."
+    ),
 ]
 Planned = Annotated[
     Path | None, typer.Option("--plan", metavar="PLAN", help="Use a plan written by `sublet plan --out`.")

@@ -13,7 +13,7 @@ from sublet.builder.graph import Graph as WrittenGraph
 from sublet.checker import require_valid
 from sublet.errors import RunError
 from sublet.extras import installed, require
-from sublet.frontends.model import ONNX_SUFFIX, Model, bounded, model_of, read_model
+from sublet.frontends.model import Model, bounded, is_onnx, model_of, read_model
 from sublet.frontends.onnx.model import from_proto
 from sublet.frontends.onnx.optimized import load_optimized, optimized
 from sublet.frontends.trips import Trips
@@ -157,7 +157,7 @@ def _model(model: Any, dims: Mapping[str, int] | None, *, optimize: bool) -> Mod
         return Model(model)
     if isinstance(model, str | Path):
         path = Path(model)
-        if optimize and path.suffix == ONNX_SUFFIX:
+        if optimize and is_onnx(path):
             return model_of(load_optimized(path, dims))
         return read_model(path, dims)
     if hasattr(model, "graph") and hasattr(model, "opset_import"):

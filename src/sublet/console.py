@@ -1,7 +1,7 @@
 """What all commands share: their options, their errors and exit statuses, and how they speak.
 
 Answers go to standard output, everything else to standard error; with `--json` standard output holds one
-JSON object.
+JSON object, be it `{"error": ..., "kind": ..., "exit_status": ...}`.
 """
 
 from __future__ import annotations
@@ -46,11 +46,19 @@ MaxTrips = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
 
 
+FITS, DOES_NOT_FIT, BAD_INPUT, UNKNOWN = 0, 1, 2, 3
+"""Exit statuses: it fits or is right; it does not or is wrong; the input is bad; too little is known to tell."""
+
+WIDE = 1 << 16
+"""Columns of an answer that no terminal shows: no name is broken into lines."""
+
+
 def answered(command: Callable[P, None]) -> Callable[P, None]:
     """A mistake of the user's is one message on standard error and exit status 2, never a traceback."""
 
     @wraps(command)
     def guarded(*arguments: P.args, **options: P.kwargs) -> None:
+        in_json = bool(options.get("as_json_"))
         try:
             command(*arguments, **options)
             sys.stdout.flush()
@@ -59,21 +67,29 @@ def answered(command: Callable[P, None]) -> Callable[P, None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(141) from None
         except (SubletError, OSError) as error:
-            errors.print(f"[red]error:[/red] {escape(printable(str(error), keep=NEWLINE))}")
-            if isinstance(error, CapacityError):
-                raise typer.Exit(1) from None
+            status = DOES_NOT_FIT if isinstance(error, CapacityError) else BAD_INPUT
+            tell(error, str(error), status, in_json=in_json)
+            raise typer.Exit(status) from None
         except KeyboardInterrupt:
             errors.print("interrupted")
             raise typer.Exit(130) from None
         except MemoryError as error:
-            errors.print(f"[red]error:[/red] not enough memory: {escape(str(error))}")
-        except RecursionError:
-            errors.print("[red]error:[/red] the model nests graphs too deeply; about 100 levels are supported")
+            tell(error, f"not enough memory: {error}", in_json=in_json)
+        except RecursionError as error:
+            tell(error, "the model nests graphs too deeply; about 100 levels are supported", in_json=in_json)
         else:
             return
-        raise typer.Exit(2)
+        raise typer.Exit(BAD_INPUT)
 
     return guarded
+
+
+def tell(error: BaseException, message: str, status: int = BAD_INPUT, *, in_json: bool) -> None:
+    """One message on standard error, and on standard output too where a program waits for JSON."""
+    if in_json:
+        print_json({"error": message, "kind": type(error).__name__, "exit_status": status})
+    text = escape(printable(message, keep=NEWLINE))
+    errors.print(f"[red]error:[/red] {text}", soft_wrap=not errors.is_terminal)
 
 
 def refuse_overwriting(sources: Path | list[Path], *targets: Path | None) -> None:
@@ -114,8 +130,14 @@ def bound_trips(texts: list[str] | None) -> dict[str, int]:
 
 
 def answers() -> Console:
-    """Where answers go."""
-    return Console(highlight=False)
+    """Where answers go. Only a terminal breaks lines."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=WIDE)
+
+
+def picture_width() -> int:
+    """Columns of a picture: of the terminal, or of the usual one where there is none."""
+    return min(Console().width, 120)
 
 
 @contextmanager

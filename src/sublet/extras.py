@@ -8,15 +8,20 @@ from types import ModuleType
 
 from sublet.errors import MissingExtraError
 
+PACKAGES = {"png": "matplotlib"}
+"""The package that an extra brings, where the two have different names."""
+
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import `module`, or raise MissingExtraError naming the extra that installs it."""
+    """Import `module`, or raise MissingExtraError naming the extra that installs it.
+
+    The package is named that the extra is about, not one that comes with it (`google.protobuf` with onnx).
+    """
     try:
         return import_module(module)
     except ImportError as error:
-        raise MissingExtraError(
-            f"this needs the package {module.partition('.')[0]!r}: pip install 'sublet[{extra}]'"
-        ) from error
+        package = PACKAGES.get(extra, extra)
+        raise MissingExtraError(f"this needs the package {package!r}: pip install 'sublet[{extra}]'") from error
 
 
 def installed(module: str) -> bool:

@@ -6,6 +6,7 @@ file and the type of the input before any element is read, and nothing is unpick
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from io import BytesIO
@@ -22,7 +23,7 @@ from sublet.errors import RunError
 from sublet.files import write
 from sublet.ir.graph import Value
 from sublet.printable import printable
-from sublet.runtime.dtypes import NUMPY
+from sublet.runtime.dtypes import NUMPY, packed
 from sublet.tensor import DType, TensorSpec
 
 ENTRY = ".npy"
@@ -32,11 +33,15 @@ LARGEST_OUTSIDE = 1 << 30
 
 SHOWN = 20
 
+_NUMBER = re.compile(r"[+-]?[0-9]{1,40}(\.[0-9]{0,40})?(e[+-]?[0-9]{1,3})?|[+-]?(inf|nan)|true|false", re.IGNORECASE)
+
+TRUTH = {"true": True, "false": False, "1": True, "0": False}
+
 Arrays = dict[str, Any]
 
 
 def read_inputs(given: Sequence[str], inputs: Mapping[str, Value]) -> Arrays:
-    """The arrays of `NAME=FILE.npy`, `NAME=FILE.npz` and `FILE.npz`, by name of the input.
+    """The arrays of `NAME=FILE.npy`, `NAME=FILE.npz`, `FILE.npz` and `NAME=NUMBER`, by name of the input.
 
     Raises RunError for a name that is no input, a file that cannot be read, or an array of another type or shape.
     """
@@ -119,12 +124,34 @@ def _read(text: str, inputs: Mapping[str, Value]) -> Arrays:
     names = [name for name in inputs if text.startswith(f"{name}=")]
     if names:
         name = max(names, key=len)
+        if _NUMBER.fullmatch(text[len(name) + 1 :]):
+            return {name: _number(text[len(name) + 1 :], inputs[name])}
         path = Path(text[len(name) + 1 :])
-        return {name: _from_archive(path, name, inputs) if path.suffix == ARCHIVE else _from_file(path, name, inputs)}
-    if Path(text).suffix == ARCHIVE and ("=" not in text or Path(text).exists()):
+        return {
+            name: _from_archive(path, name, inputs)
+            if path.suffix.lower() == ARCHIVE
+            else _from_file(path, name, inputs)
+        }
+    if Path(text).suffix.lower() == ARCHIVE and ("=" not in text or Path(text).exists()):
         return _whole_archive(Path(text), inputs)
     known = ", ".join(repr(printable(name)) for name in list(inputs)[:SHOWN]) or "none"
-    raise RunError(f"--input {text[:80]}: write NAME=FILE.npy, NAME=FILE.npz or FILE.npz; the inputs are {known}")
+    raise RunError(
+        f"--input {text[:80]}: write NAME=FILE.npy, NAME=FILE.npz, FILE.npz or NAME=NUMBER; the inputs are {known}"
+    )
+
+
+def _number(text: str, value: Value) -> NDArray[Any]:
+    """A number, as the input of one element that it is for."""
+    spec, what = value.spec, f"--input {printable(value.name)}={text}"
+    if not isinstance(spec, TensorSpec) or spec.size != 1 or packed(spec):
+        raise RunError(f"{what}: the input is {value.spec}, not one number; give a file, .npy or .npz")
+    kind = NUMPY[spec.dtype]
+    try:
+        number = TRUTH[text.lower()] if kind.kind == "b" else int(text) if kind.kind in "iu" else float(text)
+        with np.errstate(over="raise"):
+            return np.array(number, kind).reshape(spec.shape)
+    except (KeyError, ValueError, OverflowError, FloatingPointError):
+        raise RunError(f"{what}: is no number of type {spec.dtype}") from None
 
 
 def _from_file(path: Path, name: str, inputs: Mapping[str, Value]) -> NDArray[Any]:

@@ -20,6 +20,11 @@ ONNX_SUFFIX = ".onnx"
 TEXT_SUFFIX = ".sublet"
 
 
+def is_onnx(path: Path) -> bool:
+    """Whether a file is an ONNX model, by its suffix in any case."""
+    return path.suffix.lower() == ONNX_SUFFIX
+
+
 class Constant(Protocol):
     """The content of a weight, read when it is asked for."""
 
@@ -80,9 +85,9 @@ def read_model(path: str | Path, dims: Mapping[str, int] | None = None, *, max_t
 
 
 def _read(path: Path, dims: Mapping[str, int] | None) -> Model:
-    if path.suffix == ONNX_SUFFIX:
+    if is_onnx(path):
         return model_of(load(path, dims))
-    if path.suffix == TEXT_SUFFIX:
+    if path.suffix.lower() == TEXT_SUFFIX:
         if dims:
             raise ModelError(f"{path} has no symbolic dimensions to bind: drop --dim {', --dim '.join(dims)}")
         return Model(parse(read_text(path, ModelError), str(path)))
