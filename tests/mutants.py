@@ -237,6 +237,17 @@ def _into_a_step(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
     return _exchanged(plan, i, replace(plan.placements[i], region=region, strides=step.strides))
 
 
+def _over_a_choice(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
+    """A value over one of those that a pointer may stand for, which is only right when nobody needs it any more."""
+    names = {name for placement in plan.placements for name in placement.stands_for}
+    chosen = [p for p in _in_arena(plan) if p.value in names]
+    if not chosen:
+        return None
+    target = rng.choice(chosen)
+    near = [p for p in _in_arena(plan) if p.region.nbytes == target.region.nbytes and p.begin >= target.begin]
+    return moved(plan, {rng.choice(near).value: target.region.offset})
+
+
 def _wait_dropped(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
     def drop(schedule: Schedule, i: int) -> Schedule:
         step = schedule.steps[i]
@@ -322,6 +333,7 @@ MUTATIONS: dict[str, Mutation] = {
     "stride changed": _stride_changed,
     "step too far": _step_too_far,
     "into a step": _into_a_step,
+    "over a choice": _over_a_choice,
     "dropped wait": _wait_dropped,
     "reordered steps": _reordered,
 }

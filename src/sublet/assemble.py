@@ -163,6 +163,7 @@ def _placements(
     where = _places(settled.buffers, packed)
     stands_for = targets(graph, settled.flow.pointers)
     instances: dict[Value, list[Value]] = {}
+    names = {instance.name: made.base.name for instance, made in settled.flow.instances.items()}
     for instance, made in settled.flow.instances.items():
         if made.base not in settled.flow.pointers:
             instances.setdefault(made.base, []).append(instance)
@@ -186,7 +187,7 @@ def _placements(
                     live=lives.get(instance, ()),
                     buffer=place.buffer,
                     how=member.how,
-                    shares=member.shares,
+                    shares=names.get(member.shares, member.shares),
                     producer=producer.get(value, ""),
                     copies=contexts if any(contexts) else (),
                     strides=place.strides,

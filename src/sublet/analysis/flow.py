@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from sublet.analysis.instances import Instance, Instances, Reusable, never
+from sublet.analysis.instances import Candidates, Instance, Instances, Reusable, never
 from sublet.analysis.schedule import Schedule, happens_before
 from sublet.analysis.unroll import Copies, Way
 from sublet.analysis.windows import Window, windows
@@ -32,6 +32,7 @@ from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.plan import Context, Rolled
 
 Moves = tuple[tuple[Value, Value], ...]
+Choices = tuple[tuple[Value, Candidates], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class Point:
     `copies` tells in which copy of the body of each unrolled loop around it the point lies. After the point
     nobody asks for what `forgotten` values were before: they are pointers to what was not chosen. `original` is the
     node as the program has it: facts of its op hold of that one, since `node` may read a literal where a pointer
-    stands for one, which only holds in some copies.
+    stands for one, which only holds in some copies. `choices` are the operands of the node that may be one of several
+    instances, with these.
     """
 
     kind: str
@@ -55,6 +57,7 @@ class Point:
     copies: Context = ()
     forgotten: tuple[Value, ...] = ()
     original: Node | None = None
+    choices: Choices = ()
 
     def __str__(self) -> str:
         name = self.node.name if self.node else ""
@@ -159,6 +162,7 @@ class _Builder:
         read = self.now.stand_for(uses)
         original = node
         operands = None if node is None or node.subgraphs else self.now.operands(node.inputs)
+        choices = () if node is None or operands is None else self.now.choices(node.inputs)
         sources = [self.now.operand(source) for source, _ in moves]
         written = {value: self.now.define(value) for value in defs}
         pairs = tuple((source, written[to]) for source, (_, to) in zip(sources, moves, strict=True))
@@ -167,7 +171,8 @@ class _Builder:
             scratch = node.scratch and written[node.scratch]
             node = replace(node, inputs=operands, outputs=outputs, scratch=scratch)
         defined = tuple(written.values())
-        self.points.append(Point(kind, node, read, defined, pairs, self.path, self.now.context, original=original))
+        copies = self.now.context
+        self.points.append(Point(kind, node, read, defined, pairs, self.path, copies, (), original, choices))
         self.followers.append([])
         for point in self.open:
             self.followers[point].append(index)

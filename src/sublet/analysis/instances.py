@@ -74,6 +74,11 @@ class Instances:
         candidates = self._now.get(value, (value,))
         return candidates[0] if len(candidates) == 1 else self._several[candidates]
 
+    def choices(self, values: Sequence[Value | None]) -> tuple[tuple[Value, Candidates], ...]:
+        """Of the operands that may be one of several instances now: these."""
+        several = [self._now.get(value, ()) for value in values if value is not None]
+        return tuple((self._several[candidates], candidates) for candidates in several if len(candidates) > 1)
+
     def define(self, value: Value) -> Value:
         """The instance that a write to `value` makes here."""
         rule = self.rules.get(value)

@@ -71,7 +71,8 @@ def share(
     if not merging:
         return _finish(merger)
     _lodge(merger, flow, alignment, smallest)
-    nodes = [(point.node, point.original or point.node) for point in flow.points if point.kind == "run" and point.node]
+    runs = [point for point in flow.points if point.kind == "run" and point.node]
+    nodes = [(point.node, point.original or point.node) for point in runs if point.node]
     for node, original in nodes:
         for view, base, offset in _pairs(node, lookup(node.op).views(original)):
             merger.merge("view", view, base, offset)
@@ -81,8 +82,8 @@ def share(
     for point in flow.points:
         if point.kind == "update":
             _carry(merger, point)
-    for node, original in nodes:
-        _take_over(merger, node, original)
+    for point in runs:
+        _take_over(merger, point)
     for point in flow.points:
         _carry(merger, point)
     for first, later in flow.counterparts:
@@ -161,7 +162,7 @@ def _permitted(flow: Flow) -> Iterator[tuple[int, Value, Value]]:
     for t, point in enumerate(flow.points):
         yield from ((t, source, destination) for source, destination in point.moves)
         if point.kind == "run" and point.node:
-            yield from ((t, source, output) for output, source in _inplace(point.node, point.original or point.node))
+            yield from ((t, source, output) for output, source in _inplace(point))
 
 
 def _rewritten(flow: Flow) -> dict[Value, tuple[int, ...]]:
@@ -189,19 +190,25 @@ def _copies(flow: Flow) -> dict[tuple[Value, Value], tuple[Copy, ...]]:
     return found
 
 
-def _inplace(node: Node, original: Node) -> list[tuple[Value, Value]]:
-    """The (output, input) pairs of which the first may overwrite the second.
+def _inplace(point: Point) -> list[tuple[Value, Value]]:
+    """The (output, input) pairs of a node of which the first may overwrite the second.
 
-    An input that is given twice may be overwritten only if the op allows it at both positions.
+    An input that is given twice may be overwritten only if the op allows it at both positions. An operand that may
+    be one of several instances counts as each of them: over those it is not at the time nothing is lost.
     """
-    pairs = [(output, source) for output, source, _ in _pairs(node, lookup(node.op).inplace(original))]
-    return [pair for pair in dict.fromkeys(pairs) if pairs.count(pair) == node.inputs.count(pair[1])]
+    if point.node is None:
+        return []
+    choices = dict(point.choices)
+    shares = lookup(point.node.op).inplace(point.original or point.node)
+    pairs = [(output, to) for output, source, _ in _pairs(point.node, shares) for to in choices.get(source, (source,))]
+    given = [to for source in point.node.inputs if source is not None for to in choices.get(source, (source,))]
+    return [pair for pair in dict.fromkeys(pairs) if pairs.count(pair) == given.count(pair[1])]
 
 
-def _take_over(merger: Merger, node: Node, original: Node) -> None:
+def _take_over(merger: Merger, point: Point) -> None:
     """Let each output take over the first input it can."""
     done: set[Value] = set()
-    for output, source in _inplace(node, original):
+    for output, source in _inplace(point):
         if output not in done and merger.merge("inplace", output, source, 0):
             done.add(output)
 
