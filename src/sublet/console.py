@@ -68,10 +68,10 @@ def answered(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(141) from None
         except (SubletError, OSError) as error:
             status = DOES_NOT_FIT if isinstance(error, CapacityError) else BAD_INPUT
-            tell(error, str(error), status, in_json=in_json)
+            tell(error, _with_notes(error, str(error)), status, in_json=in_json)
             raise typer.Exit(status) from None
-        except KeyboardInterrupt:
-            errors.print("interrupted")
+        except KeyboardInterrupt as error:
+            errors.print(escape(printable(_with_notes(error, "interrupted"), keep=NEWLINE)))
             raise typer.Exit(130) from None
         except MemoryError as error:
             tell(error, f"not enough memory: {error}", in_json=in_json)
@@ -90,6 +90,10 @@ def tell(error: BaseException, message: str, status: int = BAD_INPUT, *, in_json
         print_json({"error": message, "kind": type(error).__name__, "exit_status": status})
     text = escape(printable(message, keep=NEWLINE))
     errors.print(f"[red]error:[/red] {text}", soft_wrap=not errors.is_terminal)
+
+
+def _with_notes(error: BaseException, said: str) -> str:
+    return NEWLINE.join([said, *getattr(error, "__notes__", ())])
 
 
 def refuse_overwriting(sources: Path | list[Path], *targets: Path | None) -> None:

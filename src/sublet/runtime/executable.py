@@ -21,6 +21,7 @@ from sublet.runtime.dtypes import packed, plain
 from sublet.runtime.given import by_name, checked, content_for, in_place, listed
 from sublet.runtime.kernel import Array, Cell
 from sublet.runtime.kernels import Kernels, bind_node
+from sublet.runtime.left import left_by
 from sublet.runtime.memory import Memory, Raw, array_of, raw_bytes
 from sublet.runtime.program import Program, Watch, build, unwatched
 from sublet.runtime.rounds import stacked_outputs
@@ -52,7 +53,8 @@ class Executable:
 
     What the graph updates is the state of the executable: its content stays from run to run, in memory of the
     executable's own (the weights given are copied), or in the caller's where it is bound. An updated input need not be
-    given again. When a run fails the state is lost, and must be set anew.
+    given again. A run that fails leaves each as it was or updated, and tells so; what it may have left half written can
+    be read, and must be set anew.
     """
 
     def __init__(
@@ -144,10 +146,11 @@ class Executable:
     def state(self, name: str) -> Any:
         """A copy of what an updated input or weight holds now: what the next run starts from.
 
-        Raises RunError when `name` is not updated, or when nobody knows its content (see `set_state`).
+        After a run that failed it may be half of an update: the error's note names it. Raises RunError when `name`
+        is not updated, or was not given yet.
         """
         with self._lock:
-            return self._result(self._state.require(self._updated(name), name), copy=True)
+            return self._result(self._state.readable(self._updated(name), name), copy=True)
 
     def set_state(self, name: str, content: Any) -> None:
         """Let the next run start from another content of an updated input or weight, which is copied.
@@ -245,8 +248,7 @@ class Executable:
                 self._state.restore(saved)
                 self._feed(inputs)
                 program = self._built(watch, None if serial else self._workers)
-                for call in program.calls:
-                    call()
+                program.run()
                 if left is not None:
                     left.update((name, self._result(self._updated(name), copy=True)) for name in self.updated)
                 return self._results(copy=True)
@@ -294,10 +296,8 @@ class Executable:
 
     def _execute(self) -> None:
         program = self._bind_program()
-        program.moved.nbytes = 0
-        with self._state.running():
-            for call in program.calls:
-                call()
+        with self._state.running(lambda: left_by(self.graph, self.plan, self.flow, program.failed)):
+            program.run()
 
     def _feed(self, given: Mapping[str, Any]) -> None:
         """Check every input, then put them in their places."""
@@ -306,6 +306,7 @@ class Executable:
             raise RunError(f"there is no input {printable(unknown[0])!r}; the inputs are {listed(self.inputs)}")
         missing = [name for name, value in self.inputs.items() if name not in given and not self._there(value)]
         if missing:
+            self._state.require_certain(self.inputs[missing[0]], missing[0])
             raise RunError(f"the input {missing[0]!r} is missing; the inputs are {listed(self.inputs)}")
         contents = {name: content_for(self.inputs[name], content, f"input {name}") for name, content in given.items()}
         for value in self.graph.updated:
@@ -313,7 +314,6 @@ class Executable:
                 self._state.require(value, value.name)
         for name, content in self._apart(contents).items():
             self._put(self.inputs[name], content)
-            self._state.set(self.inputs[name])
 
     def _there(self, value: Value) -> bool:
         """Whether an input has a content without being given."""
@@ -337,13 +337,13 @@ class Executable:
     def _give(self, value: Value, content: Any, what: str) -> None:
         """A new content for an updated value."""
         self._put(value, content_for(value, content, what))
-        self._state.set(value)
 
     def _put(self, value: Value, content: Any) -> None:
-        if isinstance(value.spec, TensorSpec):
-            self._memory.here().array(value)[...] = content
-        else:
-            self._memory.cells[value.name].content = content
+        with self._state.written(value):
+            if isinstance(value.spec, TensorSpec):
+                self._memory.here().array(value)[...] = content
+            else:
+                self._memory.cells[value.name].content = content
 
     def _result(self, value: Value, *, copy: bool) -> Any:
         operand = self._memory.here().operand(value)

@@ -26,14 +26,21 @@ class Guarded:
         except SubletError:
             raise
         except Exception as error:  # a kernel may raise anything
-            raise KernelError(f"{_shown(self.nodes)}: {type(error).__name__}: {error}") from error
+            raise KernelError(f"{self._shown()}: {type(error).__name__}: {error}") from error
 
+    @property
+    def reached(self) -> tuple[Node, Node]:
+        """The first and the last node that the call was at when it raised; the same where it tells."""
+        number = self.call.reached if isinstance(self.call, InTurn) else None
+        if number is None or len(self.nodes) == 1:
+            return self.nodes[0], self.nodes[-1]
+        return self.nodes[number], self.nodes[number]
 
-def _shown(nodes: Sequence[Node]) -> str:
-    node = nodes[0]
-    if len(nodes) > 1:
-        return f"nodes {node.name} to {nodes[-1].name}, {len(nodes)} in one call"
-    return f"node {node.name}, {node.op}{f' ({node.source})' if node.source else ''}"
+    def _shown(self) -> str:
+        node, last = self.reached
+        if node is not last:
+            return f"nodes {node.name} to {last.name}, {len(self.nodes)} in one call"
+        return f"node {node.name}, {node.op}{f' ({node.source})' if node.source else ''}"
 
 
 def guarded(node: Node, call: Call) -> Call:
@@ -95,17 +102,29 @@ class ByRound:
         return in_turn(followed)
 
 
+class InTurn:
+    """Several calls as one. `reached` is the number of the call that raised, None when none has."""
+
+    __slots__ = ("calls", "reached")
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.calls = tuple(calls)
+        self.reached: int | None = None
+
+    def __call__(self) -> None:
+        number = 0
+        try:
+            for number, call in enumerate(self.calls):  # noqa: B007
+                call()
+        except BaseException:
+            self.reached = number
+            raise
+
+
 def in_turn(calls: Sequence[Call]) -> Call:
     """One call for several."""
     present = [call for call in calls if call is not nothing]
-    if len(present) == 1:
-        return present[0]
-
-    def run() -> None:
-        for call in present:
-            call()
-
-    return run
+    return present[0] if len(present) == 1 else InTurn(present)
 
 
 def _joined(calls: Sequence[Call]) -> list[Call]:

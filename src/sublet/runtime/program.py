@@ -7,7 +7,6 @@ wraps the action of each point: poisoning, profiling and tests see every point o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sublet.analysis.flow import Flow, Point
@@ -16,8 +15,9 @@ from sublet.analysis.windows import windows
 from sublet.errors import RunError
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.plan import Context, Region, Rolled, Stride
-from sublet.runtime.joining import guarded, joined
+from sublet.runtime.joining import Guarded, guarded, joined
 from sublet.runtime.kernel import Call, Operand
+from sublet.runtime.left import Span
 from sublet.runtime.memory import Memory, Places
 from sublet.runtime.moves import (
     Moved,
@@ -37,6 +37,7 @@ Watch = Callable[[int, Call], Call]
 """(index of the point, its action) -> what is called instead."""
 
 BindNode = Callable[[Node, Places], Call]
+SpanOf = Callable[[Call], Span]
 Target = Region | Value
 """What a pointer stands for: a region, or whatever another pointer has come to stand for in the run."""
 
@@ -50,13 +51,30 @@ def unwatched(point: int, action: Call) -> Call:
     return action
 
 
-@dataclass(frozen=True)
 class Program:
-    """A bound program: `calls` run it once. `moved` counts what its loops, branches and updates copied."""
+    """A bound program: `calls` run it once.
 
-    calls: tuple[Call, ...]
-    moved: Moved
-    points: tuple[Point, ...]
+    moved    counts what its loops, branches and updates copied
+    failed   the points of the step that raised, once one has
+    """
+
+    def __init__(self, calls: tuple[Call, ...], moved: Moved, points: tuple[Point, ...], span: SpanOf) -> None:
+        self.calls = calls
+        self.moved = moved
+        self.points = points
+        self.failed = Span(0, 0)
+        self._span = span
+
+    def run(self) -> None:
+        """Run it once."""
+        self.moved.nbytes = 0
+        call: Call = nothing
+        try:
+            for call in self.calls:
+                call()
+        except BaseException:
+            self.failed = self._span(call)
+            raise
 
 
 def build(
@@ -79,7 +97,7 @@ def build(
     update = builder.move("update", None, sources, graph.updated) if sources else nothing
     end = builder.point("end", None, nothing)
     calls = tuple(call for call in (start, *body, update, end) if call is not nothing)
-    return Program(calls, builder.moved, timeline.points)
+    return Program(calls, builder.moved, timeline.points, builder.span)
 
 
 class _Builder:
@@ -99,7 +117,18 @@ class _Builder:
         self._context: Context = ()
         self._targets: dict[str, Target] = {}
         self._ends: dict[str, tuple[str, list[Target]]] = {}  # (node, by each way) that assigns a pointer
+        self._spans: dict[Call | str, Span] = {}  # by call, and by name of the node
         self.moved = Moved()
+
+    def span(self, call: Call) -> Span:
+        """The points that a call of the whole program runs, or was at when it raised.
+
+        They are all points where several streams run in one call.
+        """
+        if isinstance(call, Guarded):
+            first, last = (self._spans[node.name] for node in call.reached)
+            return Span(first.begin, last.end)
+        return self._spans.get(call, Span(0, len(self._points)))
 
     def point(self, kind: str, node: Node | None, action: Call) -> Call:
         """The watched action of the next point, which must be the one that is meant."""
@@ -107,7 +136,9 @@ class _Builder:
         name, meant = (other.name if other else "" for other in (node, expected.node))
         assert (expected.kind, meant) == (kind, name), f"the program has {kind} {name}, the flow {expected}"
         self._next += 1
-        return self._watch(self._next - 1, action)
+        watched = self._watch(self._next - 1, action)
+        self._spans[watched] = Span(self._next - 1, self._next)
+        return watched
 
     def graph(self, graph: Graph, schedule: Schedule) -> list[Call]:
         return self.steps(graph, schedule, 0, len(schedule.steps))
@@ -116,8 +147,10 @@ class _Builder:
         by_name = {node.name: node for node in graph.nodes}
         tasks: list[Task] = []
         for step in schedule.steps[begin:end]:
-            node = by_name[step.node]
-            tasks.append(Task(step, self.step(node, schedule.bodies.get(node.name, ()))))
+            node, begin_point = by_name[step.node], self._next
+            call = self.step(node, schedule.bodies.get(node.name, ()))
+            self._spans[call] = self._spans[node.name] = Span(begin_point, self._next)
+            tasks.append(Task(step, call))
         if schedule.streams > 1 and self._workers:
             return streamed_calls(tasks, self._workers)
         return joined([task.call for task in tasks if task.call is not nothing])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from sublet.errors import RunError
 from sublet.ir.graph import Graph, Value
 from sublet.printable import printable
+from sublet.runtime.left import Left
 from sublet.runtime.memory import Memory, Raw
 
 Saved = Mapping[Value, Raw]
@@ -15,15 +16,17 @@ Saved = Mapping[Value, Raw]
 
 
 class State:
-    """Knows which updated values have a content: they were given one, and no run has failed since.
+    """Knows which updated values have a content.
 
-    A run that fails may have overwritten some and not yet others, so that all of them must be set anew.
+    A run that fails leaves each as it was, or updated, or maybe half written: then it can be read, but no run starts
+    from it before it is set anew.
     """
 
     def __init__(self, graph: Graph, memory: Memory) -> None:
         self.values = graph.updated
         self._memory = memory
         self._known: set[Value] = set()
+        self._uncertain: set[Value] = set()
 
     def known(self, value: Value) -> bool:
         """Whether the value is updated and has a content."""
@@ -33,6 +36,16 @@ class State:
         """The value has been given a content; nothing happens unless it is updated."""
         if value in self.values:
             self._known.add(value)
+            self._uncertain.discard(value)
+
+    @contextmanager
+    def written(self, value: Value) -> Iterator[None]:
+        """Around writing a content to the value, which an interrupt may leave half written."""
+        if value in self.values:
+            self._known.discard(value)
+            self._uncertain.add(value)
+        yield
+        self.set(value)
 
     def save(self) -> Saved:
         """What they hold, to be put back by `restore`."""
@@ -48,27 +61,41 @@ class State:
     @contextmanager
     def kept(self) -> Iterator[Saved]:
         """Afterwards all is as it was before, also after an error. Their storages must be the same again by then."""
-        saved, known = self.save(), set(self._known)
+        saved, known, uncertain = self.save(), set(self._known), set(self._uncertain)
         try:
             yield saved
         finally:
-            self._known = known
+            self._known, self._uncertain = known, uncertain
             self.restore(saved)
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Around a run: when it fails, nobody knows what they hold."""
+    def running(self, left: Callable[[], Left]) -> Iterator[None]:
+        """Around a run: when it fails, `left` tells what it left, and the error gets a note of that."""
         try:
             yield
-        except BaseException:
-            self._known.clear()
+        except BaseException as error:
+            if self.values:
+                found = left()
+                self._known.difference_update(found.uncertain)
+                self._uncertain.update(found.uncertain)
+                error.add_note(found.words)
             raise
 
-    def require(self, value: Value, name: str) -> Value:
-        """The value. Raises RunError, which calls it `name`, unless it has a content."""
-        if value not in self._known:
+    def require(self, value: Value, name: str) -> None:
+        """Raises RunError, which calls the value `name`, unless a run may start from its content."""
+        self.require_certain(value, name)
+        self.readable(value, name)
+
+    def require_certain(self, value: Value, name: str) -> None:
+        """Raises RunError when a failed run may have left the value half written."""
+        if value in self._uncertain:
             raise RunError(
-                f"what {printable(name)!r} holds is not known: it was not given yet, or a run failed midway; "
-                "give it as an input or by `set_state`"
+                f"what {printable(name)!r} holds is uncertain, for a run failed while it was updated: set it by "
+                f"`set_state`, or take it as it is by set_state(name, executable.state(name))"
             )
+
+    def readable(self, value: Value, name: str) -> Value:
+        """The value. Raises RunError unless it ever got a content."""
+        if value not in self._known and value not in self._uncertain:
+            raise RunError(f"what {printable(name)!r} holds was not given yet: give it as an input or by `set_state`")
         return value

@@ -31,6 +31,7 @@ from sublet.runtime.aten import (
     selection,
 )
 from sublet.runtime.aten.kernel import Fast, tensor_over, torch
+from sublet.runtime.joining import InTurn
 from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
 from sublet.tensor import DType
 
@@ -136,14 +137,21 @@ class Bound:
             if not isinstance(other, Bound):
                 break
             bounds.append(other)
-        calls = tuple(bound.call for bound in bounds)
-        inference_mode, watched = torch().inference_mode, [*bounds]
+        return _Joined(bounds), len(bounds) - 1
 
-        def run() -> None:
-            with inference_mode():
-                for call in calls:
-                    call()
-            while watched:
-                watched.pop().verify()
 
-        return run, len(bounds) - 1
+class _Joined(InTurn):
+    """Neighbours as one call."""
+
+    __slots__ = ("inference_mode", "watched")
+
+    def __init__(self, bounds: Sequence[Bound]) -> None:
+        super().__init__([bound.call for bound in bounds])
+        self.inference_mode = torch().inference_mode
+        self.watched = list(bounds)
+
+    def __call__(self) -> None:
+        with self.inference_mode():
+            super().__call__()
+        while self.watched:
+            self.watched.pop().verify()
