@@ -14,8 +14,8 @@ from benchmarks import eager
 from benchmarks.networks import text, vision
 from sublet import layers, nn
 from sublet.builder.tensor import Tensor
-from sublet.frontends.model import Model
 from sublet.ir.graph import Graph
+from sublet.model import Model
 from sublet.tensor import TensorSpec
 
 RATE, MOMENTUM = 1e-4, 0.9

@@ -7,9 +7,10 @@ from sublet.builder.tensor import Tensor
 from sublet.checker import check
 from sublet.compiling import compile
 from sublet.errors import SubletError
-from sublet.frontends.model import Model, read_model
+from sublet.frontends.model import read_model
 from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.ir.text import parse, to_text
+from sublet.model import Model
 from sublet.optimizers import LAMB, SGD, Adam, AdamW, Clipped, RMSProp
 from sublet.packing import STRATEGIES, pack
 from sublet.plan import MemoryPlan

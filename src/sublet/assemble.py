@@ -94,8 +94,6 @@ def assemble(
     *,
     alignment: int,
     moves: tuple[CopiedMove, ...],
-    dims: Mapping[str, int],
-    max_trips: Mapping[str, int],
 ) -> MemoryPlan:
     """The plan, from the packing of those buffers that have no home."""
     timeline, lives = settled.flow, _lives(settled)
@@ -119,8 +117,6 @@ def assemble(
         outside=tuple(_outside(graph)),
         peak=_peak(planned, timeline, lives),
         points=tuple(str(point) for point in timeline.points),
-        dims=tuple(dims.items()),
-        max_trips=tuple(max_trips.items()),
         proof=packed.bound.members,
         rolled=timeline.rolled,
         moves=moves,

@@ -26,8 +26,8 @@ from sublet.console import (
 )
 from sublet.errors import PlanError, RunError
 from sublet.feeding import files_of, missing_inputs, random_arrays, read_inputs, write_arrays
-from sublet.frontends.model import Model as Source
 from sublet.ir.graph import Value
+from sublet.model import Model as Source
 from sublet.plan import MemoryPlan
 from sublet.plan_file import load
 from sublet.planning import Options

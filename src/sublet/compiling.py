@@ -13,11 +13,12 @@ from sublet.builder.graph import Graph as WrittenGraph
 from sublet.checker import require_valid
 from sublet.errors import RunError
 from sublet.extras import installed, require
-from sublet.frontends.model import Model, bounded, is_onnx, model_of, read_model
+from sublet.frontends.model import bounded, is_onnx, model_of, read_model
 from sublet.frontends.onnx.model import from_proto
 from sublet.frontends.onnx.optimized import load_optimized, optimized
 from sublet.frontends.trips import Trips
 from sublet.ir.graph import Graph, Value
+from sublet.model import Model
 from sublet.plan import MemoryPlan
 from sublet.plan_file import fingerprint
 from sublet.planning import Options, Progress, plan_memory

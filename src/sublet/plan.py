@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sublet.analysis.schedule import Schedule
+from sublet.recipe import PLAIN, Recipe
 
 ARENA = "arena"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 UPDATE = "update"
 """The edge at the end of a run on which the updates of the graph are made."""
 
@@ -214,6 +215,7 @@ class MemoryPlan:
     moves              what loops, branches and updates copy; empty when no byte is moved
     stopped            "timeout" or "interrupt" when the search for a packing was cut short, else ""
     updated            the inputs and weights that every run leaves with another content
+    recipe             how the planned graph comes from its model
     """
 
     graph: str
@@ -239,6 +241,7 @@ class MemoryPlan:
     moves: tuple[CopiedMove, ...] = ()
     stopped: str = ""
     updated: tuple[str, ...] = ()
+    recipe: Recipe = PLAIN
     version: int = FORMAT_VERSION
 
     @property

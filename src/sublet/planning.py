@@ -6,7 +6,7 @@ verify -> schedule -> flow -> liveness -> share -> interference -> pack -> assem
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sublet.analysis.flow import Flow, flow
@@ -23,13 +23,21 @@ from sublet.copied import copied_moves, forbid
 from sublet.errors import ProblemError
 from sublet.ir.graph import Graph, Value
 from sublet.ir.verify import verify
+from sublet.model import Model, Written, as_model
 from sublet.packing import Problem, pack, place_in_regions
 from sublet.packing import Region as MemoryRegion
 from sublet.packing.problem import MAX_ALIGNMENT
+from sublet.passes.on_demand import on_demand
+from sublet.passes.order import ordered
 from sublet.plan import MemoryPlan, Storage
+from sublet.recipe import GIVEN, LESS, OWN
 
 Where = Literal["arena", "bound"]
+Order = Literal["given", "less"]
 Progress = Callable[[str, int], None]
+
+
+CHOICES = {"io": ("arena", "bound"), "weights": ("arena", "bound"), "order": (GIVEN, LESS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,8 @@ class Options:
     share      whether views, in-place outputs and carries may be the same bytes; with strategy "no_reuse"
                and share=False every tensor has bytes of its own, for debugging
     forbid_copies   refuse a plan in which loops, branches or updates move bytes
+    order      "given": the order of the graph, with what depends on no input computed on demand; "less": another one
+               where that gives a smaller arena
     in_place_from   slices and rows of loops of at least so many bytes are read and written where they lie in the
                     whole; None for where that costs less than a copy, or for 0 where copies are forbidden
 
@@ -62,9 +72,10 @@ class Options:
     regions: tuple[MemoryRegion, ...] = ()
     forbid_copies: bool = False
     in_place_from: int | None = None
+    order: Order = "given"
 
     def __post_init__(self) -> None:
-        for name, allowed in (("io", ("arena", "bound")), ("weights", ("arena", "bound"))):
+        for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ProblemError(f"{name} {getattr(self, name)!r} must be one of {', '.join(allowed)}")
         for name in ("alignment", "streams"):
@@ -84,7 +95,7 @@ class Options:
 
 
 def plan_memory(
-    graph: Graph,
+    network: Graph | Model | Written,
     options: Options | None = None,
     *,
     schedule: Schedule | None = None,
@@ -92,23 +103,46 @@ def plan_memory(
     max_trips: Mapping[str, int] | None = None,
     progress: Progress | None = None,
 ) -> MemoryPlan:
-    """The memory plan of `graph`, proven by the checker.
+    """The memory plan of a graph or model, proven by the checker.
 
-    `schedule` overrides the order of the graph; `dims` and `max_trips` are what the model was read with, to be
-    recorded; `progress` is told each strategy tried and the bytes it needs.
+    `schedule` overrides the order of the graph; `dims` and `max_trips` are what a graph was read with, to be
+    recorded, as a model's own are; `progress` is told each strategy tried and the bytes it needs.
     Raises GraphError for an illegal graph, ProblemError for an unknown strategy, CapacityError when the
     memory regions are too small, PlanError when control flow would move bytes and that is forbidden, and
     PlanViolation if the checker refuses the plan, which would be a mistake of Sublet's.
     """
-    if not isinstance(graph, Graph):
-        raise ProblemError(
-            f"{type(graph).__name__} is no graph to plan: give the `graph` of a model, as in g.model().graph"
-        )
+    model = as_model(network)
     options = options or Options()
+    verify(model.graph)
+    plans = [
+        _planned(model.graph, order, options, progress)
+        for order in ((schedule,) if schedule is not None else schedules(model.graph, options))
+    ]
+    plan = min(plans, key=lambda plan: plan.arena_bytes)
+    order = OWN if schedule is not None else GIVEN if plan is plans[0] else LESS
+    return replace(
+        plan,
+        dims=tuple((model.dims if dims is None else dims).items()),
+        max_trips=tuple((model.max_trips if max_trips is None else max_trips).items()),
+        recipe=replace(model.recipe, order=order),
+    )
+
+
+def schedules(graph: Graph, options: Options) -> tuple[Schedule, ...]:
+    """The orders that are planned: the graph's own, and another that may need less where that is asked for."""
+    own = on_demand(graph)
+    orders = [own]
+    if options.order == LESS:
+        orders.append(on_demand(ordered(own)))
+    return tuple(
+        serial(each) if options.streams == 1 else streamed(each, options.streams)
+        for each in orders[: 1 + (orders[-1] != own)]
+    )
+
+
+def _planned(graph: Graph, schedule: Schedule, options: Options, progress: Progress | None) -> MemoryPlan:
+    """The plan of a graph in one order."""
     align = options.alignment
-    verify(graph)
-    if schedule is None:
-        schedule = serial(graph) if options.streams == 1 else streamed(graph, options.streams)
     storages = bound_storages(graph, io_bound=options.io == "bound", weights_bound=options.weights == "bound")
     settled = _settled(graph, schedule, storages, options)
     moves = copied_moves(graph, settled, storages, align, options.smallest, unrolled=options.share)
@@ -117,17 +151,7 @@ def plan_memory(
     planned = tuple(buffer for buffer in settled.buffers if buffer.packed)
     problem = interference(planned, settled.flow, alignment=align, name=graph.name)
     packed = _packed(problem, options, progress)
-    plan = assemble(
-        graph,
-        schedule,
-        settled,
-        storages,
-        packed,
-        alignment=align,
-        moves=moves,
-        dims=dims or {},
-        max_trips=max_trips or {},
-    )
+    plan = assemble(graph, schedule, settled, storages, packed, alignment=align, moves=moves)
     require_valid(graph, schedule, plan)
     return plan
 

@@ -10,8 +10,8 @@ from sublet.builder.graph import graph_of
 from sublet.builder.lines import at_line, user_line
 from sublet.builder.tensor import Tensor
 from sublet.errors import GradientError, SpecError
-from sublet.frontends.model import Model
 from sublet.ir.graph import Graph, Value
+from sublet.model import Model, as_model
 from sublet.ops.nn.command import spec_of
 from sublet.optimizers import Optimizer
 from sublet.passes.autodiff import backward, differentiable, reached
@@ -101,16 +101,18 @@ def _require_dependence(graph: WrittenGraph, loss: Tensor, parameters: Sequence[
         raise GradientError(at_line(f"the loss {loss!r} depends on none of the parameters"))
 
 
-def less_memory(source: WrittenGraph | Model) -> Model:
-    """A graph with nothing needless in it, commands fused, that recalls what it can, in an order of less memory.
+def less_memory(source: WrittenGraph | Graph | Model) -> Model:
+    """A network with nothing needless in it, commands fused, that recalls what it can, in an order of less memory.
 
-    `train_step` ends with it. It is for graphs with gradients and updates of one's own; results stay what they are.
+    `train_step` ends with it. It is for models that were read, and for graphs with gradients and updates of one's own;
+    results stay what they are.
     Where there are loops or branches, an order is judged by planning, which knows more about them than an estimate.
     """
-    model = source if isinstance(source, Model) else source.model()
+    model = as_model(source)
     graph = run_passes(simplify(model.graph, order=False), ["late-constants", "recall"])
     planned = any(node.subgraphs for node in graph.nodes)
-    return replace(model, graph=ordered(graph, _planned_bytes if planned else None))
+    recipe = replace(model.recipe, changed=less_memory.__name__)
+    return replace(model, graph=ordered(graph, _planned_bytes if planned else None), recipe=recipe)
 
 
 def _planned_bytes(graph: Graph) -> int:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from sublet.compiling import compile
-from sublet.frontends.model import Model
 from sublet.ir.graph import Graph, Value
 from sublet.ir.verify import verify
+from sublet.model import Model
 from sublet.passes.autodiff import gradients
 from sublet.planning import Options
 from sublet.runtime.comparing import compare

@@ -15,10 +15,10 @@ import numpy as np
 from sublet.checker import check
 from sublet.compiling import compile
 from sublet.errors import PlanError, RunError
-from sublet.frontends.model import Model
 from sublet.ir.emitter import Emitter
 from sublet.ir.graph import Graph, Value
 from sublet.ir.verify import verify
+from sublet.model import Model
 from sublet.ops.nn.command import spec_of
 from sublet.packing import STRATEGIES
 from sublet.passes.autodiff import gradients

@@ -18,8 +18,8 @@ from benchmarks import eager
 from benchmarks.networks import vision
 from sublet import layers, nn
 from sublet.builder.tensor import Tensor
-from sublet.frontends.model import Model
 from sublet.ir.graph import Graph
+from sublet.model import Model
 from sublet.tensor import TensorSpec
 
 Write = Callable[[sublet.Graph, str], Tensor]

@@ -18,11 +18,11 @@ from sublet.builder.levels import Levels
 from sublet.builder.lines import at_line, user_line
 from sublet.builder.tensor import Operand, Tensor, dtype_of
 from sublet.errors import SpecError, SubletError
-from sublet.frontends.model import Constant, Model
 from sublet.ir import graph as ir
 from sublet.ir.emitter import Emitter, Literals, Names
 from sublet.ir.graph import Value
 from sublet.ir.verify import verify
+from sublet.model import Constant, Model
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.shapes import FLOATS
 from sublet.runtime.dtypes import NUMPY

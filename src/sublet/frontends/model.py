@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
-
-from numpy.typing import NDArray
 
 from sublet.errors import ModelError
 from sublet.files import read_text
 from sublet.frontends.onnx.model import Imported, load
+from sublet.frontends.onnx.optimized import load_optimized
 from sublet.frontends.trips import Trips, trips_of, with_max_trips
-from sublet.ir.graph import Graph
 from sublet.ir.text import parse
+from sublet.model import Model
+from sublet.recipe import AS_IS
 
 ONNX_SUFFIX = ".onnx"
 TEXT_SUFFIX = ".sublet"
@@ -23,35 +22,6 @@ TEXT_SUFFIX = ".sublet"
 def is_onnx(path: Path) -> bool:
     """Whether a file is an ONNX model, by its suffix in any case."""
     return path.suffix.lower() == ONNX_SUFFIX
-
-
-class Constant(Protocol):
-    """The content of a weight, read when it is asked for."""
-
-    def array(self) -> NDArray[Any]:
-        """The elements."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """A graph with what is needed to plan and run it.
-
-    dims      the dimension bindings it was read with
-    weights   the contents of `graph.weights` by name; those a text form declares have none
-    inputs, outputs   names in the file, in the order of the graph's inputs and outputs
-    opsets    for an ONNX model the version of each operator set, "" for the default domain
-    max_trips the declared maxima of rounds it was read with, by loop; "" stands for every loop
-    remark    what its reader should be told, as that an optimiser refused it
-    """
-
-    graph: Graph
-    dims: Mapping[str, int] = field(default_factory=dict)
-    weights: Mapping[str, Constant] = field(default_factory=dict)
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-    opsets: Mapping[str, int] = field(default_factory=dict)
-    max_trips: Mapping[str, int] = field(default_factory=dict)
-    remark: str = ""
 
 
 def model_of(imported: Imported) -> Model:
@@ -64,6 +34,7 @@ def model_of(imported: Imported) -> Model:
         imported.outputs,
         imported.opsets,
         remark=imported.remark,
+        recipe=imported.recipe,
     )
 
 
@@ -73,20 +44,23 @@ def bounded(model: Model, max_trips: Trips) -> Model:
     return replace(model, graph=with_max_trips(model.graph, by_loop), max_trips=by_loop) if by_loop else model
 
 
-def read_model(path: str | Path, dims: Mapping[str, int] | None = None, *, max_trips: Trips = None) -> Model:
+def read_model(
+    path: str | Path, dims: Mapping[str, int] | None = None, *, max_trips: Trips = None, optimize: str = AS_IS
+) -> Model:
     """Read an ONNX model (.onnx) or the text form of a graph (.sublet).
 
     `dims` binds symbolic dimensions of an ONNX model; a graph in text form has none. `max_trips` declares how many
     rounds loops make at most, for all of them or by the name of a loop or of one of its outputs: what such a loop
-    stacks for an output of the model is planned, and a run that goes on beyond it is a RunError.
+    stacks for an output of the model is planned, and a run that goes on beyond it is a RunError. `optimize` is a
+    level of ONNX Runtime's optimiser that rewrites an ONNX model first, or "none".
     Raises ModelError when the file cannot be read or understood, TextError for a mistake in the text.
     """
-    return bounded(_read(Path(path), dims), max_trips)
+    return bounded(_read(Path(path), dims, optimize), max_trips)
 
 
-def _read(path: Path, dims: Mapping[str, int] | None) -> Model:
+def _read(path: Path, dims: Mapping[str, int] | None, optimize: str) -> Model:
     if is_onnx(path):
-        return model_of(load(path, dims))
+        return model_of(load(path, dims) if optimize == AS_IS else load_optimized(path, dims, optimize))
     if path.suffix.lower() == TEXT_SUFFIX:
         if dims:
             raise ModelError(f"{path} has no symbolic dimensions to bind: drop --dim {', --dim '.join(dims)}")

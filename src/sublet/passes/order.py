@@ -34,39 +34,45 @@ def ordered(graph: Graph, measure: Callable[[Graph], int] | None = None) -> Grap
     `measure` tells the bytes of a graph exactly, where somebody above can: then an order is taken only when it needs
     fewer by that, too. The estimate knows little about what loops carry.
     """
-    found = _ordered(graph)
+    found = reordered(graph, _best)
     if measure is None or found == graph or measure(found) < measure(graph):
         return found
     return graph
 
 
-def _ordered(graph: Graph) -> Graph:
+Choose = Callable[[Graph, Sequence[Node], Sequence[Value], dict[str, int]], tuple[tuple[Node, ...], int]]
+"""(level, nodes of it in order, values wanted after them, bytes by node that its sub-graphs need besides its results)
+-> the nodes in another order, and the peak that is estimated."""
+
+
+def reordered(graph: Graph, choose: Choose) -> Graph:
+    """The program with each level in the order that `choose` gives it, from the inside out."""
     extra: dict[str, int] = {}
-    nodes = tuple(_inside(node, extra) for node in graph.nodes)
+    nodes = tuple(_inside(node, extra, choose) for node in graph.nodes)
     graph = replace(graph, nodes=nodes)
-    return replace(graph, nodes=_best(graph, nodes, results(graph), extra)[0])
+    return replace(graph, nodes=choose(graph, nodes, results(graph), extra)[0])
 
 
-def _inside(node: Node, extra: dict[str, int]) -> Node:
+def _inside(node: Node, extra: dict[str, int], choose: Choose) -> Node:
     """The node with its sub-graphs ordered; `extra` is told how many bytes they need besides the results."""
     made = sum(value.nbytes for value in node.defs)
     if isinstance(node, While):
         below: dict[str, int] = {}
-        inner = tuple(_inside(each, below) for each in node.body.nodes)
+        inner = tuple(_inside(each, below, choose) for each in node.body.nodes)
         body = replace(node.body, nodes=inner)
         after = inner[node.check :]
         later = {value for each in after for value in reads_inside(each)}
         wanted = (node.condition, *node.parameters, *node.slices, *sorted(later, key=lambda value: value.name))
-        first, peak = _best(body, inner[: node.check], (*wanted, *body.outputs), below)
-        second, higher = _best(body, after, body.outputs, below)
+        first, peak = choose(body, inner[: node.check], (*wanted, *body.outputs), below)
+        second, higher = choose(body, after, body.outputs, below)
         extra[node.name] = max(0, max(peak, higher) - made)
         return replace(node, body=replace(body, nodes=(*first, *second)))
     if isinstance(node, CaseOf):
         arms, peaks = [], [0]
         for arm in node.arms:
             below = {}
-            arm = replace(arm, nodes=tuple(_inside(each, below) for each in arm.nodes))
-            nodes, peak = _best(arm, arm.nodes, arm.outputs, below)
+            arm = replace(arm, nodes=tuple(_inside(each, below, choose) for each in arm.nodes))
+            nodes, peak = choose(arm, arm.nodes, arm.outputs, below)
             arms.append(replace(arm, nodes=nodes))
             peaks.append(peak)
         extra[node.name] = max(0, max(peaks) - made)

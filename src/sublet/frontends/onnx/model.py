@@ -20,6 +20,7 @@ from sublet.frontends.onnx.program import ATTEMPTS_PER_NODE, Program, Scope
 from sublet.frontends.onnx.prune import prune
 from sublet.frontends.onnx.weights import Weight
 from sublet.ir.graph import Graph, Value
+from sublet.recipe import PLAIN, Recipe
 
 if TYPE_CHECKING:
     import onnx
@@ -46,6 +47,7 @@ class Imported:
     opsets   the version of each operator set, "" for the default domain: what "onnx.X" means here
     dims     the dimension bindings the model was read with
     remark   what its reader should be told, as that an optimiser refused it
+    recipe   who rewrote it
     """
 
     graph: Graph
@@ -56,6 +58,7 @@ class Imported:
     dims: Mapping[str, int]
     report: ImportReport
     remark: str = ""
+    recipe: Recipe = PLAIN
 
 
 def load(path: str | Path, dims: Mapping[str, int] | None = None) -> Imported:

@@ -29,6 +29,7 @@ from sublet.frontends.onnx.runtime_types import inferred_types, session_options,
 from sublet.frontends.onnx.types import TensorType, write_type
 from sublet.frontends.onnx.weights import Weight, external_file, of_array
 from sublet.printable import printable
+from sublet.recipe import Recipe
 from sublet.runtime.dtypes import NUMPY, packed
 from sublet.tensor import TensorSpec
 
@@ -38,6 +39,14 @@ if TYPE_CHECKING:
 FORMAT = "3"
 CACHE = "optimized"
 MODEL, WEIGHTS, REFUSAL = "model.onnx", "weights.bin", "refusal.txt"
+ALL = "onnxruntime"
+LEVELS = {
+    "onnxruntime-basic": "ORT_ENABLE_BASIC",
+    "onnxruntime-extended": "ORT_ENABLE_EXTENDED",
+    ALL: "ORT_ENABLE_ALL",
+}
+"""ONNX Runtime's levels of optimisation: folded and redundant nodes; fused operators too; blocked layouts too."""
+
 INITIALIZERS_NO_INPUTS = 4
 """From this version of the file format on, an initialiser that is no input is a constant."""
 
@@ -53,15 +62,16 @@ class _Refused(Exception):
     """ONNX Runtime does not take the model; the cause tells why."""
 
 
-def load_optimized(path: Path, dims: Mapping[str, int] | None = None) -> Imported:
+def load_optimized(path: Path, dims: Mapping[str, int] | None = None, level: str = ALL) -> Imported:
     """Like `load`, after ONNX Runtime's optimiser; the model as it is where that does not take it."""
-    return optimized(read_model(path), dims, where=path.name, folder=path.parent)
+    return optimized(read_model(path), dims, level=level, where=path.name, folder=path.parent)
 
 
 def optimized(
     model: onnx.ModelProto,
     dims: Mapping[str, int] | None = None,
     *,
+    level: str = ALL,
     where: str = "model",
     folder: Path | None = None,
 ) -> Imported:
@@ -71,48 +81,54 @@ def optimized(
     """
     dims = dict(dims or {})
     opsets_of(model, where)
-    key = _key(model, dims, where, folder)
+    if level not in LEVELS:
+        raise ModelError(f"there is no optimiser {level!r}; there are {', '.join(LEVELS)}")
+    key = _key(model, dims, level, where, folder)
     kept = entry(CACHE, key)
     if kept is not None and not (kept / REFUSAL).exists():
         try:
-            return _restored(kept, dims)
+            return _restored(kept, dims, level)
         except (ModelError, OSError, ValueError):
             remove_entry(CACHE, key)
             kept = None
     plain = from_proto(model, dims, where=where, folder=folder)
     try:
-        kept = kept or add_entry(CACHE, key, lambda fresh: _fill(fresh, model, dims, where, folder))
+        kept = kept or add_entry(CACHE, key, lambda fresh: _fill(fresh, model, dims, level, where, folder))
         if kept is not None:
-            return _outcome(kept, plain, dims)
+            return _outcome(kept, plain, dims, level)
         with tempfile.TemporaryDirectory(prefix="sublet-", ignore_cleanup_errors=True) as scratch:
-            _fill(Path(scratch), model, dims, where, folder)
-            return _outcome(Path(scratch), plain, dims)
+            _fill(Path(scratch), model, dims, level, where, folder)
+            return _outcome(Path(scratch), plain, dims, level)
     except OSError as error:
         return _unchanged(plain, str(error))
 
 
-def _fill(fresh: Path, model: onnx.ModelProto, dims: Mapping[str, int], where: str, folder: Path | None) -> None:
+def _fill(
+    fresh: Path, model: onnx.ModelProto, dims: Mapping[str, int], level: str, where: str, folder: Path | None
+) -> None:
     """Write the rewritten model into the folder `fresh`, or what ONNX Runtime says against it."""
     try:
-        _rewrite(_closed(model, dims, where), folder, fresh)
+        _rewrite(_closed(model, dims, where), level, folder, fresh)
     except _Refused:  # a branch that is never taken at these shapes may be wrong at them
         try:
-            _rewrite(_closed(model, None, where), folder, fresh)
+            _rewrite(_closed(model, None, where), level, folder, fresh)
         except _Refused as refusal:
             lines = str(refusal.__cause__).strip().splitlines() or [type(refusal.__cause__).__name__]
             (fresh / REFUSAL).write_text(lines[0][:SAID], encoding="utf-8")
 
 
-def _outcome(folder: Path, plain: Imported, dims: Mapping[str, int]) -> Imported:
+def _outcome(folder: Path, plain: Imported, dims: Mapping[str, int], level: str) -> Imported:
     refusal = folder / REFUSAL
-    return _unchanged(plain, refusal.read_text(encoding="utf-8")) if refusal.exists() else _restored(folder, dims)
+    return (
+        _unchanged(plain, refusal.read_text(encoding="utf-8")) if refusal.exists() else _restored(folder, dims, level)
+    )
 
 
 def _unchanged(plain: Imported, reason: str) -> Imported:
     return replace(plain, remark=f"not optimised, ONNX Runtime does not take the model: {printable(reason)}")
 
 
-def _restored(folder: Path, dims: Mapping[str, int]) -> Imported:
+def _restored(folder: Path, dims: Mapping[str, int], level: str) -> Imported:
     """The rewritten model in a folder, its weights mapped from their file."""
     proto = read_model(folder / MODEL)
     closed = all(
@@ -129,7 +145,7 @@ def _restored(folder: Path, dims: Mapping[str, int]) -> Imported:
             offset = int(_external(mapped[name])["offset"])
             content = raw[offset : offset + spec.nbytes].view(NUMPY[spec.dtype]).reshape(spec.shape)
             weights[name] = of_array(content, spec)
-    return replace(imported, weights=weights, dims=dict(dims))
+    return replace(imported, weights=weights, dims=dict(dims), recipe=Recipe(level, depends_on()))
 
 
 def _inner_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
@@ -142,10 +158,9 @@ def _external(tensor: onnx.TensorProto) -> dict[str, str]:
     return {item.key: item.value for item in tensor.external_data}
 
 
-def _key(model: onnx.ModelProto, dims: Mapping[str, int], where: str, folder: Path | None) -> str:
+def _key(model: onnx.ModelProto, dims: Mapping[str, int], level: str, where: str, folder: Path | None) -> str:
     """A hash of everything the rewritten model depends on."""
-    version = require("onnxruntime", extra="onnxruntime").__version__
-    digest = sha256(f"{FORMAT} {version} {platform.machine()} {_block()} {sorted(dims.items())}\n".encode())
+    digest = sha256(f"{FORMAT} {level} {depends_on()} {sorted(dims.items())}\n".encode())
     digest.update(model.SerializeToString(deterministic=True))
     tensors = [*model.graph.initializer]
     for node in all_nodes(iter(model.graph.node)):
@@ -156,6 +171,12 @@ def _key(model: onnx.ModelProto, dims: Mapping[str, int], where: str, folder: Pa
             while chunk := file.read(1 << 24):
                 digest.update(chunk)
     return digest.hexdigest()
+
+
+def depends_on() -> str:
+    """What a rewriting depends on besides the model: the version of ONNX Runtime, the processor, its blocks."""
+    version = require("onnxruntime", extra="onnxruntime").__version__
+    return f"onnxruntime {version}, {platform.machine()}, blocks of {_block()} channels"
 
 
 @lru_cache(maxsize=1)
@@ -199,11 +220,11 @@ def _closed(model: onnx.ModelProto, dims: Mapping[str, int] | None, where: str) 
     return made
 
 
-def _rewrite(model: onnx.ModelProto, source: Path | None, folder: Path) -> None:
+def _rewrite(model: onnx.ModelProto, level: str, source: Path | None, folder: Path) -> None:
     """Write the rewritten model and its weights into `folder`. Raises _Refused when ONNX Runtime does not take it."""
     ort = require("onnxruntime", extra="onnxruntime")
     options = session_options()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[level])
     options.optimized_model_filepath = str(folder / MODEL)
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
     options.add_session_config_entry(

@@ -1,0 +1,41 @@
+"""How the graph that a plan is for comes from its model: recorded in the plan, so that `sublet check` can redo it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GIVEN, LESS, OWN = "given", "less", "own"
+AS_IS = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What was done to the model as it is in its file before it was planned.
+
+    optimize   who rewrote it: "none", or a level of ONNX Runtime's optimiser (see `frontends.onnx.optimized`)
+    by         what else the rewriting depends on, as text: the version of ONNX Runtime and the processor
+    changed    what Sublet's own passes did to the nodes: "" for nothing, or "less_memory"
+    order      "given": the model's own, "less": another one that needs less memory, "own": a schedule of the caller's
+    scratch    (node, bytes): memory that kernels asked for, which is part of the planned graph
+    """
+
+    optimize: str = AS_IS
+    by: str = ""
+    changed: str = ""
+    order: str = GIVEN
+    scratch: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def words(self) -> str:
+        """Which graph it is, for people."""
+        graph = "as in the file" if self.optimize == AS_IS else f"after ONNX Runtime's optimiser ({self.optimize})"
+        if self.changed:
+            graph += f", changed by {self.changed}"
+        if self.scratch:
+            graph += f", with scratch memory that the kernels of {len(self.scratch)} nodes ask for"
+        order = {GIVEN: "in its own order", LESS: "in an order of less memory", OWN: "in an order of the caller's"}
+        return f"{graph}, {order.get(self.order, self.order)}"
+
+
+PLAIN = Recipe()
+"""Of a model that is planned as it is in its file."""
