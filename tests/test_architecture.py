@@ -21,7 +21,7 @@ FLOORS = [
     ["ir.graph", "ir"],
     ["recipe"],
     ["ops"],
-    ["ir.printer", "ir.parser", "ir.text", "ir.verify", "ir.emitter"],
+    ["ir.printer", "ir.parser", "ir.text", "ir.verify", "ir.emitter", "ir.scratch"],
     ["passes"],
     ["analysis", "analysis.schedule"],
     ["model", "plan"],
@@ -34,6 +34,7 @@ FLOORS = [
     ["builder", "builder.*"],
     ["nn", "layers", "optimizers"],
     ["training"],
+    ["sources"],
     ["compiling", "onnx_backend", "console", "feeding", "run_report"],
     ["", "cli", "cli_run", "__main__"],
 ]

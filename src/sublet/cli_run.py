@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from sublet.compiling import AUTO, BACKENDS, Optimize, compile, source_of
+from sublet.compiling import BACKENDS, compile, to_run
 from sublet.console import (
     Dim,
     Json,
@@ -36,6 +36,7 @@ from sublet.runtime.comparing import compare, equal_bits, one_by_one
 from sublet.runtime.executable import Executable
 from sublet.runtime.poison import run_poisoned
 from sublet.runtime.profile import Cost, Profile
+from sublet.sources import AUTO, Optimize
 
 PACKAGES = {"reference": ("onnx", "numpy"), "numpy": ("numpy",), "onnxruntime": ("onnxruntime",)}
 """What computes, by backend."""
@@ -90,7 +91,7 @@ def run(
     made = _plan_of(plan, dim, max_trips, no_reuse, streams)
     dims, trips = (bound_dims(dim), bound_trips(max_trips)) if made is None else (dict(made.dims), dict(made.max_trips))
     chosen: dict[str, Any] = {"backend": backend, "optimize": optimize, "autotune": autotune}
-    source = source_of(model, dims, max_trips=trips, backend=backend, optimize=chosen["optimize"], planned=bool(made))
+    source = to_run(model, dims, max_trips=trips, backend=backend, optimize=chosen["optimize"], plan=made)
     inputs, weights = _contents(source, model, feeds, random)
 
     def compiled(options: Options, plan: MemoryPlan | None = None) -> Executable:

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
 from sublet.builder.graph import Graph as WrittenGraph
 from sublet.checker import require_valid
-from sublet.errors import RunError
+from sublet.errors import PlanError, RunError
 from sublet.extras import installed, require
-from sublet.frontends.model import bounded, is_onnx, model_of, read_model
-from sublet.frontends.onnx.model import from_proto
-from sublet.frontends.onnx.optimized import load_optimized, optimized
 from sublet.frontends.trips import Trips
 from sublet.ir.graph import Graph, Value
+from sublet.ir.scratch import with_scratch
 from sublet.model import Model
 from sublet.plan import MemoryPlan
 from sublet.plan_file import fingerprint
@@ -27,7 +25,7 @@ from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.executable import Executable
 from sublet.runtime.given import listed
 from sublet.runtime.kernel import Array, Backend
-from sublet.runtime.kernels import choose_kernels, with_scratch
+from sublet.runtime.kernels import choose_kernels, scratch_of
 from sublet.runtime.memory import aligned_bytes
 from sublet.runtime.nn_reference import NnReference
 from sublet.runtime.numpy_backend import Numpy
@@ -36,6 +34,7 @@ from sublet.runtime.reference import Reference
 from sublet.runtime.torch_backend import Torch
 from sublet.runtime.tuning import WORKSPACE_BYTES, Tuner
 from sublet.runtime.workspace import bytes_in_use, growth
+from sublet.sources import AUTO, Optimize, first_of, level, source_of
 from sublet.tensor import TensorSpec
 
 BACKENDS: dict[str, Callable[[Model], Backend]] = {
@@ -49,15 +48,8 @@ BACKENDS: dict[str, Callable[[Model], Backend]] = {
 NEEDS = {"onnxruntime": "onnxruntime", "torch": "torch"}
 """The package that a backend needs."""
 
-Optimize = Literal["auto", "onnxruntime", "none"]
-
-AUTO: Literal["auto"] = "auto"
-
 WIDE = 64
 """Bytes of a line of the cache. Convolutions are up to 15 % slower over weights that are not aligned to it."""
-
-TEXT_OPSETS = {"": 21, "com.microsoft": 1}
-"""The operator sets that "onnx.X" means in a graph which comes from no ONNX file."""
 
 
 def compile(
@@ -80,7 +72,8 @@ def compile(
     `max_trips` declares how many rounds loops make at most, see `frontends.model.read_model`.
     `backend` names where kernels come from, in order of preference; "auto" takes the fastest installed and
     falls back on the reference. `optimize="onnxruntime"` lets ONNX Runtime's optimiser rewrite an ONNX model
-    first, "none" takes it as it is, and "auto" asks that of it when its backend goes first and no plan is given.
+    first ("onnxruntime-extended" and "onnxruntime-basic" are lower levels of it), "none" takes it as it is, and "auto"
+    asks that of it when its backend goes first; with a plan it is what the plan is for.
     `plan` is a plan made elsewhere; `arena` is memory to run in.
     `autotune` times, where several backends but the reference compute a node, each of them on this machine, takes
     the fastest and remembers it in the cache; it may take `workspace` bytes to do so. Backends differ in the last
@@ -88,17 +81,22 @@ def compile(
     Raises ModelError for a model that cannot be read, RunError when no backend computes a node or a weight is
     missing, PlanError when `plan` was not made for this model, PlanViolation when it is wrong.
     """
-    source = source_of(model, dims, max_trips=max_trips, backend=backend, optimize=optimize, planned=plan is not None)
-    names, graph = _chosen_backends(backend), source.graph
+    names = _chosen_backends(backend)
+    source = to_run(model, dims, max_trips=max_trips, backend=backend, optimize=optimize, plan=plan)
+    graph = source.graph
     backends = _made_backends(names, source)
     contents = _weights(source, weights or {})
     arrays = {v: contents[v] for v in graph.constants if isinstance(v.spec, TensorSpec)}
     preferred = _fastest(source, names, arrays, workspace) if autotune else {}
     in_use = bytes_in_use()
-    graph = with_scratch(graph, choose_kernels(graph, backends, arrays, preferred))
+    scratch = scratch_of(choose_kernels(graph, backends, arrays, preferred))
+    graph = with_scratch(graph, dict(scratch))
     kept = growth(in_use)
     if plan is None:
-        plan = plan_memory(graph, options, dims=source.dims, max_trips=source.max_trips, progress=progress)
+        recipe = replace(source.recipe, scratch=scratch)
+        plan = plan_memory(replace(source, graph=graph, recipe=recipe), options, progress=progress)
+    elif plan.recipe.scratch != scratch:
+        raise PlanError(_other_scratch(plan, scratch))
     elif fingerprint(graph, plan.schedule) == plan.fingerprint:  # or the executable refuses it
         require_valid(graph, plan.schedule, plan)
     executable = Executable(
@@ -116,22 +114,27 @@ def compile(
     return executable
 
 
-def source_of(
+def to_run(
     model: Any,
     dims: Mapping[str, int] | None = None,
     *,
     max_trips: Trips = None,
     backend: str | Backend | Sequence[str | Backend] = AUTO,
     optimize: Optimize = AUTO,
-    planned: bool = False,
+    plan: MemoryPlan | None = None,
 ) -> Model:
-    """The model that `compile` runs when it is given these; `planned` when there is a plan already."""
-    if optimize not in get_args(Optimize):
-        raise RunError(f"optimize={optimize!r} must be one of {', '.join(get_args(Optimize))}")
-    first = next((entry if isinstance(entry, str) else entry.name for entry in _chosen_backends(backend)), "")
-    wanted = optimize == "onnxruntime" or (optimize == AUTO and not planned and first == "onnxruntime")
-    source = bounded(_model(model, dims, optimize=wanted), max_trips)
-    return source if source.opsets else replace(source, opsets=TEXT_OPSETS)
+    """The model that `compile` runs when it is given these."""
+    wanted = level(optimize, first_of(_chosen_backends(backend)), plan)
+    return source_of(model, dims, max_trips=max_trips, optimize=wanted, changed=plan.recipe.changed if plan else "")
+
+
+def _other_scratch(plan: MemoryPlan, asked: Sequence[tuple[str, int]]) -> str:
+    """That the kernels need other scratch memory than a plan has."""
+    had, now = (max((nbytes for _, nbytes in several), default=0) for several in (plan.recipe.scratch, asked))
+    return (
+        f"the kernels of {len(asked)} nodes ask for scratch memory, {now:,} bytes at most; the plan has some for "
+        f"{len(plan.recipe.scratch)} nodes, {had:,} bytes at most: plan with these backends (sublet run --save-plan)"
+    )
 
 
 def _made_backends(names: Sequence[str | Backend], source: Model) -> list[Backend]:
@@ -147,23 +150,6 @@ def _fastest(
     """The fastest backend by node. The backends made for it are dropped again, with the sessions they opened."""
     candidates = [made for made in _made_backends(names, source) if not isinstance(made, Reference | NnReference)]
     return Tuner(candidates, source.opsets, workspace).choices(source.graph, constants)
-
-
-def _model(model: Any, dims: Mapping[str, int] | None, *, optimize: bool) -> Model:
-    if isinstance(model, Model):
-        return model
-    if isinstance(model, WrittenGraph):
-        return model.model()
-    if isinstance(model, Graph):
-        return Model(model)
-    if isinstance(model, str | Path):
-        path = Path(model)
-        if optimize and is_onnx(path):
-            return model_of(load_optimized(path, dims))
-        return read_model(path, dims)
-    if hasattr(model, "graph") and hasattr(model, "opset_import"):
-        return model_of(optimized(model, dims) if optimize else from_proto(model, dims))
-    raise RunError(f"{type(model).__name__} is no model: give a path, an ONNX ModelProto, a Model or a Graph")
 
 
 def _chosen_backends(chosen: str | Backend | Sequence[str | Backend]) -> list[str | Backend]:

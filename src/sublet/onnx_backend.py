@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sublet.compiling import AUTO, compile
+from sublet.compiling import compile
 from sublet.errors import RunError
 from sublet.extras import require
 from sublet.frontends.model import model_of
@@ -24,6 +24,7 @@ from sublet.frontends.onnx.model import from_proto
 from sublet.frontends.onnx.types import STRING, TensorType, read_type
 from sublet.planning import Options
 from sublet.runtime.executable import Executable
+from sublet.sources import AUTO
 
 if TYPE_CHECKING:
     import onnx

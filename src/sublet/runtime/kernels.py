@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from sublet.errors import RunError
@@ -12,7 +12,6 @@ from sublet.runtime.copying import bind_copies, byte_copies
 from sublet.runtime.kernel import Array, Backend, Call, Kernel
 from sublet.runtime.memory import Places
 from sublet.runtime.program import operands
-from sublet.tensor import DType, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,33 +60,9 @@ def choose_kernels(
     return chosen
 
 
-def with_scratch(graph: Graph, kernels: Kernels) -> Graph:
-    """The graph with the scratch memory that its kernels ask for, which is planned like any tensor."""
-    taken = {value.name for value in graph.values()}
-    return _with_scratch(graph, kernels, taken) if any(map(_scratch, kernels.values())) else graph
-
-
-def _scratch(chosen: Chosen | None) -> int:
-    return chosen.kernel.scratch if chosen else 0
-
-
-def _with_scratch(graph: Graph, kernels: Kernels, taken: set[str]) -> Graph:
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        scratch = _scratch(kernels.get(node.name))
-        if isinstance(node, While):
-            nodes.append(replace(node, body=_with_scratch(node.body, kernels, taken)))
-        elif isinstance(node, CaseOf):
-            nodes.append(replace(node, arms=tuple(_with_scratch(arm, kernels, taken) for arm in node.arms)))
-        elif scratch:
-            name = f"{node.name}.scratch"
-            while name in taken:
-                name += "_"
-            taken.add(name)
-            nodes.append(replace(node, scratch=Value(name, TensorSpec(DType.U8, (scratch,)))))
-        else:
-            nodes.append(node)
-    return replace(graph, nodes=tuple(nodes))
+def scratch_of(kernels: Kernels) -> tuple[tuple[str, int], ...]:
+    """(node, bytes) of the scratch memory that kernels ask for."""
+    return tuple((name, chosen.kernel.scratch) for name, chosen in kernels.items() if chosen and chosen.kernel.scratch)
 
 
 def bind_node(node: Node, places: Places, kernels: Kernels) -> Call:
