@@ -359,7 +359,7 @@ def test_who_optimises_and_who_computes(cli: Cli, model: Path) -> None:
     assert set(found["tuned"]["nodes"]) <= {"onnxruntime", "numpy", "moves bytes only"}
     status, _, err = cli("run", model, "--random", 1, "--optimize", "magic")
     assert status == 2
-    assert "optimize='magic' must be one of auto, onnxruntime, none" in err
+    assert "optimize='magic' must be one of auto, onnxruntime, onnxruntime-extended" in err
 
 
 def test_an_unknown_backend(cli: Cli, graph: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_chain_that_is_large_inside_stays_where_it_is_small_to_keep() -> None:
       %m: f32[1] = onnx.ReduceMean(%f) @m
       %a: f32[64] = onnx.Softmax(%x) @a
       %b: f32[64] = onnx.Add(%a, %x) @b
-      %c: f32[64] = onnx.Add(%b, %m) @c
+      %c: f32[64] = onnx.Sum(%a, %b, %x, %m) @c
       return %c
     }
     """
