@@ -1,10 +1,11 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance check fuzz bench bench-packing bench-run bench-loops bench-train train-digits clean
+.PHONY: help demo test conformance check docs wheel fuzz bench bench-packing bench-run bench-loops bench-train train-digits clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= resnet50
+PUBLIC := sublet sublet.errors sublet.packing sublet.plan sublet.runtime.kernel
 
 help: ## print this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -30,6 +31,21 @@ check: $(VENV)/.installed ## lint and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(VENV)/.installed ## the API reference, from docstrings: build/docs/index.html
+	$(BIN)/python -m pip install --quiet --group docs
+	$(BIN)/python -m pdoc --no-show-source --output-directory build/docs $(PUBLIC)
+
+wheel: $(VENV)/.installed ## a manylinux wheel in dist/, installed and tried in an environment of its own
+	$(BIN)/python -m pip install --quiet --group wheel
+	rm -rf build/wheel dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl
+	$(PYTHON) -m venv --clear build/wheel/clean
+	build/wheel/clean/bin/python -m pip install --quiet "$$(echo dist/*.whl)[onnx]"
+	build/wheel/clean/bin/sublet --version
+	MODEL=$$(build/wheel/clean/bin/python -c 'import onnx.backend.test as t; print(t.__path__[0])')/data/light/light_$(DEMO).onnx; \
+	cd build/wheel && clean/bin/sublet plan "$$MODEL" --out plan.json && clean/bin/sublet check "$$MODEL" plan.json
 
 fuzz: $(VENV)/.installed build/check ## generated programs, mutated plans, the core under sanitizers; SECONDS=600
 	build/check 2000 1

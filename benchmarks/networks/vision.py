@@ -29,14 +29,14 @@ def classified(x: Tensor, classes: int = 1000) -> Tensor:
 def _bottleneck(x: Tensor, width: int, stride: int, name: str, *, v1d: bool) -> Tensor:
     with graph_of(x).scope(name):
         y = nn.relu(conv_norm(x, width, 1, "a"))
-        y = nn.relu(conv_norm(y, width, 3, "b", stride=stride))
+        y = nn.relu(conv_norm(y, width, 3, "b", strides=stride))
         y = conv_norm(y, 4 * width, 1, "c")
         if x.shape != y.shape:
             if v1d:
                 x = avg_pool(x, stride, stride) if stride > 1 else x
                 x = layers.conv(x, 4 * width, 1, bias=False, name="shortcut")
             else:
-                x = conv_norm(x, 4 * width, 1, "shortcut", stride=stride)
+                x = conv_norm(x, 4 * width, 1, "shortcut", strides=stride)
         return nn.relu(x + y)
 
 
@@ -47,9 +47,9 @@ def resnet(x: Tensor, depths: tuple[int, ...], *, v1d: bool = False) -> Tensor:
     """
     if v1d:
         for i, (channels, stride) in enumerate(((32, 2), (32, 1), (64, 1))):
-            x = nn.relu(conv_norm(x, channels, 3, f"stem{i}", stride=stride))
+            x = nn.relu(conv_norm(x, channels, 3, f"stem{i}", strides=stride))
     else:
-        x = nn.relu(conv_norm(x, 64, 7, "stem", stride=2))
+        x = nn.relu(conv_norm(x, 64, 7, "stem", strides=2))
     x = max_pool(x, 3, 2, 1)
     for stage, depth in enumerate(depths):
         for block in range(depth):
@@ -94,7 +94,7 @@ def vgg16(x: Tensor) -> Tensor:
 def densenet121(x: Tensor) -> Tensor:
     """DenseNet-121 (Huang et al., 2017)."""
     growth, depths = 32, (6, 12, 24, 16)
-    x = nn.relu(conv_norm(x, 64, 7, "stem", stride=2))
+    x = nn.relu(conv_norm(x, 64, 7, "stem", strides=2))
     x = max_pool(x, 3, 2, 1)
     for block, depth in enumerate(depths):
         for i in range(depth):
@@ -123,7 +123,7 @@ def _inception(x: Tensor, sizes: tuple[int, int, int, int, int, int], name: str)
 
 def googlenet(x: Tensor) -> Tensor:
     """GoogLeNet (Szegedy et al., 2015) without auxiliary classifiers, normalisation and dropout."""
-    x = max_pool(nn.relu(layers.conv(x, 64, 7, stride=2, name="stem")), 3, 2, 1)
+    x = max_pool(nn.relu(layers.conv(x, 64, 7, strides=2, name="stem")), 3, 2, 1)
     x = nn.relu(layers.conv(x, 64, 1, name="conv2"))
     x = max_pool(nn.relu(layers.conv(x, 192, 3, name="conv3")), 3, 2, 1)
     blocks: list[tuple[int, int, int, int, int, int] | None] = [
@@ -141,7 +141,7 @@ def _mbconv(x: Tensor, channels: int, kernel: int, stride: int, expand: int, nam
     with graph_of(x).scope(name):
         hidden = x.shape[1] * expand
         y = nn.swish(conv_norm(x, hidden, 1, "expand")) if expand > 1 else x
-        y = nn.swish(conv_norm(y, hidden, kernel, "depthwise", stride=stride, groups=hidden))
+        y = nn.swish(conv_norm(y, hidden, kernel, "depthwise", strides=stride, groups=hidden))
         squeezed = y.mean(2, 3, keepdims=True)
         squeezed = nn.swish(layers.conv(squeezed, max(1, x.shape[1] // 4), 1, name="squeeze"))
         y = y * nn.sigmoid(layers.conv(squeezed, hidden, 1, name="excite"))
@@ -151,7 +151,7 @@ def _mbconv(x: Tensor, channels: int, kernel: int, stride: int, expand: int, nam
 
 def efficientnet_b0(x: Tensor) -> Tensor:
     """EfficientNet-B0 (Tan and Le, 2019) without dropout."""
-    x = nn.swish(conv_norm(x, 32, 3, "stem", stride=2))
+    x = nn.swish(conv_norm(x, 32, 3, "stem", strides=2))
     stages = (
         *((1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3)),
         *((6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3)),
@@ -187,7 +187,7 @@ def small_resnet(x: Tensor, classes: int = 10, width: int = 16, *, training: boo
 
     def conv_norm(x: Tensor, channels: int, kernel: int, name: str, stride: int = 1) -> Tensor:
         with graph_of(x).scope(name):
-            return layers.batch_norm(layers.conv(x, channels, kernel, stride=stride, bias=False), training=training)
+            return layers.batch_norm(layers.conv(x, channels, kernel, strides=stride, bias=False), training=training)
 
     x = nn.relu(conv_norm(x, width, 3, "stem"))
     for stage in range(3):

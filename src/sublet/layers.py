@@ -53,33 +53,38 @@ def dense(x: Tensor, units: int, *, bias: bool = True, name: str | None = None) 
         return graph.apply("nn.linear", x, w, b)[0]
 
 
+def _each(given: int | tuple[int, ...], axes: int) -> tuple[int, ...]:
+    return (given,) * axes if isinstance(given, int) else tuple(given)
+
+
 def conv(
     x: Tensor,
     channels: int,
     kernel: int | tuple[int, ...],
     *,
-    stride: int | tuple[int, ...] = 1,
-    pad: int | tuple[int, ...] | None = None,
-    dilation: int = 1,
+    strides: int | tuple[int, ...] = 1,
+    pads: int | tuple[int, ...] | None = None,
+    dilations: int | tuple[int, ...] = 1,
     groups: int = 1,
     bias: bool = True,
     name: str | None = None,
 ) -> Tensor:
     """A convolution of x[N, C, spatial...], 1 to 3 spatial axes.
 
-    `pad`, on both sides of each axis, is such that an odd kernel at stride 1 keeps the extent, unless said.
+    What is one number holds of every axis. `pads` are, as for `nn.conv`, those before each axis and then those after
+    each; unless said they are such that an odd kernel at stride 1 keeps the extent.
     """
     with _layer(x, "N C X ...", "conv", name) as graph:
         axes = x.ndim - 2
-        sizes = (kernel,) * axes if isinstance(kernel, int) else kernel
-        strides = (stride,) * axes if isinstance(stride, int) else stride
-        padded = tuple(dilation * (size - 1) // 2 for size in sizes) if pad is None else pad
-        pads = (padded,) * axes if isinstance(padded, int) else padded
+        sizes, strides, dilations = (_each(given, axes) for given in (kernel, strides, dilations))
+        if pads is None:
+            pads = tuple(dilation * (size - 1) // 2 for size, dilation in zip(sizes, dilations, strict=False)) * 2
+        pads = _each(pads, 2 * axes)
         shape = (channels, x.shape[1] // groups, *sizes)
         bound = 1 / sqrt(prod(shape[1:]))
         w = graph.parameter("weight", shape, x.dtype, uniform(bound))
         b = graph.parameter("bias", (channels,), x.dtype, uniform(bound)) if bias else None
-        attrs = {"strides": strides, "pads": (*pads, *pads), "dilations": (dilation,) * axes, "groups": groups}
+        attrs = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}
         return graph.apply("nn.conv", x, w, b, **attrs)[0]
 
 

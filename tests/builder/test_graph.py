@@ -461,3 +461,15 @@ def test_a_carried_index_that_starts_as_a_constant_is_no_constant_index() -> Non
     rows = np.arange(32, dtype=np.float32).reshape(8, 4)
     found = sublet.run_poisoned(sublet.compile(g), {"table": rows, "h": np.zeros(4, np.float32)})
     np.testing.assert_array_equal(found["h"], rows[2:5].sum(0))
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_a_convolution_spells_its_attributes_as_the_command_does(axes: int) -> None:
+    extents = (9, 8, 7)[:axes]
+    attrs = {"strides": (2, 1, 3)[:axes], "pads": (1, 0, 2)[:axes] + (0, 2, 1)[:axes], "dilations": (1, 2, 1)[:axes]}
+    g = sublet.Graph("g")
+    x = g.input("x", (2, 4, *extents))
+    made = layers.conv(x, 6, (3, 2, 3)[:axes], groups=2, bias=False, **attrs)
+    assert made.shape == nn.conv(x, g.parameters[0], groups=2, **attrs).shape
+    kept = layers.conv(x, 6, 3, strides=1, dilations=2)
+    assert kept.shape == (2, 6, *extents), "an odd kernel at stride 1 keeps the extent"

@@ -51,17 +51,11 @@ def _signature(record: Command) -> Signature:
     return Signature([*inputs, *attrs])
 
 
-_FUNCTIONS = {name: _function(record) for name, record in COMMANDS.items()}
+__all__ = sorted(COMMANDS)
+globals().update({name: _function(record) for name, record in COMMANDS.items()})
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    try:
-        return _FUNCTIONS[name]
-    except KeyError:
-        like = get_close_matches(name, _FUNCTIONS, 1)
-        hint = f"; did you mean nn.{like[0]}?" if like else ""
-        raise AttributeError(f"there is no command nn.{name}{hint}") from None
-
-
-def __dir__() -> list[str]:
-    return sorted(_FUNCTIONS)
+    like = get_close_matches(name, __all__, 1)
+    hint = f"; did you mean nn.{like[0]}?" if like else ""
+    raise AttributeError(f"there is no command nn.{name}{hint}")
