@@ -6,6 +6,7 @@ checker accepts it, running it must still be right.
 
     python -m tests.fuzz --seconds 600 --seed 1
     python -m tests.fuzz --seconds 600 --seed 1 --kind steps    # training steps of the nn dialect, run by the reference
+    python -m tests.fuzz --seconds 600 --seed 1 --kind folding  # what is folded, all operators, forms and types
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from sublet.analysis.flow import Flow
@@ -23,11 +25,13 @@ from sublet.analysis.settle import Settled, settle
 from sublet.analysis.sharing import SharedBuffer, share
 from sublet.assemble import always_live, assemble, bound_storages, homes_of, in_one_arena
 from sublet.checker import check
+from sublet.frontends.onnx.foldable import FOLDABLE
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
 from sublet.packing import STRATEGIES, pack
 from sublet.plan import MemoryPlan
 from sublet.planning import Options, plan_memory
+from tests.frontends.folding import compare
 from tests.generate import program
 from tests.interpreter import results_match
 from tests.mutants import mutants
@@ -139,13 +143,28 @@ def one_step(seed: int, tally: Tally) -> None:
         tally.accepted[kind] += accepted
 
 
+def one_folding(seed: int, tally: Tally) -> None:
+    """Nodes of every row of the table of what may be folded. Raises AssertionError naming what differs."""
+    for op_type, types in FOLDABLE.items():
+        for dtype in sorted(types, key=str):
+            tally.programs += 1
+            compare(op_type, dtype, 6, seed, thorough=True)
+
+
+KINDS: dict[str, Callable[[int, Tally], None]] = {
+    "programs": one_program,
+    "steps": one_step,
+    "folding": one_folding,
+}
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--seconds", type=float, default=60)
     arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("--kind", choices=["programs", "steps"], default="programs")
+    arguments.add_argument("--kind", choices=KINDS, default="programs")
     chosen = arguments.parse_args()
-    one = one_step if chosen.kind == "steps" else one_program
+    one = KINDS[chosen.kind]
     tally, seed, end = Tally(), chosen.seed, time.monotonic() + chosen.seconds
     try:
         while time.monotonic() < end:

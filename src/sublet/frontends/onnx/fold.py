@@ -1,8 +1,9 @@
 """Constant folding: what a node computes before the run, because its inputs are constants.
 
 Shape arithmetic is folded so that shapes become known. Small results are computed by ONNX's
-reference implementation at once; results that only move a large weight, or fill memory with one
-number, become constants that are computed when they are read. Anything dearer stays a node.
+reference implementation at once, where that was compared (`foldable`); results that only move
+a large weight, or fill memory with one number, become constants that are computed when they are
+read. Anything dearer stays a node.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import numpy as np
 
 from sublet.errors import ModelError
 from sublet.extras import require
+from sublet.frontends.onnx.foldable import FILTERS, INTEGERS, SAME_ORDER, foldable, guarded
+from sublet.frontends.onnx.infer import schema_of
 from sublet.frontends.onnx.program import Known, Program
 from sublet.frontends.onnx.types import DTYPES, STRING, TensorType, Type, spec_of
 from sublet.frontends.onnx.weights import SMALL_BYTES, Array, Weight, of_array, of_tensor, sparse
@@ -27,58 +30,9 @@ if TYPE_CHECKING:
 FILL_BYTES = 1 << 30
 """A ConstantOfShape up to this size counts as a weight; a larger one stays a node."""
 
-MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-FILTERS = frozenset({"Compress", "NonZero", "Unique"})
-"""Their results are not larger than a few times their inputs, although no rule tells the shape."""
+MOVES = SAME_ORDER | {"Cast", "Transpose"}
+"""They may have large operands: the result is computed when it is read."""
 
-EAGER = (
-    MOVES
-    | FILTERS
-    | frozenset(
-        {
-            *(
-                "Abs",
-                "Add",
-                "And",
-                "ArgMax",
-                "ArgMin",
-                "BitShift",
-                "BitwiseAnd",
-                "BitwiseNot",
-                "BitwiseOr",
-                "BitwiseXor",
-            ),
-            *(
-                "CastLike",
-                "Ceil",
-                "Clip",
-                "Concat",
-                "ConstantOfShape",
-                "Cos",
-                "CumSum",
-                "Div",
-                "Equal",
-                "Exp",
-                "Expand",
-            ),
-            *(
-                "EyeLike",
-                "Floor",
-                "Gather",
-                "GatherElements",
-                "GatherND",
-                "Greater",
-                "GreaterOrEqual",
-                "IsInf",
-                "IsNaN",
-            ),
-            *("Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mod", "Mul", "Neg", "Not", "OneHot", "Or", "Pad"),
-            *("Pow", "Range", "Reciprocal", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Relu"),
-            *("Round", "Scatter", "ScatterElements", "ScatterND", "Sign", "Sin", "Slice", "Split", "Sqrt", "Sub"),
-            *("Sum", "Tile", "TopK", "Trilu", "Where", "Xor"),
-        }
-    )
-)
 CONSTANT_KINDS: dict[str, DType] = {
     "value_int": DType.I64,
     "value_ints": DType.I64,
@@ -102,12 +56,25 @@ def fold(
         return None
     if node.op_type == "ConstantOfShape":
         return _fill(program, node, types[0])
+    if not _may_fold(program, node, weights, types):
+        return None
     small = all(weight is None or weight.small for weight in weights)
-    if node.op_type in EAGER and small and (node.op_type in FILTERS or _all_small(types)):
+    if small and (node.op_type in FILTERS or _all_small(types)):
         return _evaluated(program, node, weights, types)
     if node.op_type in MOVES:
         return _moved(program, node, weights, types)
     return None
+
+
+def _may_fold(program: Program, node: onnx.NodeProto, weights: Sequence[Weight | None], types: Sequence[Type]) -> bool:
+    """Whether a row of the table allows it, see `foldable`."""
+    version = program.opsets.get("", 1)
+    schema = schema_of(node.op_type, "", version)
+    between = [weight.spec.dtype for weight in weights if weight and isinstance(weight.spec, TensorSpec)]
+    between += [DTYPES[type.elem] for type in types if isinstance(type, TensorType) and type.elem in DTYPES]
+    if schema is None or len(between) < sum(weight is not None for weight in weights) + len(types):
+        return False
+    return foldable(node.op_type, version, schema.since_version, between)
 
 
 def _constant(program: Program, node: onnx.NodeProto) -> Weight:
@@ -179,7 +146,10 @@ def _evaluated(
         return None
     program.fold_bytes -= cost
     try:
-        arrays = evaluate(program, node, [weight.array() if weight else None for weight in weights])
+        contents = [weight.array() if weight else None for weight in weights]
+        if not guarded(node, contents):
+            return None
+        arrays = _results(program, node, contents, types)
     except ModelError:
         raise
     except Exception:  # the reference implementation of an operator may raise anything
@@ -207,7 +177,17 @@ def _spec_of_array(array: Array, type: Type) -> TensorSpec | None:
     return spec if fits and same and isinstance(spec, TensorSpec) else None
 
 
-def evaluate(program: Program, node: onnx.NodeProto, arrays: Sequence[Array | None]) -> list[Array]:
+def _results(
+    program: Program, node: onnx.NodeProto, arrays: Sequence[Array | None], types: Sequence[Type]
+) -> list[Array]:
+    """The node's outputs. It may raise anything."""
+    if node.op_type in SAME_ORDER and arrays[0] is not None:
+        spec = spec_of(types[0], "")
+        return [arrays[0].reshape(spec.shape)] if isinstance(spec, TensorSpec) else []
+    return _evaluate(program, node, arrays)
+
+
+def _evaluate(program: Program, node: onnx.NodeProto, arrays: Sequence[Array | None]) -> list[Array]:
     """The node's outputs by ONNX's reference implementation. It may raise anything."""
     onnx = require("onnx", extra="onnx")
     reference = require("onnx.reference", extra="onnx")
@@ -231,16 +211,25 @@ def _moved(
 ) -> dict[str, Weight] | None:
     """A large weight in another shape, order or type: a weight itself, computed when it is read."""
     spec = spec_of(types[0], "")
-    if not isinstance(spec, TensorSpec) or spec.dtype.bits < 8:
+    if not isinstance(spec, TensorSpec) or spec.dtype.bits < 8 or _rounds(weights, spec):
         return None
     where = f"{program.where}: {node.op_type} {node.output[0]!r}"
 
     def load() -> Array:
         try:
-            return evaluate(program, node, [weight.array() if weight else None for weight in weights])[0]
+            array = _results(program, node, [weight.array() if weight else None for weight in weights], types)[0]
         except ModelError:
             raise
         except Exception as error:  # as above
             raise ModelError(f"{where}: cannot be computed: {error}") from None
+        if _spec_of_array(array, types[0]) != spec:
+            raise ModelError(f"{where}: turned out to be {array.dtype}{list(array.shape)}, not {spec}")
+        return array
 
     return {node.output[0]: Weight(spec, load)}
+
+
+def _rounds(weights: Sequence[Weight | None], spec: TensorSpec) -> bool:
+    """Whether a conversion to integers would have to look at the content first."""
+    source = weights[0].spec if weights and weights[0] else None
+    return isinstance(source, TensorSpec) and source.dtype != spec.dtype and spec.dtype in INTEGERS

@@ -1,0 +1,48 @@
+"""Every row of the table of what may be folded: operators and types."""
+
+from __future__ import annotations
+
+import pytest
+
+from sublet.frontends.onnx.foldable import FOLDABLE
+from sublet.frontends.onnx.model import from_proto
+from tests.frontends.fold_cases import MAKE
+from tests.frontends.folding import compare
+from tests.frontends.models import parsed
+
+NODES = 4
+"""Nodes that are drawn for an operator, a form of it and a type; `python -m tests.fuzz --kind folding` draws more."""
+
+
+@pytest.mark.parametrize("op_type", sorted(FOLDABLE))
+def test_what_is_folded_is_what_onnx_runtime_computes(op_type: str) -> None:
+    for dtype in sorted(FOLDABLE[op_type], key=str):
+        compare(op_type, dtype, NODES)
+
+
+def test_every_row_can_be_drawn() -> None:
+    assert set(MAKE) == set(FOLDABLE)
+
+
+@pytest.mark.parametrize("op_type", ["Unique", "Relu", "Einsum", "Resize", "Softmax"])
+def test_what_is_not_in_the_table_is_not_folded(op_type: str) -> None:
+    equation = '<equation = "ij->ji">' if op_type == "Einsum" else ""
+    nodes = f"y = Neg (x) u = {op_type} {equation} (c)"
+    graph = from_proto(parsed(f"g (float[1] x) => (y, u) <float[2,2] c = {{3, 1, 2, 1}}> {{ {nodes} }}")).graph
+    assert [node.op for node in graph.nodes] == ["onnx.Neg", f"onnx.{op_type}"]
+
+
+@pytest.mark.parametrize(
+    ("node", "weights"),
+    [
+        ("u = Div (a, b)", "<int64[2] a = {1, 2}, int64[2] b = {1, 0}>"),
+        ("u = Div (a, b)", "<int64[1] a = {-9223372036854775808}, int64[1] b = {-1}>"),
+        ("u = Mod <fmod = 1> (a, b)", "<int64[1] a = {7}, int64[1] b = {3}>"),
+        ("u = Cast <to = 7> (a)", "<float[1] a = {1e30}>"),
+        ("u = NonZero (a)", "<int64 a = {1}>"),
+        ("u = Slice (a, b, c, b, d)", "<int64[2] a = {1, 2}, int64[1] b = {0}, int64[1] c = {5}, int64[1] d = {-1}>"),
+    ],
+)
+def test_what_differs_between_implementations_is_not_folded(node: str, weights: str) -> None:
+    graph = from_proto(parsed(f"g (float[1] x) => (y, u) {weights} {{ y = Neg (x) {node} }}")).graph
+    assert len(graph.nodes) == 2
