@@ -281,7 +281,7 @@ def _slice(draw: Draw) -> Case:
     kind = draw.pick(np.int32, np.int64)
     starts, ends = ([int(draw.rng.integers(-5, 6)) for _ in axes] for _ in range(2))
     if draw.pick(0, 1):
-        ends = [np.iinfo(np.int32).max for _ in axes]
+        ends = [draw.pick(np.iinfo(np.int32).max, np.iinfo(np.int32).min + 1) for _ in axes]
     if draw.version < 10:
         axes = [axis % data.ndim for axis in axes]
         return Case([data], {"starts": starts, "ends": ends, "axes": axes})

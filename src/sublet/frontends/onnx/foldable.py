@@ -103,9 +103,11 @@ def _has_axes(node: onnx.NodeProto, arrays: Sequence[Array | None]) -> bool:
     return arrays[0] is not None and arrays[0].ndim > 0
 
 
-def _plainly_forward(node: onnx.NodeProto, arrays: Sequence[Array | None]) -> bool:
-    """ONNX and ONNX Runtime disagree about where a slice backwards ends."""
-    return len(arrays) < 5 or arrays[4] is None or bool((arrays[4] > 0).all())
+def _ends_plainly(node: onnx.NodeProto, arrays: Sequence[Array | None]) -> bool:
+    """Going backwards, ONNX Runtime takes the largest integer for the very beginning; it is a place after the end."""
+    if len(arrays) < 5 or arrays[2] is None or arrays[4] is None:
+        return True
+    return bool(((arrays[4] > 0) | (arrays[2] < np.iinfo(np.int32).max)).all())
 
 
 def _chooses_numbers(node: onnx.NodeProto, arrays: Sequence[Array | None]) -> bool:
@@ -118,7 +120,7 @@ GUARDS: Mapping[str, Guard] = {
     "Div": _quotient_exists,
     "Mod": _plain_remainder,
     "NonZero": _has_axes,
-    "Slice": _plainly_forward,
+    "Slice": _ends_plainly,
     "Where": _chooses_numbers,
 }
 """What else must hold of the attributes and the content of the operands."""
