@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sublet.analysis.flow import Flow
+from sublet.analysis.groups import Member
 from sublet.analysis.liveness import LiveRanges, Pieces, whole_points
-from sublet.analysis.merging import Member
 from sublet.analysis.schedule import Schedule
 from sublet.analysis.settle import Settled
 from sublet.analysis.sharing import SharedBuffer

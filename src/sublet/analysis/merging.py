@@ -8,14 +8,16 @@ lifetime, so that a small view does not keep a large base alive.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sublet.analysis.content import Content, agree
-from sublet.analysis.liveness import LiveRanges, Pieces, merge
+from sublet.analysis.groups import Group, Member, add, union
+from sublet.analysis.liveness import LiveRanges
 from sublet.analysis.order import Concurrency
 from sublet.analysis.unroll import Way
 from sublet.analysis.windows import Window
@@ -28,16 +30,6 @@ NOWHERE: Permitted = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """A value in a buffer: its offset there, how it came in, and whose bytes it took."""
-
-    value: Value
-    offset: int
-    how: str = "own"
-    shares: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Copy:
     """Bytes [begin, end) of an output are copied from `source`, unless that starts `distance` after it."""
 
@@ -45,25 +37,6 @@ class Copy:
     distance: int
     begin: int
     end: int
-
-
-@dataclass(eq=False)
-class Group:
-    """Values that are one block: bytes [low, high) of a frame of its own, live at the points `live`."""
-
-    members: list[Member]
-    low: int
-    high: int
-    live: Pieces
-    home: str = ""
-    writable: bool = True  # whether the network may write there
-    filled: bool = False  # whether the caller puts bytes there before the run
-    window: Window | None = None  # the bytes are those of another group, other ones every round
-
-    @property
-    def fixed(self) -> bool:
-        """Whether its bytes are there already, so that it needs none in the arena."""
-        return bool(self.home) or self.window is not None
 
 
 @dataclass
@@ -101,12 +74,12 @@ class Merger:
         self.merging = (a, b)
         if how == "view":
             self.unwritten.add(child)
-        union = _union(a, b, shift)
-        fits = all(self._compatible(x, y, shift) for y in b.members for x in a.members)
-        if not fits or self._raises_peak(a, b, union):
+        together = union(a, b, shift)
+        fits = all(self._compatible(x, y, shift) for x, y in self._meeting(a, b, shift))
+        if not fits or self._raises_peak(a, b, together):
             self.unwritten.discard(child)
             return False
-        self._commit(how, child, parent, a, b, union, shift)
+        self._commit(how, child, parent, a, b, together, shift)
         return True
 
     def join(self, alias: Value, source: Value) -> None:
@@ -116,7 +89,7 @@ class Merger:
             return
         self.unwritten.add(alias)
         shift = self.offsets[source] - self.offsets[alias]
-        self._commit("pointer", alias, source, a, b, _union(a, b, shift), shift)
+        self._commit("pointer", alias, source, a, b, union(a, b, shift), shift)
 
     def lodge(self, window: Window) -> None:
         """Let a slice or row be bytes of its whole, unless somebody else stands for it or it lives beyond its round."""
@@ -125,15 +98,15 @@ class Merger:
             return
         add(self.curve, group, -1, 0)
         group.window, group.writable = window, not window.read_only
-        member = group.members[0]
-        group.members[0] = Member(member.value, member.offset, window.kind, window.whole.name)
+        member = next(iter(group.members.values()))
+        group.members[member.value] = Member(member.value, member.offset, window.kind, window.whole.name)
 
     def _within(self, window: Window, group: Group) -> bool:
         """Whether all of a group lives within one round; pointers lead to one place, not to one a round."""
         lives = self.ranges.halves
         return all(
             window.holds(lives[member.value]) and member.how != "pointer" and member.value not in self.pointed
-            for member in group.members
+            for member in group.members.values()
         )
 
     def _homes_allow(self, how: str, a: Group, b: Group, shift: int) -> bool:
@@ -149,6 +122,20 @@ class Merger:
         if not fixed.writable and (how != "view" or fixed is b):
             return False
         return fixed.low <= guest.low + base and guest.high + base <= fixed.high
+
+    def _meeting(self, a: Group, b: Group, shift: int) -> Iterator[tuple[Member, Member]]:
+        """The members of two groups that may share bytes while both live; all pairs where streams run at once."""
+        halves = self.ranges.halves
+        if not self.concurrency.serial:
+            yield from ((x, y) for y in b.members.values() for x in a.members.values())
+        elif len(a.members) >= len(b.members):
+            for y in b.members.values():
+                lives = halves.get(y.value, ())
+                yield from ((x, y) for x in a.beside(y.offset + shift, y.value.nbytes, lives))
+        else:
+            for x in a.members.values():
+                lives = halves.get(x.value, ())
+                yield from ((x, y) for y in b.beside(x.offset - shift, x.value.nbytes, lives))
 
     def _compatible(self, x: Member, y: Member, shift: int) -> bool:
         """Whether x and y, the latter moved by `shift`, may lie where they do."""
@@ -201,12 +188,12 @@ class Merger:
 
     def _copied_over(self, operand: Value, output: Value, shift: int) -> bool:
         """Whether the node that makes `output` of `operand` copies anything onto the operand's bytes."""
-        begin, end = self._place(operand, shift), self._place(operand, shift) + operand.nbytes
         start = self._place(output, shift)
-        return any(
-            start + copy.begin < end and begin < start + copy.end and not self._stays(copy, start, shift)
-            for copy in self.copies.get((operand, output), ())
-        )
+        begin = self._place(operand, shift) - start
+        copies = self.copies.get((operand, output), ())
+        first = bisect_right(copies, begin, key=lambda copy: copy.end)
+        last = bisect_left(copies, begin + operand.nbytes, key=lambda copy: copy.begin)
+        return any(not self._stays(copy, start, shift) for copy in copies[first:last])
 
     def _stays(self, copy: Copy, start: int, shift: int) -> bool:
         """Whether the source of a copy already lies where it would go."""
@@ -231,27 +218,37 @@ class Merger:
         a, b = self.ways.get(x), self.ways.get(y)
         return a is not None and b is not None and a[:2] == b[:2] and not a[2] & b[2]
 
-    def _raises_peak(self, a: Group, b: Group, union: Group) -> bool:
-        if not union.live:
-            return False
-        begin, end = union.live[0][0], union.live[-1][1]
+    def _raises_peak(self, a: Group, b: Group, together: Group) -> bool:
+        if not together.live or (a.nbytes == b.nbytes == together.nbytes and a.fixed == b.fixed):
+            return False  # nothing lives longer, nor grows
+        begin, end = together.live[0][0], together.live[-1][1]
         window = self.curve[begin:end].copy()
         before = int(window.max())
-        for group, sign in ((a, -1), (b, -1), (union, 1)):
+        for group, sign in ((a, -1), (b, -1), (together, 1)):
             add(window, group, sign, begin)
         return int(window.max()) > before
 
-    def _commit(self, how: str, child: Value, parent: Value, a: Group, b: Group, union: Group, shift: int) -> None:
-        for group, sign in ((a, -1), (b, -1), (union, 1)):
+    def _commit(self, how: str, child: Value, parent: Value, a: Group, b: Group, together: Group, shift: int) -> None:
+        for group, sign in ((a, -1), (b, -1), (together, 1)):
             add(self.curve, group, sign, 0)
-        for member in b.members:
-            if member.value == child and member.how == "own":
-                member = Member(child, member.offset, how, parent.name)
-            moved = Member(member.value, member.offset + shift, member.how, member.shares)
-            union.members.append(moved)
+        own = b.members[child]
+        if own.how == "own":
+            b.members[child] = Member(child, own.offset, how, parent.name)
+        kept, gone, distance = (a, b, shift) if len(a.members) >= len(b.members) else (b, a, -shift)
+        for member in gone.members.values():
+            moved = Member(member.value, member.offset + distance, member.how, member.shares)
+            kept.put(moved, self.ranges.halves.get(moved.value, ()))
             self.offsets[moved.value] = moved.offset
-        for member in union.members:
-            self.groups[member.value] = union
+            self.groups[moved.value] = kept
+        base = 0 if kept is a else -shift
+        kept.low, kept.high = together.low + base, together.high + base
+        kept.order, kept.live, kept.home, kept.writable = (
+            together.order,
+            together.live,
+            together.home,
+            together.writable,
+        )
+        kept.filled, kept.window = together.filled, together.window
 
 
 def take_turns(ranges: LiveRanges, permitted: Permitted, x: Value, y: Value) -> bool:
@@ -273,24 +270,3 @@ def take_turns(ranges: LiveRanges, permitted: Permitted, x: Value, y: Value) -> 
         else:
             j += 1
     return True
-
-
-def _union(a: Group, b: Group, shift: int) -> Group:
-    home = a if a.fixed else b
-    return Group(
-        members=list(a.members),
-        low=min(a.low, b.low + shift),
-        high=max(a.high, b.high + shift),
-        live=merge((*a.live, *b.live)),
-        home=home.home,
-        writable=home.writable,
-        filled=a.filled or b.filled,
-        window=home.window,
-    )
-
-
-def add(curve: NDArray[np.int64], group: Group, sign: int, origin: int) -> None:
-    """Add the bytes of a group of the arena to the points of `curve`, which starts at `origin`."""
-    if not group.fixed:
-        for begin, end in group.live:
-            curve[begin - origin : end - origin] += sign * (group.high - group.low)

@@ -20,8 +20,9 @@ import numpy as np
 
 from sublet.analysis.content import contents
 from sublet.analysis.flow import Flow, Point
+from sublet.analysis.groups import Group, Member, add
 from sublet.analysis.liveness import LiveRanges, Pieces
-from sublet.analysis.merging import Copy, Group, Member, Merger, Permitted, add
+from sublet.analysis.merging import Copy, Merger, Permitted
 from sublet.analysis.order import Concurrency
 from sublet.analysis.windows import SMALLEST, Window, obstacle
 from sublet.ir.graph import Graph, Node, Value
@@ -113,7 +114,8 @@ def _start(
         if value.nbytes:
             home, writable = homes.get(value, ("", True))
             live = ranges.points(value)
-            groups[value] = Group([Member(value, 0)], 0, value.nbytes, live, home, writable, value in filled)
+            groups[value] = Group({}, value, 0, value.nbytes, live, home, writable, value in filled)
+            groups[value].put(Member(value, 0), ranges.halves.get(value, ()))
             add(curve, groups[value], 1, 0)
     return Merger(
         alignment=alignment,
@@ -175,7 +177,7 @@ def _rewritten(flow: Flow) -> dict[Value, tuple[int, ...]]:
 
 
 def _copies(flow: Flow) -> dict[tuple[Value, Value], tuple[Copy, ...]]:
-    """For each (input, output) of a view or concatenation, all that its node may copy into the output."""
+    """For each (input, output) of a view or concatenation, all that its node may copy into the output, by place."""
     found: dict[tuple[Value, Value], tuple[Copy, ...]] = {}
     for point in flow.points:
         if point.kind != "run" or point.node is None:
@@ -186,7 +188,9 @@ def _copies(flow: Flow) -> dict[tuple[Value, Value], tuple[Copy, ...]]:
             copies.setdefault(output, []).append(Copy(base, -offset, 0, output.nbytes))
         for output, part, offset in _pairs(node, op.parts(original)):
             copies.setdefault(output, []).append(Copy(part, offset, offset, offset + part.nbytes))
-        found.update(((operand, output), tuple(made)) for output, made in copies.items() for operand in node.uses)
+        for output, several in copies.items():
+            made = tuple(sorted(several, key=lambda copy: copy.begin))
+            found.update(dict.fromkeys(((operand, output) for operand in node.uses), made))
     return found
 
 
@@ -229,6 +233,6 @@ def _finish(merger: Merger) -> tuple[SharedBuffer, ...]:
         if id(group) in seen:
             continue
         seen.add(id(group))
-        members = tuple(Member(m.value, m.offset - group.low, m.how, m.shares) for m in group.members)
+        members = tuple(Member(m.value, m.offset - group.low, m.how, m.shares) for m in group.in_order())
         buffers.append(SharedBuffer(members, group.high - group.low, group.live, group.home, group.window))
     return tuple(buffers)

@@ -43,19 +43,26 @@ def facts(node: Node) -> Op:
 def sources(node: Node) -> tuple[tuple[Source, ...], ...]:
     """For each position of what an op's node writes, where its bytes come from, in order of address."""
     op = facts(node)
-    views, parts = op.views(node), op.parts(node)
-    return tuple(_sources_of(node, position, views, parts) for position in range(len(node.written)))
+    views, parts = _by_output(op.views(node)), _by_output(op.parts(node))
+    written = enumerate(node.written)
+    return tuple(_sources_of(node, out, views.get(i, []), parts.get(i, [])) for i, out in written)
 
 
-def _sources_of(node: Node, position: int, views: tuple[Share, ...], parts: tuple[Share, ...]) -> tuple[Source, ...]:
-    out = node.written[position]
+def _by_output(shares: Iterable[Share]) -> dict[int, list[Share]]:
+    found: dict[int, list[Share]] = {}
+    for share in shares:
+        found.setdefault(share.output, []).append(share)
+    return found
+
+
+def _sources_of(node: Node, out: Value | None, views: list[Share], parts: list[Share]) -> tuple[Source, ...]:
     if out is None or out.nbytes == 0:
         return ()
     for share in views:
         operand = _operand(node, share.input)
-        if share.output == position and operand and 0 <= share.offset <= operand.nbytes - out.nbytes:
+        if operand and 0 <= share.offset <= operand.nbytes - out.nbytes:
             return (Source(0, out.nbytes, share.input, share.offset),)
-    return _parts_of(node, out, [share for share in parts if share.output == position])
+    return _parts_of(node, out, parts)
 
 
 def _parts_of(node: Node, out: Value, parts: list[Share]) -> tuple[Source, ...]:

@@ -31,7 +31,7 @@ class Layout:
 
     regions: Mapping[str, Region]
     storages: Mapping[str, Storage]
-    turning: Mapping[str, tuple[tuple[Context, Region], ...]]
+    turning: Mapping[str, Mapping[Context, Region]]
     pointers: frozenset[str]
     rolled: Mapping[tuple[str, Context], Rolled]
     updated: frozenset[str]
@@ -45,8 +45,8 @@ class Layout:
         if name in self.pointers:
             return self.pointed.get(name)
         if name in self.turning:
-            turns = self.turning[name]
-            return next((region for context, region in turns if self.context[: len(context)] == context), None)
+            turns, depths = self.turning[name], range(len(self.context) + 1)
+            return next((turns[here] for depth in depths if (here := self.context[:depth]) in turns), None)
         return self.regions.get(name)
 
     def moves_about(self, value: Value) -> bool:
@@ -75,19 +75,19 @@ def lay_out(graph: Graph, plan: MemoryPlan) -> tuple[Layout, list[Finding]]:
     if plan.alignment < 1:
         findings.append(Finding("bad-alignment", "the plan", f"alignment {plan.alignment} is less than 1"))
     regions: dict[str, Region] = {}
-    turning: dict[str, list[tuple[Context, Region]]] = {}
+    turning: dict[str, dict[Context, Region]] = {}
     pointers = {placement.value for placement in plan.placements if placement.how == POINTER}
-    placed: set[tuple[str, Context]] = set()
+    placed: dict[str, _Contexts] = {}
     by_value: dict[str, list[Placement]] = {}
     for placement in plan.placements:
         by_value.setdefault(placement.value, []).append(placement)
     strides = Strides(graph, by_value, plan.alignment)
     for placement in plan.placements:
         contexts = placement.copies or ((),)
-        if any(_within(context, other) for context in contexts for name, other in placed if name == placement.value):
+        if not placed.setdefault(placement.value, _Contexts()).apart(contexts):
             findings.append(Finding("duplicate-placement", f"value %{placement.value}", "is placed twice"))
             continue
-        placed.update((placement.value, context) for context in contexts)
+        placed[placement.value].add(contexts)
         value = values.get(placement.value)
         findings += _placement(placement, value, storages, plan.alignment)
         if value is None or not value.nbytes or placement.region.storage not in storages:
@@ -98,25 +98,37 @@ def lay_out(graph: Graph, plan: MemoryPlan) -> tuple[Layout, list[Finding]]:
             findings += strides.findings(placement, all(found))
         turns = [(context, region) for context, region in zip(contexts, found, strict=True) if region is not None]
         if placement.copies:
-            turning.setdefault(value.name, []).extend(turns)
+            turning.setdefault(value.name, {}).update(turns)
         else:
             regions.update((value.name, region) for _, region in turns)
-    named = {name for name, _ in placed}
     for value in values.values():
-        if value.plannable and value.name not in named:
+        if value.plannable and value.name not in placed:
             fix = "every value that is not outside the plan needs bytes"
             findings.append(Finding("unplaced-value", f"value {value}", f"{value.spec} has no placement", fix))
     rolled = {(record.loop, record.within): record for record in plan.rolled}
-    frozen = {name: tuple(turns) for name, turns in turning.items()}
     updated = frozenset(bound_to(value.name) for value in graph.updated)
-    layout = Layout(regions, storages, frozen, frozenset(pointers), rolled, updated, strides.cells)
+    layout = Layout(regions, storages, turning, frozenset(pointers), rolled, updated, strides.cells)
     return layout, [*findings, *_bound(graph, layout), *_initial_overlaps(graph, layout)]
 
 
-def _within(context: Context, other: Context) -> bool:
-    """Whether one of two contexts lies within the other."""
-    shorter = min(len(context), len(other))
-    return context[:shorter] == other[:shorter]
+class _Contexts:
+    """Copies of bodies, none of which lies within another."""
+
+    def __init__(self) -> None:
+        self._taken: set[Context] = set()
+        self._around: set[Context] = set()  # those taken, and all that they lie within
+
+    def apart(self, contexts: Iterable[Context]) -> bool:
+        """Whether all of these are neither around nor within one that is taken."""
+        return not any(
+            context in self._around or any(context[:depth] in self._taken for depth in range(len(context)))
+            for context in contexts
+        )
+
+    def add(self, contexts: Iterable[Context]) -> None:
+        for context in contexts:
+            self._taken.add(context)
+            self._around.update(context[:depth] for depth in range(len(context) + 1))
 
 
 def _copies(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:

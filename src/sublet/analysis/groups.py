@@ -1,0 +1,142 @@
+"""Groups of values that are one block of bytes, and which members of a group a newcomer may get in the way of.
+
+A group of thousands of members is common: a chain of ops that each write over their input, the parts of a wide
+concatenation. So joining two touches only the smaller, and members are found by when and where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sublet.analysis.liveness import Pieces, merge
+from sublet.analysis.windows import Window
+from sublet.ir.graph import Value
+
+SHORT = 6
+"""Lives are looked up in cells of 2^SHORT half points."""
+
+MOST_CELLS = 8
+"""A life in more of them is looked up by its bytes instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A value in a buffer: its offset there, how it came in, and whose bytes it took."""
+
+    value: Value
+    offset: int
+    how: str = "own"
+    shares: str = ""
+
+
+Cell = tuple[str, int, int]
+Order = tuple["Order", "Order"] | Value
+"""Members in order, as a tree, so that joining two takes no time."""
+
+
+@dataclass(eq=False)
+class Group:
+    """Values that are one block: bytes [low, high) of a frame of its own, live at the points `live`."""
+
+    members: dict[Value, Member]
+    order: Order
+    low: int
+    high: int
+    live: Pieces
+    home: str = ""
+    writable: bool = True  # whether the network may write there
+    filled: bool = False  # whether the caller puts bytes there before the run
+    window: Window | None = None  # the bytes are those of another group, other ones every round
+    cells: dict[Cell, list[Value]] = field(default_factory=dict)
+    levels: set[int] = field(default_factory=set)  # of the cells by bytes
+
+    @property
+    def fixed(self) -> bool:
+        """Whether its bytes are there already, so that it needs none in the arena."""
+        return bool(self.home) or self.window is not None
+
+    @property
+    def nbytes(self) -> int:
+        return self.high - self.low
+
+    def put(self, member: Member, halves: Pieces) -> None:
+        """Add a member, or let it be looked up as it is now."""
+        self.members[member.value] = member
+        for cell in _cells(member.offset, member.value.nbytes, halves):
+            self.cells.setdefault(cell, []).append(member.value)
+            if cell[0] == "bytes":
+                self.levels.add(cell[1])
+
+    def beside(self, offset: int, nbytes: int, halves: Pieces) -> Iterator[Member]:
+        """At least the members that share bytes with [offset, offset + nbytes) while they live, or just before."""
+        levels = sorted(self.levels)
+        times = (halves[-1][1] - halves[0][0] >> SHORT) + 1 if halves else 0
+        if times + sum((nbytes >> level) + 2 for level in levels) >= len(self.members):
+            yield from self.members.values()
+            return
+        cells = [*_times(halves), *(cell for level in levels for cell in _bytes(offset, nbytes, level))]
+        found = dict.fromkeys(value for cell in cells for value in self.cells.get(cell, ()))
+        yield from (self.members[value] for value in found)
+
+    def in_order(self) -> Iterator[Member]:
+        """All members, those of a group before those of one that joined it."""
+        todo = [self.order]
+        while todo:
+            order = todo.pop()
+            if isinstance(order, Value):
+                yield self.members[order]
+            else:
+                todo += reversed(order)
+
+
+def union(a: Group, b: Group, shift: int) -> Group:
+    """What the bytes of two groups are together when `b` is moved by `shift`; without the members."""
+    home = a if a.fixed else b
+    return Group(
+        members={},
+        order=(a.order, b.order),
+        low=min(a.low, b.low + shift),
+        high=max(a.high, b.high + shift),
+        live=merge((*a.live, *b.live)),
+        home=home.home,
+        writable=home.writable,
+        filled=a.filled or b.filled,
+        window=home.window,
+    )
+
+
+def add(curve: NDArray[np.int64], group: Group, sign: int, origin: int) -> None:
+    """Add the bytes of a group of the arena to the points of `curve`, which starts at `origin`."""
+    if not group.fixed:
+        for begin, end in group.live:
+            curve[begin - origin : end - origin] += sign * group.nbytes
+
+
+def _cells(offset: int, nbytes: int, halves: Pieces) -> Iterator[Cell]:
+    """Where a member is looked up: by when it lives, or, when that is long, by its bytes."""
+    times = list(_times(halves, MOST_CELLS))
+    if len(times) <= MOST_CELLS:
+        yield from times
+    else:
+        level = max(0, (nbytes - 1).bit_length())
+        yield from _bytes(offset, nbytes, level)
+
+
+def _times(halves: Pieces, most: int | None = None) -> Iterator[Cell]:
+    """The cells of half points of a life, ends included; a few more than `most` when there are more."""
+    last, count = -1, 0
+    for begin, end in halves:
+        for at in range(max(begin >> SHORT, last + 1), (end >> SHORT) + 1):
+            yield "time", SHORT, at
+            last, count = at, count + 1
+            if most is not None and count > most:
+                return
+
+
+def _bytes(offset: int, nbytes: int, level: int) -> Iterator[Cell]:
+    """The cells of 2^level bytes that a range of bytes touches."""
+    return (("bytes", level, at) for at in range(offset >> level, ((offset + nbytes - 1) >> level) + 1))
