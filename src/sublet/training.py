@@ -16,6 +16,7 @@ from sublet.ops.nn.command import spec_of
 from sublet.optimizers import Optimizer
 from sublet.passes.autodiff import backward, differentiable, reached
 from sublet.passes.autodiff_paths import all_reads
+from sublet.passes.late_updates import with_late_updates
 from sublet.passes.order import ordered
 from sublet.passes.pipeline import run_passes, simplify
 from sublet.planning import Options, plan_memory
@@ -70,7 +71,8 @@ def train_step(loss: Tensor, parameters: Sequence[Tensor], optimizer: Optimizer,
     """One step of training: computes `loss`, a scalar, and lets `optimizer` update the parameters in place.
 
     The result goes to `sublet.compile` or `sublet.plan_memory`; each run gives the outputs of the graph, and the loss
-    under `name`. The gradients of parameters are not kept: each is consumed as early as the data allows.
+    under `name`. The gradients of parameters are not kept: each is consumed as early as the data allows, or, where that
+    costs no memory, at the end of the step: a run that fails before leaves the parameters as they were.
     Raises GradientError for a loss or parameter that has no gradient; the graph is then as it was before.
     """
     graph = graph_of(loss)
@@ -86,7 +88,8 @@ def train_step(loss: Tensor, parameters: Sequence[Tensor], optimizer: Optimizer,
         _require_dependence(graph, loss, chosen)
         with graph.scope(graph.unused("step")):
             optimizer.write(graph, chosen, gradients(loss, chosen))
-        return less_memory(graph)
+        step = less_memory(graph)
+        return replace(step, graph=with_late_updates(step.graph, _planned_bytes))
 
 
 def _several(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -115,5 +118,7 @@ def less_memory(source: WrittenGraph | Graph | Model) -> Model:
     return replace(model, graph=ordered(graph, _planned_bytes if planned else None), recipe=recipe)
 
 
-def _planned_bytes(graph: Graph) -> int:
-    return plan_memory(graph, Options(strategy=QUICK, io="bound")).arena_bytes
+def _planned_bytes(graph: Graph) -> tuple[int, int]:
+    """The arena that a quick packing finds, and what none can go below."""
+    plan = plan_memory(graph, Options(strategy=QUICK, io="bound"))
+    return plan.arena_bytes, plan.lower_bound_bytes

@@ -28,7 +28,7 @@ ROUNDS = 8
 """Times that orders are made from the best one so far, at most."""
 
 
-def ordered(graph: Graph, measure: Callable[[Graph], int] | None = None) -> Graph:
+def ordered(graph: Graph, measure: Callable[[Graph], tuple[int, ...]] | None = None) -> Graph:
     """The graph in an order with a lower peak, or as it is.
 
     `measure` tells the bytes of a graph exactly, where somebody above can: then an order is taken only when it needs
