@@ -152,3 +152,32 @@ def test_a_scalar_that_only_onnx_runtime_knows_is_planned() -> None:
     header = '<ir_version: 9, opset_import: ["" : 17, "com.microsoft" : 1]>\n'
     model = onnx.parser.parse_model(f"{header} g (float[4] x) => (y) {{ y = com.microsoft.FusedMatMul (x, x) }}")
     assert str(optimized(model).graph.outputs[0].spec) == "f32[]"
+
+
+def test_a_local_function_called_in_a_loop_and_outside_is_optimised() -> None:
+    """ONNX Runtime inlines it under one name twice, and does not take what it wrote."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 17, "loc" : 1]>
+        g (float[3] x) => (float[3] y, float[3] z) <int64 trip = {3}>
+        {
+          c = Constant <value: tensor = bool {1}> ()
+          y = loc.f (x)
+          z = Loop (trip, c, x) <body = b (int64 i, bool ci, float[3] p) => (bool co, float[3] q) {
+             co = Identity (ci)
+             q = loc.f (p)
+          }>
+        }
+        <domain: "loc", opset_import: ["" : 17]>
+        f (a) => (t) {
+          n = Neg (a)
+          t = Tanh (n)
+        }
+        """)
+    assert optimized(model).remark == ""
+    given = np.array([1, 2, 3], np.float32)
+    found = compile(model, optimize="onnxruntime")(x=given)
+    for name, rounds in (("y", 1), ("z", 3)):
+        after = given
+        for _ in range(rounds):
+            after = np.tanh(-after)
+        np.testing.assert_allclose(found[name], after, rtol=1e-6)

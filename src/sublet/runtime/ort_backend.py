@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from sublet.ir.graph import Node, Value
 from sublet.ops.onnx import PREFIX
+from sublet.ops.onnx_outputs import written_outputs
 from sublet.runtime.copying import Copies
 from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
 from sublet.runtime.onnx_nodes import domain_and_type, input_names
@@ -46,7 +47,7 @@ class OnnxRuntime:
 
     def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
         """The kernel of an ONNX operator; None where ONNX Runtime has none for these types."""
-        if not node.op.startswith(PREFIX):
+        if not node.op.startswith(PREFIX) or _lacks_outputs(node):
             return None
         form = form_of(node, constants)
         if form is None:
@@ -77,6 +78,12 @@ class OnnxRuntime:
             self._sessions.pop(names, None)
             held = self._sessions[names] = (key, Session(listing, threads))
         return held[1]
+
+
+def _lacks_outputs(node: Node) -> bool:
+    """Whether an output is left out that ONNX Runtime's kernel writes all the same."""
+    given, present = [value is not None for value in node.inputs], {i for i, v in enumerate(node.outputs) if v}
+    return not written_outputs(*domain_and_type(node.op), given, len(node.outputs)) <= present
 
 
 @dataclass(frozen=True)

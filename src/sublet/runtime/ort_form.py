@@ -113,7 +113,7 @@ def _declarations(
         if value is None or name in held:
             continue
         if isinstance(value.spec, Unplannable):
-            found.append(_declared(name, value.spec))
+            found.append(declared(name, value.spec))
         elif outside and NUMPY[value.spec.dtype].char not in NATIVE:
             return None
         else:
@@ -121,7 +121,7 @@ def _declarations(
     return None if None in found else tuple(found)
 
 
-def _declared(name: str, spec: Unplannable) -> onnx.ValueInfoProto | None:
+def declared(name: str, spec: Unplannable) -> onnx.ValueInfoProto | None:
     """The declaration of a value whose type is text such as "f32[2,?]" or "seq(i64[...])"; None if it is not known."""
     type = _type_proto(spec.type)
     return None if type is None else require("onnx.helper", extra="onnx").make_value_info(name, type)

@@ -15,9 +15,9 @@ from sublet.ops.onnx import PREFIX
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.kernel import Array, Call, Cell, Operand
 from sublet.runtime.onnx_nodes import input_names
-from sublet.runtime.ort_form import form_of, output_names
+from sublet.runtime.ort_form import declared, form_of, output_names
 from sublet.runtime.ort_session import Listing, Session, Typed
-from sublet.tensor import DType, TensorSpec
+from sublet.tensor import DType, TensorSpec, Unplannable
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _put(content: Any, place: Place) -> None:
 
 def contributed(node: Node) -> bool:
     """Whether the operator is ONNX Runtime's own, so that nobody else has a kernel for it."""
-    return node.op.startswith(f"{PREFIX}com.microsoft")
+    return node.op.startswith(f"{PREFIX}com.microsoft") or node.op == f"{PREFIX}SimplifiedLayerNormalization"
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ class LateKernel:
             inputs = tuple(value and replace(value, spec=specs[value]) for value in self.node.inputs)
             form = form_of(replace(self.node, inputs=inputs, outputs=()), {})
             assert form is not None
-            empty = require("onnx.helper", extra="onnx").make_empty_tensor_value_info
-            results = [empty(name) for name in output_names(self.node) if name]
+            named = zip(output_names(self.node), self.node.outputs, strict=True)
+            results = [_result(name, value) for name, value in named if value]
             listing = form.listing(self.opsets)
             for i, name in enumerate(output_names(self.node)):
                 listing.nodes[0].output.insert(i, name)
@@ -118,6 +118,12 @@ class LateKernel:
                 Listing(listing.nodes, listing.inputs, results, {}, listing.opsets), self.threads
             )
         return self._sessions[key]
+
+
+def _result(name: str, value: Value) -> Any:
+    """The declaration of an output, of which not even the type need be known."""
+    known = declared(name, value.spec) if isinstance(value.spec, Unplannable) else None
+    return known or require("onnx.helper", extra="onnx").make_empty_tensor_value_info(name)
 
 
 _DTYPES: dict[np.dtype[Any], DType] = {dtype: ours for ours, dtype in NUMPY.items()}

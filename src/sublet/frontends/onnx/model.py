@@ -1,6 +1,6 @@
 """ONNX models in: a file becomes a graph, its weights, and a report of what happened.
 
-read -> inline functions -> bind dimensions -> convert (sort, infer, fold, loops, branches) -> prune
+read -> inline functions -> name outputs -> bind dimensions -> convert (sort, infer, fold, loops, branches) -> prune
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from sublet.frontends.onnx.convert import convert_graph
 from sublet.frontends.onnx.dims import Shapes, bind_inputs, named_extents
 from sublet.frontends.onnx.file import all_nodes, check_texts, inlined, opsets_of, read_model
 from sublet.frontends.onnx.frame import Frame, results_of
+from sublet.frontends.onnx.outputs import with_written_outputs
 from sublet.frontends.onnx.program import ATTEMPTS_PER_NODE, Program, Scope
 from sublet.frontends.onnx.prune import prune
 from sublet.frontends.onnx.weights import Weight
@@ -87,7 +88,7 @@ def from_proto(
     shapes = shapes or {}
     check_texts(model, where)
     opsets = opsets_of(model, where)
-    model = inlined(_without_defaults(model, shapes), where)
+    model = with_written_outputs(inlined(_without_defaults(model, shapes), where))
     graph = model.graph
     dims = {**named_extents(graph.input, shapes), **(dims or {})}
     count = sum(1 for _ in all_nodes(iter(graph.node)))

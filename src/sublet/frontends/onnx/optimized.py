@@ -23,8 +23,9 @@ from sublet.cache import add_entry, entry, remove_entry
 from sublet.errors import ModelError
 from sublet.extras import require
 from sublet.frontends.onnx.dims import bind_inputs
-from sublet.frontends.onnx.file import all_nodes, opsets_of, read_model
+from sublet.frontends.onnx.file import all_nodes, inlined, opsets_of, read_model
 from sublet.frontends.onnx.model import Imported, from_proto, load
+from sublet.frontends.onnx.outputs import with_written_outputs
 from sublet.frontends.onnx.runtime_types import inferred_types, session_options, session_over
 from sublet.frontends.onnx.types import TensorType, write_type
 from sublet.frontends.onnx.weights import Weight, external_file, of_array
@@ -36,7 +37,7 @@ from sublet.tensor import TensorSpec
 if TYPE_CHECKING:
     import onnx
 
-FORMAT = "3"
+FORMAT = "5"
 CACHE = "optimized"
 MODEL, WEIGHTS, REFUSAL = "model.onnx", "weights.bin", "refusal.txt"
 ALL = "onnxruntime"
@@ -106,22 +107,32 @@ def optimized(
 def _fill(
     fresh: Path, model: onnx.ModelProto, dims: Mapping[str, int], level: str, where: str, folder: Path | None
 ) -> None:
-    """Write the rewritten model into the folder `fresh`, or what ONNX Runtime says against it."""
+    """Write the rewritten model into the folder `fresh`, or what ONNX Runtime says against it.
+
+    Local functions are inlined before: where one is called inside a loop and outside, ONNX Runtime's own inlining
+    gives two values the same name, and then does not take what it wrote.
+    """
+    model = with_written_outputs(inlined(model, where))
     try:
         _rewrite(_closed(model, dims, where), level, folder, fresh)
     except _Refused:  # a branch that is never taken at these shapes may be wrong at them
         try:
             _rewrite(_closed(model, None, where), level, folder, fresh)
         except _Refused as refusal:
+            for path in fresh.iterdir():
+                path.unlink()
             lines = str(refusal.__cause__).strip().splitlines() or [type(refusal.__cause__).__name__]
             (fresh / REFUSAL).write_text(lines[0][:SAID], encoding="utf-8")
 
 
 def _outcome(folder: Path, plain: Imported, dims: Mapping[str, int], level: str) -> Imported:
     refusal = folder / REFUSAL
-    return (
-        _unchanged(plain, refusal.read_text(encoding="utf-8")) if refusal.exists() else _restored(folder, dims, level)
-    )
+    if refusal.exists():
+        return _unchanged(plain, refusal.read_text(encoding="utf-8"))
+    try:
+        return _restored(folder, dims, level)
+    except ModelError as error:
+        return _unchanged(plain, str(error))
 
 
 def _unchanged(plain: Imported, reason: str) -> Imported:
@@ -235,9 +246,9 @@ def _rewrite(model: onnx.ModelProto, level: str, source: Path | None, folder: Pa
     try:
         session_over(model.SerializeToString(), options)
         _finish(folder)
-    except ModelError:
+    except OSError:
         raise
-    except Exception as error:  # the binding raises whatever its C++ side throws
+    except Exception as error:  # the binding raises whatever its C++ side throws, also at what it wrote itself
         raise _Refused from error
 
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from sublet.extras import require
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ops.onnx_outputs import written_outputs
 
 T = TypeVar("T")
 
@@ -73,8 +74,10 @@ def _prune_while(node: While, needed: set[Value]) -> While:
 
 
 def _prune_outputs(node: Node, needed: set[Value]) -> tuple[Value | None, ...]:
-    """The outputs without optional ones that nobody reads (a mask, indices, statistics)."""
-    optional = optional_outputs(node.op)
+    """The outputs without optional ones that nobody reads (a mask, indices), unless a kernel writes them anyway."""
+    domain, _, op_type = node.op.removeprefix("onnx.").rpartition(".")
+    given = [value is not None for value in node.inputs]
+    optional = optional_outputs(node.op) - written_outputs(domain, op_type, given, len(node.outputs))
     outputs = [None if i in optional and v not in needed else v for i, v in enumerate(node.outputs)]
     while outputs and outputs[-1] is None:
         outputs.pop()

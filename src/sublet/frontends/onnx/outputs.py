@@ -1,0 +1,58 @@
+"""Outputs that a node does not name although its kernel writes them: they get names.
+
+This comes before anything computes the node, ONNX Runtime's optimiser included, which folds constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from sublet.frontends.onnx.file import all_nodes, domain_of
+from sublet.ops.onnx_outputs import written_outputs
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def with_written_outputs(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model in which every output that a kernel writes in any case has a name."""
+    if not any(_nameless(node) for node in _nodes(model)):
+        return model
+    made = type(model)()
+    made.CopyFrom(model)
+    taken = set(_names(made))
+    for node in _nodes(made):
+        for i in _nameless(node):
+            while len(node.output) <= i:
+                node.output.append("")
+            node.output[i] = _free(next(filter(None, node.output), node.op_type), i, taken)
+    return made
+
+
+def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    return all_nodes(iter(model.graph.node))
+
+
+def _names(model: onnx.ModelProto) -> Iterator[str]:
+    """Every name of a value, sub-graphs included."""
+    graphs = [model.graph]
+    for node in _nodes(model):
+        yield from (*node.input, *node.output)
+        graphs += [graph for attribute in node.attribute for graph in (attribute.g, *attribute.graphs)]
+    for graph in graphs:
+        yield from (value.name for value in (*graph.input, *graph.initializer))
+
+
+def _nameless(node: onnx.NodeProto) -> list[int]:
+    given = [bool(name) for name in node.input]
+    written = written_outputs(domain_of(node.domain), node.op_type, given, len(node.output))
+    return sorted(i for i in written if i >= len(node.output) or not node.output[i])
+
+
+def _free(first: str, position: int, taken: set[str]) -> str:
+    name = f"{first}.{position}"
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
