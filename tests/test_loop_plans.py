@@ -140,6 +140,51 @@ def test_ops_are_in_place_over_whatever_a_pointer_stands_for(after: str, returns
     assert results_match(graph, plan.schedule, plan, random.Random(1), 20)
 
 
+ONCE_MORE = """
+      %m: u8[24] = while(%j: i64[]; %y: u8[24] = %x; ) @inner body @rounds {
+        %d: bool[] = test.below(%j, %seed)
+        continue if %d
+        %z: u8[24] = test.matmul(%y, %seed)
+        next %z;
+      }
+"""
+PERHAPS = """
+      %which: i32[] = test.choose(%x) {count = 2, low = 0}
+      %m: u8[24] = case %which @perhaps {
+        arm @keep {
+          yield %x
+        }
+        arm @change {
+          %z: u8[24] = test.matmul(%x, %seed)
+          yield %z
+        }
+      }
+"""
+
+
+@pytest.mark.parametrize("inner", [ONCE_MORE, PERHAPS, ONCE_MORE.replace("= %x;", "= %n;")])
+def test_what_a_round_may_keep_is_alive_only_where_it_does(inner: str) -> None:
+    """A round that leaves %x as it is needs it, but not one that makes another %m of it: two places are enough."""
+    first = "%n: u8[24] = test.relu(%x)" if "%n" in inner else ""
+    graph = parse(f"""
+    graph @net(%a: u8[24], %seed: u8[4]) {{
+      %last: u8[24] = while(%i: i64[]; %x: u8[24] = %a; ) @outer body @body {{
+        %go: bool[] = test.below(%i, %seed)
+        continue if %go
+        {first}
+        {inner}
+        next %m;
+      }}
+      return %last
+    }}
+    """)
+    plan = plan_memory(graph, Options(alignment=1))
+    assert plan.arena_bytes == 24 * 2 + 4
+    assert plan.moves == ()
+    assert plan.gap == 0
+    assert results_match(graph, plan.schedule, plan, random.Random(1), 20)
+
+
 def test_the_same_loop_from_an_onnx_file() -> None:
     """Its trip count is one more input."""
     plan = plan_memory(from_proto(CONVOLUTION.model()).graph)

@@ -73,7 +73,8 @@ class Flow:
     instances  what the points use and define, in order of definition in the program: a value itself, or what
                it is in certain copies of unrolled loops
     aliases    (instance, source): a pointer's instance is the bytes of its source
-    ways       for each alias the loop or branch that it comes out of, and by which of its ends
+    ways       for each alias the loop or branch that it comes out of, and by which of its ends; for one of a
+               parameter the loop, and in which copy of its body
     rolled     the unrolled loops
     counterparts   (first, later): what a parameter stands for in a copy that runs once, and in the copy of the
                ring that would run in its place: if both are the same bytes, the copies are alike
@@ -137,7 +138,7 @@ class _Builder:
             tuple(map(tuple, self.followers)),
             tuple(self.levels),
             self.now.ordered(graph),
-            tuple(self.now.aliases.items()),
+            (*self.now.aliases.items(), *self.now.heads.items()),
             self.ways,
             tuple(self.rolled),
             self.now.pointers,
@@ -218,7 +219,7 @@ class _Builder:
                 self.graph(arm, schedule, path)
                 self.path = path
             ends.append(self.move("yield", node, outputs, node.outputs))
-            results.append(tuple(self.now.stand_for([output]) for output in outputs))
+            results.append(tuple(self.now.beneath(self.now.stand_for([output])) for output in outputs))
             self.now.restore(before)
         for position, output in enumerate(node.outputs):
             if output is not None and output in self.now.pointers:
@@ -257,6 +258,8 @@ class _Builder:
             self.open = []
         for last, nexts in following:
             self.followers[last] += [tops[number] for number in nexts]
+        for point, nexts in ((enter, [0]), *following):
+            self.points[point] = replace(self.points[point], defs=(*self.points[point].defs, *copies.heads(nexts)))
         rolled = copies.rolled()
         if rolled is not None:
             self.points[enter] = replace(self.points[enter], forgotten=tuple(copies.written))

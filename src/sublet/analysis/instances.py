@@ -56,6 +56,7 @@ class Instances:
         self.reusable = reusable
         self.context: Context = ()
         self.aliases: dict[Value, Value] = {}
+        self.heads: dict[Value, Value] = {}  # aliases as well: what a parameter is in a copy of its loop's body
         self.rules: dict[Value, Callable[[Value], Value]] = {}  # how carried values are named
         self.made: dict[Value, Instance] = {}
         self._now: dict[Value, Candidates] = {}
@@ -114,10 +115,20 @@ class Instances:
         self.let(pointer, aliases)
         return aliases
 
+    def head(self, parameter: Value, context: Context, source: Value) -> Value:
+        """What a pointer that stands for `source` is in a copy of the body: an alias with a life of its own."""
+        instance = self.written(self.named(parameter, context), context)
+        self.heads[instance] = source
+        return instance
+
+    def beneath(self, values: Candidates) -> Candidates:
+        """What the values are that are parameters in a copy of a body."""
+        return tuple(self.heads.get(value, value) for value in values)
+
     def root(self, instance: Value) -> Value:
         """The instance whose bytes it is."""
-        while instance in self.aliases:
-            instance = self.aliases[instance]
+        while source := self.heads.get(instance) or self.aliases.get(instance):
+            instance = source
         return instance
 
     def base(self, instance: Value) -> Value:
@@ -125,7 +136,7 @@ class Instances:
         return self.made[instance].base if instance in self.made else instance
 
     def pointing_at(self, instance: Value) -> Iterator[Value]:
-        """The pointers that stand for an instance in this copy of a body, or those around it."""
+        """The outputs of loops and branches that stand for an instance in this copy of a body, or those around it."""
         for alias in self.aliases:
             made = self.made[alias]
             around = any(self.context[: len(context)] == context for context in made.contexts)

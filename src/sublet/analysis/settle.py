@@ -89,7 +89,7 @@ def _tangled(settled: Settled) -> frozenset[Value]:
     aliases = {alias for alias, _ in settled.flow.aliases}
     for point in points:
         key = (point.node.name if point.node else "", point.copies)
-        if not aliases.isdisjoint(point.defs):
+        if point.kind in ("exit", "yield") and not aliases.isdisjoint(point.defs):
             ways[key] += 1
             group |= {alias: key for alias in point.defs if alias in aliases}
     alive: list[set[tuple[str, Context]]] = [set() for _ in points]

@@ -156,12 +156,14 @@ def _pairs(node: Node, shares: tuple[Share, ...]) -> Iterator[tuple[Value, Value
 
 
 def permitted(flow: Flow) -> Permitted:
-    """Where ops and moves may write a value over another."""
+    """Where ops and moves may write a value over another, or where nothing is written: a pointer begins."""
     return frozenset(_permitted(flow))
 
 
 def _permitted(flow: Flow) -> Iterator[tuple[int, Value, Value]]:
+    aliases = {alias for alias, _ in flow.aliases}
     for t, point in enumerate(flow.points):
+        yield from ((t, source, alias) for alias in point.defs if alias in aliases for source in point.uses)
         yield from ((t, source, destination) for source, destination in point.moves)
         if point.kind == "run" and point.node:
             yield from ((t, source, output) for output, source in _inplace(point))

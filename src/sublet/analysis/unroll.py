@@ -8,11 +8,14 @@ value need nothing else, and each carried value has as many instances as it need
 
 Where the target of an update depends on how an inner loop ended or which arm a branch took, each such way leads to
 a copy of its own: the states are those of a finite automaton.
+
+A parameter is an alias in each copy, its *head*, which is born where the copy is jumped to. So what it stands for is
+alive on its behalf in those copies only that it is reached in, and not wherever the jump is left from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count, product
 
 from sublet.analysis.instances import AlsoPointer, Candidates, Instances, Unrollable
@@ -42,7 +45,7 @@ Outcome = tuple[Ways, Candidates]
 class Copies:
     """The copies of one loop's body, made one after another until they repeat."""
 
-    def __init__(self, node: While, now: Instances, ways: Mapping[Value, Way], active: list[Copies]) -> None:
+    def __init__(self, node: While, now: Instances, ways: dict[Value, Way], active: list[Copies]) -> None:
         self._node = node
         self._now = now
         self._ways = ways
@@ -50,8 +53,9 @@ class Copies:
         self._outer = now.context
         self._positions = [i for i, parameter in enumerate(node.parameters) if parameter in now.pointers]
         self._parameters = [node.parameters[i] for i in self._positions]
-        self._states: list[State] = [tuple(now.stand_for([node.inits[i]]) for i in self._positions)]
+        self._states: list[State] = [tuple(self._initial(node.inits[i]) for i in self._positions)]
         self._jumps: list[list[Jump]] = []
+        self._heads: dict[int, dict[Value, None]] = {}
         self.written: dict[Value, None] = {}  # instances of carried values: before the loop they hold nothing
         self._carried = _carried(node, self._positions, now.pointers)
         active.append(self)
@@ -105,8 +109,22 @@ class Copies:
 
     def recall(self, number: int) -> None:
         """Let the parameters be what they are in a copy."""
+        context = (*self._outer, (self._node.name, number))
         for parameter, candidates in zip(self._parameters, self._states[number], strict=True):
+            if len(candidates) == 1:
+                head = self._now.head(parameter, context, candidates[0])
+                self._ways[head] = (self._node.name, self._outer, frozenset({number}))
+                self._heads.setdefault(number, {})[head] = None
+                candidates = (head,)
             self._now.let(parameter, candidates)
+
+    def heads(self, copies: Iterable[int]) -> tuple[Value, ...]:
+        """What the parameters are in some copies, all of which are laid out."""
+        return tuple(head for number in copies for head in self._heads.get(number, ()))
+
+    def _initial(self, init: Value) -> Candidates:
+        candidates = self._now.stand_for([init])
+        return (self._now.root(candidates[0]),) if len(candidates) == 1 else candidates
 
     def stood_for(self, position: int) -> list[Candidates]:
         """What a pointer parameter stood for in each copy."""
