@@ -36,7 +36,9 @@ FLOORS = [
     ["training"],
     ["sources"],
     ["compiling", "onnx_backend", "console", "feeding", "run_report"],
-    ["", "cli", "cli_run", "__main__"],
+    ["other_order"],
+    ["showing"],
+    ["", "cli", "cli_plan", "cli_run", "__main__"],
 ]
 
 CHECKER_MAY_REACH = (

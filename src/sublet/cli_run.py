@@ -6,16 +6,22 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
 
+from sublet.budget import verdict
+from sublet.bytesize import parse_bytes
 from sublet.compiling import BACKENDS, compile, to_run
 from sublet.console import (
+    Budget,
     Dim,
     Json,
     MaxTrips,
     Model,
+    Optimizer,
+    Order,
+    Orders,
     answered,
     answers,
     bound_dims,
@@ -29,14 +35,14 @@ from sublet.feeding import files_of, missing_inputs, random_arrays, read_inputs,
 from sublet.ir.graph import Value
 from sublet.model import Model as Source
 from sublet.plan import MemoryPlan
-from sublet.plan_file import load
+from sublet.plan_file import load, save
 from sublet.planning import Options
 from sublet.run_report import RunReport, as_json, for_people
 from sublet.runtime.comparing import compare, equal_bits, one_by_one
 from sublet.runtime.executable import Executable
 from sublet.runtime.poison import run_poisoned
 from sublet.runtime.profile import Cost, Profile
-from sublet.sources import AUTO, Optimize
+from sublet.sources import AUTO
 
 PACKAGES = {"reference": ("onnx", "numpy"), "numpy": ("numpy",), "onnxruntime": ("onnxruntime",)}
 """What computes, by backend."""
@@ -44,9 +50,6 @@ PACKAGES = {"reference": ("onnx", "numpy"), "numpy": ("numpy",), "onnxruntime": 
 UNPLANNED = Options(strategy="no_reuse", share=False)
 
 BackendName = Annotated[str, typer.Option("--backend", metavar="B", help=f"{AUTO}, or one of {', '.join(BACKENDS)}.")]
-Optimizer = Annotated[
-    str, typer.Option("--optimize", metavar="O", help=f"Who rewrites a model first: {', '.join(get_args(Optimize))}.")
-]
 Autotune = Annotated[bool, typer.Option("--autotune", help="Time the backends on this machine, take the fastest.")]
 Feed = Annotated[
     list[str] | None,
@@ -59,6 +62,16 @@ Planned = Annotated[
 ]
 
 
+Chance = Annotated[
+    int | None, typer.Option("--random", min=0, metavar="SEED", help="Fill what is not given from chance.")
+]
+Compared = Annotated[
+    bool, typer.Option("--compare", help="Exit 1 unless equal to a run without reuse, also in poison.")
+]
+SavePlan = Annotated[Path | None, typer.Option("--save-plan", metavar="PLAN", help="Write the plan that ran as JSON.")]
+Trace = Annotated[Path | None, typer.Option("--profile", metavar="TRACE", help="Write a trace for Perfetto, as JSON.")]
+
+
 @answered
 def run(
     model: Model,
@@ -66,39 +79,42 @@ def run(
     dim: Dim = None,
     max_trips: MaxTrips = None,
     input_: Feed = None,
-    random: Annotated[
-        int | None, typer.Option("--random", min=0, metavar="SEED", help="Fill what is not given from chance.")
-    ] = None,
-    compare_: Annotated[
-        bool, typer.Option("--compare", help="Exit 1 unless equal to a run without reuse, also in poison.")
-    ] = False,
+    random: Chance = None,
+    compare_: Compared = False,
     poison: Annotated[bool, typer.Option("--poison", help="Run with all bytes poisoned that nobody needs.")] = False,
     no_reuse: Annotated[bool, typer.Option("--no-reuse", help="Every tensor has bytes of its own.")] = False,
     backend: BackendName = AUTO,
     optimize: Optimizer = AUTO,
+    order: Orders | None = None,
     autotune: Autotune = False,
     streams: Annotated[int | None, typer.Option(min=1, help="How many streams may run at the same time.")] = None,
     repeat: Annotated[int, typer.Option(min=1, max=1_000_000, metavar="N", help="Time so many runs.")] = 1,
-    profile: Annotated[
-        Path | None, typer.Option("--profile", metavar="TRACE", help="Write a trace for Perfetto, as JSON.")
-    ] = None,
+    budget: Budget = None,
+    save_plan: SavePlan = None,
+    profile: Trace = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the outputs as .npz.")] = None,
     as_json_: Json = False,
 ) -> None:
     """Plan a model, run it in exactly its arena, and tell what that took."""
     feeds = input_ or []
-    refuse_overwriting([model, *([plan] if plan else []), *files_of(feeds)], out, profile)
-    made = _plan_of(plan, dim, max_trips, no_reuse, streams)
+    limit = None if budget is None else parse_bytes(budget)
+    refuse_overwriting([model, *([plan] if plan else []), *files_of(feeds)], out, save_plan, profile)
+    made = _plan_of(
+        plan, {"--dim": dim, "--max-trips": max_trips, "--no-reuse": no_reuse, "--streams": streams, "--order": order}
+    )
     dims, trips = (bound_dims(dim), bound_trips(max_trips)) if made is None else (dict(made.dims), dict(made.max_trips))
     chosen: dict[str, Any] = {"backend": backend, "optimize": optimize, "autotune": autotune}
-    source = to_run(model, dims, max_trips=trips, backend=backend, optimize=chosen["optimize"], plan=made)
+    source = to_run(model, dims, max_trips=trips, backend=backend, optimize=optimize, plan=made)
     inputs, weights = _contents(source, model, feeds, random)
 
     def compiled(options: Options, plan: MemoryPlan | None = None) -> Executable:
         with packing_progress() as progress:
             return compile(source, **chosen, options=options, plan=plan, weights=weights, progress=progress)
 
-    executable = compiled(UNPLANNED if no_reuse else Options(streams=streams or 1), made)
+    ordered = Options(streams=streams or 1, order=(order or Order.given).value)
+    executable = compiled(UNPLANNED if no_reuse else ordered, made)
+    if save_plan is not None:
+        save(executable.plan, save_plan)
     outputs = executable.measured(inputs)
     report = RunReport(
         executable,
@@ -106,6 +122,7 @@ def run(
         versions=_versions(executable),
         verdicts=_verdicts(executable, compiled(UNPLANNED) if compare_ else None, inputs, poison),
         slowest=() if profile is None else _profiled(executable, inputs, profile),
+        decision=None if limit is None else verdict(executable.plan, limit),
     )
     if out is not None:
         write_arrays(outputs, out)
@@ -113,16 +130,15 @@ def run(
         print_json(as_json(report))
     else:
         answers().print(for_people(report))
-    if not report.equal:
+    if not report.equal or (report.decision is not None and not report.decision.fits):
         raise typer.Exit(1)
 
 
-def _plan_of(
-    path: Path | None, dim: list[str] | None, trips: list[str] | None, no_reuse: bool, streams: int | None
-) -> MemoryPlan | None:
+def _plan_of(path: Path | None, decided: Mapping[str, object]) -> MemoryPlan | None:
+    """The plan in a file, and none of the options that it has decided."""
     if path is None:
         return None
-    for option, given in (("--dim", dim), ("--max-trips", trips), ("--no-reuse", no_reuse), ("--streams", streams)):
+    for option, given in decided.items():
         if given:
             raise PlanError(f"{option} cannot go with --plan: {path} has decided that. Drop one of them")
     return load(path)

@@ -120,7 +120,7 @@ def to_run(
     *,
     max_trips: Trips = None,
     backend: str | Backend | Sequence[str | Backend] = AUTO,
-    optimize: Optimize = AUTO,
+    optimize: str = AUTO,
     plan: MemoryPlan | None = None,
 ) -> Model:
     """The model that `compile` runs when it is given these."""

@@ -12,9 +12,10 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated, Any, ParamSpec, get_args
 
 import typer
 from rich.console import Console
@@ -22,8 +23,10 @@ from rich.markup import escape
 
 from sublet.bytesize import human
 from sublet.errors import CapacityError, ModelError, PlanError, SubletError
+from sublet.packing import STRATEGIES
 from sublet.planning import Progress
 from sublet.printable import printable
+from sublet.sources import Optimize
 
 P = ParamSpec("P")
 NEWLINE = "\n"
@@ -43,6 +46,22 @@ MaxTrips = Annotated[
         help="Loops make at most N rounds, or one of them does: what they stack is planned. Repeat for more.",
     ),
 ]
+Strategy = Annotated[str, typer.Option(help=f"auto, or one of {', '.join(STRATEGIES)}.", metavar="S")]
+Html = Annotated[Path | None, typer.Option("--html", help="Write the picture as one self-contained page.")]
+Png = Annotated[Path | None, typer.Option("--png", help="Write the picture as PNG or SVG (extra: png).")]
+RegionTexts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--region",
+        metavar="NAME=BYTES[@COST]",
+        help="A memory, such as sram=512KiB@1, with what accessing a byte costs (if left out: 1, 10, ...); repeat.",
+    ),
+]
+Timeout = Annotated[float | None, typer.Option(help="Stop searching after this many seconds.", metavar="SECONDS")]
+Optimizer = Annotated[
+    str, typer.Option("--optimize", metavar="O", help=f"Who rewrites a model first: {', '.join(get_args(Optimize))}.")
+]
+Budget = Annotated[str | None, typer.Option(metavar="BYTES", help="Exit 1 if more is needed: 256KiB, 1.5MB.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
 
 
@@ -131,6 +150,16 @@ def bound_trips(texts: list[str] | None) -> dict[str, int]:
             raise ModelError(f"--max-trips {name or 'for every loop'} is given twice")
         bound[name] = int(count)
     return bound
+
+
+class Order(StrEnum):
+    """In which order the nodes of a model run."""
+
+    given = "given"
+    less = "less"
+
+
+Orders = Annotated[Order, typer.Option("--order", help="The model's own order, or one that needs less memory.")]
 
 
 def answers() -> Console:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-GIVEN, LESS, OWN = "given", "less", "own"
-AS_IS = "none"
+GIVEN: Literal["given"] = "given"
+LESS: Literal["less"] = "less"
+OWN: Literal["own"] = "own"
+AS_IS: Literal["none"] = "none"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sublet.budget import Verdict, buffers_at_peak
 from sublet.plan import ARENA, POINTER, UPDATE, MemoryPlan, Region
+from sublet.recipe import Recipe
 from sublet.viz.loops import turns
 
 
@@ -71,6 +72,12 @@ def _control(plan: MemoryPlan) -> dict[str, Any]:
     }
 
 
+def recipe_json(recipe: Recipe) -> dict[str, Any]:
+    """Which graph a plan is for."""
+    content = asdict(recipe)
+    return {**content, "scratch": dict(recipe.scratch), "words": recipe.words}
+
+
 def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) -> dict[str, Any]:
     """Figures, peak and tensors of a plan. Sizes and offsets are bytes, begin and end are points."""
     content: dict[str, Any] = {
@@ -90,6 +97,7 @@ def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) ->
         "strategy": plan.strategy,
         "stopped": plan.stopped,
         "seconds": seconds,
+        "recipe": recipe_json(plan.recipe),
         "dims": dict(plan.dims),
         "max_trips": dict(plan.max_trips),
         **_control(plan),
@@ -121,7 +129,14 @@ def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) ->
         "outside": [{"name": o.value, "type": o.type, "reason": o.reason} for o in plan.outside],
     }
     if verdict is not None:
-        content["budget_bytes"] = verdict.budget
-        content["fits"] = verdict.fits
-        content["proof"] = [{"nbytes": p.nbytes, "tensors": list(p.values)} for p in verdict.proof]
+        content |= decision_json(verdict)
     return content
+
+
+def decision_json(verdict: Verdict) -> dict[str, Any]:
+    """Whether a plan fits a budget."""
+    return {
+        "budget_bytes": verdict.budget,
+        "fits": verdict.fits,
+        "proof": [{"nbytes": p.nbytes, "tensors": list(p.values)} for p in verdict.proof],
+    }

@@ -11,12 +11,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from sublet.budget import Verdict
 from sublet.bytesize import human
 from sublet.plan import ARENA
 from sublet.printable import printable
-from sublet.report import updated
+from sublet.report import decision_json, recipe_json, updated
 from sublet.runtime.executable import Executable
 from sublet.runtime.profile import Cost
+from sublet.viz.summary import verdict_line
 
 SHOWN = 12
 
@@ -29,6 +31,7 @@ class RunReport:
     versions   of the packages that compute
     verdicts   "compare" and "poison", as far as asked for: how the runs differ, nothing when they agree
     slowest    the points of a profiled run, the longest first
+    decision   whether the plan that ran fits the budget asked about
     """
 
     executable: Executable
@@ -36,6 +39,7 @@ class RunReport:
     versions: dict[str, str]
     verdicts: dict[str, tuple[str, ...]]
     slowest: Sequence[Cost] = ()
+    decision: Verdict | None = None
 
     @property
     def equal(self) -> bool:
@@ -72,8 +76,11 @@ def as_json(report: RunReport) -> dict[str, Any]:
         "nodes": {name or "moves bytes only": count for name, count in executable.nodes_of_backends.items()},
         "remark": executable.remark,
         "versions": report.versions,
+        "recipe": recipe_json(executable.plan.recipe),
         "dims": dict(executable.plan.dims),
     }
+    if report.decision is not None:
+        content |= decision_json(report.decision)
     for verdict, differences in report.verdicts.items():
         content[verdict] = list(differences)
     if report.verdicts:
@@ -95,6 +102,8 @@ def for_people(report: RunReport) -> RenderableType:
         if not differences:
             parts.append(Text(f"{verdict}: equal, bit for bit", "green"))
         parts += [Text(f"{verdict}: {printable(difference)}", "red") for difference in differences[:SHOWN]]
+    if report.decision is not None:
+        parts.append(verdict_line(report.decision, report.executable.plan))
     return Group(*parts)
 
 
@@ -115,6 +124,7 @@ def _figures(report: RunReport) -> Table:
         ("workspace", *_workspace(report)),
         ("updated", human(kept.nbytes), f"of all that, kept for the next run: {kept.words}"),
         ("copied", human(executable.copied_bytes), "moved by loops, branches and updates"),
+        ("graph", "", printable(executable.plan.recipe.words)),
         ("time", f"{median(report.seconds):.4g} s", _times(report.seconds)),
         ("steps", str(len(executable.plan.points)), _backends(report)),
         ("remark", "", executable.remark),

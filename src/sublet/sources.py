@@ -83,7 +83,7 @@ def planned_model(path: str | Path, plan: MemoryPlan) -> Model:
     )
     made = replace(made, graph=with_scratch(made.graph, dict(recipe.scratch)))
     if fingerprint(made.graph, plan.schedule) != plan.fingerprint:
-        raise PlanError(f"this is no plan of {path}: {why_another(made.recipe, recipe)}Plan the model again.")
+        raise PlanError(f"this is not a plan of {path}: {why_another(made.recipe, recipe)}Plan the model again.")
     return made
 
 

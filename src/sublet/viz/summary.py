@@ -75,6 +75,7 @@ def _figures(plan: MemoryPlan) -> Table:
         rows.append(("updated in place", of.nbytes, f"kept for the next run: {of.words}; copied: {human(of.copied)}"))
     for name, nbytes, remark in rows:
         table.add_row(name, human(nbytes), remark)
+    table.add_row("graph", "", printable(plan.recipe.words))
     return table
 
 

@@ -1,0 +1,128 @@
+"""The command `sublet plan`: plan a model, prove the plan, show it, and say what would need less."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from sublet.budget import verdict
+from sublet.bytesize import human, parse_bytes
+from sublet.compiling import to_run
+from sublet.console import (
+    Budget,
+    Dim,
+    Html,
+    Json,
+    MaxTrips,
+    Model,
+    Optimizer,
+    Order,
+    Orders,
+    Png,
+    RegionTexts,
+    Strategy,
+    Timeout,
+    answered,
+    answers,
+    bound_dims,
+    bound_trips,
+    packing_progress,
+    print_json,
+    refuse_overwriting,
+)
+from sublet.extras import installed
+from sublet.frontends.model import is_onnx
+from sublet.frontends.onnx.optimized import ALL
+from sublet.other_order import OtherOrder, other_order
+from sublet.packing_report import parse_regions
+from sublet.plan import MemoryPlan
+from sublet.plan_file import save
+from sublet.planning import Options, plan_memory
+from sublet.recipe import AS_IS
+from sublet.report import as_json
+from sublet.showing import draw, show_plan
+from sublet.viz.rectangles import rectangles
+from sublet.viz.summary import verdict_line
+
+
+class Where(StrEnum):
+    arena = "arena"
+    bound = "bound"
+
+
+@answered
+def plan(
+    model: Model,
+    dim: Dim = None,
+    max_trips: MaxTrips = None,
+    optimize: Optimizer = AS_IS,
+    order: Orders = Order.given,
+    strategy: Strategy = "auto",
+    align: Annotated[int, typer.Option(help="Every tensor's offset is a multiple of this many bytes.")] = 64,
+    budget: Budget = None,
+    io: Annotated[Where, typer.Option(help="Where inputs and outputs lie.")] = Where.arena,
+    weights: Annotated[Where, typer.Option(help="Where weights lie.")] = Where.bound,
+    streams: Annotated[int, typer.Option(help="How many streams may run at the same time.")] = 1,
+    region: RegionTexts = None,
+    timeout: Timeout = None,
+    forbid_copies: Annotated[
+        bool, typer.Option("--forbid-copies", help="Exit 2 if loops, branches or updates move bytes; say which.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the plan as JSON.")] = None,
+    html: Html = None,
+    png: Png = None,
+    as_json_: Json = False,
+) -> None:
+    """Plan the memory of a model, prove the plan, and show it."""
+    refuse_overwriting(model, out, html, png)
+    limit = None if budget is None else parse_bytes(budget)
+    started = perf_counter()
+    source = to_run(model, bound_dims(dim), max_trips=bound_trips(max_trips), optimize=optimize)
+    options = Options(
+        strategy=strategy,
+        alignment=align,
+        io=io.value,
+        weights=weights.value,
+        streams=streams,
+        timeout=timeout,
+        regions=parse_regions(region or ()),
+        forbid_copies=forbid_copies,
+        order=order.value,
+    )
+    with packing_progress() as progress:
+        made = plan_memory(source, options, progress=progress)
+        seconds = perf_counter() - started
+        other = other_order(source, options, made, progress)
+    if out is not None:
+        save(made, out)
+    picture = rectangles(made)
+    draw(picture, html, png)
+    decision = None if limit is None else verdict(made, limit)
+    if as_json_:
+        print_json({**as_json(made, seconds, decision), "remark": source.remark, "other_order": other.content})
+    else:
+        show_plan(made, picture)
+        _remark(made, other, source.remark)
+        if optimize == AS_IS and is_onnx(model) and installed(ALL):
+            answers().print(Text(f"`sublet run` has {ALL} rewrite the model first: --optimize auto plans that.", "dim"))
+        if decision is not None:
+            answers().print(verdict_line(decision, made))
+    if decision is not None and not decision.fits:
+        raise typer.Exit(1)
+
+
+def _remark(made: MemoryPlan, other: OtherOrder, remark: str) -> None:
+    """What else is to know about the graph that was planned."""
+    answers().print()
+    if remark:
+        answers().print(Text(remark, "yellow"))
+    if other.arena_bytes is not None and other.arena_bytes < made.arena_bytes:
+        saved = f"{human(other.arena_bytes)}, {human(made.arena_bytes - other.arena_bytes)} less"
+        answers().print(Text(f"Another order needs {saved}: --order less", "yellow"))
+    else:
+        answers().print(Text(other.words, "dim"))
