@@ -45,7 +45,8 @@ class Options:
     """How to plan.
 
     strategy   a name of `sublet.STRATEGIES`, or "auto" for the best of them
-    alignment  the offset of every tensor is a multiple of this many bytes
+    alignment  the offset of every tensor is a multiple of this many bytes, from 1 on. Below the size of the elements
+               some kernels compute in memory of their own and copy
     io         whether inputs and outputs lie in the arena, or are bound to memory of the caller
     weights    the same for weights
     streams    how many streams may run at the same time

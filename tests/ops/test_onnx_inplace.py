@@ -45,7 +45,7 @@ def _random(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
     return np.asarray(rng.integers(1, 6, shape), dtype)
 
 
-def _cases(op: str) -> Iterator[Case]:
+def cases(op: str) -> Iterator[Case]:
     name = op.rpartition(".")[2]
     if op in ("com.microsoft.FusedConv", "com.microsoft.nchwc.Conv"):
         for n, extent in ((16, 40), (64, 14)):
@@ -147,8 +147,8 @@ CONTRIBUTED = ("com.microsoft", "com.microsoft.nchwc")
 POSITIVE = ("Acosh", "Log", "Sqrt")
 
 
-def _session(case: Case) -> tuple[object, object] | None:
-    """The model and a session of it; None when there is no such operator or ONNX Runtime lacks the kernel."""
+def model_of(case: Case) -> onnx.ModelProto:
+    """The node of a case as a model whose output has no declared type."""
     inputs = [f"x{i}" for i in range(len(case.arrays))]
     element = onnx.helper.np_dtype_to_tensor_dtype
     node = onnx.helper.make_node(case.op, inputs, ["y"], domain=case.domain, **case.attrs)
@@ -161,7 +161,12 @@ def _session(case: Case) -> tuple[object, object] | None:
         onnx.helper.make_opsetid("", case.opset),
         *(onnx.helper.make_opsetid(domain, 1) for domain in CONTRIBUTED),
     ]
-    model = onnx.helper.make_model(graph, opset_imports=imports, ir_version=8 if case.opset < 20 else 10)
+    return onnx.helper.make_model(graph, opset_imports=imports, ir_version=8 if case.opset < 20 else 10)
+
+
+def _session(case: Case) -> tuple[object, object] | None:
+    """The model and a session of it; None when there is no such operator or ONNX Runtime lacks the kernel."""
+    model = model_of(case)
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 2
@@ -185,7 +190,7 @@ def _run_in_place(session: object, arrays: list[np.ndarray], position: int, expe
 @pytest.mark.parametrize("op", list(INPLACE))
 def test_in_place_result_is_the_normal_result(op: str) -> None:
     checked: set[int] = set()
-    for case in _cases(op):
+    for case in cases(op):
         made = _session(case)
         if made is None:
             continue

@@ -41,6 +41,7 @@ class MixingKernel:
     node: Node
     salt: list[bytes]
     scratch: int = 0
+    keeps: bool = True
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         def run() -> None:

@@ -1,4 +1,7 @@
-"""Which outputs of ONNX operators are bytes of an input (views), and which contain inputs (parts)."""
+"""Which outputs of ONNX operators are bytes of an input (views), and which contain inputs (parts).
+
+A node has them only if they explain every byte of its outputs: then it runs without a kernel, and none need know.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,8 @@ def _split(node: Node) -> tuple[Share, ...]:
             break
         shares.extend(block(i, source, output.spec.shape, begin))
         begin[axis] += output.spec.shape[axis]
-    return tuple(shares)
+    explained = {share.output for share in shares}
+    return tuple(shares) if all(i in explained for i, out in enumerate(node.outputs) if out and out.nbytes) else ()
 
 
 def _gather(node: Node) -> tuple[Share, ...]:
@@ -120,7 +124,8 @@ def _concat(node: Node) -> tuple[Share, ...]:
     axis = _axis(node, len(result.shape)) if result else None
     if result is None or axis is None or len(planned) < len(specs):
         return ()
-    return stacked(result, planned, axis)
+    shares = stacked(result, planned, axis)
+    return shares if sum(planned[share.input].nbytes for share in shares) == result.nbytes else ()
 
 
 def _ints(node: Node, name: str) -> tuple[int, ...] | None:

@@ -44,7 +44,7 @@ def command(
               positions, or a function of the node that gives `Share`s. The kernel must read each element of such
               an input before it writes that of the output, and may be given the same array twice.
     views     a function of the node that gives `Share`s: which outputs are bytes of an input. Where they explain
-              all that the node does, the kernel is not called.
+              all that the node does, the kernel is not called; where not, it must leave alone what lies there already.
     scratch   bytes that the kernel needs while it runs, or a function of the node that gives them. They are planned
               like a tensor; the kernel gets them as `scratch`, an array of bytes with anything in it.
     inputs, outputs   how many a node has, at least and at most; None for any number
@@ -96,6 +96,7 @@ class _CommandKernel:
     node: Node
     compute: Compute
     scratch: int
+    keeps: bool = True
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         out = tuple(outputs) if len(outputs) != 1 else outputs[0]

@@ -49,9 +49,22 @@ class Kernel(Protocol):
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         """A call that computes the node, each time from what then lies in the inputs.
 
-        An output may lie on an input's bytes where the op's facts allow it. Outputs are written in full.
-        The bytes outlive the call; the kernel may keep pointers to them.
+        An output may lie on an input's bytes where the op's facts allow it: over any of the inputs it may overwrite,
+        and over several, which are the same bytes then. Outputs are written in full. Addresses are multiples of the
+        plan's alignment, which may be 1. The bytes outlive the call; the kernel may keep pointers to them.
         """
+
+
+@runtime_checkable
+class Keeping(Protocol):
+    """A kernel that knows of views and parts: a node that has such facts, and is more than copies, gets no other.
+
+    Nodes that are only copies run without a kernel, see `runtime.copying`.
+    """
+
+    @property
+    def keeps(self) -> bool:
+        """Whether bytes of an output that are an input's, and lie where they are, are the same after the call."""
 
 
 @runtime_checkable

@@ -8,8 +8,9 @@ from types import MappingProxyType
 
 from sublet.errors import RunError
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ops.op import lookup
 from sublet.runtime.copying import bind_copies, byte_copies
-from sublet.runtime.kernel import Array, Backend, Call, Kernel
+from sublet.runtime.kernel import Array, Backend, Call, Keeping, Kernel
 from sublet.runtime.memory import Places
 from sublet.runtime.program import operands
 
@@ -49,7 +50,8 @@ def choose_kernels(
         first = preferred.get(node.name)
         order = sorted(backends, key=lambda backend: backend.name != first) if first else backends
         found = ((backend.kernel(node, constants), backend.name) for backend in order)
-        chosen[node.name] = next((Chosen(kernel, name) for kernel, name in found if kernel is not None), None)
+        fitting = (Chosen(kernel, name) for kernel, name in found if kernel is not None and _knows_facts(kernel, node))
+        chosen[node.name] = next(fitting, None)
         if chosen[node.name] is None:
             missing.append(node)
     if missing:
@@ -63,6 +65,12 @@ def choose_kernels(
 def scratch_of(kernels: Kernels) -> tuple[tuple[str, int], ...]:
     """(node, bytes) of the scratch memory that kernels ask for."""
     return tuple((name, chosen.kernel.scratch) for name, chosen in kernels.items() if chosen and chosen.kernel.scratch)
+
+
+def _knows_facts(kernel: Kernel, node: Node) -> bool:
+    """Whether the kernel may run where the plan puts views and parts of the node in place."""
+    op = lookup(node.op)
+    return (isinstance(kernel, Keeping) and kernel.keeps) or not (op.views(node) or op.parts(node))
 
 
 def bind_node(node: Node, places: Places, kernels: Kernels) -> Call:

@@ -35,6 +35,7 @@ class _ReferenceKernel:
     node: Node
     command: Command
     scratch: int = 0
+    keeps: bool = True
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         """A call that computes the results and copies them."""
@@ -49,11 +50,12 @@ class _ReferenceKernel:
             if len(results) != len(outputs):
                 raise RunError(f"{self.node.op} computed {len(results)} results, the node has {len(outputs)}")
             fresh = [np.array(result, copy=True) for result in results] if len(results) > 1 else results
-            for result, output in zip(fresh, outputs, strict=True):
-                if isinstance(output, Cell):
-                    output.content = result
-                elif output is not None:
-                    output[...] = result
+            with np.errstate(all="ignore"):  # a number may be too large for its type
+                for result, output in zip(fresh, outputs, strict=True):
+                    if isinstance(output, Cell):
+                        output.content = result
+                    elif output is not None:
+                        output[...] = result
 
         return run
 

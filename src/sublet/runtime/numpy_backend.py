@@ -298,7 +298,13 @@ def _matmul(node: Node, constants: Constants) -> Make | None:
     if len(node.inputs) != 2 or not _one_type((*node.uses, *node.defs)) or _dtype(node.uses[0]) not in NUMBERS:
         return None
     function: Any = np.dot if max(len(_shape(value)) for value in node.inputs) <= 2 else np.matmul
-    return lambda inputs, out: partial(function, *inputs, out=out)
+
+    def make(inputs: Sequence[Any], out: Any) -> Call:
+        if function is np.dot and not out.flags.aligned:  # which `dot` refuses
+            return lambda: np.copyto(out, np.dot(*inputs))
+        return partial(function, *inputs, out=out)
+
+    return make
 
 
 MAKERS: Mapping[str, Callable[[Node, Constants], Make | None]] = {

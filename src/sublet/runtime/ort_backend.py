@@ -93,6 +93,11 @@ class _OrtKernel:
     joinable: bool
     scratch: int = 0
 
+    @property
+    def keeps(self) -> bool:
+        """Where values lie outside the plan, results are computed elsewhere and copied."""
+        return not all(value.plannable for value in (*self.form.node.uses, *self.form.node.defs))
+
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         node = self.form.node
         read = placed(input_names(node), node.inputs, inputs, self.form.constants)

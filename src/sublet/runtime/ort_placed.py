@@ -90,6 +90,7 @@ class LateKernel:
     opsets: Mapping[str, int]
     threads: int
     scratch: int = 0
+    keeps: bool = True
     _sessions: dict[tuple[TensorSpec, ...], Session] = field(default_factory=dict, repr=False)
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:

@@ -5,7 +5,7 @@ The bytes are those of the arenas, and of what is updated outside of them.
 Before each point of the run, whatever no live value covers is filled with `POISON`: what a value left
 behind is gone the moment it dies, and an output that a kernel does not write in full holds garbage. After
 the point, those bytes must be as they were, but for the values the point writes: the gaps of the arena are
-canaries, and so are guards before and after it.
+canaries, and so are guards before and after it. A view or part that lies in its place must be as it was too.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from sublet.analysis.liveness import LiveRanges, liveness, merge
 from sublet.errors import RunError
 from sublet.ir.graph import Value
+from sublet.ops.op import lookup
 from sublet.plan import ARENA, MemoryPlan, bound_to
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Call
@@ -90,11 +93,16 @@ class _Poisoner:
     def watch(self, index: int, action: Call) -> Call:
         point, block = self._points[index], self._arenas.block
         free = _complement(merge((*self._used.before(index), *self._used.written(index))), block.size)
+        in_place = self._used.in_place(index)
 
         def act() -> Any:
             for begin, end in self._dead_after(self._previous, index):
                 block[begin:end] = POISON
+            found = [block[begin:end].copy() for begin, end in in_place]
             result = action()
+            for (begin, end), content in zip(in_place, found, strict=True):
+                if not np.array_equal(block[begin:end], content):
+                    raise RunError(f"{point}: changed what lay in its place, at {self._arenas.where(begin)}")
             for begin, end in free:
                 wrong = block[begin:end] != POISON
                 if wrong.any():
@@ -150,6 +158,21 @@ class _UsedBytes:
         if point.kind == "next" and point.node is not None:  # rows are stored into what lives on
             values += [value.name for value in point.uses]
         return merge(self._regions[name] for name in values if name in self._regions)
+
+    def in_place(self, index: int) -> Sequence[Range]:
+        """The regions of views and parts that the point finds in their place."""
+        point = self._points[index]
+        if point.kind != "run" or point.node is None:
+            return ()
+        op, node, original = lookup(point.node.op), point.node, point.original or point.node
+        shares = [(share, node.outputs[share.output], node.inputs[share.input]) for share in op.views(original)]
+        shares += [(share, node.inputs[share.input], node.outputs[share.output]) for share in op.parts(original)]
+        found: list[Range] = []
+        for share, inner, whole in shares:
+            place, around = (self._regions.get(value.name) if value else None for value in (inner, whole))
+            if place is not None and around is not None and place[0] == around[0] + share.offset:
+                found.append(place)
+        return merge(found)
 
 
 def _complement(ranges: Iterable[Range], size: int) -> list[Range]:

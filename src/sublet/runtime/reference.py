@@ -107,6 +107,7 @@ class _Passing:
 
     node: Node
     scratch: int = 0
+    keeps: bool = True
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         values = [(value, operand) for value, operand in zip(self.node.inputs, inputs, strict=True) if value]
@@ -126,6 +127,7 @@ class _ReferenceKernel:
     node: Node
     evaluator: Any
     scratch: int = 0
+    keeps: bool = True
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         names = [name for name in input_names(self.node) if name]

@@ -95,6 +95,10 @@ class _TorchKernel:
     def scratch(self) -> int:
         return self.fast.scratch(self.node)
 
+    @property
+    def keeps(self) -> bool:
+        return self.fast.keeps
+
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         """One call of torch's. Raises RunError when a function would not write where it was told."""
         given, results = list(map(_tensor, inputs)), list(map(_tensor, outputs))

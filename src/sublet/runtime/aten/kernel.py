@@ -54,6 +54,7 @@ class Fast:
     takes       whether it computes a node; the reference does where not
     moves       whether it only moves or sets elements: ATen does so for every type, but does not compute with unsigned
                 integers of more than 8 bits
+    keeps       whether it leaves alone what lies in its place already, see `runtime.kernel.Kernel`
     allocates   whether PyTorch allocates memory during the call that grows with the tensors: such bytes are
                 measured and told, not planned. A test watches the allocator of those that say they do not.
     """
@@ -62,6 +63,7 @@ class Fast:
     scratch: Callable[[Node], int] = no_scratch
     takes: Callable[[Node], bool] = always
     moves: bool = False
+    keeps: bool = False
     allocates: bool = False
 
 

@@ -86,9 +86,9 @@ def _tile(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> C
 KERNELS: Mapping[str, Fast] = {
     "transpose": Fast(reordered(_transpose_axes), moves=True),
     "slice": Fast(_slice, moves=True),
-    "concat": Fast(_concat, moves=True),
-    "split": Fast(_split, moves=True),
-    "pad": Fast(_pad, moves=True),
+    "concat": Fast(_concat, moves=True, keeps=True),
+    "split": Fast(_split, moves=True, keeps=True),
+    "pad": Fast(_pad, moves=True, keeps=True),
     "flip": Fast(_flip, moves=True),
     "tile": Fast(_tile, moves=True),
 }

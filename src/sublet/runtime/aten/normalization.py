@@ -147,6 +147,8 @@ def _batch_gradient_scratch(node: Node) -> int:
 def _batch_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
     """ATen sums; then dx = dy k + x b + c in two passes, beginning with the input that dx overwrites.
 
+    Where it overwrites both, which are the same bytes then, dx = x (k + b) + c in one.
+
     k = scale rstd, b = -k rstd dscale / n, c = -k dbias / n - b mean.
     """
     t = torch()
@@ -160,6 +162,8 @@ def _batch_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Te
     first, second = ((x, b), (dy, k)) if dx.data_ptr() == x.data_ptr() else ((dy, k), (x, b))
     rest, n = form.rows[: 3 if form.rows[2] > 1 else 2], form.count
     kept = form.kept[: len(rest)]
+    last = partial(t.addcmul, dx.view(rest), second[0].view(rest), second[1].view(kept), out=dx.view(rest))
+    over_both = dx.data_ptr() == x.data_ptr() == dy.data_ptr()
     return in_turn(
         [
             partial(_sums, sums, dscale, dbias),
@@ -172,8 +176,9 @@ def _batch_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Te
             partial(c.addcmul_, b, mean, value=-1),
             partial(fixed[0].fill_, 0),
             partial(fixed[1].fill_, 1),
+            *([partial(b.add_, k)] if over_both else []),
             _channel_affine(*first, c, fixed, dx, form),
-            partial(t.addcmul, dx.view(rest), second[0].view(rest), second[1].view(kept), out=dx.view(rest)),
+            *([] if over_both else [last]),
         ]
     )
 

@@ -60,7 +60,11 @@ def _drawing(draw: Draw, scale: Callable[[Node], float], shift: Callable[[Node],
 
 
 def _uniform(source: np.random.Generator, place: Array) -> None:
-    source.random(dtype=place.dtype, out=place)
+    """Drawn elsewhere and copied where NumPy refuses the place: at an address that is no multiple of the elements'."""
+    if place.flags.aligned:
+        source.random(dtype=place.dtype, out=place)
+    else:
+        place[...] = source.random(place.shape, place.dtype)
 
 
 def _width(node: Node) -> float:
@@ -68,7 +72,10 @@ def _width(node: Node) -> float:
 
 
 def _normal(source: np.random.Generator, place: Array) -> None:
-    source.standard_normal(dtype=place.dtype, out=place)
+    if place.flags.aligned:
+        source.standard_normal(dtype=place.dtype, out=place)
+    else:
+        place[...] = source.standard_normal(place.shape, place.dtype)
 
 
 def _draw_scratch(node: Node) -> int:
@@ -89,7 +96,7 @@ def _dropout(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -
     def run() -> None:
         source = generator(key, stream)
         for drawn_here, chance, mask, x, y in pieces:
-            source.random(dtype=np.float32, out=drawn_here)
+            _uniform(source, drawn_here)
             t.lt(chance, rate, out=mask)
             t.mul(x, scale, out=y)
             y.masked_fill_(mask, 0)

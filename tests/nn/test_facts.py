@@ -1,0 +1,96 @@
+"""Every kernel under every fact it may be run under: views, parts and operands in place, at every alignment.
+
+`python -m tests.fuzz --kind facts` goes on with variations of the examples.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import sublet
+from sublet import nn
+from sublet.errors import RunError
+from sublet.extras import installed
+from sublet.ir.graph import Node, Value
+from sublet.ops.nn import COMMANDS
+from sublet.runtime.kernel import Array, Backend, Call, Operand
+from sublet.runtime.nn_reference import NnReference
+from sublet.runtime.torch_backend import Torch
+from tests.layouts import ALIGNMENTS
+from tests.nn.examples import case_of
+from tests.nn.facts import check_case, generated
+
+BACKENDS: list[Backend] = [NnReference(), *([Torch()] if installed("torch") else [])]
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_run_at_every_layout_their_facts_allow(name: str, backend: Backend) -> None:
+    seen: Counter[str] = Counter()
+    for i, example in enumerate(COMMANDS[name].examples):
+        other = ALIGNMENTS[1 + (i + len(name)) % (len(ALIGNMENTS) - 1)]
+        check_case(
+            case_of(COMMANDS[name], example), backend, (1, other) if backend.name == "torch" else (1,), seen, most=2
+        )
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_variations_run_at_every_layout_their_facts_allow(first: int) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(first, first + 20):
+        generated(seed, BACKENDS[-1], seen)
+    assert seen["shared"] > 50, seen
+
+
+@dataclass(frozen=True)
+class Filling:
+    """A backend whose kernel of nn.pad fills everything before it copies."""
+
+    claims: bool
+    name: str = "filling"
+
+    def kernel(self, node: Node, constants: Mapping[Value, Array]) -> FillingKernel | None:
+        return FillingKernel(node, self.claims) if node.op == "nn.pad" else None
+
+
+@dataclass(frozen=True)
+class FillingKernel:
+    node: Node
+    keeps: bool
+    scratch: int = 0
+
+    def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
+        (x,), (y,) = inputs, outputs
+        before = self.node.attrs["pads"][0]  # type: ignore[index]
+
+        def run() -> None:
+            y[...] = 0  # type: ignore[index]
+            y[before : before + len(x)] = x  # type: ignore[index, arg-type, operator]
+
+        return run
+
+
+def padded(claims: bool) -> sublet.Executable:
+    g = sublet.Graph("padded")
+    x = g.input("x", (2, 64))
+    g.output("y", nn.pad(nn.tanh(x), pads=(1, 0, 1, 0)))
+    executable = sublet.compile(g, backend=[Filling(claims), "reference"])
+    assert "part" in [placement.how for placement in executable.plan.placements]
+    return executable
+
+
+def test_a_kernel_that_does_not_know_of_parts_is_not_bound_where_there_may_be_one() -> None:
+    executable = padded(claims=False)
+    assert executable.nodes_of_backends == {"reference": 2}
+    x = np.ones((2, 64), np.float32)
+    assert np.allclose(executable(x=x)["y"][1:3], np.tanh(1))
+
+
+def test_poison_finds_a_kernel_that_says_it_knows_and_does_not() -> None:
+    with pytest.raises(RunError, match=r"pad.*changed what lay in its place, at byte \d+ of the arena"):
+        sublet.run_poisoned(padded(claims=True), {"x": np.ones((2, 64), np.float32)})
