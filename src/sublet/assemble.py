@@ -169,8 +169,8 @@ def _placements(
             continue
         if value in settled.flow.pointers:
             nowhere = Region("", 0, value.nbytes)
-            pointer = Placement(value.name, str(value.spec), nowhere, (), -1, POINTER, stands_for=stands_for[value])
-            placements.append(pointer)
+            told, by = stands_for[value], producer.get(value, "")
+            placements.append(Placement(value.name, str(value.spec), nowhere, (), -1, POINTER, "", by, stands_for=told))
         for instance in instances.get(value, ()):
             home = storages[value].name if value in storages else packed.arenas[0].name
             member, place = where.get(instance, (Member(value, 0), _Place(home, 0, -1)))

@@ -81,9 +81,10 @@ class Placement:
     buffer    values of the same buffer are, or overlap, the same bytes on purpose; -1 outside the arena
     region    where it lies; when it has strides, in round 0 of their loops
     how       "own", "view", "part", "inplace" or "carry": why it shares the buffer of `shares`; "slice" or
-              "row": it is one step of the sequence or stacked output `shares`;
+              "row": it is one step of the sequence or stacked output `shares`; "joined": it came into the
+              buffer of `shares` with another value, which has the reason;
               or "pointer": the region names no storage, and the value is where its source is
-    shares    the value whose bytes it took, "" when it has its own
+    shares    the value whose bytes it took, "" when it has its own: one value of each buffer does
     producer  name of the node that writes it; "" for an input or weight
     copies    the copies of the bodies around it in which the region is this one; empty for all. A value
               with several placements is a multi-view tensor: its region changes from round to round

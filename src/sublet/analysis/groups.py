@@ -51,6 +51,7 @@ class Group:
     writable: bool = True  # whether the network may write there
     filled: bool = False  # whether the caller puts bytes there before the run
     window: Window | None = None  # the bytes are those of another group, other ones every round
+    first: Value | None = None  # the member with bytes of its own, which the others share; none in those of a whole
     cells: dict[Cell, list[Value]] = field(default_factory=dict)
     levels: set[int] = field(default_factory=set)  # of the cells by bytes
 

@@ -97,7 +97,7 @@ class Merger:
         if group is None or group.fixed or window.whole not in self.groups or not self._within(window, group):
             return
         add(self.curve, group, -1, 0)
-        group.window, group.writable = window, not window.read_only
+        group.window, group.writable, group.first = window, not window.read_only, None
         member = next(iter(group.members.values()))
         group.members[member.value] = Member(member.value, member.offset, window.kind, window.whole.name)
 
@@ -231,9 +231,13 @@ class Merger:
     def _commit(self, how: str, child: Value, parent: Value, a: Group, b: Group, together: Group, shift: int) -> None:
         for group, sign in ((a, -1), (b, -1), (together, 1)):
             add(self.curve, group, sign, 0)
-        own = b.members[child]
-        if own.how == "own":
-            b.members[child] = Member(child, own.offset, how, parent.name)
+        if b.first == child:
+            _tell(b, child, how, parent)
+        elif b.first is not None:  # another member of it is why they are one
+            _tell(b, b.first, "joined", parent)
+        elif a.first is not None:
+            _tell(a, a.first, "joined", child)
+        first = None if a.window or b.window else a.first
         kept, gone, distance = (a, b, shift) if len(a.members) >= len(b.members) else (b, a, -shift)
         for member in gone.members.values():
             moved = Member(member.value, member.offset + distance, member.how, member.shares)
@@ -248,7 +252,12 @@ class Merger:
             together.home,
             together.writable,
         )
-        kept.filled, kept.window = together.filled, together.window
+        kept.filled, kept.window, kept.first = together.filled, together.window, first
+
+
+def _tell(group: Group, value: Value, how: str, sharing: Value) -> None:
+    """Note why a member is the same bytes as another."""
+    group.members[value] = Member(value, group.members[value].offset, how, sharing.name)
 
 
 def take_turns(ranges: LiveRanges, permitted: Permitted, x: Value, y: Value) -> bool:

@@ -114,7 +114,7 @@ def _start(
         if value.nbytes:
             home, writable = homes.get(value, ("", True))
             live = ranges.points(value)
-            groups[value] = Group({}, value, 0, value.nbytes, live, home, writable, value in filled)
+            groups[value] = Group({}, value, 0, value.nbytes, live, home, writable, value in filled, first=value)
             groups[value].put(Member(value, 0), ranges.halves.get(value, ()))
             add(curve, groups[value], 1, 0)
     return Merger(

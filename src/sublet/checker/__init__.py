@@ -11,6 +11,7 @@ plan, and works out for itself which bytes every step reads and writes.
     check_races     steps that nothing orders do not touch the same bytes
     replay          every read finds the bytes of its value, in every branch and every round, and no node
                     writes over what it still reads
+    check_claims    what the plan says besides: lives, sums, peak, moves, sharing, the lower bound
 
 The graph must be legal (`ir.verify`) and the plan made for it: comparing fingerprints is the
 caller's business.
@@ -18,8 +19,11 @@ caller's business.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from sublet.analysis.schedule import Schedule, happens_before
 from sublet.checker.actions import Actions
+from sublet.checker.claims import LABELS, check_claims
 from sublet.checker.contents import contents, sources
 from sublet.checker.layout import lay_out
 from sublet.checker.order import check_form, check_order
@@ -29,11 +33,33 @@ from sublet.errors import Finding, PlanViolation
 from sublet.ir.graph import CaseOf, Graph, While
 from sublet.plan import MemoryPlan
 
-__all__ = ["check", "require_valid"]
+__all__ = ["LABELS", "Judgement", "check", "check_bytes", "judge", "require_valid"]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a check found: violations, and what is claimed without a proof (the field of the plan, and why)."""
+
+    findings: tuple[Finding, ...]
+    unproven: dict[str, str] = field(default_factory=dict)
+
+
+def judge(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> Judgement:
+    """The plan runs right, and what it says about itself is true. Claims of a plan that runs wrong are not looked at."""
+    findings = check_bytes(graph, schedule, plan)
+    if findings:
+        return Judgement(findings)
+    claims = check_claims(graph, schedule, plan)
+    return Judgement(tuple(claims.findings), claims.unproven)
 
 
 def check(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> tuple[Finding, ...]:
-    """All violations; none is a proof that running the schedule in these regions reads the right bytes."""
+    """All violations: none means that the plan runs right, and that nothing it says is false."""
+    return judge(graph, schedule, plan).findings
+
+
+def check_bytes(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> tuple[Finding, ...]:
+    """Those of a run alone; none is a proof that running the schedule in these regions reads the right bytes."""
     layout, findings = lay_out(graph, plan)
     malformed = [*check_form(graph, schedule)]
     if malformed or any(finding.rule == "illegal-graph" for finding in findings):

@@ -2,7 +2,7 @@
 
 Rules: unknown-value, outside-placed, duplicate-placement, unplaced-value, wrong-spec, wrong-size,
 misaligned, bad-alignment, duplicate-storage, storage-kind, unknown-storage, out-of-storage,
-bound-storage, arena-size, initial-overlap, illegal-graph, false-bound, outside-untold, updates-untold, bad-copies.
+bound-storage, arena-size, initial-overlap, illegal-graph, outside-untold, updates-untold, bad-copies.
 """
 
 from __future__ import annotations
@@ -194,9 +194,6 @@ def _storages(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
 
 def _claims(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
     """What the plan says beside its regions, as far as it can be held against the graph."""
-    if plan.lower_bound_bytes > plan.arena_bytes:
-        what = f"claims that no packing is below {plan.lower_bound_bytes} bytes, in {plan.arena_bytes}"
-        yield Finding("false-bound", "the plan", what)
     left_out = {value.name for value in graph.values() if not value.plannable}
     told = {outside.value for outside in plan.outside}
     for name in sorted(left_out ^ told):
@@ -204,10 +201,6 @@ def _claims(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
         yield Finding("outside-untold", f"value %{name}", what)
     if plan.updated != tuple(value.name for value in graph.updated):
         yield Finding("updates-untold", "the plan", "lists other inputs and weights than the graph updates")
-    buffers = {placement.buffer for placement in plan.placements if placement.buffer >= 0}
-    for number in plan.proof:
-        if number not in buffers:
-            yield Finding("false-bound", "the plan", f"proves its bound by buffer {number}, which it does not have")
 
 
 def _placement(

@@ -17,7 +17,7 @@ from sublet.files import write
 from sublet.viz.columns import Columns
 from sublet.viz.rectangles import Picture, reserved
 
-HOWS = ("own", "view", "part", "inplace", "carry", "slice", "row")
+HOWS = ("own", "view", "part", "inplace", "carry", "slice", "row", "joined")
 SCRIPTS = (
     "model.js",
     "colours.js",

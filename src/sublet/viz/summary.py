@@ -123,7 +123,7 @@ def _buffer_table(buffers: tuple[LiveBuffer, ...], plan: MemoryPlan) -> Renderab
 
 def _maker(place: Placement) -> str:
     how = {"view": "view of", "part": "part of", "inplace": "over", "carry": "carried with"}.get(place.how)
-    how = how or {"slice": "slice of", "row": "row of"}.get(place.how)
+    how = how or {"slice": "slice of", "row": "row of", "joined": "in the buffer of"}.get(place.how)
     maker = place.producer or "input"
     return f"{maker} ({how} {place.shares})" if how else maker
 

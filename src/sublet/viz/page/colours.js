@@ -2,7 +2,7 @@
 // Fills: Paul Tol's "light" qualitative scheme; sequences: his "iridescent"-like blues, light to dark.
 
 const QUALITATIVE = ["#77aadd", "#ee8866", "#44bb99", "#eedd88", "#99ddff", "#ffaabb", "#bbcc33", "#c3a6d8"];
-const SHARING = ["#77aadd", "#eedd88", "#44bb99", "#ee8866", "#ffaabb", "#99ddff", "#bbcc33"];
+const SHARING = ["#77aadd", "#eedd88", "#44bb99", "#ee8866", "#ffaabb", "#99ddff", "#bbcc33", "#dddddd"];
 const SEQUENCE = ["#f3e79b", "#c9dd9b", "#97d0a8", "#6bbfb4", "#52a8bb", "#4a8cb8", "#4c6dab", "#4a4d92"];
 
 const THEMES = {
@@ -59,7 +59,7 @@ function colourModes(model) {
     const own = parse(hex);
     const pale = mix(own, [255, 255, 255], 0.45);
     const deep = mix(own, [30, 40, 60], 0.16);
-    return [own, pale, pale, deep, deep, pale, pale];
+    return [own, pale, pale, deep, deep, pale, pale, own];
   });
   const hows = HOWS.map((how, k) => k).filter((k) => placements.how.includes(k));
   const buffers = [[0, "one colour a buffer (they repeat)"]];

@@ -1,7 +1,7 @@
 // The plan as the page holds it: columns of numbers as typed arrays, names as strings.
 
 const TYPES = { u8: Uint8Array, u16: Uint16Array, u32: Uint32Array, f64: Float64Array, u64: BigUint64Array };
-const HOWS = ["own bytes", "view", "part", "in place", "carried", "slice", "row"];
+const HOWS = ["own bytes", "view", "part", "in place", "carried", "slice", "row", "in the buffer"];
 
 // The data block: base64 of deflate of (length of the JSON, the JSON, the columns).
 async function unpack() {

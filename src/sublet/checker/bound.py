@@ -1,0 +1,197 @@
+"""The lower bound of a plan: is it proven that the same buffers, in the same order, cannot do with fewer bytes?
+
+A set of buffers proves it when no two of them may overlap: some run needs both at one point, or nothing orders an
+access of the one and an access of the other. They lie side by side then, and take the sum of their sizes, each
+rounded up to the alignment but for the one on top. What a search found by refuting every smaller arena is not
+followed here: such a bound is told to be unproven, as far as no buffers prove it.
+
+Rule: false-bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from itertools import combinations, pairwise
+
+from sublet.analysis.schedule import happens_before
+from sublet.checker.blocks import Block
+from sublet.checker.lives import Ranges
+from sublet.checker.walk import Walk
+from sublet.errors import Finding
+from sublet.plan import MemoryPlan
+
+SEARCH = "search"
+KINDS = ("peak", "antichain", SEARCH)
+MOST_PAIRS = 1 << 22
+
+Blocks = Mapping[int, Block]
+
+
+def check_bound(plan: MemoryPlan, walk: Walk, surely: Blocks, said: Blocks) -> tuple[list[Finding], str]:
+    """What is false about the bound, and why it is not proven; "" when it is.
+
+    `surely` are the buffers with the points at which some run needs them, `said` with those that the plan says.
+    """
+    findings = [*_form(plan, said)]
+    if findings:
+        return findings, ""
+    claimed, kind = plan.lower_bound_bytes, plan.bound
+    if kind == SEARCH:
+        return [], "" if claimed <= _peak(plan, surely) else "a search found it; what it refuted is not followed here"
+    members = frozenset(plan.proof)
+    together = bytes_of(plan, [said[number].nbytes for number in members])
+    if claimed > together:
+        return [_false(f"claims {claimed} bytes, but the buffers that prove it take {together}")], ""
+    if kind == "peak" and members and not _common(said, members):
+        return [_false("says the buffers that prove it are live at one point, and they are not")], ""
+    if len(members) ** 2 > MOST_PAIRS and not _common(surely, members):
+        return [], f"{len(members)} buffers are too many to compare all pairs"
+    for number, other in _overlapping(said, members):
+        return [_false(f"is proven by buffers {number} and {other}, which overlap")], ""
+    unordered = _Unordered(walk, surely)
+    if (pair := _apart(surely, members, unordered)) is None:
+        return [], ""
+    if _apart(said, members, unordered) is not None:
+        what = f"is proven by buffers {pair[0]} and {pair[1]}, which are never needed at one time"
+        return [_false(what)], ""
+    return [], f"buffers {pair[0]} and {pair[1]} may overlap in the runs that are possible"
+
+
+def bytes_of(plan: MemoryPlan, sizes: Collection[int]) -> int:
+    """What buffers take that lie side by side; in several arenas each has one that needs no padding."""
+    if len(plan.arenas) != 1 or not sizes:
+        return sum(sizes)
+    rounded = [-(-size // plan.alignment) * plan.alignment for size in sizes]
+    return sum(rounded) - max(whole - size for whole, size in zip(rounded, sizes, strict=True))
+
+
+def _form(plan: MemoryPlan, said: Blocks) -> Iterator[Finding]:
+    if plan.bound not in KINDS:
+        yield _false(f"was found by {plan.bound!r}, which is none of {', '.join(KINDS)}")
+    if len(set(plan.proof)) != len(plan.proof):
+        yield _false("is proven by buffers of which one is listed twice")
+    for number in plan.proof:
+        if number not in said:
+            yield _false(f"is proven by buffer {number}, which the plan does not have")
+    if plan.proof and plan.bound == SEARCH:
+        yield _false("was found by a search, but lists buffers that prove it")
+    if plan.lower_bound_bytes > plan.arena_bytes:
+        yield _false(f"claims that no packing is below {plan.lower_bound_bytes} bytes, in {plan.arena_bytes}")
+
+
+def _peak(plan: MemoryPlan, surely: Blocks) -> int:
+    """What the buffers prove that are needed at one point."""
+    best = 0
+    for step in {1, plan.alignment}:
+        change: dict[int, int] = {}
+        for block in surely.values():
+            for begin, end in block.live:
+                weight = -(-block.nbytes // step) * step
+                change[begin] = change.get(begin, 0) + weight
+                change[end] = change.get(end, 0) - weight
+        live = most = 0
+        at = -1
+        for point in sorted(change):
+            live += change[point]
+            if live > most:
+                most, at = live, point
+        alive = [b.nbytes for b in surely.values() if any(begin <= at < end for begin, end in b.live)]
+        best = max(best, bytes_of(plan, alive))
+    return best
+
+
+def _common(known: Blocks, members: frozenset[int]) -> bool:
+    """Whether all are live at one point."""
+    common = -1
+    for number in members:
+        common &= _points(known[number].live)
+    return common != 0
+
+
+def _points(ranges: Ranges) -> int:
+    mask = 0
+    for begin, end in ranges:
+        mask |= (1 << end) - (1 << begin)
+    return mask
+
+
+def _overlapping(said: Blocks, members: frozenset[int]) -> Iterator[tuple[int, int]]:
+    order = sorted(members, key=lambda number: (said[number].storage, said[number].low))
+    for one, other in pairwise(order):
+        if said[one].storage == said[other].storage and said[one].high > said[other].low:
+            yield one, other
+
+
+def _apart(known: Blocks, members: frozenset[int], unordered: _Unordered) -> tuple[int, int] | None:
+    """Two of the buffers that may overlap, if there are any."""
+    if _common(known, members):
+        return None
+    points = {number: _points(known[number].live) for number in members}
+    for one, other in combinations(sorted(members), 2):
+        if not points[one] & points[other] and not unordered.meet(one, other):
+            return one, other
+    return None
+
+
+class _Unordered:
+    """Which buffers are accessed by steps that nothing orders, in a program of several streams."""
+
+    def __init__(self, walk: Walk, known: Blocks) -> None:
+        self._walk = walk
+        self._known = known
+        self._orders = [happens_before(level) for level in walk.timeline.levels]
+        self._serial = all(_is_serial(before) for before in self._orders)
+        self._touched: dict[int, int] = {}
+        self._beside: dict[int, int] = {}
+        self._by_point: dict[int, int] = {}
+        self._by_placement: dict[int, int] = {}
+        if not self._serial:
+            for visit in walk.visits:
+                for number in (*visit.reads, *visit.writes):
+                    self._by_placement[number] = self._by_placement.get(number, 0) | 1 << visit.point
+
+    def meet(self, one: int, other: int) -> bool:
+        """Whether an access to one buffer may happen at the same time as an access to another."""
+        if self._serial:
+            return False
+        for number in (one, other):
+            if number not in self._touched:
+                touched = 0
+                for member in self._known[number].members:
+                    touched |= self._by_placement.get(member, 0)
+                self._touched[number] = touched
+                self._beside[number] = self._beside_all(touched)
+        return bool(self._touched[one] & self._beside[other])
+
+    def _beside_all(self, touched: int) -> int:
+        found = 0
+        while touched:
+            point = (touched & -touched).bit_length() - 1
+            touched &= touched - 1
+            if point not in self._by_point:
+                self._by_point[point] = self._beside_point(point)
+            found |= self._by_point[point]
+        return found
+
+    def _beside_point(self, point: int) -> int:
+        """The points of steps that are not ordered with those that a point lies in."""
+        moments, found = self._walk.timeline.moments, 0
+        for other, moment in enumerate(moments):
+            for mine, its in zip(moments[point].path, moment.path, strict=False):
+                if mine != its:
+                    if mine[0] == its[0] and not self._ordered(mine[0], mine[1], its[1]):
+                        found |= 1 << other
+                    break
+        return found
+
+    def _ordered(self, level: int, one: int, other: int) -> bool:
+        before = self._orders[level]
+        return bool(before[one] >> other & 1 or before[other] >> one & 1)
+
+
+def _is_serial(before: list[int]) -> bool:
+    return all(mask == (1 << i) - 1 for i, mask in enumerate(before))
+
+
+def _false(what: str) -> Finding:
+    return Finding("false-bound", "the lower bound", what)

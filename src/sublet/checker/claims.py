@@ -1,0 +1,233 @@
+"""What a plan says besides where values lie: every number and name is worked out again and compared.
+
+The replay proves that a plan runs right; this proves that it tells the truth about it. It assumes that the plan
+has passed the replay. A claim ends up proven, or false, which is a finding, or unproven, which is said.
+
+Rules: false-bound, false-buffer, false-sharing, false-live, false-peak, false-points, false-sum, false-moves,
+false-targets, false-name, bad-copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from sublet.analysis.schedule import Schedule
+from sublet.checker.blocks import blocks, check_apart, check_groups
+from sublet.checker.bound import check_bound
+from sublet.checker.copies import check_moves, check_targets
+from sublet.checker.kinship import ties
+from sublet.checker.lives import Ranges, conceivable, needed, within
+from sublet.checker.timeline import TooLongError, timeline
+from sublet.checker.walk import Places, TooManyStatesError, Walk
+from sublet.errors import Finding
+from sublet.ir.graph import Graph, Value
+from sublet.plan import POINTER, MemoryPlan, Placement, Region
+from sublet.tensor import Unplannable
+
+MOST_ALIGNMENT = 1 << 32
+STOPPED = ("", "timeout", "interrupt")
+
+LABELS = ("strategy", "stopped", "moves.why")
+"""What a plan says that nothing follows from: how it was made."""
+
+
+@dataclass
+class Claims:
+    """What is false, and what is not proven: the field of the plan, and why."""
+
+    findings: list[Finding] = field(default_factory=list)
+    unproven: dict[str, str] = field(default_factory=dict)
+
+
+def check_claims(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> Claims:
+    """Everything that a plan claims, which has passed the replay."""
+    found = Claims([*_names(graph, plan), *_storages(plan), *_sums(graph, plan)])
+    places = Places(plan)
+    records = {(record.loop, record.within): record for record in plan.rolled}
+    try:
+        points = timeline(graph, schedule, places.pointers, records, len(plan.points))
+    except TooLongError:
+        found.findings.append(Finding("false-points", "the plan", f"lists {len(plan.points)} points, and has more"))
+        return found
+    if tuple(str(moment) for moment in points.moments) != plan.points:
+        found.findings.append(Finding("false-points", "the plan", "lists other points than the program has"))
+        return found
+    try:
+        walk = Walk(points, places)
+    except TooManyStatesError:
+        why = "pointers can be in too many states"
+        found.unproven.update(dict.fromkeys(("live", "buffers", "lower_bound_bytes", "moves"), why))
+        return found
+    found.findings += _copies(plan, walk)
+    found.findings += check_targets(graph, plan)
+    found.findings += check_moves(plan, walk)
+    _check_lives(graph, plan, walk, found)
+    return found
+
+
+def _check_lives(graph: Graph, plan: MemoryPlan, walk: Walk, found: Claims) -> None:
+    """Lives, the buffers that live, their peak, and what that proves."""
+    constants = {value.name for value in graph.constants}
+    lasting = [i for i, place in enumerate(plan.placements) if place.value in constants and place.how != POINTER]
+    least, most = needed(walk, lasting), conceivable(walk, lasting)
+    findings = [*_lives(plan, least, most)]
+    standing: dict[str, set[int]] = {}
+    for visit in walk.visits:
+        for (kind, name), number in visit.state.items():
+            if kind == "pointer":
+                standing.setdefault(name, set()).add(number)
+    findings += check_groups(plan, ties(walk), standing)
+    if not findings:
+        said = blocks(plan, {i: place.live for i, place in enumerate(plan.placements)})
+        findings += check_apart(plan, said)
+        findings += _peak(plan, {number: block.live for number, block in said.items()}, said)
+        wrong, why = check_bound(plan, walk, blocks(plan, least), said)
+        findings += wrong
+        if why:
+            found.unproven["lower_bound_bytes"] = why
+    found.findings += findings
+
+
+def _names(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
+    """Names, types, producers and reasons, as the graph has them."""
+    if plan.graph != graph.name:
+        yield Finding("false-name", "the plan", f"calls the graph {plan.graph!r}, which is {graph.name!r}")
+    if plan.alignment > MOST_ALIGNMENT:
+        yield Finding("bad-alignment", "the plan", f"alignment {plan.alignment} is more than 2^32")
+    if plan.stopped not in STOPPED:
+        yield Finding("false-name", "the plan", f"was stopped by {plan.stopped!r}, which is nothing known")
+    producers = {value.name: node.name for node in graph.walk() for value in node.defs}
+    values = {value.name: value for value in graph.values()}
+    for place in plan.placements:
+        producer, value = producers.get(place.value, ""), values[place.value]
+        if place.producer != producer:
+            yield _of(place, "false-name", f"is said to be made by {place.producer!r}, not by {producer!r}")
+        if place.spec != str(value.spec):
+            yield _of(place, "wrong-spec", f"is placed as {place.spec}, but is {value.spec}")
+        if len(set(place.copies)) != len(place.copies):
+            yield _of(place, "bad-copies", "lists a copy of the bodies around it twice")
+        if place.how == POINTER and not _is_bare(place, value):
+            yield _of(place, "bad-copies", "stands for other values, and has no region, life or buffer of its own")
+    for outside in plan.outside:
+        spec = values[outside.value].spec
+        if isinstance(spec, Unplannable) and (outside.type, outside.reason) != (spec.type, spec.reason):
+            what = f"is outside as {outside.type} ({outside.reason}), not as {spec.type} ({spec.reason})"
+            yield Finding("false-name", f"value %{outside.value}", what)
+    if len({outside.value for outside in plan.outside}) != len(plan.outside):
+        yield Finding("false-name", "the plan", "lists a value twice that is outside")
+
+
+def _is_bare(place: Placement, value: Value) -> bool:
+    """Whether a pointer has nothing but a size."""
+    nothing = (place.region, place.live, place.buffer, place.shares, place.copies, place.strides)
+    return nothing == (Region("", 0, value.nbytes), (), -1, "", (), ())
+
+
+def _storages(plan: MemoryPlan) -> Iterator[Finding]:
+    """An arena ends where the last value in it ends; what has no bytes lies inside its storage all the same."""
+    ends = dict.fromkeys((storage.name for storage in plan.arenas), 0)
+    for place in plan.placements:
+        region, strided = place.region, bool(place.strides)
+        if region.storage in ends and region.nbytes and not strided:
+            ends[region.storage] = max(ends[region.storage], region.end)
+        if place.how != POINTER and not region.nbytes and (region.offset, strided) != (0, False):
+            yield _of(place, "out-of-storage", f"has no bytes, but lies at offset {region.offset}")
+    for storage in plan.arenas:
+        if storage.nbytes != ends[storage.name]:
+            what = f"has {storage.nbytes} bytes, but nothing in it ends beyond {ends[storage.name]}"
+            yield Finding("arena-size", f"storage {storage.name}", what)
+
+
+def _sums(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
+    """The bytes of all values in arenas, and of those that need none of their own."""
+    sizes = {value.name: value.nbytes for value in graph.values()}
+    arenas = {storage.name for storage in plan.arenas}
+    hows: dict[str, set[str]] = {}
+    for place in plan.placements:
+        if place.region.storage in arenas or place.how == POINTER:
+            hows.setdefault(place.value, set()).add(place.how)
+    parts = (
+        ("total", plan.total_bytes, None),
+        ("view", plan.view_bytes, {"view", "part", "slice", "row"}),
+        ("inplace", plan.inplace_bytes, {"inplace", "carry"}),
+    )
+    for name, claimed, kinds in parts:
+        actual = sum(sizes[value] for value, of in hows.items() if kinds is None or of <= kinds)
+        if claimed != actual:
+            yield Finding("false-sum", "the plan", f"says that {name}_bytes are {claimed}, which are {actual}")
+
+
+def _copies(plan: MemoryPlan, walk: Walk) -> Iterator[Finding]:
+    """Every value has a place in each copy of the bodies in which it is written, and in no other."""
+    reached = {visit.point for visit in walk.visits}
+    written: set[tuple[int, tuple[tuple[str, int], ...]]] = set()
+    for point, moment in enumerate(walk.timeline.moments):
+        for value in moment.writes if point in reached else ():
+            found = walk.places.found(value, moment.context)
+            if found is not None:
+                written.add(found)
+            elif value.plannable and value.name not in walk.places.pointers:
+                copies = ", ".join(f"{copy} of {loop}" for loop, copy in moment.context)
+                what = f"is written in copy {copies} of the bodies around it, where it has no place"
+                yield Finding("bad-copies", f"value {value}", what, "every copy of a body needs bytes for it")
+    for i, place in enumerate(plan.placements):
+        for context in place.copies or ((),):
+            if place.how != POINTER and (i, context) not in written:
+                yield _of(place, "bad-copies", "is placed in a copy of the bodies around it that does not write it")
+    runs = {(moment.node.name, moment.context[:-1]) for point, moment in enumerate(walk.timeline.moments)
+            if point in reached and moment.kind == "round" and moment.node and moment.context}  # fmt: skip
+    seen: set[object] = set()
+    for record in plan.rolled:
+        where = (record.loop, record.within)
+        if where not in runs or where in seen or (record.jumps and record.first):
+            what = "is said to have copies of its body within copies that it does not have, or twice"
+            yield Finding("bad-copies", f"loop {record.loop}", what)
+        seen.add(where)
+    for point, moment in enumerate(walk.timeline.moments):
+        if moment.kind == "round" and point not in reached:
+            yield Finding("bad-copies", f"loop {moment.edge}", "has a copy of its body that no round runs")
+
+
+def _lives(plan: MemoryPlan, least: Mapping[int, Ranges], most: Mapping[int, Ranges]) -> Iterator[Finding]:
+    for i, place in enumerate(plan.placements):
+        if place.how == POINTER:
+            continue
+        ends = [point for piece in place.live for point in piece]
+        if any(one >= other for one, other in zip(ends, ends[1:], strict=False)):
+            yield _of(place, "false-live", f"is live in {place.live}, which are no ranges in order")
+        elif not within(least.get(i, ()), place.live):
+            yield _of(place, "false-live", f"is said to be live in {place.live}, but is needed in {least.get(i, ())}")
+        elif not within(place.live, most.get(i, ())):
+            what = f"is said to be live in {place.live}, but can only be in {most.get(i, ())}"
+            yield _of(place, "false-live", what)
+
+
+def _peak(plan: MemoryPlan, live: Mapping[int, Ranges], known: Mapping[int, object]) -> Iterator[Finding]:
+    """The first point with most live bytes, and who is alive there."""
+    change = [0] * (len(plan.points) + 1)
+    sizes = {number: block.nbytes for number, block in known.items()}  # type: ignore[attr-defined]
+    for number, ranges in live.items():
+        for begin, end in ranges:
+            change[begin] += sizes[number]
+            change[end] -= sizes[number]
+    best = now = at = 0
+    for point, step in enumerate(change):
+        now += step
+        if now > best:
+            best, at = now, point
+    alive = {
+        place.value
+        for place in plan.placements
+        if place.buffer >= 0 and not place.strides and any(begin <= at < end for begin, end in place.live)
+    }
+    peak = plan.peak
+    if (peak.point, peak.node, peak.nbytes) != (at, plan.points[at], best):
+        what = f"is said to be {peak.nbytes} bytes at point {peak.point}, {peak.node!r}"
+        yield Finding("false-peak", "the peak", f"{what}, but is {best} at point {at}, {plan.points[at]!r}")
+    elif set(peak.values) != alive or len(peak.values) != len(alive):
+        yield Finding("false-peak", "the peak", "names other values than are alive there")
+
+
+def _of(place: Placement, rule: str, what: str) -> Finding:
+    return Finding(rule, f"value %{place.value}", what)

@@ -1,0 +1,105 @@
+"""What control flow copies, and what pointers may stand for: proven from where both ends of every move lie.
+
+Rules: false-moves, false-targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sublet.checker.kinship import is_step, lies_at, steps
+from sublet.checker.walk import Visit, Walk
+from sublet.errors import Finding
+from sublet.ir.graph import CaseOf, Graph, Value, While
+from sublet.plan import POINTER, CopiedMove, MemoryPlan
+
+Copied = dict[tuple[str, str], list[tuple[frozenset[str], int]]]
+"""(edge, destination): each time bytes are copied, the names of the source, and how many."""
+
+
+def check_moves(plan: MemoryPlan, walk: Walk) -> Iterator[Finding]:
+    """The plan lists each copy that some run makes, and no other."""
+    actual: Copied = {}
+    for visit in walk.visits:
+        for destination, source, nbytes in _copied(walk, visit):
+            several = actual.setdefault((walk.moment(visit).edge, destination.name), [])
+            if (source, nbytes) not in several:
+                several.append((source, nbytes))
+    listed: dict[tuple[str, str], list[CopiedMove]] = {}
+    for move in plan.moves:
+        known = listed.setdefault((move.edge, move.destination), [])
+        where = f"edge {move.edge}"
+        if any(other.source == move.source for other in known):
+            yield Finding("false-moves", where, f"is said to copy %{move.source} to %{move.destination} twice")
+        known.append(move)
+        times = actual.get((move.edge, move.destination), ())
+        if not any(move.source in source and move.nbytes == nbytes for source, nbytes in times):
+            what = f"is said to copy {move.nbytes} bytes from %{move.source} to %{move.destination}, and does not"
+            yield Finding("false-moves", where, what)
+    for (edge, to), times in actual.items():
+        named = {move.source for move in listed.get((edge, to), ())}
+        for source, nbytes in times:
+            if not source & named:
+                what = f"copies {nbytes} bytes from %{min(source)} to %{to}, and the plan does not say so"
+                yield Finding("false-moves", f"edge {edge}", what)
+
+
+def _copied(walk: Walk, visit: Visit) -> Iterator[tuple[Value, frozenset[str], int]]:
+    """What is copied at a visit: the destination, the names of the source, and how many bytes."""
+    moment = walk.moment(visit)
+    for source, to in moment.moves:
+        one, other = walk.placement(source, visit), walk.placement(to, visit)
+        if other is not None and to.nbytes and (one is None or not lies_at(walk.place(one), walk.place(other), 0)):
+            yield to, _names(walk, source, one), to.nbytes
+    for how, part, whole, axis, backwards in steps(moment.kind, moment.node):
+        one, other = walk.placement(part, visit), walk.placement(whole, visit)
+        if not part.nbytes or not isinstance(moment.node, While):
+            continue
+        places = None if one is None or other is None else (walk.place(one), walk.place(other))
+        if places and is_step(*places, whole, moment.node.name, axis, backwards):
+            continue
+        if how == "slice":
+            yield part, _names(walk, whole, other), part.nbytes
+        else:
+            yield whole, _names(walk, part, one), part.nbytes
+
+
+def _names(walk: Walk, value: Value, placement: int | None) -> frozenset[str]:
+    """A value, and what it stands for."""
+    return frozenset({value.name} if placement is None else {value.name, walk.place(placement).value})
+
+
+def check_targets(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
+    """The values with bytes that each pointer may come to stand for are those that control flow assigns to it."""
+    assigned = _assigned(graph)
+    pointers = {place.value for place in plan.placements if place.how == POINTER}
+    for place in plan.placements:
+        seen: dict[str, None] = {}
+        todo = [place.value] if place.how == POINTER else []
+        while todo:
+            fresh = [name for name in assigned.get(todo.pop(), ()) if name not in seen]
+            seen.update(dict.fromkeys(fresh))
+            todo += [name for name in fresh if name in pointers]
+        meant = {name for name in seen if name not in pointers}
+        if set(place.stands_for) != meant or len(place.stands_for) != len(meant):
+            told, may = ", ".join(place.stands_for) or "nothing", ", ".join(meant) or "nothing"
+            what = f"is said to stand for {told}, but may stand for {may}"
+            yield Finding("false-targets", f"value %{place.value}", what)
+
+
+def _assigned(graph: Graph) -> dict[str, list[str]]:
+    """What control flow may assign to each value."""
+    found: dict[str, list[str]] = {}
+    for node in graph.walk():
+        if isinstance(node, While):
+            pairs = [*zip(node.inits, node.parameters, strict=True), *zip(node.updates, node.parameters, strict=True)]
+            ends: list[tuple[Value, Value | None]] = [*pairs, *zip(node.parameters, node.finals, strict=True)]
+        elif isinstance(node, CaseOf):
+            ways = [arm.outputs for arm in node.arms] + ([node.fallbacks] if node.fallbacks else [])
+            ends = [pair for way in ways for pair in zip(way, node.outputs, strict=True)]
+        else:
+            continue
+        for source, to in ends:
+            if to is not None:
+                found.setdefault(to.name, []).append(source.name)
+    return found

@@ -1,0 +1,207 @@
+"""The points of time of a plan, worked out from the graph, its schedule and the copies that the plan says loops have.
+
+A point is something that happens at one go: a node runs, or control flow passes an edge. Loops are laid out once
+a copy of their body. `MemoryPlan.points` names these points, and live ranges count them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sublet.analysis.schedule import Schedule
+from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.plan import UPDATE, Context, Rolled
+
+Pairs = tuple[tuple[Value, Value], ...]
+Records = Mapping[tuple[str, Context], Rolled]
+
+
+class TooLongError(Exception):
+    """The program has more points than the plan says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What happens at one point: first the reads, then the writes.
+
+    moves     (source, destination) pairs assigned at once, to bytes
+    pointed   the same for destinations that are pointers: nothing is written
+    way       (node, number) when a loop or branch is left here by this way
+    path      the step of every level of the program that it lies in, as (level, step), see `Timeline.levels`
+    """
+
+    kind: str
+    node: Node | None
+    context: Context
+    reads: tuple[Value, ...]
+    writes: tuple[Value, ...]
+    moves: Pairs = ()
+    pointed: Pairs = ()
+    way: tuple[str, int] | None = None
+    path: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def edge(self) -> str:
+        """The edge of control flow, as `CopiedMove` names it."""
+        return f"{self.kind} {self.node.name}" if self.node else self.kind
+
+    def __str__(self) -> str:
+        what = self.node.name if self.kind == "run" and self.node else self.edge
+        return what + "".join(f" @{copy}" for _, copy in self.context)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The end of a round: the first point of each copy of the body, and which copy this was."""
+
+    record: Rolled | None
+    copy: int
+    tops: tuple[int, ...]
+
+    def all(self) -> list[int]:
+        """Where the next round may begin."""
+        if self.record is None:
+            return list(self.tops)
+        jumps = [jump.next for jump in self.record.jumps if jump.copy == self.copy]
+        return [self.tops[copy] for copy in sorted(set(jumps or [self.record.after(self.copy, {})]))]
+
+    def after(self, ways: Mapping[str, int]) -> int:
+        """Where it does, when loops and branches were left by these ways."""
+        return self.tops[0 if self.record is None else self.record.after(self.copy, ways)]
+
+
+@dataclass
+class Timeline:
+    """The points in order, those that may follow each, and the ends of rounds.
+
+    `levels` are the schedules of the program and of its sub-graphs, once for each copy of a body.
+    """
+
+    moments: list[Moment] = field(default_factory=list)
+    followers: list[list[int]] = field(default_factory=list)
+    turns: dict[int, Turn] = field(default_factory=dict)
+    levels: list[Schedule] = field(default_factory=list)
+
+
+def timeline(graph: Graph, schedule: Schedule, pointers: frozenset[str], records: Records, most: int) -> Timeline:
+    """The points of a program. Raises TooLongError when there are more than `most`."""
+    writer = _Writer(pointers, records, most)
+    writer.emit("start", None, (), writes=(*graph.inputs, *graph.weights))
+    writer.graph(graph, schedule, ())
+    if graph.updates:
+        writer.move(UPDATE, None, (), [source for _, source in graph.updates], graph.updated)
+    writer.emit("end", None, (), (*graph.outputs, *graph.updated))
+    return writer.made
+
+
+class _Writer:
+    def __init__(self, pointers: frozenset[str], records: Records, most: int) -> None:
+        self.made = Timeline()
+        self._pointers = pointers
+        self._records = records
+        self._most = most
+        self._open: list[int] = []  # the points that the next one follows
+        self._path: tuple[tuple[int, int], ...] = ()
+
+    def emit(
+        self,
+        kind: str,
+        node: Node | None,
+        context: Context,
+        reads: Iterable[Value] = (),
+        writes: Iterable[Value] = (),
+        moves: Pairs = (),
+        pointed: Pairs = (),
+        way: tuple[str, int] | None = None,
+    ) -> int:
+        number = len(self.made.moments)
+        if number == self._most:
+            raise TooLongError
+        moment = Moment(kind, node, context, tuple(reads), tuple(writes), moves, pointed, way, self._path)
+        self.made.moments.append(moment)
+        self.made.followers.append([])
+        for point in self._open:
+            self.made.followers[point].append(number)
+        self._open = [number]
+        return number
+
+    def move(
+        self,
+        kind: str,
+        node: Node | None,
+        context: Context,
+        sources: Sequence[Value],
+        targets: Sequence[Value | None],
+        reads: Iterable[Value] = (),
+        writes: Iterable[Value] = (),
+        way: tuple[str, int] | None = None,
+    ) -> int:
+        pairs = [(source, to) for source, to in zip(sources, targets, strict=True) if to is not None]
+        moves = tuple(pair for pair in pairs if pair[1].name not in self._pointers)
+        pointed = tuple(pair for pair in pairs if pair[1].name in self._pointers)
+        written = (*(to for _, to in moves), *writes)
+        return self.emit(kind, node, context, (*(source for source, _ in pairs), *reads), written, moves, pointed, way)
+
+    def graph(self, graph: Graph, schedule: Schedule, context: Context) -> None:
+        self.nodes(graph.nodes, schedule, self.level(schedule), context)
+
+    def level(self, schedule: Schedule) -> int:
+        self.made.levels.append(schedule)
+        return len(self.made.levels) - 1
+
+    def nodes(self, nodes: Sequence[Node], schedule: Schedule, level: int, context: Context) -> None:
+        by_name, path = {node.name: node for node in nodes}, self._path
+        for i, step in enumerate(schedule.steps):
+            node, self._path = by_name.get(step.node), (*path, (level, i))
+            if isinstance(node, While):
+                self.loop(node, schedule.bodies[node.name][0], context)
+            elif isinstance(node, CaseOf):
+                self.branch(node, schedule.bodies[node.name], context)
+            elif node is not None:
+                self.emit("run", node, context, node.uses, node.defs)
+        self._path = path
+
+    def branch(self, node: CaseOf, bodies: Sequence[Schedule], context: Context) -> None:
+        start, ends = self.emit("branch", node, context, (node.index,)), []
+        for way in range(len(node.arms) + bool(node.fallbacks)):
+            self._open = [start]
+            outputs: Sequence[Value] = node.fallbacks
+            if way < len(node.arms):
+                self.graph(node.arms[way], bodies[way], context)
+                outputs = node.arms[way].outputs
+            ends.append(self.move("yield", node, context, outputs, node.outputs, way=(node.name, way)))
+        self._open = ends
+
+    def loop(self, node: While, body: Schedule, context: Context) -> None:
+        stacked = [value for value in node.stacked if value is not None]
+        self.move("enter", node, context, node.inits, node.parameters, writes=stacked)
+        record = self._records.get((node.name, context))
+        tops, checks, lasts = [], [], []
+        for copy in range(1 if record is None else record.copies):
+            inside = context if record is None else (*context, (node.name, copy))
+            tops.append(len(self.made.moments))
+            check, last = self.round(node, body, inside, stacked)
+            checks.append(check)
+            lasts.append(last)
+            self._open = []
+        for copy, last in enumerate(lasts):
+            turn = self.made.turns[last] = Turn(record, copy, tuple(tops))
+            self.made.followers[last] += turn.all()
+        ends = []
+        for copy, check in enumerate(checks):
+            self._open = [check]
+            way = (node.name, copy)
+            ends.append(self.move("exit", node, context, node.parameters, node.finals, stacked, way=way))
+        self._open = ends
+
+    def round(self, node: While, body: Schedule, context: Context, stacked: Sequence[Value]) -> tuple[int, int]:
+        """One copy of the body: where the loop may end, and the end of the round."""
+        level = self.level(body)
+        self.emit("round", node, context, writes=(node.counter,))
+        self.nodes(node.body.nodes[: node.check], body, level, context)
+        check = self.emit("check", node, context, (node.condition,))
+        if node.slices:
+            self.emit("fetch", node, context, node.sequences, node.slices)
+        self.nodes(node.body.nodes[node.check :], body, level, context)
+        return check, self.move("next", node, context, node.updates, node.parameters, (*node.rows, *stacked))

@@ -1,0 +1,181 @@
+"""Every way through the points of a plan: which placement each value is, in every state that pointers can be in.
+
+A *visit* is a point in a state. A state says what each pointer stands for, and by which way loops and branches were
+left, as far as somebody later asks for it. A program without pointers has one visit a point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from sublet.checker.timeline import Moment, Timeline
+from sublet.ir.graph import Value, While
+from sublet.plan import POINTER, Context, MemoryPlan, Placement
+
+MOST_VISITS = 1 << 19
+"""A plan with more visits is not followed."""
+
+Name = tuple[str, str]
+"""("pointer", value) or ("way", node)."""
+State = tuple[tuple[Name, int], ...]
+"""Of each pointer the placement that it stands for, of each node the way it was left by."""
+
+
+class TooManyStatesError(Exception):
+    """The pointers of a plan can be in too many states."""
+
+
+class Places:
+    """The placements of a plan by value and copy of the bodies around."""
+
+    def __init__(self, plan: MemoryPlan) -> None:
+        self.all = plan.placements
+        self.pointers = frozenset(place.value for place in plan.placements if place.how == POINTER)
+        self._by_context: dict[tuple[str, Context], int] = {}
+        for i, place in enumerate(plan.placements):
+            if place.how != POINTER:
+                self._by_context.update(((place.value, context), i) for context in place.copies or ((),))
+
+    def found(self, value: Value, context: Context) -> tuple[int, Context] | None:
+        """The placement of a value that is no pointer in a copy of the bodies around, and what names it."""
+        for length in range(len(context), -1, -1):
+            if (i := self._by_context.get((value.name, context[:length]))) is not None:
+                return i, context[:length]
+        return None
+
+
+@dataclass
+class Visit:
+    """A point in a state, with the placements that are read and written at it."""
+
+    point: int
+    state: dict[Name, int]
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    followers: list[int] = field(default_factory=list)
+
+
+class Walk:
+    """All visits of a plan. Raises TooManyStatesError."""
+
+    def __init__(self, timeline: Timeline, places: Places) -> None:
+        self.timeline = timeline
+        self.places = places
+        self.visits: list[Visit] = []
+        self._later = _later(timeline, places.pointers)
+        self._known: dict[tuple[int, State], int] = {}
+        self._explore()
+
+    def placement(self, value: Value, visit: Visit) -> int | None:
+        """What a value is at a visit; None for one that has no place."""
+        if value.name in self.places.pointers:
+            return visit.state.get(("pointer", value.name))
+        found = self.places.found(value, self.timeline.moments[visit.point].context)
+        return None if found is None else found[0]
+
+    def moment(self, visit: Visit) -> Moment:
+        """What happens at a visit."""
+        return self.timeline.moments[visit.point]
+
+    def place(self, number: int) -> Placement:
+        """A placement by its number."""
+        return self.places.all[number]
+
+    def _explore(self) -> None:
+        todo = [self._visit(0, {})]
+        while todo:
+            number = todo.pop()
+            visit = self.visits[number]
+            after, following = self._after(visit)
+            for point in following:
+                count = len(self.visits)
+                follower = self._visit(point, after)
+                visit.followers.append(follower)
+                if follower == count:
+                    todo.append(follower)
+
+    def _visit(self, point: int, state: dict[Name, int]) -> int:
+        key = (point, tuple(sorted(state.items())) if state else ())
+        if key not in self._known:
+            if len(self.visits) == MOST_VISITS:
+                raise TooManyStatesError
+            self._known[key] = len(self.visits)
+            visit = Visit(point, state, (), ())
+            moment = self.timeline.moments[point]
+            visit.reads = tuple(self._placements(moment.reads, visit))
+            visit.writes = tuple(self._placements(moment.writes, visit))
+            self.visits.append(visit)
+        return self._known[key]
+
+    def _placements(self, values: Iterable[Value], visit: Visit) -> Iterator[int]:
+        for value in values:
+            if (number := self.placement(value, visit)) is not None:
+                yield number
+
+    def _after(self, visit: Visit) -> tuple[dict[Name, int], list[int]]:
+        """The state after a visit, and the points that follow."""
+        moment, turn = self.moment(visit), self.timeline.turns.get(visit.point)
+        following = self.timeline.followers[visit.point]
+        if turn is not None:
+            following = [turn.after({name: way for (kind, name), way in visit.state.items() if kind == "way"})]
+        if not self._later:
+            return {}, following
+        state = dict(visit.state)
+        for source, pointer in moment.pointed:
+            target = self.placement(source, visit)
+            state.pop(("pointer", pointer.name), None)
+            if target is not None:
+                state["pointer", pointer.name] = target
+        if moment.way is not None:
+            state["way", moment.way[0]] = moment.way[1]
+        asked = self._later[visit.point]
+        return {name: what for name, what in state.items() if name in asked}, following
+
+
+def _later(timeline: Timeline, pointers: frozenset[str]) -> list[frozenset[Name]]:
+    """For each point the pointers and ways that somebody asks for after it; empty when there are none at all."""
+    deciding = {
+        name for turn in timeline.turns.values() if turn.record for jump in turn.record.jumps for name, _ in jump.ways
+    }
+    if not pointers and not deciding:
+        return []
+    count = len(timeline.moments)
+    asks = [_asks(timeline, point, pointers) for point in range(count)]
+    forgets = [_forgets(timeline, point, deciding) for point in range(count)]
+    before: list[frozenset[Name]] = [frozenset()] * count
+    after: list[frozenset[Name]] = [frozenset()] * count
+    changed = True
+    while changed:
+        changed = False
+        for point in reversed(range(count)):
+            after[point] = frozenset().union(*(before[other] for other in timeline.followers[point]))
+            asked = asks[point] | (after[point] - forgets[point])
+            changed = changed or asked != before[point]
+            before[point] = asked
+    return [later if point not in timeline.turns else later - _left(timeline, point, deciding)
+            for point, later in enumerate(after)]  # fmt: skip
+
+
+def _asks(timeline: Timeline, point: int, pointers: frozenset[str]) -> frozenset[Name]:
+    moment, turn = timeline.moments[point], timeline.turns.get(point)
+    asked: set[Name] = {("pointer", value.name) for value in moment.reads if value.name in pointers}
+    if turn is not None and turn.record is not None:
+        asked.update(("way", name) for jump in turn.record.jumps if jump.copy == turn.copy for name, _ in jump.ways)
+    return frozenset(asked)
+
+
+def _forgets(timeline: Timeline, point: int, deciding: set[str]) -> frozenset[Name]:
+    moment = timeline.moments[point]
+    forgotten: set[Name] = {("pointer", pointer.name) for _, pointer in moment.pointed}
+    if moment.way is not None:
+        forgotten.add(("way", moment.way[0]))
+    return frozenset(forgotten | _left(timeline, point, deciding))
+
+
+def _left(timeline: Timeline, point: int, deciding: set[str]) -> set[Name]:
+    """At the end of a round, the ways of what lies inside the loop."""
+    node = timeline.moments[point].node
+    if point not in timeline.turns or not deciding or not isinstance(node, While):
+        return set()
+    return {("way", inner.name) for inner in node.body.walk() if inner.name in deciding}
