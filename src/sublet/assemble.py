@@ -127,13 +127,24 @@ def assemble(
 
 def _lives(settled: Settled) -> dict[Value, Pieces]:
     """The ranges of points at which the bytes of an instance are needed: by it, or by a pointer that stands for it."""
-    aliases = dict(settled.flow.aliases)
+    roots = _roots(settled)
     halves: dict[Value, Pieces] = {}
     for instance, pieces in settled.ranges.halves.items():
-        while instance in aliases:
-            instance = aliases[instance]
-        halves[instance] = (*halves.get(instance, ()), *pieces)
+        root = roots.get(instance, instance)
+        halves[root] = (*halves.get(root, ()), *pieces)
     return {instance: whole_points(pieces) for instance, pieces in halves.items()}
+
+
+def _roots(settled: Settled) -> dict[Value, Value]:
+    """For each instance the one with bytes that it is, or that it stands for."""
+    aliases = dict(settled.flow.aliases)
+    roots: dict[Value, Value] = {}
+    for instance in settled.flow.instances:
+        root = instance
+        while root in aliases:
+            root = aliases[root]
+        roots[instance] = root
+    return roots
 
 
 def _in_arena(placements: tuple[Placement, ...], arenas: set[str]) -> tuple[dict[str, set[str]], dict[str, int]]:
@@ -159,7 +170,7 @@ def _placements(
     where = _places(settled.buffers, packed)
     stands_for = targets(graph, settled.flow.pointers)
     instances: dict[Value, list[Value]] = {}
-    names = {instance.name: made.base.name for instance, made in settled.flow.instances.items()}
+    names = {value.name: settled.flow.instances[root].base.name for value, root in _roots(settled).items()}
     for instance, made in settled.flow.instances.items():
         if made.base not in settled.flow.pointers:
             instances.setdefault(made.base, []).append(instance)

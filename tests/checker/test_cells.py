@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sublet.analysis.schedule import serial
-from sublet.checker import check
+from sublet.checker import check_bytes
 from sublet.ir.text import parse
 from sublet.plan import MemoryPlan, Stride
 from tests import dialect
@@ -40,7 +40,7 @@ def messages(
 ) -> str:
     graph = parse(source or text())
     plan = plan_at(graph, places, 128, alignment)
-    return "\n".join(map(str, check(graph, serial(graph), moved_by(plan, strides))))
+    return "\n".join(map(str, check_bytes(graph, serial(graph), moved_by(plan, strides))))
 
 
 def moved_by(plan: MemoryPlan, strides: dict[str, tuple[Stride, ...]]) -> MemoryPlan:
@@ -111,12 +111,12 @@ def test_a_step_is_gone_in_the_next_round() -> None:
     """A pointer to a row would stand for another one every round; the parameter gets a copy or nothing."""
     graph = parse(text(update="%u"))
     plan = moved_by(plan_at(graph, PLACES, 128), MOVING)
-    assert check(graph, serial(graph), plan) == ()
+    assert check_bytes(graph, serial(graph), plan) == ()
     pointing = tuple(
         replace(place, how="pointer", region=replace(place.region, storage="")) if place.value in "pf" else place
         for place in plan.placements
     )
-    found = "\n".join(map(str, check(graph, serial(graph), replace(plan, placements=pointing))))
+    found = "\n".join(map(str, check_bytes(graph, serial(graph), replace(plan, placements=pointing))))
     assert "lets %p stand for %u, which moves from round to round" in found
 
 

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 from sublet.analysis.schedule import Schedule, serial
-from sublet.checker import check
+from sublet.checker import check_bytes
 from sublet.ir.graph import Graph
 from sublet.ir.text import to_text
 from sublet.ir.verify import verify
@@ -31,7 +31,7 @@ def case(seed: int) -> tuple[random.Random, Graph, MemoryPlan]:
 
 
 def violations(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> str:
-    return "\n".join(map(str, check(graph, schedule, plan)))
+    return "\n".join(map(str, check_bytes(graph, schedule, plan)))
 
 
 def test_programs_are_legal_and_the_same_for_the_same_seed() -> None:
@@ -59,7 +59,7 @@ def test_what_the_checker_accepts_runs_right() -> None:
     for seed in SEEDS:
         rng, graph, plan = case(seed)
         schedule = plan.schedule
-        tight, _ = tighter(rng, graph, plan, lambda tried: not check(graph, schedule, tried), 40)  # noqa: B023
+        tight, _ = tighter(rng, graph, plan, lambda tried: not check_bytes(graph, schedule, tried), 40)  # noqa: B023
         assert results_match(graph, schedule, tight, rng), seed
         unrolled = plan_memory(graph, Options(alignment=1, in_place_from=0))
         for kind, mutant in (*mutants(rng, tight), *mutants(rng, unrolled)):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from sublet.checker import check
+from sublet.checker import check_bytes
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.plan import Jump, MemoryPlan, Rolled
@@ -60,13 +60,13 @@ def jumping(*jumps: Jump) -> MemoryPlan:
 
 
 def found(plan: MemoryPlan) -> list[str]:
-    return [str(finding) for finding in check(GRAPH, plan.schedule, plan) if finding.rule == "bad-jumps"]
+    return [str(finding) for finding in check_bytes(GRAPH, plan.schedule, plan) if finding.rule == "bad-jumps"]
 
 
 def test_the_planned_jumps() -> None:
     assert set(PLAN.rolled[0].jumps) == set(JUMPS)
-    assert check(GRAPH, PLAN.schedule, jumping(*JUMPS)) == ()
-    assert check(GRAPH, PLAN.schedule, jumping(*reversed(JUMPS), JUMPS[0])) == ()
+    assert check_bytes(GRAPH, PLAN.schedule, jumping(*JUMPS)) == ()
+    assert check_bytes(GRAPH, PLAN.schedule, jumping(*reversed(JUMPS), JUMPS[0])) == ()
 
 
 def test_one_way_to_two_copies() -> None:
@@ -110,7 +110,7 @@ def test_a_pointer_that_changes_without_copies() -> None:
     """)
     plan = plan_memory(graph, Options(alignment=1))
     assert plan.rolled == (Rolled("loop", (), 1, 1),)
-    says = {str(finding).partition("[")[0] for finding in check(graph, plan.schedule, replace(plan, rolled=()))}
+    says = {str(finding).partition("[")[0] for finding in check_bytes(graph, plan.schedule, replace(plan, rolled=()))}
     assert "loop loop: begins copy 0 of its body with %y at arena" in says
 
 
@@ -133,7 +133,7 @@ def test_mutants_are_refused_or_run_right() -> None:
             if mutant is None:
                 continue
             right = results_match(graph, mutant.schedule, mutant, rng, 4)
-            if check(graph, mutant.schedule, mutant):
+            if check_bytes(graph, mutant.schedule, mutant):
                 refused[kind] += 1
                 failing[kind] += not right
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet.analysis.schedule import serial
-from sublet.checker import check
+from sublet.checker import check_bytes
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from tests import dialect
@@ -20,7 +20,7 @@ def net(body: str, inputs: str = "%x: u8[8]", returns: str = "%y") -> Graph:
 
 def messages(graph: Graph, places: dict[str, Place], arena: int = 64, bound: dict[str, str] | None = None) -> str:
     plan = plan_at(graph, places, arena, bound=bound)
-    return "\n".join(map(str, check(graph, serial(graph), plan)))
+    return "\n".join(map(str, check_bytes(graph, serial(graph), plan)))
 
 
 def test_an_element_wise_op_writes_over_its_input() -> None:

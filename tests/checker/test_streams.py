@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet.analysis.schedule import Schedule, Step, serial
-from sublet.checker import check
+from sublet.checker import check_bytes
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from tests import dialect
@@ -26,7 +26,7 @@ APART = {"x": 0, "a": 8, "b": 16, "y": 8}
 
 
 def messages(graph: Graph, places: dict[str, int], schedule: Schedule, arena: int = 128) -> str:
-    return "\n".join(map(str, check(graph, schedule, plan_at(graph, places, arena, schedule=schedule))))
+    return "\n".join(map(str, check_bytes(graph, schedule, plan_at(graph, places, arena, schedule=schedule))))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ AROUND = (Step("k", 0), Step("loop", 0), Step("d", 1))
 def test_a_sub_graph_touches_bytes_for_its_node() -> None:
     schedule = Schedule(AROUND, {"loop": (Schedule(IN_LOOP),)})
     plan = own_bytes(LOOP, schedule=schedule)
-    assert check(LOOP, schedule, plan) == ()
+    assert check_bytes(LOOP, schedule, plan) == ()
     offsets = {placement.value: placement.region.offset for placement in plan.placements}
     found = messages(LOOP, {**offsets, "d": offsets["v"]}, schedule)
     assert "node d: writes arena" in found
@@ -142,7 +142,7 @@ def test_a_sub_graph_touches_bytes_for_its_node() -> None:
 def test_a_captured_value_is_waited_for() -> None:
     steps = (Step("k", 1), Step("loop", 0), Step("d", 1))
     schedule = Schedule(steps, {"loop": (Schedule(IN_LOOP),)})
-    found = check(LOOP, schedule, own_bytes(LOOP))
+    found = check_bytes(LOOP, schedule, own_bytes(LOOP))
     assert [finding.rule for finding in found] == ["missing-wait", "race"]
     assert str(found[0]).startswith("node loop: reads %k without being ordered after node k")
 
@@ -157,13 +157,13 @@ def test_streams_inside_a_body() -> None:
 
 def test_evaluation_nodes_come_before_all_others() -> None:
     steps = (Step("c", 0), Step("u", 0), Step("v", 1), Step("t", 0, ("u", "v")))
-    found = check(LOOP, Schedule(AROUND, {"loop": (Schedule(steps),)}), own_bytes(LOOP))
+    found = check_bytes(LOOP, Schedule(AROUND, {"loop": (Schedule(steps),)}), own_bytes(LOOP))
     assert [str(finding) for finding in found] == [
         "node v: is not ordered after node c, which runs before the condition of loop loop (wait for c) [check-order]"
     ]
 
 
 def test_sub_graphs_have_schedules() -> None:
-    found = check(LOOP, Schedule(AROUND), own_bytes(LOOP))
+    found = check_bytes(LOOP, Schedule(AROUND), own_bytes(LOOP))
     assert [finding.rule for finding in found] == ["missing-body"]
     assert "has 0 schedules for the 1 sub-graphs of loop" in str(found[0])

@@ -45,7 +45,7 @@ class Judgement:
 
 
 def judge(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> Judgement:
-    """The plan runs right, and what it says about itself is true. Claims of a plan that runs wrong are not looked at."""
+    """Whether the plan runs right, and what it says about itself is true; that is not asked of one that runs wrong."""
     findings = check_bytes(graph, schedule, plan)
     if findings:
         return Judgement(findings)

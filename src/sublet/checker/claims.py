@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from sublet.analysis.schedule import Schedule
 from sublet.checker.blocks import blocks, check_apart, check_groups
@@ -194,7 +195,7 @@ def _lives(plan: MemoryPlan, least: Mapping[int, Ranges], most: Mapping[int, Ran
         if place.how == POINTER:
             continue
         ends = [point for piece in place.live for point in piece]
-        if any(one >= other for one, other in zip(ends, ends[1:], strict=False)):
+        if any(one >= other for one, other in pairwise(ends)):
             yield _of(place, "false-live", f"is live in {place.live}, which are no ranges in order")
         elif not within(least.get(i, ()), place.live):
             yield _of(place, "false-live", f"is said to be live in {place.live}, but is needed in {least.get(i, ())}")

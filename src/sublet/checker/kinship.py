@@ -26,7 +26,7 @@ def ties(walk: Walk) -> Ties:
     heads: dict[tuple[str, object, str], set[int]] = {}
     for visit in walk.visits:
         moment = walk.moment(visit)
-        if moment.kind == "round":
+        if moment.kind in ("enter", "next"):
             _note_heads(walk, visit, heads)
         if (key := (visit.point, visit.reads, visit.writes)) in seen:
             continue
@@ -113,12 +113,12 @@ def _of_op(walk: Walk, visit: Visit, node: Node) -> Found:
 
 
 def _note_heads(walk: Walk, visit: Visit, heads: dict[tuple[str, object, str], set[int]]) -> None:
-    """What pointer parameters stand for when a round begins: in another copy they may stand for something else."""
+    """What pointer parameters will stand for when a round begins: in another copy they may stand for something else."""
     moment = walk.moment(visit)
-    if isinstance(moment.node, While) and moment.context:
-        for parameter in moment.node.parameters:
-            if (number := visit.state.get(("pointer", parameter.name))) is not None:
-                heads.setdefault((moment.node.name, moment.context[:-1], parameter.name), set()).add(number)
+    around = moment.context if moment.kind == "enter" else moment.context[:-1]
+    for source, pointer in moment.pointed:
+        if moment.node is not None and (number := walk.placement(source, visit)) is not None:
+            heads.setdefault((moment.node.name, around, pointer.name), set()).add(number)
 
 
 class Kin:
