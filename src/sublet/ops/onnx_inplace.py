@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from sublet.ir.graph import Node, Value
 from sublet.ops.op import Share, Shares
-from sublet.tensor import TensorSpec
+from sublet.tensor import DType, TensorSpec
 
 UNARY = (
     *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Cast", "CastLike", "Ceil", "Celu"),
@@ -26,6 +26,9 @@ BINARY = (
 VARIADIC = ("Mean", "Sum")
 EXTREMES = ("Max", "Min")
 """Their old kernels copy the first input to the output before they look at the second."""
+
+ROW_READ_AGAIN = {"LogSoftmax": DType.F64}
+"""Kernels that read a row again after writing it, and for which elements."""
 
 NORMALIZATIONS = ("LayerNormalization", "LogSoftmax", "SimplifiedLayerNormalization", "Softmax")
 SCATTERS = ("Scatter", "ScatterElements", "ScatterND", "TensorScatter")
@@ -78,6 +81,8 @@ def _row_by_row(positions: Sequence[int]) -> Shares:
         result = node.outputs[0] if node.outputs else None
         spec = result.spec if result is not None else None
         if not isinstance(spec, TensorSpec) or node.attrs.get("axis", -1) not in (-1, len(spec.shape) - 1):
+            return ()
+        if ROW_READ_AGAIN.get(node.op.rpartition(".")[2]) is spec.dtype:
             return ()
         return tuple(Share(0, i) for i in positions if i < len(node.inputs) and fits(node.inputs[i], result))
 
