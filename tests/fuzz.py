@@ -118,9 +118,7 @@ def ended_early(rng: random.Random, graph: Graph, plan: MemoryPlan) -> MemoryPla
     report = pack(problem, "best_fit_by_size")
     settled = Settled(timeline, ranges, buffers, settled.copies)
     packed = in_one_arena(report)
-    return assemble(
-        graph, plan.schedule, settled, storages, packed, moves=plan.moves, max_trips={}, alignment=1, dims={}
-    )
+    return assemble(graph, plan.schedule, settled, storages, packed, moves=plan.moves, alignment=1)
 
 
 def judge_mutants(seed: int, rng: random.Random, graph: Graph, plan: MemoryPlan, tally: Tally) -> None:

@@ -7,9 +7,11 @@ images (400 bytes, so 448), with weights of 576 and 64 bytes.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
+from sublet.checker import check
 from sublet.frontends.onnx.model import from_proto
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
@@ -140,6 +142,8 @@ def test_ops_are_in_place_over_whatever_a_pointer_stands_for(after: str, returns
     assert results_match(graph, plan.schedule, plan, random.Random(1), 20)
 
 
+VECTOR = "u8[24]"
+
 ONCE_MORE = """
       %m: u8[24] = while(%j: i64[]; %y: u8[24] = %x; ) @inner body @rounds {
         %d: bool[] = test.below(%j, %seed)
@@ -183,6 +187,49 @@ def test_what_a_round_may_keep_is_alive_only_where_it_does(inner: str) -> None:
     assert plan.moves == ()
     assert plan.gap == 0
     assert results_match(graph, plan.schedule, plan, random.Random(1), 20)
+
+
+IN_STREAMS = f"""
+graph @net(%a: {VECTOR}, %b: {VECTOR}, %seed: u8[4]) {{
+  %f: {VECTOR}, %g: {VECTOR} = while(%i: i64[]; %x: {VECTOR} = %a, %y: {VECTOR} = %b; ) @loop body @body {{
+    %go: bool[] = test.below(%i, %seed)
+    continue if %go
+    %u: {VECTOR} = test.matmul(%x, %seed)
+    %v: {VECTOR} = test.matmul(%y, %seed)
+    %w: {VECTOR} = test.add(%x, %y)
+    %s: {VECTOR} = test.add(%u, %w)
+    next %v, %s;
+  }}
+  %beside: {VECTOR} = test.matmul(%a, %seed)
+  %p: {VECTOR} = test.relu(%beside)
+  %q: {VECTOR} = test.sub(%f, %p)
+  %r: {VECTOR} = test.add(%g, %p)
+  return %q, %r
+}}
+"""
+
+
+@pytest.mark.parametrize("streams", [2, 3])
+def test_loops_of_several_streams_move_no_byte(streams: int) -> None:
+    graph = parse(IN_STREAMS)
+    plan = plan_memory(graph, Options(streams=streams, alignment=1))
+    assert plan.rolled
+    assert plan.moves == ()
+    assert results_match(graph, plan.schedule, plan, random.Random(1), 30)
+
+
+def test_a_pointer_is_not_read_while_another_stream_writes_what_it_stands_for() -> None:
+    """%u is put where %y stands, in the copy that begins with that; another stream reads it."""
+    graph = parse(IN_STREAMS)
+    plan = plan_memory(graph, Options(streams=2, alignment=1))
+    place = next(i for i, p in enumerate(plan.placements) if p.value == "u")
+    regions = {p.region for p in plan.placements if p.value == "v"}
+    found = set()
+    for region in regions:
+        one = replace(plan.placements[place], region=region)
+        placements = (*plan.placements[:place], one, *plan.placements[place + 1 :])
+        found |= {finding.rule for finding in check(graph, plan.schedule, replace(plan, placements=placements))}
+    assert "race" in found
 
 
 def test_the_same_loop_from_an_onnx_file() -> None:

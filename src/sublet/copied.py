@@ -100,8 +100,6 @@ def _carried(settled: Settled, assigned: Assigned, bound: Collection[Value], *, 
             why = "sharing is switched off"
         elif point.kind == "update":
             why = _of_update(settled, source, to)
-        elif not settled.flow.serial:
-            why = "loops are not unrolled in a plan of several streams"
         elif end in bound:
             why = f"%{end.name}, or what the loop leaves in it, lies in memory of the caller"
         elif not all(value.plannable for value in assigned[end]):

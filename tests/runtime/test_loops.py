@@ -43,8 +43,8 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 class Case:
     """One model: unplanned and planned executables of a backend, and ONNX Runtime's session."""
 
-    def __init__(self, model: onnx.ModelProto, backend: str) -> None:
-        self.planned: Executable = compile(model, backend=backend)
+    def __init__(self, model: onnx.ModelProto, backend: str, streams: int = 1) -> None:
+        self.planned: Executable = compile(model, backend=backend, options=Options(streams=streams))
         self.unplanned: Executable = compile(model, backend=backend, options=UNPLANNED)
         self.exact = backend == "onnxruntime"
         options = ort.SessionOptions()
@@ -87,6 +87,15 @@ def rounds(turns: int) -> list[int]:
 @pytest.mark.parametrize("name", CARRIED)
 def test_carried_values_move_no_byte(name: str, backend: str) -> None:
     case = carried(name, backend)
+    assert case.planned.plan.moves == ()
+    for n in rounds(case.turns):
+        case.check(case.feeds(n=n))
+        assert case.planned.copied_bytes == 0
+
+
+@pytest.mark.parametrize("name", ["swap of two new values", "the counter counts", "fibonacci", "swap"])
+def test_carried_values_move_no_byte_in_several_streams(name: str) -> None:
+    case = Case(CARRIED[name].model(), "reference", streams=3)
     assert case.planned.plan.moves == ()
     for n in rounds(case.turns):
         case.check(case.feeds(n=n))

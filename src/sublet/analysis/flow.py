@@ -69,7 +69,8 @@ class Point:
 class Flow:
     """Points in the order of the schedule, the points that may follow each, and the order between streams.
 
-    levels     `levels[k][i]` is the bit set of steps that happen before step i of graph level k
+    levels     `levels[k][i]` is the bit set of steps that happen before step i of graph level k; each copy of a body
+               is a level of its own, so that nothing in it runs beside anything of another
     instances  what the points use and define, in order of definition in the program: a value itself, or what
                it is in certain copies of unrolled loops
     aliases    (instance, source): a pointer's instance is the bytes of its source
@@ -242,8 +243,7 @@ class _Builder:
             self.points[end] = replace(point, defs=(*point.defs, *real), forgotten=(*point.forgotten, *rest))
 
     def loop(self, node: While, schedule: Schedule) -> None:
-        level = self.level(schedule)
-        path = self.path
+        path, before = self.path, tuple(happens_before(schedule))
         stacked = tuple(value for value in node.stacked if value is not None)
         enter = self.move("enter", node, node.inits, node.parameters, defs=stacked)
         copies = Copies(node, self.now, self.ways, self.active)
@@ -253,7 +253,8 @@ class _Builder:
         while copies.begin():
             self.path = path
             tops.append(len(self.points))
-            checks.append(self.round(node, schedule, level, path, stacked))
+            self.levels.append(before)
+            checks.append(self.round(node, schedule, len(self.levels) - 1, path, stacked))
             following.append((self.open[0], copies.end()))
             self.open = []
         for last, nexts in following:

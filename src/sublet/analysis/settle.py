@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from sublet.analysis.content import contents
 from sublet.analysis.flow import Flow, Point, flow
 from sublet.analysis.instances import AlsoPointer, Reusable, Unrollable
+from sublet.analysis.interference import MAX_BUFFERS
 from sublet.analysis.liveness import LiveRanges, liveness
 from sublet.analysis.merging import take_turns
+from sublet.analysis.order import Concurrency
 from sublet.analysis.schedule import Schedule
 from sublet.analysis.sharing import SharedBuffer, copied, permitted
 from sublet.errors import PlanError
@@ -40,12 +42,9 @@ class Settled:
 
 
 def settle(graph: Graph, schedule: Schedule, live: Live, share: Share, fixed: frozenset[Value]) -> Settled:
-    """The settled layout. `fixed` values must have bytes of their own, such as outputs in memory of the caller.
-
-    Programs of several streams are not unrolled.
-    """
-    current = laid_out(flow(graph, schedule), live, share)
-    if not current.copies or not current.flow.serial:
+    """The settled layout. `fixed` values must have bytes of their own, such as outputs in memory of the caller."""
+    current = plain = laid_out(flow(graph, schedule), live, share)
+    if not current.copies:
         return current
     roles, reusable = _Roles(graph), _reusable(current.flow, current.ranges)
     refused = {*fixed, *roles.from_outside, *graph.updated, *roles.outlasting_updates(graph)}
@@ -55,6 +54,8 @@ def settle(graph: Graph, schedule: Schedule, live: Live, share: Share, fixed: fr
         if pointers == current.flow.pointers:
             return current
         current = laid_out(_unrolled(graph, schedule, pointers, reusable, roles, refused), live, share)
+        if not current.flow.serial and sum(buffer.packed for buffer in current.buffers) > MAX_BUFFERS:
+            return plain
         refused |= _tangled(current)
 
 
@@ -128,12 +129,12 @@ def planned_flow(graph: Graph, plan: MemoryPlan) -> Flow:
 
 
 def _reusable(base: Flow, ranges: LiveRanges) -> Reusable:
-    """Which value may be written over which in one round, as lives in the layout without pointers tell.
+    """Which value may be written over which in one round, as lives and streams in the layout without pointers tell.
 
     A move to a pointer writes nothing, so there a value may end that another begins.
     """
     ends = {(t, s, d) for t, point in enumerate(base.points) for s, _ in point.moves for _, d in point.moves}
-    allowed = permitted(base) | ends
+    allowed, concurrency = permitted(base) | ends, Concurrency(base)
     views: dict[Value, list[Value]] = {}
     for value, content in contents(base).items():
         tokens = {segment.token for segment in content}
@@ -142,7 +143,9 @@ def _reusable(base: Flow, ranges: LiveRanges) -> Reusable:
 
     def reusable(first: Value, second: Value) -> bool:
         users = [value for value in views.get(first, [first]) if value != second]
-        return all(take_turns(ranges, allowed, value, second) for value in users)
+        return all(
+            not concurrency.may_meet(value, second) and take_turns(ranges, allowed, value, second) for value in users
+        )
 
     return reusable
 

@@ -8,9 +8,9 @@ plan, and works out for itself which bytes every step reads and writes.
     contents        what the bytes of every value are: views and parts are their sources' bytes
     check_order     data are there before they are read
     Actions         what every node reads and writes
-    check_races     steps that nothing orders do not touch the same bytes
     replay          every read finds the bytes of its value, in every branch and every round, and no node
                     writes over what it still reads
+    check_races     steps that nothing orders do not touch the same bytes
     check_claims    what the plan says besides: lives, sums, peak, moves, sharing, the lower bound
 
 The graph must be legal (`ir.verify`) and the plan made for it: comparing fingerprints is the
@@ -22,7 +22,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sublet.analysis.schedule import Schedule, happens_before
-from sublet.checker.actions import Actions
 from sublet.checker.claims import LABELS, check_claims
 from sublet.checker.contents import contents, sources
 from sublet.checker.layout import lay_out
@@ -67,13 +66,11 @@ def check_bytes(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> tuple[Fin
     origins = {node.name: sources(node) for node in graph.walk() if not isinstance(node, While | CaseOf)}
     known = contents(graph, origins)
     findings += check_order(graph, schedule)
-    if not _total(schedule) and (layout.pointers or layout.turning or layout.cells.known):
-        what = "has values that take turns among regions, or move from round to round, in a program of several streams"
-        return (*findings, Finding("race", "the plan", what, "plan it with one stream, or without pointers"))
-    builder = Actions(layout, known, origins)
-    findings += check_races(graph, schedule, layout, {node.name: builder.of(node) for node in graph.walk()})
-    findings += replay(graph, schedule, layout, known, origins)
-    return tuple(findings)
+    if not _total(schedule) and layout.cells.known:
+        what = "has values that move from round to round, in a program of several streams"
+        return (*findings, Finding("race", "the plan", what, "plan it with one stream, or copy slices and rows"))
+    misread, accesses = replay(graph, schedule, layout, known, origins)
+    return (*findings, *dict.fromkeys(check_races(graph, schedule, accesses)), *misread)
 
 
 def _total(schedule: Schedule) -> bool:

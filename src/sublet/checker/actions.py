@@ -1,7 +1,7 @@
 """What every node touches: bytes read, then bytes written, all static.
 
 An op's node is one action. A branch or a loop is several: the parallel moves at its edges, the
-fetching of slices, the storing of rows. The replay performs actions; the race rule compares them.
+fetching of slices, the storing of rows. The replay performs actions; the race rule compares what they touch.
 Where values take turns among regions, an action is of one copy of the bodies around it.
 """
 
@@ -47,16 +47,6 @@ class Actions:
 
     def content(self, value: Value) -> Content:
         return self.contents.get(value.name, ())
-
-    def of(self, node: Node) -> tuple[Action, ...]:
-        """All actions of a node, in the order in which it passes them."""
-        if isinstance(node, While):
-            edges = (self.enter, self.head, self.test, self.fetch, self.store, self.back, self.leave)
-            return tuple(edge(node) for edge in edges)
-        if isinstance(node, CaseOf):
-            ends = len(node.arms) + bool(node.fallbacks)
-            return (self.index(node), *(self.end_of_arm(node, position) for position in range(ends)))
-        return (self.of_op(node),)
 
     def of_op(self, node: Node) -> Action:
         """A kernel, or copies of views and parts; what is in place already is neither read nor written."""

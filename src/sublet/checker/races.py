@@ -1,7 +1,9 @@
 """Races: two steps that nothing orders touch the same bytes, and one of them writes.
 
 Without races every execution that keeps the schedule's order reads what the replay of its listed
-order reads, so one replay proves them all.
+order reads, so one replay proves them all. Where pointers depend on the run, a step touches all that it may touch
+in any state. A pointer is assigned before it is read, since data are in order; rounds do not overlap, so that
+steps of different copies of a body are in order too.
 
 Rule: race.
 """
@@ -9,18 +11,16 @@ Rule: race.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 from sublet.analysis.schedule import Schedule, happens_before
-from sublet.checker.actions import Action
-from sublet.checker.layout import Layout, span
+from sublet.checker.accesses import Accesses, Touched
+from sublet.checker.layout import span
 from sublet.errors import Finding
-from sublet.ir.graph import Graph, Node
+from sublet.ir.graph import Graph
 from sublet.plan import Region
-
-NodeActions = Mapping[str, Sequence[Action]]
 
 
 class Access(NamedTuple):
@@ -31,21 +31,19 @@ class Access(NamedTuple):
     writes: bool
 
 
-def check_races(graph: Graph, schedule: Schedule, layout: Layout, actions: NodeActions) -> Iterator[Finding]:
-    """Every pair of steps that race, in the graph and its sub-graphs."""
+def check_races(graph: Graph, schedule: Schedule, accesses: Accesses) -> Iterator[Finding]:
+    """Every pair of steps that race, in the graph and its sub-graphs, in any copy of the bodies around them."""
     if len({step.stream for step in schedule.steps}) > 1:
-        yield from _races(graph, schedule, layout, actions)
+        touched = [accesses.of_step.get(step.node, {}) for step in schedule.steps]
+        for context in dict.fromkeys(context for contexts in touched for context in contexts):
+            yield from _races(schedule, [contexts.get(context, {}) for contexts in touched])
     for node in graph.nodes:
         for sub, body in zip(node.subgraphs, schedule.bodies.get(node.name, ()), strict=True):
-            yield from check_races(sub, body, layout, actions)
+            yield from check_races(sub, body, accesses)
 
 
-def _races(graph: Graph, schedule: Schedule, layout: Layout, actions: NodeActions) -> Iterator[Finding]:
-    nodes = {node.name: node for node in graph.nodes}
-    accesses: list[Access] = []
-    for i, step in enumerate(schedule.steps):
-        ranges = dict.fromkeys(_touched(nodes[step.node], layout, actions))
-        accesses += [Access(region, i, writes) for region, writes in ranges]
+def _races(schedule: Schedule, touched: Sequence[Touched]) -> Iterator[Finding]:
+    accesses = [Access(region, i, writes) for i, regions in enumerate(touched) for region, writes in regions]
     accesses.sort(key=lambda access: (access.region.storage, access.region.offset, access.step, access.writes))
     reported: set[tuple[int, int]] = set()
     for one, other in _conflicts(accesses, _ordered(schedule)):
@@ -61,21 +59,6 @@ def _race(schedule: Schedule, one: Access, other: Access) -> Finding:
     does = [f"{'writes' if access.writes else 'reads'} {span(access.region)}" for access in (first, second)]
     what = f"{does[1]}, while node {early} {does[0]}; nothing orders the two"
     return Finding("race", f"node {late}", what, f"wait for {early}, or place the values apart")
-
-
-def _touched(node: Node, layout: Layout, actions: NodeActions) -> Iterator[tuple[Region, bool]]:
-    """All bytes that a node and its sub-graphs read (False) and write (True)."""
-    for action in actions[node.name]:
-        for value in action.reads:
-            region = layout.region(value)
-            if region is not None:
-                yield region, False
-        for write in action.writes:
-            if write.touched:
-                yield write.region, True
-    for sub in node.subgraphs:
-        for inner in sub.nodes:
-            yield from _touched(inner, layout, actions)
 
 
 def _ordered(schedule: Schedule) -> list[int]:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from sublet.analysis.schedule import Schedule
+from sublet.checker.accesses import Accesses
 from sublet.checker.actions import Action, Actions
 from sublet.checker.contents import Source, whole
 from sublet.checker.jumps import Head, Jumps, ambiguous, unsteady
@@ -43,8 +44,8 @@ Build = Callable[[Actions], Action]
 
 def replay(
     graph: Graph, schedule: Schedule, layout: Layout, contents: Mapping[str, Content], origins: Origins
-) -> list[Finding]:
-    """Run the whole program once, all branches and any number of rounds. Returns what it read in vain."""
+) -> tuple[list[Finding], Accesses]:
+    """Run the whole program once, all branches and any number of rounds: what it read in vain, and what it touched."""
     run = _Replay(layout, contents, origins)
     memory = Memory()
     for value in (*graph.inputs, *graph.weights):
@@ -61,7 +62,7 @@ def replay(
     for record in layout.rolled.values():
         run.findings += ambiguous(record)
     run.findings += run.jumps.idle(layout.rolled)
-    return list(dict.fromkeys(run.findings))
+    return list(dict.fromkeys(run.findings)), run.accesses
 
 
 class _Replay:
@@ -71,6 +72,7 @@ class _Replay:
         self.origins = origins
         self.findings: list[Finding] = []
         self.jumps = Jumps()
+        self.accesses = Accesses()
         self._bodies: dict[str, frozenset[str]] = {}
         jumps = (jump for record in layout.rolled.values() for jump in record.jumps)
         self._deciding = {name for jump in jumps for name, _ in jump.ways}
@@ -93,15 +95,19 @@ class _Replay:
         steps = [by_name[step.node] for step in schedule.steps if step.node in by_name]
         droppable = self._last_reads(steps, results)
         for i, node in enumerate(steps):
-            if isinstance(node, While):
-                states = self.loop(node, schedule.bodies[node.name][0], states, context)
-            elif isinstance(node, CaseOf):
-                states = self.case(node, schedule.bodies[node.name], states, context)
-            else:
-                states = self.edge(node, states, context, partial(Actions.of_op, node=node))
+            with self.accesses.step(node.name, context):
+                states = self.step(node, schedule, states, context)
             if i in droppable:
                 states = _forget(states, droppable[i])
         return states
+
+    def step(self, node: Node, schedule: Schedule, states: States, context: Context) -> States:
+        """Run one node."""
+        if isinstance(node, While):
+            return self.loop(node, schedule.bodies[node.name][0], states, context)
+        if isinstance(node, CaseOf):
+            return self.case(node, schedule.bodies[node.name], states, context)
+        return self.edge(node, states, context, partial(Actions.of_op, node=node))
 
     def _last_reads(self, steps: Sequence[Node], results: Iterable[Value]) -> dict[int, set[str]]:
         """The pointers assigned by these steps, by the position of the step that needs each last."""
@@ -248,6 +254,7 @@ class _Replay:
             here = self.layout.here(context, state.regions)
             action = build(Actions(here, self.contents, self.origins))
             self.findings += check_overlaps(node, action, here)
+            self.accesses.note(action, here)
             targets = self._targets(moves, state, here)
             for value in action.reads:
                 self.read(value, state, here, action.where)

@@ -1,0 +1,47 @@
+"""Which bytes every step of a replayed program touches, in each copy of the bodies around it.
+
+A step may touch other bytes in other states, since a pointer may stand for several values; all of them count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from sublet.checker.actions import Action
+from sublet.checker.layout import Layout
+from sublet.plan import Context, Region
+
+Touched = dict[tuple[Region, bool], None]
+"""Regions that are read (False) or written (True)."""
+
+
+@dataclass
+class Accesses:
+    """What the steps touch, by name and copy; a step with sub-graphs touches what these do."""
+
+    of_step: dict[str, dict[Context, Touched]] = field(default_factory=dict)
+    _open: list[Touched] = field(default_factory=list)
+
+    @contextmanager
+    def step(self, name: str, context: Context) -> Iterator[None]:
+        """Around the replay of a step: what is noted meanwhile is touched by it, and by the steps around."""
+        touched = self.of_step.setdefault(name, {}).setdefault(context, {})
+        self._open.append(touched)
+        yield
+        self._open.pop()
+        if self._open:
+            self._open[-1].update(touched)
+
+    def note(self, action: Action, here: Layout) -> None:
+        """An action is performed where values lie as in `here`."""
+        if not self._open:
+            return
+        for value in action.reads:
+            region = here.region(value)
+            if region is not None:
+                self._open[-1][region, False] = None
+        for write in action.writes:
+            if write.touched:
+                self._open[-1][write.region, True] = None
