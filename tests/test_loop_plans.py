@@ -218,6 +218,27 @@ def test_loops_of_several_streams_move_no_byte(streams: int) -> None:
     assert results_match(graph, plan.schedule, plan, random.Random(1), 30)
 
 
+def test_slices_and_rows_of_several_streams_lie_in_their_wholes() -> None:
+    graph = parse("""
+    graph @net(%a: u8[24], %s: u8[3,24], %seed: u8[4]) {
+      %f: u8[24], %stacked: u8[3,24] = while(%i: i64[]; %x: u8[24] = %a; %e: u8[24] in %s axis 0) @loop body @body {
+        %go: bool[] = test.below(%i, %seed)
+        continue if %go
+        %u: u8[24] = test.matmul(%x, %e)
+        %v: u8[24] = test.sub(%e, %x)
+        %w: u8[24] = test.matmul(%seed)
+        %r: u8[24] = test.add(%v, %w)
+        next %u; %r axis 0
+      }
+      return %f, %stacked
+    }
+    """)
+    plan = plan_memory(graph, Options(streams=3, alignment=1, in_place_from=0))
+    assert {p.how for p in plan.placements if p.strides} >= {"slice", "row"}
+    assert plan.moves == ()
+    assert results_match(graph, plan.schedule, plan, random.Random(1), 30)
+
+
 def test_a_pointer_is_not_read_while_another_stream_writes_what_it_stands_for() -> None:
     """%u is put where %y stands, in the copy that begins with that; another stream reads it."""
     graph = parse(IN_STREAMS)

@@ -139,8 +139,6 @@ def _sliced(graph: Graph, settled: Settled, alignment: int, smallest: int, *, un
             why = obstacle(part, whole, axis, alignment, smallest)
             if not unrolled:
                 why = "sharing is switched off"
-            elif not settled.flow.serial:
-                why = "loops of a plan of several streams copy them"
             elif not why:
                 why = _otherwise_needed(kind, part, whole, pointing=key not in told)
             edge, what = ("fetch", "a slice is copied") if kind == "slice" else ("next", "a row is copied")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sublet.analysis.schedule import serial
+from sublet.analysis.schedule import Schedule, Step, serial
 from sublet.checker import check_bytes
 from sublet.ir.text import parse
 from sublet.plan import MemoryPlan, Stride
@@ -130,3 +130,22 @@ def test_strides_are_aligned() -> None:
     assert "value %e: moves by 8 bytes, which is no multiple of the alignment 16" in messages(
         places, MOVING, alignment=16
     )
+
+
+def test_two_streams_in_one_step_of_a_sequence() -> None:
+    """Reading it side by side is no race; writing to what the other touches is, in cells and around them."""
+    graph = parse(text(body="%t: u8[8] = test.matmul(%p) %v: u8[8] = test.relu(%e) %u: u8[8] = test.relu(%e)"))
+    early, late = (Step("c"),), (Step("t", 1, ("c",)), Step("v", 2, ("c",)), Step("u", 0))
+    schedule = Schedule((Step("loop"),), {"loop": (Schedule((*early, *late)),)})
+
+    def found(places: dict[str, int], strides: dict[str, tuple[Stride, ...]]) -> str:
+        plan = moved_by(plan_at(graph, {**PLACES, "t": 88, "v": 96, **places}, 128, schedule=schedule), strides)
+        return "\n".join(map(str, check_bytes(graph, schedule, plan)))
+
+    assert found({}, MOVING) == ""
+    over_the_row = found({"t": 32}, {**MOVING, "t": (STEP,)})
+    assert "nothing orders the two" in over_the_row
+    assert "node u" in over_the_row
+    over_the_whole = found({"t": 40}, MOVING)
+    assert "node u: writes" in over_the_whole
+    assert "[race]" in over_the_whole

@@ -87,6 +87,14 @@ def strides(plan: MemoryPlan) -> dict[str, tuple[Stride, ...]]:
     return {place.value: place.strides for place in plan.placements if place.strides}
 
 
+def test_slices_and_rows_in_several_streams() -> None:
+    body = "y = Mul(x, b) s = Add(a, x) t = Sub(x, b) an = Add(s, t)"
+    executable = checked(scan(body), "reference", Options(in_place_from=0, streams=3))
+    assert {p.how for p in executable.plan.placements if p.strides} == {"slice", "row"}
+    assert executable.plan.moves == ()
+    assert executable.copied_bytes == 0
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("backwards", [False, True])
 def test_slices_and_rows_lie_in_their_wholes(backend: str, backwards: bool) -> None:

@@ -135,9 +135,7 @@ def _start(
 
 
 def _lodge(merger: Merger, flow: Flow, alignment: int, smallest: int) -> None:
-    """Let slices and rows lie in their wholes, in programs of one stream; but not what control flow hands on."""
-    if not flow.serial:
-        return
+    """Let slices and rows lie in their wholes, but not what control flow hands on."""
     sources = {source for point in flow.points for source, _ in point.moves} | flow.pointed
     handed_on = {segment.token for source in sources for segment in merger.contents.get(source, ())}
     for window in flow.windows:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sublet.analysis.schedule import Schedule, happens_before
+from sublet.analysis.schedule import Schedule
 from sublet.checker.claims import LABELS, check_claims
 from sublet.checker.contents import contents, sources
 from sublet.checker.layout import lay_out
@@ -66,18 +66,8 @@ def check_bytes(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> tuple[Fin
     origins = {node.name: sources(node) for node in graph.walk() if not isinstance(node, While | CaseOf)}
     known = contents(graph, origins)
     findings += check_order(graph, schedule)
-    if not _total(schedule) and layout.cells.known:
-        what = "has values that move from round to round, in a program of several streams"
-        return (*findings, Finding("race", "the plan", what, "plan it with one stream, or copy slices and rows"))
     misread, accesses = replay(graph, schedule, layout, known, origins)
-    return (*findings, *dict.fromkeys(check_races(graph, schedule, accesses)), *misread)
-
-
-def _total(schedule: Schedule) -> bool:
-    """Whether all steps come one after another, in sub-graphs too."""
-    bodies = (body for several in schedule.bodies.values() for body in several)
-    ordered = all(mask == (1 << i) - 1 for i, mask in enumerate(happens_before(schedule)))
-    return ordered and all(_total(body) for body in bodies)
+    return (*findings, *dict.fromkeys(check_races(graph, schedule, accesses, layout.cells)), *misread)
 
 
 def require_valid(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> None:

@@ -45,12 +45,12 @@ class Cells:
 
     def spoilt(self, region: Region) -> Iterator[Region]:
         """The other bytes that are not what they were once something is written to a region."""
-        around = dict(self._around(region))
+        around = dict(self.around(region))
         yield from self._wholes(region)
         for name, cell in self.known.items():
             if name in around:
                 continue
-            for storage, other in self._around(cell.whole):
+            for storage, other in self.around(cell.whole):
                 if storage in around:
                     if other.offset < around[storage].end and around[storage].offset < other.end:
                         yield Region(name, 0, cell.nbytes)
@@ -69,7 +69,7 @@ class Cells:
             storage = self.known[storage].whole.storage
             yield storage
 
-    def _around(self, region: Region) -> Iterator[tuple[str, Region]]:
+    def around(self, region: Region) -> Iterator[tuple[str, Region]]:
         """A region, and those it lies in, each with its storage."""
         yield region.storage, region
         while region.storage in self.known:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from sublet.analysis.schedule import Schedule, happens_before
 from sublet.checker.accesses import Accesses, Touched
+from sublet.checker.cells import Cells
 from sublet.checker.layout import span
 from sublet.errors import Finding
 from sublet.ir.graph import Graph
@@ -24,33 +25,48 @@ from sublet.plan import Region
 
 
 class Access(NamedTuple):
-    """Bytes that the step at position `step` reads, or writes."""
+    """Bytes that the step at position `step` reads, or writes; `within` are the storages that these are a cell in."""
 
     region: Region
     step: int
     writes: bool
+    within: tuple[str, ...]
 
 
-def check_races(graph: Graph, schedule: Schedule, accesses: Accesses) -> Iterator[Finding]:
-    """Every pair of steps that race, in the graph and its sub-graphs, in any copy of the bodies around them."""
+def check_races(graph: Graph, schedule: Schedule, accesses: Accesses, cells: Cells) -> Iterator[Finding]:
+    """Every pair of steps that race, in the graph and its sub-graphs, in any copy of the bodies around them.
+
+    Bytes of a cell are also those of the whole around it, in some round: all of these count, unless both steps
+    touch the same cell, which then is one of the same round.
+    """
     if len({step.stream for step in schedule.steps}) > 1:
         touched = [accesses.of_step.get(step.node, {}) for step in schedule.steps]
         for context in dict.fromkeys(context for contexts in touched for context in contexts):
-            yield from _races(schedule, [contexts.get(context, {}) for contexts in touched])
+            yield from _races(schedule, [contexts.get(context, {}) for contexts in touched], cells)
     for node in graph.nodes:
         for sub, body in zip(node.subgraphs, schedule.bodies.get(node.name, ()), strict=True):
-            yield from check_races(sub, body, accesses)
+            yield from check_races(sub, body, accesses, cells)
 
 
-def _races(schedule: Schedule, touched: Sequence[Touched]) -> Iterator[Finding]:
-    accesses = [Access(region, i, writes) for i, regions in enumerate(touched) for region, writes in regions]
+def _races(schedule: Schedule, touched: Sequence[Touched], cells: Cells) -> Iterator[Finding]:
+    accesses = list(_accesses(touched, cells))
     accesses.sort(key=lambda access: (access.region.storage, access.region.offset, access.step, access.writes))
     reported: set[tuple[int, int]] = set()
     for one, other in _conflicts(accesses, _ordered(schedule)):
         pair = (min(one.step, other.step), max(one.step, other.step))
-        if pair not in reported:
+        if pair not in reported and set(one.within).isdisjoint(other.within):
             reported.add(pair)
             yield _race(schedule, one, other)
+
+
+def _accesses(touched: Sequence[Touched], cells: Cells) -> Iterator[Access]:
+    """What the steps touch: the bytes themselves, and where they lie in a cell the whole around it as well."""
+    for step, regions in enumerate(touched):
+        for region, writes in regions:
+            within: tuple[str, ...] = ()
+            for storage, around in cells.around(region):
+                yield Access(around, step, writes, within)
+                within = (*within, storage)
 
 
 def _race(schedule: Schedule, one: Access, other: Access) -> Finding:
