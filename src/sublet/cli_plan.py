@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from time import perf_counter
@@ -10,6 +11,11 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from sublet.advice.advise import SECONDS
+from sublet.advice.advise import advise as tell
+from sublet.advice.ideas import ideas
+from sublet.advice_table import advice_table
+from sublet.advised import Advised
 from sublet.budget import verdict
 from sublet.bytesize import human, parse_bytes
 from sublet.compiling import to_run
@@ -27,6 +33,7 @@ from sublet.console import (
     RegionTexts,
     Strategy,
     Timeout,
+    advice_progress,
     answered,
     answers,
     bound_dims,
@@ -35,9 +42,11 @@ from sublet.console import (
     print_json,
     refuse_overwriting,
 )
+from sublet.errors import ProblemError
 from sublet.extras import installed
 from sublet.frontends.model import is_onnx
-from sublet.frontends.onnx.optimized import ALL
+from sublet.frontends.onnx.optimized import ALL, LEVELS
+from sublet.model import Model as Source
 from sublet.other_order import OtherOrder, other_order
 from sublet.packing_report import parse_regions
 from sublet.plan import MemoryPlan
@@ -46,6 +55,7 @@ from sublet.planning import Options, plan_memory
 from sublet.recipe import AS_IS
 from sublet.report import as_json
 from sublet.showing import draw, show_plan
+from sublet.sources import source_of
 from sublet.viz.rectangles import rectangles
 from sublet.viz.summary import verdict_line
 
@@ -53,6 +63,14 @@ from sublet.viz.summary import verdict_line
 class Where(StrEnum):
     arena = "arena"
     bound = "bound"
+
+
+Forbid = Annotated[
+    bool, typer.Option("--forbid-copies", help="Exit 2 if loops, branches or updates move bytes; say which.")
+]
+Advise = Annotated[
+    bool, typer.Option("--advise", help=f"Say what would lower the arena; no change is begun after {SECONDS:g} s.")
+]
 
 
 @answered
@@ -70,9 +88,8 @@ def plan(
     streams: Annotated[int, typer.Option(help="How many streams may run at the same time.")] = 1,
     region: RegionTexts = None,
     timeout: Timeout = None,
-    forbid_copies: Annotated[
-        bool, typer.Option("--forbid-copies", help="Exit 2 if loops, branches or updates move bytes; say which.")
-    ] = False,
+    forbid_copies: Forbid = False,
+    advise: Advise = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write the plan as JSON.")] = None,
     html: Html = None,
     png: Png = None,
@@ -80,8 +97,7 @@ def plan(
 ) -> None:
     """Plan the memory of a model, prove the plan, and show it."""
     refuse_overwriting(model, out, html, png)
-    limit = None if budget is None else parse_bytes(budget)
-    started = perf_counter()
+    limit, started = None if budget is None else parse_bytes(budget), perf_counter()
     source = to_run(model, bound_dims(dim), max_trips=bound_trips(max_trips), optimize=optimize)
     options = Options(
         strategy=strategy,
@@ -100,16 +116,20 @@ def plan(
         other = other_order(source, options, made, progress)
     if out is not None:
         save(made, out)
-    picture = rectangles(made)
+    advised = _advised(model, source, options, made) if advise else None
+    picture = replace(rectangles(made), advice=advised)
     draw(picture, html, png)
     decision = None if limit is None else verdict(made, limit)
     if as_json_:
-        print_json({**as_json(made, seconds, decision), "remark": source.remark, "other_order": other.content})
+        more = {"remark": source.remark, "other_order": other.content, **(advised.content if advised else {})}
+        print_json({**as_json(made, seconds, decision), **more})
     else:
         show_plan(made, picture)
         _remark(made, other, source.remark)
         if optimize == AS_IS and is_onnx(model) and installed(ALL):
             answers().print(Text(f"`sublet run` has {ALL} rewrite the model first: --optimize auto plans that.", "dim"))
+        if advised is not None:
+            answers().print(Text(), advice_table(advised))
         if decision is not None:
             answers().print(verdict_line(decision, made))
     if decision is not None and not decision.fits:
@@ -126,3 +146,17 @@ def _remark(made: MemoryPlan, other: OtherOrder, remark: str) -> None:
         answers().print(Text(f"Another order needs {saved}: --order less", "yellow"))
     else:
         answers().print(Text(other.words, "dim"))
+
+
+def _advised(path: Path, source: Source, options: Options, made: MemoryPlan) -> Advised:
+    """What would lower the arena."""
+    if options.regions:
+        raise ProblemError("--advise is about one arena: leave --region out")
+    levels = tuple(LEVELS) if is_onnx(path) and installed(ALL) else ()
+
+    def reread(level: str) -> Source:
+        return source_of(path, source.dims, max_trips=source.max_trips, optimize=level)
+
+    tried = ideas(source, options, made, reread if levels else None, levels)
+    with advice_progress() as trying:
+        return tell(made, tried, trying=trying)

@@ -21,6 +21,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from sublet.advice.advise import Trying
+from sublet.advice.ideas import Idea
+from sublet.advised import Advice
 from sublet.bytesize import human
 from sublet.errors import CapacityError, ModelError, PlanError, SubletError
 from sublet.packing import STRATEGIES
@@ -181,6 +184,22 @@ def packing_progress() -> Iterator[Progress | None]:
         return
     with errors.status("packing") as status:
         yield lambda strategy, nbytes: status.update(f"packing: {strategy} needs {human(nbytes)}")
+
+
+@contextmanager
+def advice_progress() -> Iterator[Trying | None]:
+    """Tell each change tried on a terminal, and the best so far; say nothing elsewhere."""
+    if not errors.is_terminal:
+        yield None
+        return
+    with errors.status("advice") as status:
+
+        def trying(idea: Idea, found: tuple[Advice, ...]) -> None:
+            best = min((each.arena_bytes for each in found), default=None)
+            so_far = "" if best is None else f", the best so far is {human(best)}"
+            status.update(escape(printable(f"trying {idea.what}{so_far} (Ctrl-C keeps what was found)")))
+
+        yield trying
 
 
 def print_json(content: dict[str, Any]) -> None:

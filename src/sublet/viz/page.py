@@ -81,6 +81,7 @@ def _model(picture: Picture) -> str:
         "blocks": _blocks(picture, columns),
         "bands": [[b.label, b.begin, b.end, b.exit, b.depth, int(b.kept), int(b.repeats)] for b in picture.bands],
         "pointers": [[place.value, place.spec, place.stands_for] for place in picture.pointers],
+        **({} if picture.advice is None else picture.advice.content),
         "curve": {
             "point": columns.add(point - picture.begin for point, _ in picture.curve),
             "bytes": columns.add(level for _, level in picture.curve),

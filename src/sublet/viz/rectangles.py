@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
+from sublet.advised import Advised
 from sublet.errors import ProblemError
 from sublet.packing.problem import Packing, Problem
 from sublet.plan import ARENA, POINTER, MemoryPlan, Peak, Placement, Region
@@ -53,6 +54,7 @@ class Picture:
     bands       the copies of the bodies of loops
     rounds      for each placement in which rounds of loops its value is there; "" for always
     pointers    the values that have no bytes of their own
+    advice      what would lower the arena, if that was asked
     """
 
     title: str
@@ -76,6 +78,7 @@ class Picture:
     bands: tuple[Band, ...] = ()
     rounds: tuple[str, ...] = ()
     pointers: tuple[Placement, ...] = ()
+    advice: Advised | None = None
 
     @property
     def gap(self) -> float:

@@ -1,0 +1,136 @@
+"""What part of its inputs an ONNX operator needs to compute a part of its output, along one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sublet.ir.graph import Attr, Node
+from sublet.ops.onnx_inplace import BINARY, EXTREMES, UNARY, VARIADIC
+from sublet.tensor import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Elements [begin, end) along an axis."""
+
+    axis: int
+    begin: int
+    end: int
+
+    def of(self, spec: TensorSpec) -> TensorSpec:
+        """The spec of what is cut out."""
+        shape = (*spec.shape[: self.axis], self.end - self.begin, *spec.shape[self.axis + 1 :])
+        return TensorSpec(spec.dtype, shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The inputs, by position, of which a part is enough (the others are needed as they are); changed attributes."""
+
+    cuts: Mapping[int, Cut]
+    attrs: Mapping[str, Attr] = field(default_factory=dict)
+
+
+ELEMENTWISE = frozenset((*UNARY, *BINARY, *VARIADIC, *EXTREMES, "Gelu", "Identity", "Where"))
+POOLS = frozenset(("AveragePool", "MaxPool"))
+GLOBAL_POOLS = frozenset(("GlobalAveragePool", "GlobalMaxPool"))
+BY_AXIS = frozenset(("LayerNormalization", "LogSoftmax", "Softmax"))
+QUANTIZING = frozenset(("DequantizeLinear", "QuantizeLinear"))
+
+
+def piece(node: Node, cut: Cut) -> Piece | None:
+    """What a part of output 0 needs; None where that is not known or not exact."""
+    name = node.op.removeprefix("onnx.")
+    specs = [value.spec if value is not None else None for value in node.inputs]
+    if not node.op.startswith("onnx.") or not specs or len([v for v in node.outputs if v is not None]) != 1:
+        return None
+    if node.outputs[0] is None or not all(spec is None or isinstance(spec, TensorSpec) for spec in specs):
+        return None
+    result, known = node.outputs[0].spec, [spec if isinstance(spec, TensorSpec) else None for spec in specs]
+    if not isinstance(result, TensorSpec) or known[0] is None:
+        return None
+    if name in ELEMENTWISE or name in QUANTIZING:
+        return _elementwise(name, known, result, cut)
+    if name == "Conv":
+        return _conv(node, known, cut)
+    if name in POOLS:
+        return _rows(node, known[0], cut) if cut.axis >= 2 else Piece({0: cut})
+    if name in GLOBAL_POOLS:
+        return Piece({0: cut}) if cut.axis < 2 else None
+    if name == "BatchNormalization" and not node.attrs.get("training_mode", 0):
+        channels = {i: Cut(0, cut.begin, cut.end) for i in range(1, len(specs))} if cut.axis == 1 else {}
+        return Piece({0: cut, **channels})
+    if name in BY_AXIS:
+        axis = node.attrs.get("axis", 1 if name != "LayerNormalization" else -1)
+        rank = len(result.shape)
+        return Piece({0: cut}) if isinstance(axis, int) and cut.axis < (axis + rank) % rank else None
+    return _product(name, node, known, cut)
+
+
+def _elementwise(name: str, specs: list[TensorSpec | None], result: TensorSpec, cut: Cut) -> Piece | None:
+    if name in QUANTIZING and any(spec is not None and spec.size != 1 for spec in specs[1:]):
+        return None
+    cuts: dict[int, Cut] = {}
+    for i, spec in enumerate(specs):
+        axis = cut.axis - (len(result.shape) - len(spec.shape)) if spec is not None else -1
+        if spec is not None and axis >= 0 and spec.shape[axis] != 1:
+            if spec.shape[axis] != result.shape[cut.axis]:
+                return None
+            cuts[i] = Cut(axis, cut.begin, cut.end)
+    return Piece(cuts)
+
+
+def _conv(node: Node, specs: list[TensorSpec | None], cut: Cut) -> Piece | None:
+    source, weight = specs[0], specs[1]
+    if source is None or weight is None:
+        return None
+    if cut.axis == 0:
+        return Piece({0: cut})
+    if cut.axis >= 2:
+        return _rows(node, source, cut, weight.shape[cut.axis])
+    filters = {i: Cut(0, cut.begin, cut.end) for i in range(1, len(specs)) if specs[i] is not None}
+    group = node.attrs.get("group", 1)
+    if group == 1:
+        return Piece(filters)
+    if group == source.shape[1] == weight.shape[0]:
+        return Piece({0: cut, **filters}, {"group": cut.end - cut.begin})
+    return None
+
+
+def _rows(node: Node, source: TensorSpec, cut: Cut, kernel: int | None = None) -> Piece | None:
+    """A sliding window: the rows it needs, and the padding that is left at the ends."""
+    axis, rank = cut.axis - 2, len(source.shape) - 2
+    if node.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", b"NOTSET") or node.attrs.get("ceil_mode", 0):
+        return None
+    if kernel is None:
+        kernel = _number(node, "kernel_shape", axis, 1)
+    stride, dilation = _number(node, "strides", axis, 1), _number(node, "dilations", axis, 1)
+    pads = node.attrs.get("pads", (0,) * (2 * rank))
+    if not isinstance(pads, tuple) or len(pads) != 2 * rank or not all(isinstance(pad, int) for pad in pads):
+        return None
+    before = int(pads[axis])
+    begin, end = cut.begin * stride - before, (cut.end - 1) * stride + (kernel - 1) * dilation + 1 - before
+    changed = [int(pad) for pad in pads]
+    changed[axis], changed[axis + rank] = max(0, -begin), max(0, end - source.shape[cut.axis])
+    inside = Cut(cut.axis, max(0, begin), min(end, source.shape[cut.axis]))
+    return Piece({0: inside}, {"pads": tuple(changed)}) if inside.begin < inside.end else None
+
+
+def _number(node: Node, name: str, axis: int, default: int) -> int:
+    found = node.attrs.get(name)
+    return int(found[axis]) if isinstance(found, tuple) and axis < len(found) else default
+
+
+def _product(name: str, node: Node, specs: list[TensorSpec | None], cut: Cut) -> Piece | None:
+    """A part of the rows of a product needs that part of the rows of its first factor."""
+    first, second = specs[0], specs[1] if len(specs) > 1 else None
+    if first is None or second is None or len(second.shape) != 2 or cut.axis > len(first.shape) - 2:
+        return None
+    if name == "MatMul":
+        return Piece({0: cut})
+    if name != "Gemm" or node.attrs.get("transA", 0):
+        return None
+    added = specs[2] if len(specs) > 2 else None
+    rows = added is not None and len(added.shape) == 2 and added.shape[0] != 1
+    return Piece({0: cut, 2: cut} if rows else {0: cut})
