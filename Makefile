@@ -47,10 +47,12 @@ wheel: $(VENV)/.installed ## a manylinux wheel in dist/, installed and tried in 
 	MODEL=$$(build/wheel/clean/bin/python -c 'import onnx.backend.test as t; print(t.__path__[0])')/data/light/light_$(DEMO).onnx; \
 	cd build/wheel && clean/bin/sublet plan "$$MODEL" --out plan.json && clean/bin/sublet check "$$MODEL" plan.json
 
-fuzz: $(VENV)/.installed build/check ## generated programs, mutated plans, the core under sanitizers; SECONDS=600
+fuzz: $(VENV)/.installed build/check ## generated programs, mutated plans, kernels at every layout, gradients, the core under sanitizers; SECONDS=600
 	build/check 2000 1
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600)
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) --kind steps
+	for kind in facts operators gradients; do \
+	  $(BIN)/python -m tests.fuzz_kernels --seconds $(or $(SECONDS),600) --kind $$kind || exit 1; done
 
 CORE := src/sublet/packing/core
 build/check: tests/core/check.cpp $(wildcard $(CORE)/*.?pp)

@@ -1,6 +1,6 @@
 """Commands run at every layout their facts allow: what a kernel does must be what its record says.
 
-python -m tests.fuzz --kind facts --seconds 600 --seed 1
+python -m tests.fuzz_kernels --kind facts --seconds 600 --seed 1
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every kernel under every fact it may be run under: views, parts and operands in place, at every alignment.
 
-`python -m tests.fuzz --kind facts` goes on with variations of the examples.
+`python -m tests.fuzz_kernels --kind facts` goes on with variations of the examples.
 """
 
 from __future__ import annotations

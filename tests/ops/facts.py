@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -147,5 +147,6 @@ def close(a: Array, b: Array) -> bool:
     return bool(np.allclose(*wide, rtol=1e-5, atol=1e-6, equal_nan=True))
 
 
-def names() -> Iterator[str]:
-    yield from sorted(tests())
+@cache
+def names() -> list[str]:
+    return sorted(tests())

@@ -17,7 +17,7 @@ from tests.ops.test_onnx_inplace import cases, model_of
 
 LARGEST = 100_000
 TYPES = 2
-"""Cases of so many element types of each operator; `python -m tests.fuzz --kind onnx` takes ONNX's own tests."""
+"""Cases of so many element types of each operator; `tests.fuzz_kernels --kind operators` takes ONNX's own tests."""
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "numpy", "reference"])
