@@ -28,7 +28,7 @@ FLOORS = [
     ["plan_file"],
     ["checker", "analysis.*"],
     ["assemble", "budget", "copied"],
-    ["planning", "report", "packing_report", "viz"],
+    ["planning", "refutation", "report", "packing_report", "viz"],
     ["runtime.kernel", "runtime.dtypes", "runtime"],
     ["frontends", "frontends.onnx.*"],
     ["builder", "builder.*"],

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from sublet.bytesize import human, parse_bytes
-from sublet.checker import check as replay
+from sublet.checker import judge
 from sublet.cli_plan import plan
 from sublet.cli_run import run
 from sublet.console import (
@@ -39,9 +38,9 @@ from sublet.packing.csv_format import write_csv
 from sublet.packing.files import read_problem
 from sublet.packing_report import parse_regions, regions_json, report_json, show_regions, show_report, stacked
 from sublet.plan_file import load
-from sublet.printable import printable
+from sublet.refutation import refuted
 from sublet.report import as_json
-from sublet.showing import draw, print_map, show_plan
+from sublet.showing import draw, print_map, show_judgement, show_plan
 from sublet.sources import planned_model
 from sublet.viz.rectangles import packing_rectangles, rectangles
 
@@ -75,19 +74,22 @@ app.command()(plan)
 def check(
     model: Model,
     plan_path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan written by `sublet plan --out`.")],
+    search: Annotated[
+        bool, typer.Option("--search", help="Refute again what only a search has refuted below the lower bound.")
+    ] = False,
     as_json_: Json = False,
 ) -> None:
-    """Replay a plan against its model, byte by byte, and report every violation."""
+    """Replay a plan against its model, byte by byte; prove all it says; report every violation."""
     made = load(plan_path)
-    found = replay(planned_model(model, made).graph, made.schedule, made)
+    judged = judge(planned_model(model, made).graph, made.schedule, made)
+    if search:
+        judged = refuted(made, judged)
     if as_json_:
-        print_json({"valid": not found, "violations": [str(finding) for finding in found]})
-    elif found:
-        for finding in found:
-            answers().print(f"[red]violation[/red] {escape(printable(str(finding)))}")
+        violations = [str(finding) for finding in judged.findings]
+        print_json({"valid": not violations, "violations": violations, "claims": judged.claims})
     else:
-        answers().print(f"[green]valid[/green]: {len(made.placements)} tensors in {human(made.arena_bytes)}")
-    if found:
+        show_judgement(made, judged)
+    if judged.findings:
         raise typer.Exit(1)
 
 
@@ -95,19 +97,25 @@ def check(
 @answered
 def show(
     plan_path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan written by `sublet plan --out`.")],
+    model: Annotated[Path | None, typer.Option(help="The model it is for: check the plan before it is shown.")] = None,
     html: Html = None,
     png: Png = None,
     as_json_: Json = False,
 ) -> None:
-    """Show a plan from its file."""
-    refuse_overwriting(plan_path, html, png)
+    """Show a plan from its file; with --model, only if all that it says is true."""
+    refuse_overwriting([plan_path] if model is None else [plan_path, model], html, png)
     made = load(plan_path)
-    picture = rectangles(made)
+    judged = None if model is None else judge(planned_model(model, made).graph, made.schedule, made)
+    if judged is not None and judged.findings:
+        show_judgement(made, judged)
+        raise typer.Exit(1)
+    claimed = "not checked against its model" if judged is None else ""
+    picture = rectangles(made, claimed)
     draw(picture, html, png)
     if as_json_:
-        print_json(as_json(made, None, None))
+        print_json({"claims": None if judged is None else judged.claims, **as_json(made, None, None)})
     else:
-        show_plan(made, picture)
+        show_plan(made, picture, claimed)
 
 
 app.command()(run)

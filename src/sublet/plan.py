@@ -258,7 +258,5 @@ class MemoryPlan:
 
     @property
     def gap(self) -> float:
-        """Fragmentation over the lower bound: 0.0 is a proof that no packing is smaller."""
-        if self.lower_bound_bytes == 0:
-            return 0.0
-        return (self.arena_bytes - self.lower_bound_bytes) / self.lower_bound_bytes
+        """Fragmentation over the lower bound, or over one byte: 0.0 where the bound says that no packing is smaller."""
+        return (self.arena_bytes - self.lower_bound_bytes) / max(1, self.lower_bound_bytes)

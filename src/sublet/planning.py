@@ -27,6 +27,7 @@ from sublet.model import Model, Written, as_model
 from sublet.packing import Problem, pack, place_in_regions
 from sublet.packing import Region as MemoryRegion
 from sublet.packing.problem import MAX_ALIGNMENT
+from sublet.packing.search import SEARCH
 from sublet.passes.on_demand import on_demand
 from sublet.passes.order import ordered
 from sublet.plan import MemoryPlan, Storage
@@ -153,7 +154,9 @@ def _planned(graph: Graph, schedule: Schedule, options: Options, progress: Progr
     problem = interference(planned, settled.flow, alignment=align, name=graph.name)
     packed = _packed(problem, options, progress)
     plan = assemble(graph, schedule, settled, storages, packed, alignment=align, moves=moves)
-    require_valid(graph, schedule, plan)
+    bound = require_valid(graph, schedule, plan).bound
+    if bound.why and not (plan.bound == SEARCH and bound.followed):
+        return replace(plan, lower_bound_bytes=bound.proven, bound="peak", proof=bound.proof)
     return plan
 
 

@@ -20,11 +20,15 @@ def multiview(plan: MemoryPlan) -> tuple[str, ...]:
 
 
 def bytes_by_edge(plan: MemoryPlan) -> dict[str, int]:
-    """How many bytes control flow moves each time it passes an edge; without those that move none."""
-    edges: dict[str, int] = {}
+    """The most bytes that control flow moves when it passes an edge; without those that move none.
+
+    A destination takes one source each time: which one depends on the arm, or the copy of the body.
+    """
+    edges: dict[str, dict[str, int]] = {}
     for move in plan.moves:
-        edges[move.edge] = edges.get(move.edge, 0) + move.nbytes
-    return edges
+        to = edges.setdefault(move.edge, {})
+        to[move.destination] = max(move.nbytes, to.get(move.destination, 0))
+    return {edge: sum(to.values()) for edge, to in edges.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich.markup import escape
+
+from sublet.bytesize import human
+from sublet.checker import Judgement
 from sublet.console import answers, picture_width
 from sublet.plan import MemoryPlan
+from sublet.printable import printable
 from sublet.viz.page import write_html
 from sublet.viz.png import write_png
 from sublet.viz.rectangles import Picture
@@ -21,10 +26,28 @@ def draw(picture: Picture, html: Path | None, png: Path | None) -> None:
         write_png(picture, png)
 
 
-def show_plan(made: MemoryPlan, picture: Picture) -> None:
-    """The figures of a plan, and its memory map."""
-    answers().print(summary(made))
+def show_plan(made: MemoryPlan, picture: Picture, claimed: str = "") -> None:
+    """The figures of a plan, and its memory map; `claimed` says why they are not proven."""
+    answers().print(summary(made, claimed))
     print_map(picture)
+
+
+def show_judgement(made: MemoryPlan, judged: Judgement) -> None:
+    """The violations of a plan, or what of it is proven."""
+    for finding in judged.findings:
+        answers().print(f"[red]violation[/red] {escape(printable(str(finding)))}")
+    if judged.findings:
+        return
+    tensors = len({place.value for place in made.placements})
+    bound = f"lower bound {human(made.lower_bound_bytes)}"
+    if why := judged.unproven.get("lower_bound_bytes"):
+        bound = f"[yellow]{bound} not proven[/yellow] ({why})"
+    else:
+        bound += " proven" if made.gap else " proven: optimal for these buffers in this order"
+    answers().print(f"[green]valid[/green]: {tensors} tensors in {human(made.arena_bytes)}; {bound}")
+    for name, why in judged.unproven.items():
+        if name != "lower_bound_bytes":
+            answers().print(f"[yellow]not proven[/yellow]: {name} ({why})")
 
 
 def print_map(picture: Picture) -> None:

@@ -22,7 +22,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sublet.analysis.schedule import Schedule
-from sublet.checker.claims import LABELS, check_claims
+from sublet.checker.bound import Standing
+from sublet.checker.claims import LABELS, PROVEN, check_claims
 from sublet.checker.contents import contents, sources
 from sublet.checker.layout import lay_out
 from sublet.checker.order import check_form, check_order
@@ -32,7 +33,7 @@ from sublet.errors import Finding, PlanViolation
 from sublet.ir.graph import CaseOf, Graph, While
 from sublet.plan import MemoryPlan
 
-__all__ = ["LABELS", "Judgement", "check", "check_bytes", "judge", "require_valid"]
+__all__ = ["LABELS", "PROVEN", "Judgement", "Standing", "check", "check_bytes", "judge", "require_valid"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,15 @@ class Judgement:
 
     findings: tuple[Finding, ...]
     unproven: dict[str, str] = field(default_factory=dict)
+    bound: Standing = field(default_factory=Standing)
+
+    @property
+    def claims(self) -> dict[str, str]:
+        """Of each thing a plan says whether it is proven; nothing is when there are violations."""
+        if self.findings:
+            return {}
+        proven = {name: f"not proven: {self.unproven[name]}" if name in self.unproven else "proven" for name in PROVEN}
+        return {**proven, **dict.fromkeys(LABELS, "a label")}
 
 
 def judge(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> Judgement:
@@ -49,7 +59,7 @@ def judge(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> Judgement:
     if findings:
         return Judgement(findings)
     claims = check_claims(graph, schedule, plan)
-    return Judgement(tuple(claims.findings), claims.unproven)
+    return Judgement(tuple(claims.findings), claims.unproven, claims.bound)
 
 
 def check(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> tuple[Finding, ...]:
@@ -70,8 +80,9 @@ def check_bytes(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> tuple[Fin
     return (*findings, *dict.fromkeys(check_races(graph, schedule, accesses, layout.cells)), *misread)
 
 
-def require_valid(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> None:
-    """Raises PlanViolation with all violations, if there are any."""
-    findings = check(graph, schedule, plan)
-    if findings:
-        raise PlanViolation(findings)
+def require_valid(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> Judgement:
+    """The judgement of a plan without violations. Raises PlanViolation with all of them, if there are any."""
+    judged = judge(graph, schedule, plan)
+    if judged.findings:
+        raise PlanViolation(judged.findings)
+    return judged

@@ -11,6 +11,7 @@ Rule: false-bound.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 
 from sublet.analysis.schedule import happens_before
@@ -23,21 +24,43 @@ from sublet.plan import MemoryPlan
 SEARCH = "search"
 KINDS = ("peak", "antichain", SEARCH)
 MOST_PAIRS = 1 << 22
+SEARCHED = "a search found it, and what that refuted is not followed here"
 
 Blocks = Mapping[int, Block]
 
 
-def check_bound(plan: MemoryPlan, walk: Walk, surely: Blocks, said: Blocks) -> tuple[list[Finding], str]:
-    """What is false about the bound, and why it is not proven; "" when it is.
+@dataclass(frozen=True)
+class Standing:
+    """Why the bound of a plan is not proven, "" when it is; and what is: so many bytes, by buffers live at one point.
+
+    `needed` are the buffers with the points at which some run needs them. `followed` tells whether these are all that
+    the plan says, so that whoever searched for its packing had the right question.
+    """
+
+    why: str = ""
+    proven: int = 0
+    proof: tuple[int, ...] = ()
+    needed: Blocks = field(default_factory=dict)
+    followed: bool = True
+
+
+def check_bound(plan: MemoryPlan, walk: Walk, surely: Blocks, said: Blocks) -> tuple[list[Finding], Standing]:
+    """What is false about the bound, and how it stands.
 
     `surely` are the buffers with the points at which some run needs them, `said` with those that the plan says.
     """
+    findings, why = _judged(plan, walk, surely, said)
+    proven, proof = _peak(plan, surely)
+    return findings, Standing(why, proven, proof, surely, all(surely[n].live == said[n].live for n in said))
+
+
+def _judged(plan: MemoryPlan, walk: Walk, surely: Blocks, said: Blocks) -> tuple[list[Finding], str]:
     findings = [*_form(plan, said)]
     if findings:
         return findings, ""
     claimed, kind = plan.lower_bound_bytes, plan.bound
     if kind == SEARCH:
-        return [], "" if claimed <= _peak(plan, surely) else "a search found it; what it refuted is not followed here"
+        return [], "" if claimed <= _peak(plan, surely)[0] else SEARCHED
     members = frozenset(plan.proof)
     together = bytes_of(plan, [said[number].nbytes for number in members])
     if claimed > together:
@@ -77,11 +100,13 @@ def _form(plan: MemoryPlan, said: Blocks) -> Iterator[Finding]:
         yield _false("was found by a search, but lists buffers that prove it")
     if plan.lower_bound_bytes > plan.arena_bytes:
         yield _false(f"claims that no packing is below {plan.lower_bound_bytes} bytes, in {plan.arena_bytes}")
+    if plan.arena_bytes and not plan.lower_bound_bytes:
+        yield _false("claims that no bytes are needed")
 
 
-def _peak(plan: MemoryPlan, surely: Blocks) -> int:
-    """What the buffers prove that are needed at one point."""
-    best = 0
+def _peak(plan: MemoryPlan, surely: Blocks) -> tuple[int, tuple[int, ...]]:
+    """What the buffers prove that are needed at one point, and which these are."""
+    best: tuple[int, tuple[int, ...]] = (0, ())
     for step in {1, plan.alignment}:
         change: dict[int, int] = {}
         for block in surely.values():
@@ -95,8 +120,8 @@ def _peak(plan: MemoryPlan, surely: Blocks) -> int:
             live += change[point]
             if live > most:
                 most, at = live, point
-        alive = [b.nbytes for b in surely.values() if any(begin <= at < end for begin, end in b.live)]
-        best = max(best, bytes_of(plan, alive))
+        alive = tuple(n for n, block in surely.items() if any(begin <= at < end for begin, end in block.live))
+        best = max(best, (bytes_of(plan, [surely[number].nbytes for number in alive]), alive))
     return best
 
 

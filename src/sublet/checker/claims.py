@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from sublet.analysis.schedule import Schedule
 from sublet.checker.blocks import blocks, check_apart, check_groups
-from sublet.checker.bound import check_bound
+from sublet.checker.bound import Standing, check_bound
 from sublet.checker.copies import check_moves, check_targets
 from sublet.checker.kinship import ties
 from sublet.checker.lives import Ranges, conceivable, needed, within
@@ -29,8 +29,14 @@ from sublet.tensor import Unplannable
 MOST_ALIGNMENT = 1 << 32
 STOPPED = ("", "timeout", "interrupt")
 
-LABELS = ("strategy", "stopped", "moves.why")
-"""What a plan says that nothing follows from: how it was made."""
+PROVEN = (
+    *("graph", "alignment", "arena_bytes", "lower_bound_bytes", "total_bytes", "view_bytes", "inplace_bytes"),
+    *("storages", "placements", "live", "buffers", "sharing", "stands_for", "outside", "peak", "points", "rolled"),
+    *("moves", "updated"),
+)
+"""What a plan says that follows from its model and its regions."""
+LABELS = ("strategy", "stopped", "moves.why", "recipe.by", "recipe.order")
+"""What nothing follows from: how the plan was made."""
 
 
 @dataclass
@@ -39,6 +45,7 @@ class Claims:
 
     findings: list[Finding] = field(default_factory=list)
     unproven: dict[str, str] = field(default_factory=dict)
+    bound: Standing = field(default_factory=Standing)
 
 
 def check_claims(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> Claims:
@@ -83,10 +90,10 @@ def _check_lives(graph: Graph, plan: MemoryPlan, walk: Walk, found: Claims) -> N
         said = blocks(plan, {i: place.live for i, place in enumerate(plan.placements)})
         findings += check_apart(plan, said)
         findings += _peak(plan, {number: block.live for number, block in said.items()}, said)
-        wrong, why = check_bound(plan, walk, blocks(plan, least), said)
+        wrong, found.bound = check_bound(plan, walk, blocks(plan, least), said)
         findings += wrong
-        if why:
-            found.unproven["lower_bound_bytes"] = why
+        if found.bound.why:
+            found.unproven["lower_bound_bytes"] = found.bound.why
     found.findings += findings
 
 

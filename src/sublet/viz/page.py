@@ -65,7 +65,7 @@ def _hash(text: str) -> str:
 def _model(picture: Picture) -> str:
     columns = Columns()
     model = {
-        "title": picture.title,
+        "title": picture.heading,
         "figures": _figures(picture),
         "origin": _number(picture.begin),
         "duration": _number(picture.end - picture.begin),
@@ -96,6 +96,7 @@ def _figures(picture: Picture) -> dict[str, Any]:
         "lowerBound": _number(picture.lower_bound_bytes),
         "boundSource": picture.lower_bound_source,
         "gap": picture.gap,
+        "claimed": picture.claimed,
         "total": _number(picture.total_bytes),
         "views": _number(picture.view_bytes),
         "inplace": _number(picture.inplace_bytes),

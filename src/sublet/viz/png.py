@@ -61,7 +61,9 @@ def _figure(picture: Picture) -> Any:
     rows = min(_BAND_ROWS, max((band.depth + 1 for band in picture.bands), default=0))
     panels = figure.subplots(3 if rows else 2, 1, sharex=True, height_ratios=(4, 0.11 * rows, 1) if rows else (4, 1))
     above, below = panels[0], panels[-1]
-    figure.suptitle(_plain(picture.title or "packing"), x=0.008, ha="left", fontsize=13, fontweight="bold", color=_INK)
+    figure.suptitle(
+        _plain(picture.heading or "packing"), x=0.008, ha="left", fontsize=13, fontweight="bold", color=_INK
+    )
     above.set_title(_figures(picture), loc="left", fontsize=9, color=_QUIET)
     _draw_values(above, picture)
     _draw_curve(below, picture)

@@ -55,6 +55,7 @@ class Picture:
     rounds      for each placement in which rounds of loops its value is there; "" for always
     pointers    the values that have no bytes of their own
     advice      what would lower the arena, if that was asked
+    claimed     why what is drawn is not proven; "" when a check has proven it
     """
 
     title: str
@@ -79,13 +80,17 @@ class Picture:
     rounds: tuple[str, ...] = ()
     pointers: tuple[Placement, ...] = ()
     advice: Advised | None = None
+    claimed: str = ""
+
+    @property
+    def heading(self) -> str:
+        """The title, and why what is drawn is not proven."""
+        return f"{self.title} ({self.claimed})" if self.claimed else self.title
 
     @property
     def gap(self) -> float:
-        """Fragmentation over the lower bound; 0.0 when the bound is 0."""
-        if self.lower_bound_bytes == 0:
-            return 0.0
-        return (self.arena_bytes - self.lower_bound_bytes) / self.lower_bound_bytes
+        """Fragmentation over the lower bound, or over one byte."""
+        return (self.arena_bytes - self.lower_bound_bytes) / max(1, self.lower_bound_bytes)
 
     @cached_property
     def height(self) -> int:
@@ -94,7 +99,7 @@ class Picture:
         return max(self.arena_bytes, self.lower_bound_bytes, max(tops, default=0), 1)
 
 
-def rectangles(plan: MemoryPlan) -> Picture:
+def rectangles(plan: MemoryPlan, claimed: str = "") -> Picture:
     """The picture of the arena of a plan; what is bound outside the arena is only summed up.
 
     Several arenas are drawn on top of each other, the first one lowest.
@@ -128,6 +133,7 @@ def rectangles(plan: MemoryPlan) -> Picture:
         bands=bands(plan),
         rounds=tuple(when(place, plan) for place in placements),
         pointers=tuple(place for place in plan.placements if place.how == POINTER),
+        claimed=claimed,
     )
 
 

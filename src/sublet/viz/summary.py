@@ -20,9 +20,11 @@ SHARED = 3
 """Values of one buffer in a table."""
 
 
-def summary(plan: MemoryPlan) -> RenderableType:
-    """The figures of a plan, its peak, and what was left outside."""
-    parts: list[RenderableType] = [_figures(plan), Text(), *_peak(plan)]
+def summary(plan: MemoryPlan, claimed: str = "") -> RenderableType:
+    """The figures of a plan, its peak, and what was left outside; `claimed` says why they are not proven."""
+    parts: list[RenderableType] = [_figures(plan, claimed), Text(), *_peak(plan)]
+    if claimed:
+        parts.insert(0, Text(f"{claimed}: what follows is what the file says (--model proves it)", "yellow"))
     if plan.schedule.bodies:
         parts += [Text(), *_loops(plan)]
     if copied := updated(plan).copied:
@@ -53,17 +55,20 @@ def verdict_line(verdict: Verdict, plan: MemoryPlan) -> RenderableType:
     return Group(Text(f"{head} and take {human(total)} with their padding:", "red"), _buffer_table(verdict.proof, plan))
 
 
-def _figures(plan: MemoryPlan) -> Table:
+def _figures(plan: MemoryPlan, claimed: str) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(justify="right")
     table.add_column(style="dim")
     proof = "optimal: the arena equals the bound" if plan.gap == 0 else f"gap {plan.gap:.2%}"
+    bound = "by search, which the checker does not follow" if plan.bound == "search" else plan.bound
+    if claimed:
+        proof = f"gap {plan.gap:.2%} as the file says"
     several = plan.arenas if len(plan.arenas) > 1 else ()
     rows = [
         ("arena", plan.arena_bytes, f"{plan.arena_bytes:,} bytes, aligned to {plan.alignment}, by {plan.strategy}"),
         *((f"  {escape(printable(arena.name))}", arena.nbytes, f"{arena.nbytes:,} bytes") for arena in several),
-        ("lower bound", plan.lower_bound_bytes, f"{proof} ({plan.bound})"),
+        ("lower bound", plan.lower_bound_bytes, f"{proof} ({bound})"),
         ("without reuse", plan.total_bytes, _ratio(plan)),
         ("views save", plan.view_bytes, "of that sum: outputs that are bytes of an input"),
         ("in-place saves", plan.inplace_bytes, "of that sum: outputs written over an input that dies"),
@@ -145,7 +150,7 @@ def _loops(plan: MemoryPlan) -> list[RenderableType]:
         lines.append(Text(f"{what}; {several} {'lives' if several == 1 else 'live'} in several places in turn"))
     if not edges:
         return [*lines, Text("0 bytes moved by loops and branches", "green")]
-    lines.append(Text("bytes moved by loops and branches, each time they pass an edge:"))
+    lines.append(Text("bytes moved by loops and branches, at most, each time they pass an edge:"))
     lines += [_edge(plan, edge, nbytes) for edge, nbytes in list(edges.items())[:SHOWN]]
     if len(edges) > SHOWN:
         lines.append(Text(f"  and {len(edges) - SHOWN} more edges (all are in the plan file)"))

@@ -35,7 +35,7 @@ function writeHeader(model) {
   const cells = [
     ["Arena", human(figures.arena), `${exact(figures.arena)} B`],
     ["Lower bound", human(figures.lowerBound), figures.boundSource],
-    ["Gap", gap, figures.gap === 0 ? "no packing is smaller" : ""],
+    ["Gap", gap, figures.claimed || (figures.gap === 0 ? "no packing is smaller" : "")],
     ["Without reuse", human(figures.total), times > 1 ? `${exact(times < 100 ? Number(times.toPrecision(3)) : Math.round(times))} × the arena` : ""],
     ["Saved by views", human(figures.views), ""],
     ["Saved in place", human(figures.inplace), ""],

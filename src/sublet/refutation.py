@@ -1,0 +1,49 @@
+"""The lower bound that a search found, refuted again: no placement of the same buffers is smaller.
+
+The checker follows proofs by sets of buffers. What a search excluded, only a search can exclude; this one asks the
+packing core once more, about the buffers as the checker found them to be needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from sublet.checker import Judgement
+from sublet.errors import Finding
+from sublet.packing import Buffer, Packing, Problem, lower_bound
+from sublet.packing.plain import plain
+from sublet.packing.search import SEARCH, Limits, reach
+from sublet.plan import MemoryPlan
+
+BOUND = "lower_bound_bytes"
+
+
+def refuted(plan: MemoryPlan, judged: Judgement, effort: int | None = None) -> Judgement:
+    """The judgement with the bound proven, false, or unproven for a better reason; as it is when nothing is open."""
+    needed = judged.bound.needed
+    if judged.findings or not judged.bound.why or not needed:
+        return judged
+    if len(plan.arenas) != 1 or any(step.stream for step in plan.schedule.steps):
+        return _unproven(judged, "only a bound for one arena and one stream can be searched again")
+    numbers = [number for number in needed if needed[number].live]
+    buffers = []
+    for number in numbers:
+        live = needed[number].live
+        gaps = tuple((end, begin) for (_, end), (begin, _) in pairwise(live))
+        buffers.append(Buffer(str(number), needed[number].nbytes, live[0][0], live[-1][1], plan.alignment, gaps))
+    problem = plain(Problem(tuple(buffers))).problem
+    known = Packing(tuple(needed[number].low for number in numbers), plan.arena_bytes, plan.strategy)
+    found = reach(problem, plan.lower_bound_bytes - 1, lower_bound(problem), known, Limits(effort))
+    if found.packing.arena_bytes < plan.lower_bound_bytes:
+        what = f"claims that no packing is below {plan.lower_bound_bytes} bytes, and there is one of "
+        finding = Finding("false-bound", "the lower bound", what + f"{found.packing.arena_bytes}")
+        return replace(judged, findings=(finding,))
+    if found.bound.bytes >= plan.lower_bound_bytes:
+        unproven = {name: why for name, why in judged.unproven.items() if name != BOUND}
+        return replace(judged, unproven=unproven, bound=replace(judged.bound, why=""))
+    return _unproven(judged, f"the {SEARCH} ended before it had refuted {plan.lower_bound_bytes - 1} bytes")
+
+
+def _unproven(judged: Judgement, why: str) -> Judgement:
+    return replace(judged, unproven={**judged.unproven, BOUND: why}, bound=replace(judged.bound, why=why))
