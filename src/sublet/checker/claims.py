@@ -174,14 +174,15 @@ def _copies(plan: MemoryPlan, walk: Walk) -> Iterator[Finding]:
         for value in moment.writes if point in reached else ():
             found = walk.places.found(value, moment.context)
             if found is not None:
-                written.add(found)
+                written.update([found] if found[1] in ((), moment.context) else [])
             elif value.plannable and value.name not in walk.places.pointers:
                 copies = ", ".join(f"{copy} of {loop}" for loop, copy in moment.context)
                 what = f"is written in copy {copies} of the bodies around it, where it has no place"
                 yield Finding("bad-copies", f"value {value}", what, "every copy of a body needs bytes for it")
     for i, place in enumerate(plan.placements):
         for context in place.copies or ((),):
-            if place.how != POINTER and (i, context) not in written:
+            told = (i, context) in written and (context or not place.copies)
+            if place.how != POINTER and not told:
                 yield _of(place, "bad-copies", "is placed in a copy of the bodies around it that does not write it")
     runs = {(moment.node.name, moment.context[:-1]) for point, moment in enumerate(walk.timeline.moments)
             if point in reached and moment.kind == "round" and moment.node and moment.context}  # fmt: skip
