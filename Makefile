@@ -51,6 +51,7 @@ fuzz: $(VENV)/.installed build/check ## generated programs, mutated plans, kerne
 	build/check 2000 1
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600)
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) --kind steps
+	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) --kind onnx
 	for kind in facts operators gradients; do \
 	  $(BIN)/python -m tests.fuzz_kernels --seconds $(or $(SECONDS),600) --kind $$kind || exit 1; done
 

@@ -6,6 +6,7 @@ checker accepts it, running it must still be right.
 
     python -m tests.fuzz --seconds 600 --seed 1
     python -m tests.fuzz --seconds 600 --seed 1 --kind steps    # training steps of the nn dialect, run by the reference
+    python -m tests.fuzz --seconds 600 --seed 1 --kind onnx     # ONNX models, beside ONNX Runtime
     python -m tests.fuzz --seconds 600 --seed 1 --kind folding  # what is folded, all operators, forms and types
 """
 
@@ -35,6 +36,7 @@ from tests.frontends.folding import compare
 from tests.generate import program
 from tests.interpreter import results_match
 from tests.mutants import mutants
+from tests.onnx_check import check_onnx
 from tests.schedules import random_schedule
 from tests.training.steps import check_step
 
@@ -46,12 +48,14 @@ class Tally:
     programs: int = 0
     nodes: int = 0
     plans: int = 0
+    refused: int = 0
     mutants: Counter[str] = field(default_factory=Counter)
     accepted: Counter[str] = field(default_factory=Counter)
     refused_right: Counter[str] = field(default_factory=Counter)
 
     def __str__(self) -> str:
         head = f"{self.programs} programs, {self.nodes} nodes, {self.plans} plans, {self.mutants.total()} mutants"
+        head += f", {self.refused} refused by ONNX Runtime" if self.refused else ""
         rows = [
             f"  {kind:<18}{count:>8} mutants {self.accepted[kind]:>8} accepted and right "
             f"{self.refused_right[kind]:>8} refused, not seen to fail"
@@ -154,6 +158,19 @@ KINDS: dict[str, Callable[[int, Tally], None]] = {
     "steps": one_step,
     "folding": one_folding,
 }
+
+
+def one_model(seed: int, tally: Tally) -> None:
+    """One ONNX model, in ONNX Runtime and planned. Raises AssertionError naming the seed."""
+    outcome = check_onnx(seed)
+    assert not outcome.wrong, outcome.wrong
+    tally.programs += 1
+    tally.nodes += outcome.nodes
+    tally.plans += not outcome.refused
+    tally.refused += bool(outcome.refused)
+
+
+KINDS = {"programs": one_program, "steps": one_step, "onnx": one_model}
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz import Tally, one_program
+from tests.fuzz import Tally, one_model, one_program
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -20,3 +20,10 @@ def test_mutants_are_refused() -> None:
     assert tally.mutants.total() > 100
     assert tally.accepted["shrunk arena"] == 0
     assert tally.accepted["swapped offsets"] < tally.mutants["swapped offsets"] / 4
+
+
+def test_generated_onnx_models_run_as_in_onnx_runtime() -> None:
+    tally = Tally()
+    for seed in range(100):
+        one_model(seed, tally)
+    assert tally.refused < 10

@@ -181,3 +181,18 @@ def test_a_local_function_called_in_a_loop_and_outside_is_optimised() -> None:
         for _ in range(rounds):
             after = np.tanh(-after)
         np.testing.assert_allclose(found[name], after, rtol=1e-6)
+
+
+def test_a_weight_of_a_body_outlives_the_folder_it_was_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBLET_CACHE_BYTES", "0")
+    weight = np.arange(600, dtype=np.float32)
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 17]>
+        g (float[600] x) => (float[600] z) <int64 trip = {3}>
+        {
+          z = Loop (trip, "", x) <body = b (int64 i, bool c, float[600] p) => (bool c, float[600] q) { q = Add (p, w) }>
+        }
+        """)
+    model.graph.node[0].attribute[0].g.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    found = compile(model, optimize="onnxruntime")(x=weight)
+    assert np.array_equal(found["z"], 4 * weight)

@@ -56,7 +56,7 @@ def content_for(value: Value, given: Any, what: str) -> Any:
         array = given if isinstance(given, np.ndarray) else np.asarray(given)
         if isinstance(given, float | int | list | tuple) and array.dtype.kind in PLAIN.get(wanted.kind, ""):
             array = array.astype(wanted)  # Python's numbers are of no type in particular
-    except (ValueError, TypeError, OverflowError) as error:
+    except Exception as error:  # whatever the type of what is given raises, as a PyTorch tensor with a gradient
         raise RunError(f"{what}: {type(given).__name__} is no array: {error}") from None
     if array.dtype != wanted or array.shape != spec.shape:
         raise RunError(f"{what}: must be {spec}, {wanted}{list(spec.shape)}, not {array.dtype}{list(array.shape)}")

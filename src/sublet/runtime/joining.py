@@ -121,6 +121,18 @@ class InTurn:
             raise
 
 
+def _whole(first: Guarded, call: Joinable, following: Sequence[Guarded]) -> tuple[Call, int]:
+    try:
+        return call.joined([other.call for other in following])
+    except SubletError:
+        raise
+    except Exception as error:  # of the library that opens them as one
+        node, what = first.nodes[0], f"{type(error).__name__}: {error}"
+        raise KernelError(
+            f"node {node.name}, {node.op}, and those after it: cannot be opened as one: {what}"
+        ) from error
+
+
 def in_turn(calls: Sequence[Call]) -> Call:
     """One call for several."""
     present = [call for call in calls if call is not nothing]
@@ -139,7 +151,7 @@ def _joined(calls: Sequence[Call]) -> list[Call]:
                 if not isinstance(other, Guarded):
                     break
                 following.append(other)
-            whole, more = call.call.joined([other.call for other in following])
+            whole, more = _whole(call, call.call, following)
             count += more
             call = Guarded((*call.nodes, *(node for other in following[:more] for node in other.nodes)), whole)
         found.append(call)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from sublet.errors import RunError
+from sublet.errors import KernelError, RunError, SubletError
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops.op import lookup
 from sublet.runtime.copying import bind_copies, byte_copies
@@ -49,7 +49,7 @@ def choose_kernels(
             continue
         first = preferred.get(node.name)
         order = sorted(backends, key=lambda backend: backend.name != first) if first else backends
-        found = ((backend.kernel(node, constants), backend.name) for backend in order)
+        found = ((_kernel(backend, node, constants), backend.name) for backend in order)
         fitting = (Chosen(kernel, name) for kernel, name in found if kernel is not None and _knows_facts(kernel, node))
         chosen[node.name] = next(fitting, None)
         if chosen[node.name] is None:
@@ -60,6 +60,16 @@ def choose_kernels(
         known = ", ".join(dict.fromkeys(backend.name for backend in backends))
         raise RunError(f"no backend of {known} computes {nodes}{more}")
     return chosen
+
+
+def _kernel(backend: Backend, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
+    try:
+        return backend.kernel(node, constants)
+    except SubletError:
+        raise
+    except Exception as error:  # of a library, or of a backend from outside
+        what = f"the backend {backend.name} fails to choose a kernel: {type(error).__name__}: {error}"
+        raise RunError(f"node {node.name}, {node.op}: {what}") from error
 
 
 def scratch_of(kernels: Kernels) -> tuple[tuple[str, int], ...]:
@@ -81,4 +91,10 @@ def bind_node(node: Node, places: Places, kernels: Kernels) -> Call:
         assert copies is not None
         return bind_copies(copies, places)
     scratch = places.array(node.scratch) if chosen.kernel.scratch and node.scratch else None
-    return chosen.kernel.bind(operands(node.inputs, places), operands(node.outputs, places), scratch)
+    try:
+        return chosen.kernel.bind(operands(node.inputs, places), operands(node.outputs, places), scratch)
+    except SubletError:
+        raise
+    except Exception as error:  # a library that opens the kernel only now
+        what = f"cannot be bound by {chosen.backend}: {type(error).__name__}: {error}"
+        raise KernelError(f"node {node.name}, {node.op}: {what}") from error

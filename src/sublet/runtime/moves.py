@@ -193,11 +193,18 @@ def close_rows(node: While, at: Operands) -> None:
             cell.content = np.stack(rows, axis) if rows else _no_rows(row, axis)
 
 
+_ELEMENTS = {"str": np.dtype(object), **{dtype.text: kind for dtype, kind in NUMPY.items()}}
+
+
 def _no_rows(row: Value, axis: int) -> Array:
-    if not isinstance(row.spec, TensorSpec):
-        return np.empty((0,), np.float32)
-    shape = (*row.spec.shape[:axis], 0, *row.spec.shape[axis:])
-    return np.empty(shape, NUMPY[row.spec.dtype])
+    """What is stacked in no round: of the type of a row, extents that nobody knows are 0."""
+    if isinstance(row.spec, TensorSpec):
+        shape, dtype = row.spec.shape, NUMPY[row.spec.dtype]
+    else:
+        element, _, dims = row.spec.type.rstrip("]").partition("[")
+        shape = () if dims == "..." else tuple(int(d) if d.isdigit() else 0 for d in dims.split(",") if d)
+        dtype = _ELEMENTS.get(element, np.dtype(np.float32))
+    return np.empty((*shape[:axis], 0, *shape[axis:]), dtype)
 
 
 def check_moves(node: While | CaseOf) -> None:

@@ -1,8 +1,10 @@
 """The ONNX Runtime backend: its kernels, run at the addresses of the plan.
 
 Results are bit for bit those of ONNX Runtime's own session over the same graph: the same kernels run on the
-same operands. Calls that follow one another are joined into one session, so that Python is left between them
-only for loops, branches and what other backends compute.
+same operands. That is so from an alignment of 64 bytes on; where a tensor begins elsewhere, as a row in its whole may,
+some kernels compute other elements one by one than in vectors, and the last bit of these may differ.
+Calls that follow one another are joined into one session, so that Python is left between them only for loops,
+branches and what other backends compute.
 """
 
 from __future__ import annotations

@@ -146,6 +146,7 @@ def _element(text: str) -> int | None:
     if text == "str":
         return STRING
     try:
-        return element_type(DType.parse(text))
+        dtype = DType.parse(text)
     except SubletError:
         return None
+    return element_type(dtype) if NUMPY[dtype].char in NATIVE else None

@@ -94,7 +94,8 @@ def _is_another_name(frame: Frame, node: onnx.NodeProto, domain: str) -> bool:
     What such a graph passes on is then seen to be the very value, so that nothing needs to be copied.
     """
     inside = len(frame.scope.maps) > 1
-    return inside and domain == "" and node.op_type == "Identity" and len(node.input) == len(node.output) == 1
+    plain = inside and domain == "" and node.op_type == "Identity" and len(node.input) == len(node.output) == 1
+    return plain and bool(node.input[0]) and bool(node.output[0])
 
 
 def _add_node(

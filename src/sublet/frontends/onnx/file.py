@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import onnx
 
 MAX_FILE_BYTES = (1 << 31) - 1
+LATEST_VERSION = (1 << 31) - 1
 MAX_INLINED_NODES = 1_000_000
 FunctionKey = tuple[str, str]
 
@@ -54,6 +55,11 @@ def opsets_of(model: onnx.ModelProto, where: str) -> dict[str, int]:
         raise ModelError(
             f"{where}: operator set {opsets['']}; the installed onnx package knows 1 to {newest}: upgrade it"
         )
+    for domain, version in opsets.items():
+        if not 1 <= version <= LATEST_VERSION:
+            raise ModelError(
+                f"{where}: the operator set {domain!r} has no version {version}; the file may be corrupted"
+            )
     return opsets
 
 

@@ -24,10 +24,10 @@ from sublet.errors import ModelError
 from sublet.extras import require
 from sublet.frontends.onnx.dims import bind_inputs
 from sublet.frontends.onnx.file import all_nodes, inlined, opsets_of, read_model
-from sublet.frontends.onnx.model import Imported, from_proto, load
+from sublet.frontends.onnx.model import Imported, from_proto
 from sublet.frontends.onnx.outputs import with_written_outputs
 from sublet.frontends.onnx.runtime_types import inferred_types, session_options, session_over
-from sublet.frontends.onnx.types import TensorType, write_type
+from sublet.frontends.onnx.types import TensorType, spec_of, write_type
 from sublet.frontends.onnx.weights import Weight, external_file, of_array
 from sublet.printable import printable
 from sublet.recipe import Recipe
@@ -145,18 +145,39 @@ def _restored(folder: Path, dims: Mapping[str, int], level: str) -> Imported:
     closed = all(
         dim.HasField("dim_value") for value in proto.graph.input for dim in value.type.tensor_type.shape.dim
     )  # unless it was rewritten with open dimensions
-    imported = load(folder / MODEL, {} if closed else dims)
-    inner = {tensor.name for node in all_nodes(iter(proto.graph.node)) for tensor in _inner_tensors(node)}
-    mapped = {tensor.name: tensor for tensor in proto.graph.initializer if tensor.data_location == tensor.EXTERNAL}
+    mapped = {tensor.name: tensor for tensor in _mappable(proto, folder)}
+    imported = from_proto(proto, {} if closed else dims, where=MODEL, folder=folder)
     raw = np.memmap(folder / WEIGHTS, np.uint8, "r") if mapped else np.empty(0, np.uint8)
     weights: dict[str, Weight] = dict(imported.weights)
     for name, weight in imported.weights.items():
         spec = weight.spec
-        if name in mapped and name not in inner and isinstance(spec, TensorSpec) and not packed(spec):
+        if name in mapped and isinstance(spec, TensorSpec):
             offset = int(_external(mapped[name])["offset"])
             content = raw[offset : offset + spec.nbytes].view(NUMPY[spec.dtype]).reshape(spec.shape)
             weights[name] = of_array(content, spec)
     return replace(imported, weights=weights, dims=dict(dims), recipe=Recipe(level, depends_on()))
+
+
+def _mappable(proto: onnx.ModelProto, folder: Path) -> Iterator[onnx.TensorProto]:
+    """The tensors to map from the file of weights; the content of the other ones comes into `proto`.
+
+    Those are the ones of sub-graphs, whose names need not be unique, and those whose elements share a byte.
+    """
+    inner = [tensor for node in all_nodes(iter(proto.graph.node)) for tensor in _inner_tensors(node)]
+    names = {tensor.name for tensor in inner}
+    for tensor in (*proto.graph.initializer, *inner):
+        if tensor.data_location != tensor.EXTERNAL:
+            continue
+        spec = spec_of(TensorType(tensor.data_type, tuple(tensor.dims)), "")
+        if tensor.name not in names and isinstance(spec, TensorSpec) and not packed(spec):
+            yield tensor
+            continue
+        place = _external(tensor)
+        with (folder / WEIGHTS).open("rb") as file:
+            file.seek(int(place["offset"]))
+            tensor.raw_data = file.read(int(place["length"]))
+        tensor.data_location = tensor.DEFAULT
+        del tensor.external_data[:]
 
 
 def _inner_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:

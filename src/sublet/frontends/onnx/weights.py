@@ -90,7 +90,7 @@ def _inline_array(tensor: onnx.TensorProto, where: str) -> Array:
     numpy_helper = require("onnx.numpy_helper", extra="onnx")
     try:
         array: Array = numpy_helper.to_array(tensor)
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # the package checks nothing, so anything may go wrong
         raise ModelError(f"{where}: tensor {tensor.name!r} does not hold its elements: {error}") from None
     return array
 
@@ -114,9 +114,12 @@ def external_reader(tensor: onnx.TensorProto, spec: TensorSpec, folder: Path | N
 
     def read() -> Array:
         numpy_helper = require("onnx.numpy_helper", extra="onnx")
-        with external_file(folder, location, name).open("rb") as file:
-            file.seek(offset)
-            raw = file.read(length)
+        try:
+            with external_file(folder, location, name).open("rb") as file:
+                file.seek(offset)
+                raw = file.read(length)
+        except OSError as error:
+            raise ModelError(f"{name}: {location} cannot be read: {error.strerror}") from None
         if len(raw) != length:
             raise ModelError(f"{name}: {location} became shorter while it was in use")
         inline = type(tensor)(data_type=tensor.data_type, dims=tensor.dims, raw_data=raw)

@@ -1,0 +1,128 @@
+"""A random ONNX model in ONNX Runtime, and in the planned memory of random options: the same bits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+import sublet
+from sublet.frontends.onnx.model import from_proto
+from sublet.packing import STRATEGIES
+from sublet.planning import Options
+from tests.onnx_generate import Program
+from tests.onnx_several import onnx_program
+
+LEVELS = {
+    "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "onnxruntime": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+WIDE = 64
+"""From this alignment on ONNX Runtime's kernels round as in its own memory: at others their loops over vectors begin
+with other elements, and what is computed one by one may differ in the last bit. The same is true of rows in place."""
+
+CLOSE = {2: 2e-2, 4: 1e-4, 8: 1e-8}
+"""How far floats may be off, by their bytes, in those cases, where an optimiser rewrites the model, and where constants
+are folded, since ONNX's reference implementation is NumPy."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`refused` says why ONNX Runtime does not run the model, `wrong` what differs; both "" when all is well."""
+
+    refused: str = ""
+    wrong: str = ""
+    nodes: int = 0
+
+
+def options_of(rng: random.Random) -> Options:
+    """Random ways to plan."""
+    return Options(
+        strategy=rng.choice([*STRATEGIES, "auto", "auto", "no_reuse"]),
+        alignment=1 << rng.randint(0, 8),
+        io=rng.choice(["arena", "bound"]),
+        weights=rng.choice(["arena", "bound"]),
+        streams=rng.choice([1, 1, 1, 2, 3]),
+        share=rng.random() < 0.9,
+        in_place_from=rng.choice([None, 0, 0, 8, 1 << 20]),
+    )
+
+
+def runtime(program: Program, level: str) -> dict[str, Any]:
+    """The outputs of ONNX Runtime. Raises whatever it raises."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = LEVELS[level]
+    session = ort.InferenceSession(program.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, program.feeds), strict=True))
+
+
+def check_onnx(seed: int, trace: Any = None) -> Outcome:
+    """One model. `trace` is told each stage before it begins."""
+    tell = trace or (lambda stage: None)
+    program = onnx_program(seed)
+    rng = random.Random(seed)
+    options, level = options_of(rng), rng.choice(["none", "none", "onnxruntime"])
+    nodes = len(program.model.graph.node)
+    tell("runtime")
+    try:
+        wanted = runtime(program, level)
+    except Exception as error:
+        refused = f"{type(error).__name__}: {' '.join(str(error).split())[-160:]}"
+        tell("refused")
+        return Outcome(refused, _bare(program, options, level), nodes)
+    tell("compile")
+    where = f"seed {seed}, optimize={level}, {options}"
+    try:
+        executable = sublet.compile(program.model, optimize=level, options=options)
+        tell("run")
+        runs = [executable(program.feeds), executable(program.feeds)]
+        tell("poisoned")
+        runs.append(sublet.run_poisoned(executable, program.feeds))
+        executable.close()
+    except Exception as error:
+        return Outcome(wrong=f"{where}: {type(error).__name__}: {error}", nodes=nodes)
+    exact = level == "none" and options.alignment >= WIDE and options.in_place_from in (None, 1 << 20)
+    exact = exact and not from_proto(program.model).report.nodes_folded
+    for kind, found in zip(("first", "second", "poisoned"), runs, strict=True):
+        off = _differing(wanted, found, exact=exact)
+        if off:
+            return Outcome(wrong=f"{where}: the {kind} run differs in {off}", nodes=nodes)
+    return Outcome(nodes=nodes)
+
+
+def _bare(program: Program, options: Options, level: str) -> str:
+    """What is wrong with what a user is told about a model that ONNX Runtime refuses."""
+    try:
+        executable = sublet.compile(program.model, optimize=level, options=options)
+        executable(program.feeds)
+        executable.close()
+    except sublet.SubletError:
+        return ""
+    except Exception as error:
+        return f"{type(error).__name__} reaches the user: {error}"
+    return ""
+
+
+def _differing(wanted: Mapping[str, Any], found: Mapping[str, Any], *, exact: bool) -> Sequence[str]:
+    return [name for name, array in wanted.items() if not _same(array, np.asarray(found[name]), exact)]
+
+
+def _same(a: Any, b: Any, exact: bool) -> bool:
+    """ONNX Runtime gives a loop of no rounds rows of an extent 0 where it does not know a shape that we know."""
+    if a.dtype == b.dtype and a.size == b.size == 0:
+        return True
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if a.dtype.kind != "f":
+        return a.tobytes() == b.tobytes()
+    if np.array_equal(a, b, equal_nan=True):
+        return True
+    close = CLOSE[a.dtype.itemsize]
+    return not exact and np.allclose(a.astype(np.float64), b.astype(np.float64), close, close, equal_nan=True)
