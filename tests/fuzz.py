@@ -24,7 +24,7 @@ from sublet.analysis.interference import interference
 from sublet.analysis.liveness import LiveRanges, liveness
 from sublet.analysis.settle import Settled, settle
 from sublet.analysis.sharing import SharedBuffer, share
-from sublet.assemble import always_live, assemble, bound_storages, homes_of, in_one_arena
+from sublet.assemble import always_live, assemble, bound_values, homes_of, in_one_arena, storages_of
 from sublet.checker import check
 from sublet.frontends.onnx.foldable import FOLDABLE
 from sublet.ir.graph import Graph
@@ -98,7 +98,8 @@ def one_program(seed: int, tally: Tally, strategies: tuple[str, ...] = (*STRATEG
 
 def ended_early(rng: random.Random, graph: Graph, plan: MemoryPlan) -> MemoryPlan | None:
     """The plan a planner would make that believes one value dies before its last use."""
-    storages = bound_storages(graph, io_bound=False, weights_bound=True)
+    bound = bound_values(graph, io_bound=False, weights_bound=True)
+    storages = storages_of(bound)
     homes = homes_of(graph, storages)
 
     def live(timeline: Flow) -> LiveRanges:
@@ -122,7 +123,7 @@ def ended_early(rng: random.Random, graph: Graph, plan: MemoryPlan) -> MemoryPla
     report = pack(problem, "best_fit_by_size")
     settled = Settled(timeline, ranges, buffers, settled.copies)
     packed = in_one_arena(report)
-    return assemble(graph, plan.schedule, settled, storages, packed, moves=plan.moves, alignment=1)
+    return assemble(graph, plan.schedule, settled, storages, packed, moves=plan.moves, alignment=1, bound=bound)
 
 
 def judge_mutants(seed: int, rng: random.Random, graph: Graph, plan: MemoryPlan, tally: Tally) -> None:

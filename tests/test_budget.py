@@ -7,10 +7,10 @@ from io import StringIO
 
 from rich.console import Console
 
-from sublet.budget import buffers_at_peak, verdict
+from sublet.budget import Outcome, buffers_at_peak, verdict
 from sublet.ir.text import parse
 from sublet.planning import Options, plan_memory
-from sublet.viz.summary import verdict_line
+from sublet.viz.verdict import verdict_words
 
 TEXT = """
 graph @net(%x: f32[64]) {
@@ -36,8 +36,12 @@ def test_between_bound_and_arena_nothing_is_proven() -> None:
     plan = plan_memory(parse(TEXT), Options(strategy="no_reuse", alignment=4))
     assert plan.lower_bound_bytes < plan.arena_bytes
     between = verdict(plan, plan.lower_bound_bytes)
-    assert not between.fits
-    assert between.proof == ()
+    assert (between.fits, between.outcome, between.proven, between.proof) == (False, Outcome.DOES_NOT_FIT, False, ())
+    console = Console(width=200, file=StringIO(), record=True)
+    console.print(verdict_words(between, plan))
+    words = console.export_text()
+    assert words.startswith("This plan does not fit the budget of")
+    assert "Not proven that none does" in words
 
 
 def test_an_antichain_proves_the_need_of_streams() -> None:
@@ -80,5 +84,5 @@ def test_a_bound_proven_by_search_needs_no_buffers() -> None:
     refused = verdict(replace(plan, bound="search", proof=()), 800)
     assert (refused.fits, refused.proof) == (False, ())
     console = Console(width=200, record=True, file=StringIO())
-    console.print(verdict_line(refused, replace(plan, bound="search", proof=())))
+    console.print(verdict_words(refused, replace(plan, bound="search", proof=())))
     assert "the search refuted every arena below 900 B" in console.export_text()

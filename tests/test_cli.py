@@ -238,9 +238,25 @@ def test_what_is_not_counted_is_told_with_the_verdict(cli: Cli, tmp_path: Path) 
         'graph @net(%x: f32[4]) {\n  %n: outside("i64[1,?]", "depends on data") = onnx.NonZero(%x)\n'
         "  %y: f32[4] = onnx.Relu(%x)\n  return %n, %y\n}\n"
     )
-    status, out, _ = cli("plan", path, "--budget", "1KiB")
-    assert status == 0
-    assert "not counting 1 values" in " ".join(out.split())
+    status, out, _ = cli("plan", path, "--budget", "1K")
+    first = out.splitlines()[0]
+    assert status == 3
+    assert first.startswith("Unknown whether it fits the budget of 1 KiB")
+    assert "1 value outside not counted: n i64[1,?]" in first
+    assert "2 of 3 tensors planned; 1 outside, not counted: n i64[1,?]" in out
+    status, out, _ = cli("plan", path, "--budget", "1K", "--max-dim", "n=4")
+    told = "Fits the budget of 1 KiB if no open extent of n is above 4: 976 B to spare"
+    assert (status, out.splitlines()[0]) == (0, f"{told}, with 1 value outside at its largest.")
+    assert cli("plan", path, "--budget", "1K", "--max-dim", "1000")[0] == 3
+    assert cli("plan", path, "--budget", "1", "--max-dim", "1000")[0] == 1
+    for words, told in (
+        (("--budget", "1K", "--max-dim", "y=4"), "no value outside the plan is called 'y'; there are: 'n'"),
+        (("--budget", "1K", "--max-dim", "-4"), "write N or VALUE=N"),
+        (("--max-dim", "4"), "add --budget"),
+        (("--assume", "n=i64[1,4]"), "tells the type of every value itself"),
+    ):
+        status, _, err = cli("plan", path, *words)
+        assert (status, told in err) == (2, True), (words, err)
 
 
 def test_names_cannot_steer_the_terminal(cli: Cli, tmp_path: Path) -> None:
@@ -277,7 +293,7 @@ def test_false_claims_are_violations(cli: Cli, graph: Path, tmp_path: Path) -> N
     for change in (
         {"lower_bound_bytes": 10**9},
         {"proof": [99]},
-        {"outside": [{"value": "a", "type": "", "reason": ""}]},
+        {"outside": [{"value": "a", "type": "", "reason": "", "dtype": "", "dims": [], "bound": False}]},
     ):
         path.write_text(json.dumps({**raw, **change}))
         assert cli("check", graph, path)[0] == 1

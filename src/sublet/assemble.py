@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sublet.analysis.flow import Flow
@@ -16,6 +16,7 @@ from sublet.ir.graph import Graph, Value
 from sublet.packing import Bound, Problem, RegionPacking, Report, lower_bound
 from sublet.plan import (
     ARENA,
+    OPEN,
     POINTER,
     ROW,
     SLICE,
@@ -33,16 +34,20 @@ from sublet.plan_file import fingerprint
 from sublet.tensor import TensorSpec, Unplannable
 
 
-def bound_storages(graph: Graph, *, io_bound: bool, weights_bound: bool) -> dict[Value, Storage]:
-    """The values that have memory of their own outside the arena."""
+def bound_values(graph: Graph, *, io_bound: bool, weights_bound: bool) -> dict[Value, str]:
+    """The values that have memory of their own outside the arena, each with the kind of its storage."""
     kinds: dict[Value, str] = {}
     if weights_bound:
         kinds |= dict.fromkeys(graph.weights, "weight")
     if io_bound:
         kinds |= dict.fromkeys(graph.inputs, "input")
         kinds = dict.fromkeys((v for v in graph.outputs if v not in set(graph.weights)), "output") | kinds
-    bound = {value: kind for value, kind in kinds.items() if value.plannable}
-    return {value: Storage(bound_to(value.name), kind, value.nbytes) for value, kind in bound.items()}
+    return kinds
+
+
+def storages_of(bound: Mapping[Value, str]) -> dict[Value, Storage]:
+    """The storages of those of them that are planned."""
+    return {v: Storage(bound_to(v.name), kind, v.nbytes) for v, kind in bound.items() if v.plannable}
 
 
 def homes_of(graph: Graph, storages: Mapping[Value, Storage]) -> dict[Value, tuple[str, bool]]:
@@ -94,6 +99,7 @@ def assemble(
     *,
     alignment: int,
     moves: tuple[CopiedMove, ...],
+    bound: Mapping[Value, str],
 ) -> MemoryPlan:
     """The plan, from the packing of those buffers that have no home."""
     timeline, lives = settled.flow, _lives(settled)
@@ -114,7 +120,7 @@ def assemble(
         inplace_bytes=sum(nbytes for name, nbytes in sizes.items() if kinds[name] <= {"inplace", "carry"}),
         storages=(*packed.arenas, *storages.values()),
         placements=placements,
-        outside=tuple(_outside(graph)),
+        outside=tuple(_outside(graph, bound)),
         peak=_peak(planned, timeline, lives),
         points=tuple(str(point) for point in timeline.points),
         proof=packed.bound.members,
@@ -240,12 +246,12 @@ def _places(buffers: tuple[SharedBuffer, ...], packed: Packed) -> dict[Value, tu
     }
 
 
-def _outside(graph: Graph) -> list[Outside]:
-    return [
-        Outside(value.name, value.spec.type, value.spec.reason)
-        for value in graph.values()
-        if isinstance(value.spec, Unplannable)
-    ]
+def _outside(graph: Graph, bound: Mapping[Value, str]) -> Iterator[Outside]:
+    for value in graph.values():
+        if isinstance(value.spec, Unplannable):
+            dtype, dims = value.spec.known or ("", None)
+            extents = tuple(OPEN if extent is None else extent for extent in dims or ())
+            yield Outside(value.name, value.spec.type, value.spec.reason, str(dtype), extents, value in bound)
 
 
 def _peak(buffers: list[SharedBuffer], timeline: Flow, lives: Mapping[Value, Pieces]) -> Peak:

@@ -38,6 +38,13 @@ def human(nbytes: int) -> str:
     raise AssertionError("the last unit takes everything")
 
 
+def percent(part: float) -> str:
+    """A part as per cent: `"0 %"` only for nothing at all, `"<0.01 %"` for next to nothing."""
+    if part == 0:
+        return "0 %"
+    return "<0.01 %" if part < 1e-4 else f"{100 * part:.2f} %"
+
+
 def _rounded(numerator: int, denominator: int) -> int:
     return (2 * numerator + denominator) // (2 * denominator)
 

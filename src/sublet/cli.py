@@ -32,6 +32,7 @@ from sublet.console import (
     refuse_overwriting,
     tell,
 )
+from sublet.coverage import planned_values
 from sublet.errors import ProblemError
 from sublet.packing import Lifetimes, pack, place_in_regions
 from sublet.packing.csv_format import write_csv
@@ -86,7 +87,9 @@ def check(
         judged = refuted(made, judged)
     if as_json_:
         violations = [str(finding) for finding in judged.findings]
-        print_json({"valid": not violations, "violations": violations, "claims": judged.claims})
+        covered = {"planned": len(planned_values(made)), "not_counted": [value.value for value in made.not_counted]}
+        told = {"valid": not violations, "violations": violations, "claims": judged.claims}
+        print_json({**told, **covered, "assumed": dict(made.assumed)})
     else:
         show_judgement(made, judged)
     if judged.findings:

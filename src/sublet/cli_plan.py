@@ -16,20 +16,22 @@ from sublet.advice.advise import advise as tell
 from sublet.advice.ideas import ideas
 from sublet.advice_table import advice_table
 from sublet.advised import Advised
-from sublet.budget import verdict
-from sublet.bytesize import human, parse_bytes
+from sublet.bytesize import human
 from sublet.compiling import to_run
 from sublet.console import (
+    Assume,
     Budget,
     Dim,
     Html,
     Json,
+    MaxDim,
     MaxTrips,
     Model,
     Optimizer,
     Order,
     Orders,
     Png,
+    Question,
     RegionTexts,
     Strategy,
     Timeout,
@@ -38,9 +40,11 @@ from sublet.console import (
     answers,
     bound_dims,
     bound_trips,
+    leave,
     packing_progress,
     print_json,
     refuse_overwriting,
+    told_shapes,
 )
 from sublet.errors import ProblemError
 from sublet.extras import installed
@@ -57,7 +61,6 @@ from sublet.report import as_json
 from sublet.showing import draw, show_plan
 from sublet.sources import source_of
 from sublet.viz.rectangles import rectangles
-from sublet.viz.summary import verdict_line
 
 
 class Where(StrEnum):
@@ -83,6 +86,8 @@ def plan(
     strategy: Strategy = "auto",
     align: Annotated[int, typer.Option(help="Every tensor's offset is a multiple of this many bytes.")] = 64,
     budget: Budget = None,
+    assume: Assume = None,
+    max_dim: MaxDim = None,
     io: Annotated[Where, typer.Option(help="Where inputs and outputs lie.")] = Where.arena,
     weights: Annotated[Where, typer.Option(help="Where weights lie.")] = Where.bound,
     streams: Annotated[int, typer.Option(help="How many streams may run at the same time.")] = 1,
@@ -97,8 +102,9 @@ def plan(
 ) -> None:
     """Plan the memory of a model, prove the plan, and show it."""
     refuse_overwriting(model, out, html, png)
-    limit, started = None if budget is None else parse_bytes(budget), perf_counter()
-    source = to_run(model, bound_dims(dim), max_trips=bound_trips(max_trips), optimize=optimize)
+    question, started = Question(budget, max_dim), perf_counter()
+    dims, trips, shapes = bound_dims(dim), bound_trips(max_trips), told_shapes(assume)
+    source = to_run(model, dims, max_trips=trips, optimize=optimize, assume=shapes)
     options = Options(
         strategy=strategy,
         alignment=align,
@@ -114,26 +120,23 @@ def plan(
         made = plan_memory(source, options, progress=progress)
         seconds = perf_counter() - started
         other = other_order(source, options, made, progress)
+    decision = question.answer(made)
     if out is not None:
         save(made, out)
     advised = _advised(model, source, options, made) if advise else None
     picture = replace(rectangles(made), advice=advised)
     draw(picture, html, png)
-    decision = None if limit is None else verdict(made, limit)
     if as_json_:
         more = {"remark": source.remark, "other_order": other.content, **(advised.content if advised else {})}
         print_json({**as_json(made, seconds, decision), **more})
     else:
-        show_plan(made, picture)
+        show_plan(made, picture, decision=decision)
         _remark(made, other, source.remark)
         if optimize == AS_IS and is_onnx(model) and installed(ALL):
             answers().print(Text(f"`sublet run` has {ALL} rewrite the model first: --optimize auto plans that.", "dim"))
         if advised is not None:
             answers().print(Text(), advice_table(advised))
-        if decision is not None:
-            answers().print(verdict_line(decision, made))
-    if decision is not None and not decision.fits:
-        raise typer.Exit(1)
+    leave(decision)
 
 
 def _remark(made: MemoryPlan, other: OtherOrder, remark: str) -> None:

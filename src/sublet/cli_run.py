@@ -10,25 +10,28 @@ from typing import Annotated, Any
 
 import typer
 
-from sublet.budget import verdict
-from sublet.bytesize import parse_bytes
 from sublet.compiling import BACKENDS, compile, to_run
 from sublet.console import (
+    Assume,
     Budget,
     Dim,
     Json,
+    MaxDim,
     MaxTrips,
     Model,
     Optimizer,
     Order,
     Orders,
+    Question,
     answered,
     answers,
     bound_dims,
     bound_trips,
+    leave,
     packing_progress,
     print_json,
     refuse_overwriting,
+    told_shapes,
 )
 from sublet.errors import PlanError, RunError
 from sublet.feeding import files_of, missing_inputs, random_arrays, read_inputs, write_arrays
@@ -65,6 +68,8 @@ Planned = Annotated[
 Chance = Annotated[
     int | None, typer.Option("--random", min=0, metavar="SEED", help="Fill what is not given from chance.")
 ]
+Poison = Annotated[bool, typer.Option("--poison", help="Run with all bytes poisoned that nobody needs.")]
+NoReuse = Annotated[bool, typer.Option("--no-reuse", help="Every tensor has bytes of its own.")]
 Compared = Annotated[
     bool, typer.Option("--compare", help="Exit 1 unless equal to a run without reuse, also in poison.")
 ]
@@ -81,8 +86,8 @@ def run(
     input_: Feed = None,
     random: Chance = None,
     compare_: Compared = False,
-    poison: Annotated[bool, typer.Option("--poison", help="Run with all bytes poisoned that nobody needs.")] = False,
-    no_reuse: Annotated[bool, typer.Option("--no-reuse", help="Every tensor has bytes of its own.")] = False,
+    poison: Poison = False,
+    no_reuse: NoReuse = False,
     backend: BackendName = AUTO,
     optimize: Optimizer = AUTO,
     order: Orders | None = None,
@@ -90,29 +95,29 @@ def run(
     streams: Annotated[int | None, typer.Option(min=1, help="How many streams may run at the same time.")] = None,
     repeat: Annotated[int, typer.Option(min=1, max=1_000_000, metavar="N", help="Time so many runs.")] = 1,
     budget: Budget = None,
+    max_dim: MaxDim = None,
+    assume: Assume = None,
     save_plan: SavePlan = None,
     profile: Trace = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the outputs as .npz.")] = None,
     as_json_: Json = False,
 ) -> None:
     """Plan a model, run it in exactly its arena, and tell what that took."""
-    feeds = input_ or []
-    limit = None if budget is None else parse_bytes(budget)
+    feeds, question = input_ or [], Question(budget, max_dim)
     refuse_overwriting([model, *([plan] if plan else []), *files_of(feeds)], out, save_plan, profile)
-    made = _plan_of(
-        plan, {"--dim": dim, "--max-trips": max_trips, "--no-reuse": no_reuse, "--streams": streams, "--order": order}
-    )
+    decided = {"dim": dim, "max-trips": max_trips, "no-reuse": no_reuse, "streams": streams, "order": order}
+    made = _plan_of(plan, {**decided, "assume": assume})
     dims, trips = (bound_dims(dim), bound_trips(max_trips)) if made is None else (dict(made.dims), dict(made.max_trips))
     chosen: dict[str, Any] = {"backend": backend, "optimize": optimize, "autotune": autotune}
-    source = to_run(model, dims, max_trips=trips, backend=backend, optimize=optimize, plan=made)
+    shapes = told_shapes(assume)
+    source = to_run(model, dims, max_trips=trips, backend=backend, optimize=optimize, assume=shapes, plan=made)
     inputs, weights = _contents(source, model, feeds, random)
 
     def compiled(options: Options, plan: MemoryPlan | None = None) -> Executable:
         with packing_progress() as progress:
             return compile(source, **chosen, options=options, plan=plan, weights=weights, progress=progress)
 
-    ordered = Options(streams=streams or 1, order=(order or Order.given).value)
-    executable = compiled(UNPLANNED if no_reuse else ordered, made)
+    executable = compiled(UNPLANNED if no_reuse else _options(streams, order), made)
     if save_plan is not None:
         save(executable.plan, save_plan)
     outputs = executable.measured(inputs)
@@ -122,7 +127,7 @@ def run(
         versions=_versions(executable),
         verdicts=_verdicts(executable, compiled(UNPLANNED) if compare_ else None, inputs, poison),
         slowest=() if profile is None else _profiled(executable, inputs, profile),
-        decision=None if limit is None else verdict(executable.plan, limit),
+        decision=question.answer(executable.plan),
     )
     if out is not None:
         write_arrays(outputs, out)
@@ -130,8 +135,13 @@ def run(
         print_json(as_json(report))
     else:
         answers().print(for_people(report))
-    if not report.equal or (report.decision is not None and not report.decision.fits):
+    if not report.equal:
         raise typer.Exit(1)
+    leave(report.decision)
+
+
+def _options(streams: int | None, order: Order | None) -> Options:
+    return Options(streams=streams or 1, order=(order or Order.given).value)
 
 
 def _plan_of(path: Path | None, decided: Mapping[str, object]) -> MemoryPlan | None:
@@ -140,7 +150,7 @@ def _plan_of(path: Path | None, decided: Mapping[str, object]) -> MemoryPlan | N
         return None
     for option, given in decided.items():
         if given:
-            raise PlanError(f"{option} cannot go with --plan: {path} has decided that. Drop one of them")
+            raise PlanError(f"--{option} cannot go with --plan: {path} has decided that. Drop one of them")
     return load(path)
 
 

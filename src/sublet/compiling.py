@@ -20,6 +20,7 @@ from sublet.model import Model
 from sublet.plan import MemoryPlan
 from sublet.plan_file import fingerprint
 from sublet.planning import Options, Progress, plan_memory
+from sublet.recipe import AS_IS
 from sublet.runtime.commands import Commands, uses_commands
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.executable import Executable
@@ -59,6 +60,7 @@ def compile(
     max_trips: Trips = None,
     backend: str | Backend | Sequence[str | Backend] = AUTO,
     optimize: Optimize = AUTO,
+    assume: Mapping[str, str] | None = None,
     options: Options | None = None,
     plan: MemoryPlan | None = None,
     arena: Any = None,
@@ -69,20 +71,19 @@ def compile(
 ) -> Executable:
     """An Executable of a model: a file, an ONNX ModelProto, a graph written in Python, a `Model`, a training step.
 
-    `max_trips` declares how many rounds loops make at most, see `frontends.model.read_model`.
+    `max_trips` declares how many rounds loops make at most, `assume` tells unknown shapes: see `read_model`.
     `backend` names where kernels come from, in order of preference; "auto" takes the fastest installed and
     falls back on the reference. `optimize="onnxruntime"` lets ONNX Runtime's optimiser rewrite an ONNX model
     first ("onnxruntime-extended" and "onnxruntime-basic" are lower levels of it), "none" takes it as it is, and "auto"
     asks that of it when its backend goes first; with a plan it is what the plan is for.
-    `plan` is a plan made elsewhere; `arena` is memory to run in.
-    `autotune` times, where several backends but the reference compute a node, each of them on this machine, takes
-    the fastest and remembers it in the cache; it may take `workspace` bytes to do so. Backends differ in the last
-    bits of a result. Ops defined by `sublet.command` run with every backend.
+    `plan` is a plan made elsewhere; `arena` is memory to run in. `autotune` times, where several backends but the
+    reference compute a node, each of them on this machine, takes the fastest and remembers it in the cache; it may take
+    `workspace` bytes to do so. Backends differ in the last bits. Ops of `sublet.command` run with every backend.
     Raises ModelError for a model that cannot be read, RunError when no backend computes a node or a weight is
     missing, PlanError when `plan` was not made for this model, PlanViolation when it is wrong.
     """
     names = _chosen_backends(backend)
-    source = to_run(model, dims, max_trips=max_trips, backend=backend, optimize=optimize, plan=plan)
+    source = to_run(model, dims, max_trips=max_trips, backend=backend, optimize=optimize, assume=assume, plan=plan)
     graph = source.graph
     backends = _made_backends(names, source)
     contents = _weights(source, weights or {})
@@ -121,11 +122,13 @@ def to_run(
     max_trips: Trips = None,
     backend: str | Backend | Sequence[str | Backend] = AUTO,
     optimize: str = AUTO,
+    assume: Mapping[str, str] | None = None,
     plan: MemoryPlan | None = None,
 ) -> Model:
-    """The model that `compile` runs when it is given these."""
-    wanted = level(optimize, first_of(_chosen_backends(backend)), plan)
-    return source_of(model, dims, max_trips=max_trips, optimize=wanted, changed=plan.recipe.changed if plan else "")
+    """The model that `compile` runs when it is given these: an optimiser keeps no names that shapes are assumed of."""
+    wanted = level(AS_IS if assume and optimize == AUTO else optimize, first_of(_chosen_backends(backend)), plan)
+    changed, assume = (plan.recipe.changed, dict(plan.recipe.assumed)) if plan else ("", assume)
+    return source_of(model, dims, max_trips=max_trips, optimize=wanted, changed=changed, assume=assume)
 
 
 def _other_scratch(plan: MemoryPlan, asked: Sequence[tuple[str, int]]) -> str:

@@ -24,9 +24,11 @@ from rich.markup import escape
 from sublet.advice.advise import Trying
 from sublet.advice.ideas import Idea
 from sublet.advised import Advice
-from sublet.bytesize import human
+from sublet.budget import Outcome, Verdict, verdict
+from sublet.bytesize import human, parse_bytes
 from sublet.errors import CapacityError, ModelError, PlanError, SubletError
 from sublet.packing import STRATEGIES
+from sublet.plan import MemoryPlan
 from sublet.planning import Progress
 from sublet.printable import printable
 from sublet.sources import Optimize
@@ -64,12 +66,34 @@ Timeout = Annotated[float | None, typer.Option(help="Stop searching after this m
 Optimizer = Annotated[
     str, typer.Option("--optimize", metavar="O", help=f"Who rewrites a model first: {', '.join(get_args(Optimize))}.")
 ]
-Budget = Annotated[str | None, typer.Option(metavar="BYTES", help="Exit 1 if more is needed: 256KiB, 1.5MB.")]
+Budget = Annotated[
+    str | None,
+    typer.Option(metavar="BYTES", help="Exit 1 if more is needed, 3 if nobody can tell: 256K, 1.5MB."),
+]
+MaxDim = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--max-dim",
+        metavar="[VALUE=]N",
+        help="With --budget: no unknown extent of the values outside the plan is above N. Repeat for more.",
+    ),
+]
+Assume = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--assume",
+        metavar="NAME=SHAPE",
+        help="Take a value of unknown shape to be f32[1,8], or [1,8] if only the shape is unknown. Repeat for more.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
 
 
 FITS, DOES_NOT_FIT, BAD_INPUT, UNKNOWN = 0, 1, 2, 3
 """Exit statuses: it fits or is right; it does not or is wrong; the input is bad; too little is known to tell."""
+
+STATUS = {Outcome.FITS: FITS, Outcome.DOES_NOT_FIT: DOES_NOT_FIT, Outcome.UNKNOWN: UNKNOWN}
+"""By verdict."""
 
 WIDE = 1 << 16
 """Columns of an answer that no terminal shows: no name is broken into lines."""
@@ -82,8 +106,10 @@ def answered(command: Callable[P, None]) -> Callable[P, None]:
     def guarded(*arguments: P.args, **options: P.kwargs) -> None:
         in_json = bool(options.get("as_json_"))
         try:
-            command(*arguments, **options)
-            sys.stdout.flush()
+            try:
+                command(*arguments, **options)
+            finally:
+                sys.stdout.flush()
         except BrokenPipeError:
             # Whoever read the output has seen enough. Point it elsewhere, or the interpreter complains at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -142,15 +168,37 @@ def bound_dims(pairs: list[str] | None) -> dict[str, int]:
     return bound
 
 
+def bound_extents(texts: list[str] | None) -> dict[str, int]:
+    """`["128", "value=64"]` as a dict; "" stands for every value. Raises ModelError for anything else."""
+    return _maxima(texts, "--max-dim", "VALUE", "value outside the plan")
+
+
+def told_shapes(texts: list[str] | None) -> dict[str, str]:
+    """`["a=f32[1,8]"]` as a dict. Raises ModelError for anything else."""
+    told: dict[str, str] = {}
+    for text in texts or ():
+        name, equals, shape = text.rpartition("=")
+        if not equals or not name or not shape:
+            raise ModelError(f"--assume {text[:80]}: write NAME=SHAPE, for instance --assume a=f32[1,8]")
+        if name in told:
+            raise ModelError(f"--assume {name} is given twice")
+        told[name] = shape
+    return told
+
+
 def bound_trips(texts: list[str] | None) -> dict[str, int]:
     """`["8", "loop=9"]` as a dict; "" stands for every loop. Raises ModelError for anything else."""
+    return _maxima(texts, "--max-trips", "LOOP", "loop")
+
+
+def _maxima(texts: list[str] | None, option: str, named: str, every: str) -> dict[str, int]:
     bound: dict[str, int] = {}
     for text in texts or ():
         name, equals, count = text.rpartition("=")
         if not re.fullmatch(r"[0-9]{1,18}", count.strip()) or (equals and not name):
-            raise ModelError(f"--max-trips {text[:80]}: write N or LOOP=N, for instance --max-trips 100")
+            raise ModelError(f"{option} {text[:80]}: write N or {named}=N, for instance {option} 100")
         if name in bound:
-            raise ModelError(f"--max-trips {name or 'for every loop'} is given twice")
+            raise ModelError(f"{option} {name or f'for every {every}'} is given twice")
         bound[name] = int(count)
     return bound
 
@@ -163,6 +211,26 @@ class Order(StrEnum):
 
 
 Orders = Annotated[Order, typer.Option("--order", help="The model's own order, or one that needs less memory.")]
+
+
+class Question:
+    """What a plan is held against: `--budget`, and what `--max-dim` says of values outside the plan."""
+
+    def __init__(self, budget: str | None, max_dim: list[str] | None) -> None:
+        self.budget = None if budget is None else parse_bytes(budget)
+        self.largest = bound_extents(max_dim)
+        if self.largest and self.budget is None:
+            raise PlanError("--max-dim bounds what a budget is held against: add --budget BYTES, or drop it")
+
+    def answer(self, plan: MemoryPlan) -> Verdict | None:
+        """The verdict; None when nothing was asked."""
+        return None if self.budget is None else verdict(plan, self.budget, self.largest)
+
+
+def leave(decision: Verdict | None) -> None:
+    """End with the exit status of a verdict."""
+    if decision is not None:
+        raise typer.Exit(STATUS[decision.outcome])
 
 
 def answers() -> Console:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sublet.bytesize import human, parse_bytes
+from sublet.bytesize import human, parse_bytes, percent
 from sublet.errors import ProblemError
 from sublet.packing import Packing, Region, RegionPacking, Report
 from sublet.printable import printable
@@ -41,7 +41,7 @@ def show_report(console: Console, report: Report) -> None:
     """The arena, its bound, and what was tried."""
     packing, bound = report.packing, report.bound
     console.print(f"arena        {packing.arena_bytes:,} bytes ({human(packing.arena_bytes)}) by {packing.strategy}")
-    console.print(f"lower bound  {bound.bytes:,} bytes ({bound.kind}), gap {report.gap:.2%}")
+    console.print(f"lower bound  {bound.bytes:,} bytes ({bound.kind}), gap {percent(report.gap)}")
     for name, nbytes, seconds in report.tried:
         console.print(f"  {name:<32}{nbytes:>16,} bytes {seconds:8.3f} s", style="dim")
     if report.stopped:
@@ -80,7 +80,7 @@ def show_regions(console: Console, packing: RegionPacking) -> None:
         table.add_row(name, *sizes, f"{len(share.members):,}", f"{region.cost:,}", f"{share.cost:,}")
     console.print(table)
     console.print(f"cost         {packing.cost:,}")
-    console.print(f"lower bound  {packing.least_cost:,}, gap {packing.gap:.2%}")
+    console.print(f"lower bound  {packing.least_cost:,}, gap {percent(packing.gap)}")
     if packing.stopped:
         console.print(f"stopped by {packing.stopped}: the best so far", style="yellow")
 

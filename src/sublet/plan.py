@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 from sublet.analysis.schedule import Schedule
 from sublet.recipe import PLAIN, Recipe
+from sublet.tensor import DType
 
 ARENA = "arena"
 FORMAT_VERSION = 4
@@ -179,13 +181,33 @@ class CopiedMove:
     why: str = ""
 
 
+OPEN = -1
+"""Stands for an extent that is not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """A value that could not be planned, with its type and the reason."""
+    """A value that could not be planned, and the reason.
+
+    type    as its source names it
+    dtype   of its elements; "" for what is no tensor, or one of a type that is not known
+    dims    its extents, OPEN for those that are not known; empty when not even the rank is
+    bound   it is a weight, input or output in memory of the caller, so the arena would not hold it in any case
+    """
 
     value: str
     type: str
     reason: str
+    dtype: str = ""
+    dims: tuple[int, ...] = ()
+    bound: bool = False
+
+    def most_bytes(self, largest: int | None = None) -> int | None:
+        """The most bytes it can have when no open extent is above `largest`; None when nobody can tell."""
+        if not self.dtype or not self.dims or (OPEN in self.dims and largest is None):
+            return None
+        elements = prod(largest if extent == OPEN and largest is not None else extent for extent in self.dims)
+        return (elements * DType.parse(self.dtype).bits + 7) // 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +279,24 @@ class MemoryPlan:
         return tuple(place for place in self.placements if place.region.storage in names)
 
     @property
-    def gap(self) -> float:
-        """Fragmentation over the lower bound, or over one byte: 0.0 where the bound says that no packing is smaller."""
-        return (self.arena_bytes - self.lower_bound_bytes) / max(1, self.lower_bound_bytes)
+    def assumed(self) -> tuple[tuple[str, str], ...]:
+        """The values whose shape the caller told, with their types."""
+        return self.recipe.assumed
+
+    @property
+    def not_counted(self) -> tuple[Outside, ...]:
+        """The values that need memory of which the plan knows nothing."""
+        return tuple(outside for outside in self.outside if not outside.bound)
+
+    @property
+    def gap(self) -> float | None:
+        """Fragmentation over the lower bound: 0.0 is a proof that no packing of the same buffers is smaller.
+
+        None when something is not counted: arena and bound are then of the planned part only.
+        """
+        return None if self.not_counted else fragmentation(self.arena_bytes, self.lower_bound_bytes)
+
+
+def fragmentation(arena_bytes: int, lower_bound_bytes: int) -> float:
+    """How far an arena is above a lower bound, as a part of it, or of one byte."""
+    return (arena_bytes - lower_bound_bytes) / max(1, lower_bound_bytes)

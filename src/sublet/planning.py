@@ -17,7 +17,16 @@ from sublet.analysis.settle import Settled, laid_out, settle
 from sublet.analysis.sharing import SharedBuffer, share
 from sublet.analysis.streams import streamed
 from sublet.analysis.windows import SMALLEST
-from sublet.assemble import Packed, always_live, assemble, bound_storages, homes_of, in_one_arena, in_several_arenas
+from sublet.assemble import (
+    Packed,
+    always_live,
+    assemble,
+    bound_values,
+    homes_of,
+    in_one_arena,
+    in_several_arenas,
+    storages_of,
+)
 from sublet.checker import require_valid
 from sublet.copied import copied_moves, forbid
 from sublet.errors import ProblemError
@@ -145,7 +154,8 @@ def schedules(graph: Graph, options: Options) -> tuple[Schedule, ...]:
 def _planned(graph: Graph, schedule: Schedule, options: Options, progress: Progress | None) -> MemoryPlan:
     """The plan of a graph in one order."""
     align = options.alignment
-    storages = bound_storages(graph, io_bound=options.io == "bound", weights_bound=options.weights == "bound")
+    bound = bound_values(graph, io_bound=options.io == "bound", weights_bound=options.weights == "bound")
+    storages = storages_of(bound)
     settled = _settled(graph, schedule, storages, options)
     moves = copied_moves(graph, settled, storages, align, options.smallest, unrolled=options.share)
     if options.forbid_copies:
@@ -153,10 +163,10 @@ def _planned(graph: Graph, schedule: Schedule, options: Options, progress: Progr
     planned = tuple(buffer for buffer in settled.buffers if buffer.packed)
     problem = interference(planned, settled.flow, alignment=align, name=graph.name)
     packed = _packed(problem, options, progress)
-    plan = assemble(graph, schedule, settled, storages, packed, alignment=align, moves=moves)
-    bound = require_valid(graph, schedule, plan).bound
-    if bound.why and not (plan.bound == SEARCH and bound.followed):
-        return replace(plan, lower_bound_bytes=bound.proven, bound="peak", proof=bound.proof)
+    plan = assemble(graph, schedule, settled, storages, packed, alignment=align, moves=moves, bound=bound)
+    judged = require_valid(graph, schedule, plan).bound
+    if judged.why and not (plan.bound == SEARCH and judged.followed):
+        return replace(plan, lower_bound_bytes=judged.proven, bound="peak", proof=judged.proof)
     return plan
 
 

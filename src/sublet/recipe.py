@@ -20,6 +20,7 @@ class Recipe:
     changed    what Sublet's own passes did to the nodes: "" for nothing, or "less_memory"
     order      "given": the model's own, "less": another one that needs less memory, "own": a schedule of the caller's
     scratch    (node, bytes): memory that kernels asked for, which is part of the planned graph
+    assumed    values whose shape the caller told, with their types: the plan holds where they are true
     """
 
     optimize: str = AS_IS
@@ -27,6 +28,7 @@ class Recipe:
     changed: str = ""
     order: str = GIVEN
     scratch: tuple[tuple[str, int], ...] = ()
+    assumed: tuple[tuple[str, str], ...] = ()
 
     @property
     def words(self) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sublet.budget import Verdict, buffers_at_peak
-from sublet.plan import ARENA, POINTER, UPDATE, MemoryPlan, Region
+from sublet.budget import EVERY, Verdict, buffers_at_peak, most_bytes
+from sublet.coverage import planned_values
+from sublet.plan import ARENA, OPEN, POINTER, UPDATE, MemoryPlan, Region
 from sublet.recipe import Recipe
 from sublet.viz.loops import turns
 
@@ -79,11 +81,15 @@ def _control(plan: MemoryPlan) -> dict[str, Any]:
 def recipe_json(recipe: Recipe) -> dict[str, Any]:
     """Which graph a plan is for."""
     content = asdict(recipe)
-    return {**content, "scratch": dict(recipe.scratch), "words": recipe.words}
+    return {**content, "scratch": dict(recipe.scratch), "assumed": dict(recipe.assumed), "words": recipe.words}
 
 
 def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) -> dict[str, Any]:
-    """Figures, peak and tensors of a plan. Sizes and offsets are bytes, begin and end are points."""
+    """Figures, peak and tensors of a plan. Sizes and offsets are bytes, begin and end are points.
+
+    Arena and bound are of what is planned; where something is not counted, `gap` is null, and so is what nobody knows.
+    """
+    largest = dict(verdict.largest) if verdict else {}
     content: dict[str, Any] = {
         "graph": plan.graph,
         "arena_bytes": plan.arena_bytes,
@@ -91,6 +97,9 @@ def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) ->
         "lower_bound_bytes": plan.lower_bound_bytes,
         "bound": plan.bound,
         "gap": plan.gap,
+        "planned": len(planned_values(plan)),
+        "not_counted": len(plan.not_counted),
+        "most_bytes": most_bytes(plan, largest),
         "total_bytes": plan.total_bytes,
         "view_bytes": plan.view_bytes,
         "inplace_bytes": plan.inplace_bytes,
@@ -111,36 +120,58 @@ def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) ->
             "bytes": plan.peak.nbytes,
             "buffers": [{"nbytes": live.nbytes, "tensors": list(live.values)} for live in buffers_at_peak(plan)],
         },
-        "tensors": [
-            {
-                "name": place.value,
-                "spec": place.spec,
-                "storage": place.region.storage,
-                "offset": place.region.offset,
-                "nbytes": place.region.nbytes,
-                "begin": place.begin,
-                "end": place.end,
-                "live": [list(piece) for piece in place.live],
-                "producer": place.producer,
-                "buffer": place.buffer,
-                "how": place.how,
-                "shares": place.shares,
-                "copies": [[list(pair) for pair in context] for context in place.copies],
-                "strides": {stride.loop: stride.step for stride in place.strides},
-            }
-            for place in plan.placements
-        ],
-        "outside": [{"name": o.value, "type": o.type, "reason": o.reason} for o in plan.outside],
+        "tensors": _tensors(plan),
+        "outside": _outside(plan, largest),
     }
-    if verdict is not None:
-        content |= decision_json(verdict)
-    return content
+    return content if verdict is None else content | decision_json(verdict)
+
+
+def _tensors(plan: MemoryPlan) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": place.value,
+            "spec": place.spec,
+            "storage": place.region.storage,
+            "offset": place.region.offset,
+            "nbytes": place.region.nbytes,
+            "begin": place.begin,
+            "end": place.end,
+            "live": [list(piece) for piece in place.live],
+            "producer": place.producer,
+            "buffer": place.buffer,
+            "how": place.how,
+            "shares": place.shares,
+            "copies": [[list(pair) for pair in context] for context in place.copies],
+            "strides": {stride.loop: stride.step for stride in place.strides},
+        }
+        for place in plan.placements
+    ]
+
+
+def _outside(plan: MemoryPlan, largest: Mapping[str, int]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": o.value,
+            "type": o.type,
+            "dtype": o.dtype or None,
+            "dims": [None if extent == OPEN else extent for extent in o.dims] or None,
+            "most_bytes": o.most_bytes(largest.get(o.value, largest.get(EVERY))),
+            "bound": o.bound,
+            "reason": o.reason,
+        }
+        for o in plan.outside
+    ]
 
 
 def decision_json(verdict: Verdict) -> dict[str, Any]:
-    """Whether a plan fits a budget."""
+    """`fits` is true, false, or null when it is not known; `proven` tells whether that holds of every packing."""
     return {
         "budget_bytes": verdict.budget,
+        "verdict": verdict.outcome.value,
         "fits": verdict.fits,
+        "proven": verdict.proven,
+        "least_bytes": verdict.least,
+        "most_bytes": verdict.most,
+        "max_dim": dict(verdict.largest),
         "proof": [{"nbytes": p.nbytes, "tensors": list(p.values)} for p in verdict.proof],
     }

@@ -18,7 +18,7 @@ from sublet.printable import printable
 from sublet.report import decision_json, recipe_json, updated
 from sublet.runtime.executable import Executable
 from sublet.runtime.profile import Cost
-from sublet.viz.summary import verdict_line
+from sublet.viz.verdict import verdict_words
 
 SHOWN = 12
 
@@ -103,7 +103,7 @@ def for_people(report: RunReport) -> RenderableType:
             parts.append(Text(f"{verdict}: equal, bit for bit", "green"))
         parts += [Text(f"{verdict}: {printable(difference)}", "red") for difference in differences[:SHOWN]]
     if report.decision is not None:
-        parts.append(verdict_line(report.decision, report.executable.plan))
+        parts.append(verdict_words(report.decision, report.executable.plan))
     return Group(*parts)
 
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from rich.markup import escape
 
+from sublet.budget import Verdict
 from sublet.bytesize import human
 from sublet.checker import Judgement
 from sublet.console import answers, picture_width
+from sublet.coverage import checked_words
 from sublet.plan import MemoryPlan
 from sublet.printable import printable
 from sublet.viz.page import write_html
@@ -16,6 +18,7 @@ from sublet.viz.png import write_png
 from sublet.viz.rectangles import Picture
 from sublet.viz.summary import summary
 from sublet.viz.terminal import memory_map
+from sublet.viz.verdict import verdict_words
 
 
 def draw(picture: Picture, html: Path | None, png: Path | None) -> None:
@@ -26,8 +29,11 @@ def draw(picture: Picture, html: Path | None, png: Path | None) -> None:
         write_png(picture, png)
 
 
-def show_plan(made: MemoryPlan, picture: Picture, claimed: str = "") -> None:
-    """The figures of a plan, and its memory map; `claimed` says why they are not proven."""
+def show_plan(made: MemoryPlan, picture: Picture, claimed: str = "", decision: Verdict | None = None) -> None:
+    """The verdict if one was asked for, the figures, and the memory map; `claimed` says why they are not proven."""
+    if decision is not None:
+        answers().print(verdict_words(decision, made))
+        answers().print()
     answers().print(summary(made, claimed))
     print_map(picture)
 
@@ -38,13 +44,13 @@ def show_judgement(made: MemoryPlan, judged: Judgement) -> None:
         answers().print(f"[red]violation[/red] {escape(printable(str(finding)))}")
     if judged.findings:
         return
-    tensors = len({place.value for place in made.placements})
     bound = f"lower bound {human(made.lower_bound_bytes)}"
     if why := judged.unproven.get("lower_bound_bytes"):
         bound = f"[yellow]{bound} not proven[/yellow] ({why})"
     else:
-        bound += " proven" if made.gap else " proven: optimal for these buffers in this order"
-    answers().print(f"[green]valid[/green]: {tensors} tensors in {human(made.arena_bytes)}; {bound}")
+        optimal = made.gap == 0 and not made.assumed
+        bound += " proven: optimal for these buffers in this order" if optimal else " proven"
+    answers().print(f"[green]valid[/green]: {escape(checked_words(made))}; {bound}")
     for name, why in judged.unproven.items():
         if name != "lower_bound_bytes":
             answers().print(f"[yellow]not proven[/yellow]: {name} ({why})")

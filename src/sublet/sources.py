@@ -59,12 +59,13 @@ def source_of(
     max_trips: Trips = None,
     optimize: str = AS_IS,
     changed: str = "",
+    assume: Mapping[str, str] | None = None,
 ) -> Model:
     """A file, an ONNX ModelProto, a graph or a `Model` as a model.
 
     What is read here is rewritten and changed as asked; a graph or `Model` is what the caller made of it.
     """
-    source = bounded(_model(model, dims, optimize), max_trips)
+    source = bounded(_model(model, dims, optimize, assume or {}), max_trips)
     if changed not in PASSES:
         raise PlanError(f"the plan is for a graph changed by {changed[:80]!r}, which this Sublet does not know")
     if not isinstance(model, Model | WrittenGraph | Graph):
@@ -79,7 +80,12 @@ def planned_model(path: str | Path, plan: MemoryPlan) -> Model:
     """
     recipe = plan.recipe
     made = source_of(
-        path, dict(plan.dims), max_trips=dict(plan.max_trips), optimize=recipe.optimize, changed=recipe.changed
+        path,
+        dict(plan.dims),
+        max_trips=dict(plan.max_trips),
+        optimize=recipe.optimize,
+        changed=recipe.changed,
+        assume=dict(recipe.assumed),
     )
     made = replace(made, graph=with_scratch(made.graph, dict(recipe.scratch)))
     if fingerprint(made.graph, plan.schedule) != plan.fingerprint:
@@ -107,7 +113,10 @@ def first_of(backends: Sequence[Any]) -> str:
     return next((entry if isinstance(entry, str) else str(entry.name) for entry in backends), "")
 
 
-def _model(model: Any, dims: Mapping[str, int] | None, optimize: str) -> Model:
+def _model(model: Any, dims: Mapping[str, int] | None, optimize: str, assume: Mapping[str, str]) -> Model:
+    read_so = isinstance(model, Model) and dict(model.recipe.assumed) == assume
+    if assume and not read_so and (optimize != AS_IS or isinstance(model, Model | WrittenGraph | Graph)):
+        raise RunError("assume= names values of an ONNX model as it is in its file: read it so, with optimize='none'")
     if isinstance(model, Model):
         return model
     if isinstance(model, WrittenGraph):
@@ -115,7 +124,9 @@ def _model(model: Any, dims: Mapping[str, int] | None, optimize: str) -> Model:
     if isinstance(model, Graph):
         return Model(model)
     if isinstance(model, str | Path):
-        return read_model(model, dims, optimize=optimize)
+        return read_model(model, dims, optimize=optimize, assume=assume)
     if hasattr(model, "graph") and hasattr(model, "opset_import"):
-        return model_of(from_proto(model, dims) if optimize == AS_IS else optimized(model, dims, level=optimize))
+        if optimize != AS_IS:
+            return model_of(optimized(model, dims, level=optimize))
+        return model_of(from_proto(model, dims, assume=assume))
     raise RunError(f"{type(model).__name__} is no model: give a path, an ONNX ModelProto, a Model or a Graph")

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
@@ -99,6 +100,12 @@ class TensorSpec:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
+Dims = tuple[int | None, ...] | None
+"""Extents as far as they are known: None stands for an open one, or for all of them when not even the rank is known."""
+
+_OPEN = re.compile(r"([a-z0-9]{1,16})\[(\.\.\.|(?:(?:\?|[0-9]{1,18})(?:,(?:\?|[0-9]{1,18}))*)?)\]", re.ASCII)
+
+
 @dataclass(frozen=True, slots=True)
 class Unplannable:
     """A value that cannot be given bytes ahead of time.
@@ -108,6 +115,15 @@ class Unplannable:
 
     type: str
     reason: str
+
+    @property
+    def known(self) -> tuple[DType, Dims] | None:
+        """What its type says: `"i64[2,?]"` is i64 and (2, None); None for what is no tensor of a type that is known."""
+        match = _OPEN.fullmatch(self.type)
+        if match is None or match[1] not in _BY_TEXT:
+            return None
+        dims = None if match[2] == "..." else tuple(int(d) if d != "?" else None for d in match[2].split(",") if d)
+        return _BY_TEXT[match[1]], dims
 
     def __str__(self) -> str:
         return f"outside<{self.type}>"

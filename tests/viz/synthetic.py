@@ -21,6 +21,7 @@ def plan_of(
     peak: Peak | None = None,
     graph: str = "net",
     storages: tuple[Storage, ...] = (),
+    outside: tuple[Outside, ...] = (),
 ) -> MemoryPlan:
     """A plan of these placements; the arena ends where the highest of them ends."""
     own = [place for place in placements if place.region.storage == ARENA]
@@ -40,7 +41,7 @@ def plan_of(
         inplace_bytes=saved["inplace", "carry"],
         storages=(Storage(ARENA, "arena", arena), *storages),
         placements=tuple(placements),
-        outside=(Outside("tokens", "seq(string)", "a sequence"),),
+        outside=outside,
         peak=peak or Peak(0, points[0] if points else "", arena, ()),
         points=points,
     )

@@ -11,7 +11,8 @@ import pytest
 
 from sublet.bytesize import human
 from sublet.packing.problem import Buffer, Packing, Problem
-from sublet.plan import ARENA, MemoryPlan, Placement, Region
+from sublet.plan import ARENA, MemoryPlan, Outside, Placement, Region
+from sublet.recipe import Recipe
 from sublet.viz.page import write_html
 from sublet.viz.rectangles import Picture, packing_rectangles, rectangles
 from tests.viz.chromium import PROGRAM, Chromium
@@ -101,6 +102,22 @@ def test_the_header_tells_the_figures(small: Page) -> None:
         assert words in header
     for words in ("Saved by views 3 KiB", "Saved in place 3 KiB", "first_fit_size", "Alignment 64 B", "weight 256 B"):
         assert words in header
+
+
+def test_the_headline_claims_nothing_of_what_is_not_counted(browser: Chromium, tmp_path: Path) -> None:
+    outside = tuple(Outside(f"n{i}", "i64[1,?]", "depends on <b>data</b>") for i in range(5))
+    plan = replace(small_plan(), outside=outside, recipe=Recipe(assumed=(("x", "f32[1,4,16,16]"),)))
+    page = Page(browser, rectangles(plan), tmp_path)
+    header = " ".join(page.text("header").split())
+    assert "7 of 12 tensors planned; 5 outside, not counted: n0 i64[1,?], n1 i64[1,?], n2 i64[1,?] and 2 more" in header
+    assert "Assumed: x is f32[1,4,16,16]" in header
+    assert "Lower bound 6 KiB of what is planned" in header
+    for word in ("Gap", "no packing is smaller", "0 %", "optimal"):
+        assert word not in header
+    browser.evaluate("document.querySelector('#outside').open = true")
+    listed = page.text("#outside ul").split("\n")
+    assert listed == [f"n{i} i64[1,?] depends on <b>data</b>" for i in range(5)]
+    assert browser.complaints() == []
 
 
 def test_rectangles_are_where_the_plan_says(small: Page) -> None:

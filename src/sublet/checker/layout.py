@@ -7,6 +7,7 @@ bound-storage, arena-size, initial-overlap, illegal-graph, outside-untold, updat
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -14,7 +15,8 @@ from itertools import chain
 from sublet.checker.cells import Cells, Strides
 from sublet.errors import Finding
 from sublet.ir.graph import CaseOf, Graph, Value, While
-from sublet.plan import ARENA, POINTER, Context, MemoryPlan, Placement, Region, Rolled, Storage, bound_to
+from sublet.plan import ARENA, OPEN, POINTER, Context, MemoryPlan, Placement, Region, Rolled, Storage, bound_to
+from sublet.tensor import Unplannable
 
 READ_ONLY = ("weight", "input")
 """Kinds of storage that are the caller's: the network writes only those whose value the graph updates."""
@@ -194,13 +196,30 @@ def _storages(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
 
 def _claims(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
     """What the plan says beside its regions, as far as it can be held against the graph."""
-    left_out = {value.name for value in graph.values() if not value.plannable}
-    told = {outside.value for outside in plan.outside}
-    for name in sorted(left_out ^ told):
-        what = "cannot be planned, but the plan does not say so" if name in left_out else "is said to be outside"
-        yield Finding("outside-untold", f"value %{name}", what)
+    yield from _outside(graph, plan)
     if plan.updated != tuple(value.name for value in graph.updated):
         yield Finding("updates-untold", "the plan", "lists other inputs and weights than the graph updates")
+
+
+def _outside(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
+    """The values outside the plan are all there, each once, with what is known of their bytes."""
+    specs = {value.name: value.spec for value in graph.values() if isinstance(value.spec, Unplannable)}
+    told = Counter(outside.value for outside in plan.outside)
+    for name in sorted(specs.keys() | told.keys()):
+        if told[name] != (name in specs):
+            what = "cannot be planned, but the plan does not say so" if not told[name] else "is said to be outside"
+            yield Finding("outside-untold", f"value %{name}", what)
+    callers = {value.name for value in (*graph.weights, *graph.inputs, *graph.outputs)}
+    for outside in plan.outside:
+        if (spec := specs.get(outside.value)) is None:
+            continue
+        dtype, dims = spec.known or ("", None)
+        known = (spec.type, str(dtype), tuple(OPEN if extent is None else extent for extent in dims or ()))
+        if (outside.type, outside.dtype, outside.dims) != known:
+            what = f"is said to be {outside.type} of {outside.dtype or 'no type'}{list(outside.dims)}, but is {spec}"
+            yield Finding("outside-untold", f"value %{outside.value}", what)
+        if outside.bound and outside.value not in callers:
+            yield Finding("outside-untold", f"value %{outside.value}", "is said to be the caller's, and is not")
 
 
 def _placement(

@@ -45,24 +45,36 @@ def bounded(model: Model, max_trips: Trips) -> Model:
 
 
 def read_model(
-    path: str | Path, dims: Mapping[str, int] | None = None, *, max_trips: Trips = None, optimize: str = AS_IS
+    path: str | Path,
+    dims: Mapping[str, int] | None = None,
+    *,
+    max_trips: Trips = None,
+    optimize: str = AS_IS,
+    assume: Mapping[str, str] | None = None,
 ) -> Model:
     """Read an ONNX model (.onnx) or the text form of a graph (.sublet).
 
     `dims` binds symbolic dimensions of an ONNX model; a graph in text form has none. `max_trips` declares how many
     rounds loops make at most, for all of them or by the name of a loop or of one of its outputs: what such a loop
     stacks for an output of the model is planned, and a run that goes on beyond it is a RunError. `optimize` is a
-    level of ONNX Runtime's optimiser that rewrites an ONNX model first, or "none".
+    level of ONNX Runtime's optimiser that rewrites an ONNX model first, or "none". `assume` tells shapes of values of
+    an ONNX model that nobody knows, as `{"a": "f32[1,8]"}`; a run in which one of them has another shape is a RunError.
     Raises ModelError when the file cannot be read or understood, TextError for a mistake in the text.
     """
-    return bounded(_read(Path(path), dims, optimize), max_trips)
+    return bounded(_read(Path(path), dims, optimize, assume or {}), max_trips)
 
 
-def _read(path: Path, dims: Mapping[str, int] | None, optimize: str) -> Model:
+def _read(path: Path, dims: Mapping[str, int] | None, optimize: str, assume: Mapping[str, str]) -> Model:
     if is_onnx(path):
-        return model_of(load(path, dims) if optimize == AS_IS else load_optimized(path, dims, optimize))
+        if assume and optimize != AS_IS:
+            raise ModelError(
+                f"--assume names values of the model as it is in {path.name}: it goes with optimize={AS_IS}"
+            )
+        return model_of(load(path, dims, assume) if optimize == AS_IS else load_optimized(path, dims, optimize))
     if path.suffix.lower() == TEXT_SUFFIX:
         if dims:
             raise ModelError(f"{path} has no symbolic dimensions to bind: drop --dim {', --dim '.join(dims)}")
+        if assume:
+            raise ModelError(f"{path} tells the type of every value itself: write it there and drop --assume")
         return Model(parse(read_text(path, ModelError), str(path)))
     raise ModelError(f"{path} is not a known kind of model: expected {ONNX_SUFFIX} or {TEXT_SUFFIX}")

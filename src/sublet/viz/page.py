@@ -80,6 +80,9 @@ def _model(picture: Picture) -> str:
         },
         "blocks": _blocks(picture, columns),
         "bands": [[b.label, b.begin, b.end, b.exit, b.depth, int(b.kept), int(b.repeats)] for b in picture.bands],
+        "coverage": picture.coverage,
+        "outside": [list(value) for value in picture.outside],
+        "assumed": picture.assumed,
         "pointers": [[place.value, place.spec, place.stands_for] for place in picture.pointers],
         **({} if picture.advice is None else picture.advice.content),
         "curve": {
@@ -97,6 +100,7 @@ def _figures(picture: Picture) -> dict[str, Any]:
         "boundSource": picture.lower_bound_source,
         "gap": picture.gap,
         "claimed": picture.claimed,
+        "proof": "" if picture.coverage else picture.proof.removeprefix("gap "),
         "total": _number(picture.total_bytes),
         "views": _number(picture.view_bytes),
         "inplace": _number(picture.inplace_bytes),

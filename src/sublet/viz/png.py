@@ -17,6 +17,9 @@ from sublet.viz.rectangles import Picture, Rectangle, live_columns, point_name, 
 SVG_LIMIT = 5_000
 """An SVG with more rectangles than this takes minutes to open."""
 
+NOTE = 170
+"""Characters of a line under the title."""
+
 _OUTLINED = 2_000
 _CURVE_COLUMNS = 1_500
 _BAND_ROWS = 3
@@ -81,15 +84,17 @@ def _figure(picture: Picture) -> Any:
 
 
 def _figures(picture: Picture) -> str:
-    return "    ".join(
-        (
-            f"arena {human(picture.arena_bytes)}",
-            f"lower bound {human(picture.lower_bound_bytes)}",
-            f"gap {100 * picture.gap:.2g} %",
-            f"without reuse {human(picture.total_bytes)}",
-            f"strategy {_plain(picture.strategy)}",
-        )
+    """The figures in one line; what they do not count, or rest on, in lines of their own."""
+    figures = (
+        f"arena {human(picture.arena_bytes)}",
+        f"lower bound {human(picture.lower_bound_bytes)}",
+        *(() if picture.coverage else (picture.proof,)),
+        f"without reuse {human(picture.total_bytes)}",
+        f"strategy {_plain(picture.strategy)}",
     )
+    assumed = f"if {picture.assumed}" if picture.assumed else ""
+    notes = (_shortened(_plain(note), NOTE) for note in (picture.coverage, assumed) if note)
+    return "\n".join(("    ".join(figures), *notes))
 
 
 def _draw_values(panel: Any, picture: Picture) -> None:

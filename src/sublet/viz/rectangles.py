@@ -12,9 +12,11 @@ from functools import cached_property
 from itertools import accumulate
 
 from sublet.advised import Advised
+from sublet.bytesize import percent
+from sublet.coverage import assumptions, coverage
 from sublet.errors import ProblemError
 from sublet.packing.problem import Packing, Problem
-from sublet.plan import ARENA, POINTER, MemoryPlan, Peak, Placement, Region
+from sublet.plan import ARENA, POINTER, MemoryPlan, Peak, Placement, Region, fragmentation
 from sublet.viz.loops import Band, bands, when
 
 Ranges = tuple[tuple[int, int], ...]
@@ -56,6 +58,9 @@ class Picture:
     pointers    the values that have no bytes of their own
     advice      what would lower the arena, if that was asked
     claimed     why what is drawn is not proven; "" when a check has proven it
+    coverage    what the figures do not count, in words; "" when they count everything
+    outside     the values that are not counted: name, type and reason
+    assumed     what the caller told of shapes, in words
     """
 
     title: str
@@ -81,6 +86,9 @@ class Picture:
     pointers: tuple[Placement, ...] = ()
     advice: Advised | None = None
     claimed: str = ""
+    coverage: str = ""
+    outside: tuple[tuple[str, str, str], ...] = ()
+    assumed: str = ""
 
     @property
     def heading(self) -> str:
@@ -88,9 +96,14 @@ class Picture:
         return f"{self.title} ({self.claimed})" if self.claimed else self.title
 
     @property
-    def gap(self) -> float:
-        """Fragmentation over the lower bound, or over one byte."""
-        return (self.arena_bytes - self.lower_bound_bytes) / max(1, self.lower_bound_bytes)
+    def gap(self) -> float | None:
+        """Fragmentation over the lower bound; None when something is not counted."""
+        return None if self.coverage else fragmentation(self.arena_bytes, self.lower_bound_bytes)
+
+    @property
+    def proof(self) -> str:
+        """What is proven of the arena, in words that claim no more."""
+        return self.coverage if self.gap is None else f"gap {percent(self.gap)}"
 
     @cached_property
     def height(self) -> int:
@@ -134,6 +147,9 @@ def rectangles(plan: MemoryPlan, claimed: str = "") -> Picture:
         rounds=tuple(when(place, plan) for place in placements),
         pointers=tuple(place for place in plan.placements if place.how == POINTER),
         claimed=claimed,
+        coverage=coverage(plan),
+        outside=tuple((value.value, value.type, value.reason) for value in plan.not_counted),
+        assumed=assumptions(plan),
     )
 
 

@@ -7,17 +7,14 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sublet.budget import LiveBuffer, Verdict, buffers_at_peak
-from sublet.bytesize import human
+from sublet.budget import buffers_at_peak
+from sublet.bytesize import human, percent
+from sublet.coverage import assumptions, coverage, planned_values
 from sublet.plan import ARENA, POINTER, UPDATE, MemoryPlan, Placement
 from sublet.printable import printable
 from sublet.report import bytes_by_edge, multiview, updated
+from sublet.viz.buffers import SHOWN, buffer_table
 from sublet.viz.loops import turns
-
-SHOWN = 12
-"""Buffers in a table; the rest is summed up in one line."""
-SHARED = 3
-"""Values of one buffer in a table."""
 
 
 def summary(plan: MemoryPlan, claimed: str = "") -> RenderableType:
@@ -36,39 +33,17 @@ def summary(plan: MemoryPlan, claimed: str = "") -> RenderableType:
     return Group(*parts)
 
 
-def verdict_line(verdict: Verdict, plan: MemoryPlan) -> RenderableType:
-    """Whether the plan fits its budget, and the proof when it does not."""
-    budget = human(verdict.budget)
-    missing = f", not counting {len(plan.outside)} values that could not be planned" if plan.outside else ""
-    if verdict.fits:
-        spare = human(verdict.budget - plan.arena_bytes)
-        return Text(f"Fits the budget of {budget}: {spare} to spare{missing}.", "yellow" if missing else "green")
-    over = human(plan.arena_bytes - verdict.budget)
-    if not verdict.proof and plan.lower_bound_bytes > verdict.budget:
-        bound = f"the search refuted every arena below {human(plan.lower_bound_bytes)}"
-        return Text(f"Cannot fit the budget of {budget} in this order: {bound}.", "red")
-    if not verdict.proof:
-        text = f"Does not fit the budget of {budget}: {over} too much. The lower bound would fit; no proof either way."
-        return Text(text, "yellow")
-    total = sum(live.nbytes for live in verdict.proof)
-    head = f"Cannot fit the budget of {budget} in this order: these must not overlap"
-    return Group(Text(f"{head} and take {human(total)} with their padding:", "red"), _buffer_table(verdict.proof, plan))
-
-
 def _figures(plan: MemoryPlan, claimed: str) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(justify="right")
     table.add_column(style="dim")
-    proof = "optimal: the arena equals the bound" if plan.gap == 0 else f"gap {plan.gap:.2%}"
     bound = "by search, which the checker does not follow" if plan.bound == "search" else plan.bound
-    if claimed:
-        proof = f"gap {plan.gap:.2%} as the file says"
     several = plan.arenas if len(plan.arenas) > 1 else ()
     rows = [
         ("arena", plan.arena_bytes, f"{plan.arena_bytes:,} bytes, aligned to {plan.alignment}, by {plan.strategy}"),
         *((f"  {escape(printable(arena.name))}", arena.nbytes, f"{arena.nbytes:,} bytes") for arena in several),
-        ("lower bound", plan.lower_bound_bytes, f"{proof} ({bound})"),
+        ("lower bound", plan.lower_bound_bytes, f"{_gap(plan, claimed)} ({bound})"),
         ("without reuse", plan.total_bytes, _ratio(plan)),
         ("views save", plan.view_bytes, "of that sum: outputs that are bytes of an input"),
         ("in-place saves", plan.inplace_bytes, "of that sum: outputs written over an input that dies"),
@@ -81,11 +56,22 @@ def _figures(plan: MemoryPlan, claimed: str) -> Table:
     for name, nbytes, remark in rows:
         table.add_row(name, human(nbytes), remark)
     table.add_row("graph", "", printable(plan.recipe.words))
+    for name, words in (("covers", coverage(plan)), ("assumed", assumptions(plan))):
+        if words:
+            table.add_row(name, "", Text(words, "yellow"))
     return table
 
 
+def _gap(plan: MemoryPlan, claimed: str) -> str:
+    if plan.gap is None:
+        return "of the planned part"
+    if claimed:
+        return f"gap {percent(plan.gap)} as the file says"
+    return "optimal: the arena equals the bound" if plan.gap == 0 else f"gap {percent(plan.gap)}"
+
+
 def _ratio(plan: MemoryPlan) -> str:
-    tensors = len({place.value for place in (*plan.in_arenas, *_pointers(plan))})
+    tensors = len(planned_values(plan))
     word = "tensor" if tensors == 1 else "tensors"
     times = f", {plan.total_bytes / plan.arena_bytes:.1f} times the arena" if plan.arena_bytes else ""
     return f"{tensors} {word}, each with bytes of its own{times}"
@@ -103,34 +89,8 @@ def _peak(plan: MemoryPlan) -> list[RenderableType]:
     where = f"point {plan.peak.point} of {len(plan.points)}, {plan.peak.node!r}"
     return [
         Text.from_markup(f"[bold]Peak[/bold] {human(plan.peak.nbytes)} at {escape(printable(where))}"),
-        _buffer_table(buffers_at_peak(plan), plan),
+        buffer_table(buffers_at_peak(plan), plan),
     ]
-
-
-def _buffer_table(buffers: tuple[LiveBuffer, ...], plan: MemoryPlan) -> RenderableType:
-    places = {place.value: place for place in plan.placements}
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    table.add_column("bytes", justify="right", overflow="fold")
-    for name in ("tensor", "type", "made by"):
-        table.add_column(name, overflow="fold")
-    for live in buffers[:SHOWN]:
-        for i, value in enumerate(live.values[:SHARED]):
-            place = places[value]
-            size = human(live.nbytes) if i == 0 else "shared"
-            table.add_row(size, Text(printable(value)), Text(place.spec), Text(printable(_maker(place))))
-        if len(live.values) > SHARED:
-            table.add_row("shared", Text(f"{len(live.values) - SHARED} more"), "", "")
-    rest = buffers[SHOWN:]
-    if rest:
-        table.add_row(human(sum(live.nbytes for live in rest)), Text(f"{len(rest)} more"), "", "")
-    return table
-
-
-def _maker(place: Placement) -> str:
-    how = {"view": "view of", "part": "part of", "inplace": "over", "carry": "carried with"}.get(place.how)
-    how = how or {"slice": "slice of", "row": "row of", "joined": "in the buffer of"}.get(place.how)
-    maker = place.producer or "input"
-    return f"{maker} ({how} {place.shares})" if how else maker
 
 
 def _pointers(plan: MemoryPlan) -> list[Placement]:
@@ -171,7 +131,9 @@ def _outside(plan: MemoryPlan) -> list[RenderableType]:
     for value in plan.outside:
         reasons.setdefault(value.reason, []).append(f"{value.value}: {value.type}")
     count = len(plan.outside)
-    lines: list[RenderableType] = [Text(f"{count} value{'s' if count > 1 else ''} outside the arena", "yellow")]
+    bound = count - len(plan.not_counted)
+    told = f", {bound} of them in memory of the caller" if bound else ""
+    lines: list[RenderableType] = [Text(f"{count} value{'s' if count > 1 else ''} outside the arena{told}", "yellow")]
     for reason, names in list(reasons.items())[:SHOWN]:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         lines.append(Text(printable(f"  {names[0]}{more}: {reason}")))

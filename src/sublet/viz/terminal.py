@@ -203,7 +203,4 @@ class _Drawing:
 
 
 def _figures(picture: Picture) -> str:
-    return (
-        f"arena {human(picture.arena_bytes)}  lower bound {human(picture.lower_bound_bytes)}  "
-        f"gap {100 * picture.gap:.2g} %"
-    )
+    return f"arena {human(picture.arena_bytes)}  lower bound {human(picture.lower_bound_bytes)}  {picture.proof}"

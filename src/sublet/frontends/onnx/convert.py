@@ -79,6 +79,8 @@ def _convert(frame: Frame, node: onnx.NodeProto, name: str, declared: Mapping[st
         frame.scope[node.output[0]] = frame.scope[node.input[0]]
         return
     types, reason = infer(frame.program, node, inputs, declared)
+    closed = frame.program.assumed.closed
+    types = [closed(frame.names[n], t) if n else t for n, t in zip(node.output, types, strict=True)]
     folded = fold(frame.program, node, inputs, types)
     if folded is not None:
         frame.program.folded += 1

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sublet.errors import ModelError
+from sublet.frontends.onnx.assumed import Assumed
 from sublet.frontends.onnx.convert import convert_graph
 from sublet.frontends.onnx.dims import Shapes, bind_inputs, named_extents
 from sublet.frontends.onnx.file import all_nodes, check_texts, inlined, opsets_of, read_model
@@ -48,7 +49,7 @@ class Imported:
     opsets   the version of each operator set, "" for the default domain: what "onnx.X" means here
     dims     the dimension bindings the model was read with
     remark   what its reader should be told, as that an optimiser refused it
-    recipe   who rewrote it
+    recipe   who rewrote it, and which shapes it was read with
     """
 
     graph: Graph
@@ -62,14 +63,14 @@ class Imported:
     recipe: Recipe = PLAIN
 
 
-def load(path: str | Path, dims: Mapping[str, int] | None = None) -> Imported:
-    """The ONNX model in a file, with its open dimensions bound by `dims` (see `dims`).
+def load(path: str | Path, dims: Mapping[str, int] | None = None, assume: Mapping[str, str] | None = None) -> Imported:
+    """The ONNX model in a file, with its open dimensions bound by `dims`, and unknown shapes told by `assume`.
 
     Nothing in the file is executed, and external data is checked but not read.
     Raises ModelError when the file is malformed, unsafe, or leaves a dimension open.
     """
     path = Path(path)
-    return from_proto(read_model(path), dims, where=path.name, folder=path.parent)
+    return from_proto(read_model(path), dims, where=path.name, folder=path.parent, assume=assume)
 
 
 def from_proto(
@@ -79,6 +80,7 @@ def from_proto(
     shapes: Shapes | None = None,
     where: str = "model",
     folder: Path | None = None,
+    assume: Mapping[str, str] | None = None,
 ) -> Imported:
     """Like `load`, of a model in memory; external data is looked for below `folder`.
 
@@ -94,7 +96,8 @@ def from_proto(
     count = sum(1 for _ in all_nodes(iter(graph.node)))
     if count > MAX_NODES:
         raise ModelError(f"{where}: {count} nodes, more than {MAX_NODES}")
-    program = Program(where, folder, opsets, dims, budget=ATTEMPTS_PER_NODE * (count + 100))
+    budget = ATTEMPTS_PER_NODE * (count + 100)
+    program = Program(where, folder, opsets, dims, budget, assumed=Assumed(assume or {}))
     scope: Scope = ChainMap()
     inputs = _add_inputs(program, graph, shapes, scope)
     frame = convert_graph(program, graph, scope)
@@ -130,6 +133,7 @@ def _add_inputs(program: Program, graph: onnx.GraphProto, shapes: Shapes, scope:
     for name, type in bind_inputs(free, program.dims, shapes, program.where).items():
         if not name:
             raise ModelError(f"{program.where}: an input has no name")
+        type = program.assumed.closed(name, type)
         scope[name] = program.fresh(name, type, "the file does not declare its shape")
     if len(scope) < len(free):
         raise ModelError(f"{program.where}: two inputs have the same name")
@@ -148,6 +152,7 @@ def _imported(frame: Frame, graph: onnx.GraphProto, inputs: tuple[str, ...], cou
     )
     pruned = prune(whole)
     outside = tuple(value for value in pruned.values() if not value.plannable)
+    assumed = program.assumed.of(tuple(pruned.values()))
     report = ImportReport(count, sum(1 for _ in pruned.walk()), program.folded, outside)
     return Imported(
         pruned,
@@ -157,4 +162,5 @@ def _imported(frame: Frame, graph: onnx.GraphProto, inputs: tuple[str, ...], cou
         dict(program.opsets),
         dict(program.dims),
         report,
+        recipe=replace(PLAIN, assumed=tuple(assumed.items())),
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sublet.errors import ModelError
+from sublet.frontends.onnx.assumed import Assumed
 from sublet.frontends.onnx.types import Type, spec_of, type_of
 from sublet.frontends.onnx.weights import Weight, literal_of
 from sublet.ir.graph import Value
@@ -87,6 +88,7 @@ class Program:
     values: Names = field(default_factory=Names)
     nodes: Names = field(default_factory=Names)
     weights: dict[str, Known] = field(default_factory=dict)
+    assumed: Assumed = field(default_factory=Assumed)
     fold_bytes: int = FOLD_BYTES
     folded: int = 0
 

@@ -217,11 +217,11 @@ function plate(context, text, x, y, colour, look, align) {
   context.fillText(text, left, y + 0.5);
 }
 
-// The arena's end (solid) and the lower bound (dashed): a plan is optimal when they are one line.
+// The arena's end (solid) and the lower bound (dashed): a plan of everything is optimal when they are one line.
 function drawLevels(context, panel, low, high, model, look, told) {
   const toY = (value) => atByte(panel, { a0: low, a1: high }, Number(value));
   const { arena, lowerBound } = model.figures;
-  const optimal = Number(arena) === Number(lowerBound);
+  const optimal = Number(arena) === Number(lowerBound) && !model.coverage;
   const end = panel.x + panel.w - 6;
   if (levelLine(context, panel, toY(arena), look.arena, []) && told) {
     const text = optimal ? `arena = lower bound  ${human(arena)}` : `arena  ${human(arena)}`;

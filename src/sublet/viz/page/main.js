@@ -18,6 +18,7 @@ darkScheme.addEventListener("change", recolour);
 foldButton.hidden = !whole.bands.some((band) => !band.kept);
 foldButton.addEventListener("click", () => fold(model === whole));
 writeHeader(model);
+writeCoverage(model);
 recolour();
 clear();
 // A new size empties the canvas: draw at once, so that the empty one is never seen.

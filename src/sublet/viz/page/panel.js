@@ -27,15 +27,14 @@ function writeHeader(model) {
   const title = model.title || "packing";
   document.title = `${title} · memory map`;
   document.getElementById("title").textContent = title;
-  const gap = figures.gap === 0 ? "0 %" : `${(100 * figures.gap).toPrecision(2)} %`;
   const times = Number(figures.arena) > 0 ? Number(figures.total) / Number(figures.arena) : 1;
   const blocks = model.blocks.offset.length;
   const names = model.points.length ? model.placesOf.size : model.placements.name.length;
   const packing = model.points.length === 0 && names === blocks;
   const cells = [
     ["Arena", human(figures.arena), `${exact(figures.arena)} B`],
-    ["Lower bound", human(figures.lowerBound), figures.boundSource],
-    ["Gap", gap, figures.claimed || (figures.gap === 0 ? "no packing is smaller" : "")],
+    ["Lower bound", human(figures.lowerBound), model.coverage ? "of what is planned" : figures.boundSource],
+    ["Gap", figures.proof, figures.claimed || (figures.gap === 0 ? "no packing is smaller" : "")],
     ["Without reuse", human(figures.total), times > 1 ? `${exact(times < 100 ? Number(times.toPrecision(3)) : Math.round(times))} × the arena` : ""],
     ["Saved by views", human(figures.views), ""],
     ["Saved in place", human(figures.inplace), ""],
@@ -45,13 +44,32 @@ function writeHeader(model) {
     ...figures.bound.map(([kind, bytes]) => [`Outside: ${kind}`, human(bytes), ""]),
   ];
   for (const [key, value, note] of cells) {
-    if (value === "0 B" && /^(Saved|Outside)/.test(key)) continue;
+    if (value === "" || (value === "0 B" && /^(Saved|Outside)/.test(key))) continue;
     const cell = el("div");
     const number = el("dd", value);
     if (note) number.append(" ", el("small", note));
     cell.append(el("dt", key), number);
     document.getElementById("figures").append(cell);
   }
+}
+
+// What the figures do not count, by name and reason, and what they rest on.
+function writeCoverage(model) {
+  const assumed = document.getElementById("assumed");
+  assumed.textContent = model.assumed ? `Assumed: ${model.assumed}` : "";
+  assumed.hidden = !model.assumed;
+  if (!model.coverage) return;
+  const outside = document.getElementById("outside");
+  outside.querySelector("summary").append(...breakable(model.coverage));
+  const list = outside.querySelector("ul");
+  for (const [name, type, reason] of model.outside.slice(0, 10 * LISTED)) {
+    const item = el("li");
+    item.append(el("b", name), " ", el("span", type), " ", el("small", reason));
+    list.append(item);
+  }
+  const more = model.outside.length - 10 * LISTED;
+  if (more > 0) list.append(el("li", `and ${exact(more)} more`));
+  outside.hidden = false;
 }
 
 function swatch(draw) {

@@ -1,0 +1,44 @@
+"""A table of buffers: their bytes, and the tensors in them."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from sublet.budget import LiveBuffer
+from sublet.bytesize import human
+from sublet.plan import MemoryPlan, Placement
+from sublet.printable import printable
+
+SHOWN = 12
+"""Buffers in a table; the rest is summed up in one line."""
+SHARED = 3
+"""Values of one buffer in a table."""
+
+
+def buffer_table(buffers: tuple[LiveBuffer, ...], plan: MemoryPlan) -> RenderableType:
+    """The largest of them, one a row, with the values that share each."""
+    places = {place.value: place for place in plan.placements}
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table.add_column("bytes", justify="right", overflow="fold")
+    for name in ("tensor", "type", "made by"):
+        table.add_column(name, overflow="fold")
+    for live in buffers[:SHOWN]:
+        for i, value in enumerate(live.values[:SHARED]):
+            place = places[value]
+            size = human(live.nbytes) if i == 0 else "shared"
+            table.add_row(size, Text(printable(value)), Text(place.spec), Text(printable(_maker(place))))
+        if len(live.values) > SHARED:
+            table.add_row("shared", Text(f"{len(live.values) - SHARED} more"), "", "")
+    rest = buffers[SHOWN:]
+    if rest:
+        table.add_row(human(sum(live.nbytes for live in rest)), Text(f"{len(rest)} more"), "", "")
+    return table
+
+
+def _maker(place: Placement) -> str:
+    how = {"view": "view of", "part": "part of", "inplace": "over", "carry": "carried with"}.get(place.how)
+    how = how or {"slice": "slice of", "row": "row of", "joined": "in the buffer of"}.get(place.how)
+    maker = place.producer or "input"
+    return f"{maker} ({how} {place.shares})" if how else maker

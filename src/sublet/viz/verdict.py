@@ -1,0 +1,70 @@
+"""The verdict on a budget in words: yes, no with its proof, or what would have to be known."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from sublet.budget import EVERY, Outcome, Verdict
+from sublet.bytesize import human
+from sublet.coverage import assumptions, named
+from sublet.plan import MemoryPlan
+from sublet.printable import printable
+from sublet.viz.buffers import buffer_table
+
+
+def verdict_words(verdict: Verdict, plan: MemoryPlan) -> RenderableType:
+    """One line, and the tensors that prove it where there are such."""
+    budget = human(verdict.budget)
+    if verdict.outcome is Outcome.FITS:
+        return _fits(verdict, plan)
+    if verdict.outcome is Outcome.UNKNOWN:
+        return Text(f"Unknown whether it fits the budget of {budget}: {_missing(verdict, plan)}", "yellow")
+    if not verdict.proven:
+        over = human(plan.arena_bytes - verdict.budget)
+        head = f"This plan does not fit the budget of {budget}: {over} too much"
+        tail = f"Not proven that none does: the lower bound is {human(verdict.least)}"
+        return Text(f"{head}{_if(verdict, plan)}. {tail}.", "red")
+    head = f"Cannot fit the budget of {budget} in this order{_if(verdict, plan)}"
+    if not verdict.proof:
+        return Text(f"{head}: the search refuted every arena below {human(verdict.least)}.", "red")
+    total = human(sum(live.nbytes for live in verdict.proof))
+    told = Text(f"{head}: these must not overlap and take {total} with their padding:", "red")
+    return Group(told, buffer_table(verdict.proof, plan))
+
+
+def _fits(verdict: Verdict, plan: MemoryPlan) -> Text:
+    assert verdict.most is not None
+    spare = human(verdict.budget - verdict.most)
+    whose = "its" if len(plan.not_counted) == 1 else "their"
+    outside = f", with {_values(plan)} outside at {whose} largest" if plan.not_counted else ""
+    told = _if(verdict, plan)
+    head = f"Fits the budget of {human(verdict.budget)}{told}"
+    return Text(f"{head}: {spare} to spare{outside}.", "yellow" if told or outside else "green")
+
+
+def _if(verdict: Verdict, plan: MemoryPlan) -> str:
+    """What the caller told, on which the verdict rests."""
+    conditions = [assumptions(plan)] if plan.assumed else []
+    if verdict.outcome is Outcome.FITS and plan.not_counted:
+        for name, extent in verdict.largest:
+            every = "of any other value outside" if len(verdict.largest) > 1 else "of a value outside"
+            whose = every if name == EVERY else f"of {printable(name)}"
+            conditions.append(f"no open extent {whose} is above {extent:,}")
+    return f" if {', and '.join(conditions)}" if conditions else ""
+
+
+def _missing(verdict: Verdict, plan: MemoryPlan) -> str:
+    """What the plan does not count, and what to do about it."""
+    arena = f"the planned part takes {human(plan.arena_bytes)}"
+    if verdict.most is not None:
+        more = human(verdict.most - plan.arena_bytes)
+        return f"{arena}, and {_values(plan)} outside at most {more} more. Tell smaller bounds, or more budget."
+    names = named(plan.not_counted)
+    how = "Tell shapes with --assume NAME=SHAPE, or the largest extents with --max-dim."
+    return f"{arena}, and {_values(plan)} outside not counted: {names}. {how}"
+
+
+def _values(plan: MemoryPlan) -> str:
+    count = len(plan.not_counted)
+    return f"{count} value{'s' if count != 1 else ''}"
