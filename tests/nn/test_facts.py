@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +19,16 @@ from sublet.errors import RunError
 from sublet.extras import installed
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn import COMMANDS
+from sublet.ops.nn.command import Command
 from sublet.runtime.kernel import Array, Backend, Call, Operand
 from sublet.runtime.nn_reference import NnReference
 from sublet.runtime.torch_backend import Torch
 from tests.layouts import ALIGNMENTS
-from tests.nn.examples import case_of
+from tests.nn.examples import Case, case_of
 from tests.nn.facts import check_case, generated
+from tests.nn.variations import variation
 
+VARIATIONS = 30
 BACKENDS: list[Backend] = [NnReference(), *([Torch()] if installed("torch") else [])]
 
 
@@ -45,6 +49,25 @@ def test_variations_run_at_every_layout_their_facts_allow(first: int) -> None:
     for seed in range(first, first + 20):
         generated(seed, BACKENDS[-1], seen)
     assert seen["shared"] > 50, seen
+
+
+def facts_of(record: Command, case: Case) -> set[tuple[str, int, int]]:
+    """(kind, output, input) of the shares of a use."""
+    (node,) = case.graph.nodes
+    kinds = {"views": record.views, "parts": record.parts, "inplace": record.inplace}
+    return {(kind, share.output, share.input) for kind, shares in kinds.items() for share in shares(node)}
+
+
+def test_every_fact_of_a_variation_is_in_an_example() -> None:
+    """So that the tests of examples above have run every kernel under it."""
+    for name, record in COMMANDS.items():
+        known = {fact for example in record.examples for fact in facts_of(record, case_of(record, example))}
+        for seed in range(VARIATIONS):
+            rng = random.Random(seed)
+            case = variation(record, rng.choice(record.examples), rng)
+            assert case is None or facts_of(record, case) <= known, (
+                f"nn.{name} needs an example like {case.graph.nodes}"
+            )
 
 
 @dataclass(frozen=True)

@@ -331,6 +331,7 @@ COMMANDS = (
             Example(("f64[4,3]",), {"axis": 0, "sizes": (1, 3)}),
             Example(("f64[2,5]",), {"axis": -1, "sizes": (2, 0, 3)}),
             Example(("f32[1,6]",), {"axis": 1, "sizes": (2, 4)}),
+            Example(("f32[6]",), {"axis": 0, "sizes": (1, 2, 3)}),
         ),
     ),
     Command(

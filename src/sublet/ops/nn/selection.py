@@ -184,6 +184,7 @@ _USES = (
     Example(("f64[2,3,4]",), {"axes": (0, -1), "keepdims": 1}),
     Example(("f64[3]",)),
     Example(("f32[4,5]",), {"axes": (0,)}),
+    Example(("f32[4,1]",), {"axes": (1,)}),
 )
 
 COMMANDS = (
