@@ -52,6 +52,7 @@ fuzz: $(VENV)/.installed build/check ## generated programs, mutated plans, kerne
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600)
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) --kind steps
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) --kind onnx
+	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) --kind plans
 	for kind in facts operators gradients; do \
 	  $(BIN)/python -m tests.fuzz_kernels --seconds $(or $(SECONDS),600) --kind $$kind || exit 1; done
 

@@ -7,6 +7,7 @@ checker accepts it, running it must still be right.
     python -m tests.fuzz --seconds 600 --seed 1
     python -m tests.fuzz --seconds 600 --seed 1 --kind steps    # training steps of the nn dialect, run by the reference
     python -m tests.fuzz --seconds 600 --seed 1 --kind onnx     # ONNX models, beside ONNX Runtime
+    python -m tests.fuzz --seconds 600 --seed 1 --kind plans    # plan files, every field of every record
     python -m tests.fuzz --seconds 600 --seed 1 --kind folding  # what is folded, all operators, forms and types
 """
 
@@ -18,6 +19,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from sublet.analysis.flow import Flow
 from sublet.analysis.interference import interference
@@ -37,6 +40,7 @@ from tests.generate import program
 from tests.interpreter import results_match
 from tests.mutants import mutants
 from tests.onnx_check import check_onnx
+from tests.plan_files import judge_files
 from tests.schedules import random_schedule
 from tests.training.steps import check_step
 
@@ -154,10 +158,21 @@ def one_folding(seed: int, tally: Tally) -> None:
             compare(op_type, dtype, 6, seed, thorough=True)
 
 
+def one_file(seed: int, tally: Tally) -> None:
+    """A plan file with every field changed. Raises AssertionError naming the seed."""
+    tally.programs += 1
+    tally.plans += 1
+    with TemporaryDirectory() as folder:
+        for name, accepted in judge_files(seed, Path(folder)):
+            tally.mutants[name] += 1
+            tally.accepted[name] += accepted
+
+
 KINDS: dict[str, Callable[[int, Tally], None]] = {
     "programs": one_program,
     "steps": one_step,
     "folding": one_folding,
+    "plans": one_file,
 }
 
 

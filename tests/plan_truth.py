@@ -40,7 +40,10 @@ def _groups(plan: MemoryPlan) -> dict[int, frozenset[Key]]:
 
 def _told(plan: MemoryPlan) -> dict[str, Any]:
     """What a plan says of its program, without the order and the numbers that mean nothing."""
-    rolled = {(r.loop, r.within): (r.copies, r.first, frozenset(r.jumps)) for r in plan.rolled}
+    rolled = {
+        (r.loop, r.within): (r.copies, r.first, frozenset((j.copy, frozenset(j.ways), j.next) for j in r.jumps))
+        for r in plan.rolled
+    }
     return {
         "graph": (plan.graph, plan.recipe.optimize, plan.recipe.changed, plan.recipe.scratch),
         "read": (plan.dims, plan.max_trips),

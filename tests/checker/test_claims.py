@@ -1,0 +1,164 @@
+"""What a plan says besides its regions: true claims are proven, false ones are violations, open ones are told."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sublet.checker import LABELS, PROVEN, check, check_bytes, judge
+from sublet.ir.graph import Graph
+from sublet.ir.text import parse
+from sublet.plan import MemoryPlan, Storage
+from sublet.planning import Options, plan_memory
+from sublet.refutation import refuted
+from tests.generate import program
+from tests.plan_files import JUMPING, judge_files
+
+CHAIN = parse("""
+graph @net(%x: f32[16,16]) {
+  %a: f32[16,16] = onnx.MatMul(%x, %x)
+  %b: f32[16,16] = onnx.MatMul(%a, %x)
+  %c: f32[16,16] = onnx.Relu(%b)
+  return %c
+}
+""")
+
+NEEDS_A_SEARCH = 74
+"""The seed of a program whose peak no packing reaches."""
+
+LOOP = parse("""
+graph @r(%h0: f32[3], %k0: f32[3]) {
+  weights %limit: i64[] = [9]
+  %h: f32[3], %k: f32[3] = while(%i: i64[]; %p: f32[3] = %h0, %q: f32[3] = %k0; ) @loop body @step {
+    %c: bool[] = onnx.Less(%i, %limit)
+    continue if %c
+    %unread: f32[3] = onnx.Neg(%p)
+    next %q, %p;
+  }
+  return %h, %k
+}
+""")
+
+
+def rules(graph: Graph, plan: MemoryPlan) -> set[str]:
+    return {finding.rule for finding in check(graph, plan.schedule, plan)}
+
+
+def with_places(plan: MemoryPlan, **changes: Any) -> MemoryPlan:
+    return replace(plan, placements=tuple(replace(place, **changes) for place in plan.placements))
+
+
+FALSE: dict[str, Any] = {
+    "false-bound": [
+        {"bound": "trust me"},
+        {"proof": ()},
+        {"proof": (0, 0)},
+        {"proof": (99,)},
+        {"lower_bound_bytes": 0},
+        {"lower_bound_bytes": 1 << 20},
+        {"bound": "search"},
+    ],
+    "false-sum": [{"total_bytes": 1}, {"view_bytes": 10**9}, {"inplace_bytes": 0}],
+    "false-points": [{"points": ("hi",)}],
+    "false-name": [{"graph": "other"}, {"stopped": "boredom"}],
+}
+
+
+@pytest.mark.parametrize(("rule", "changes"), [(rule, one) for rule, several in FALSE.items() for one in several])
+def test_a_false_claim_is_a_violation(rule: str, changes: dict[str, Any]) -> None:
+    plan = plan_memory(CHAIN, Options(alignment=1))
+    false = replace(plan, **changes)
+    assert check_bytes(CHAIN, plan.schedule, false) == ()
+    assert rules(CHAIN, false) == {rule}
+
+
+def test_a_loose_plan_does_not_become_optimal_by_saying_so() -> None:
+    loose = plan_memory(CHAIN, Options(strategy="no_reuse", share=False))
+    assert rules(CHAIN, replace(loose, lower_bound_bytes=loose.arena_bytes)) == {"false-bound"}
+    apart = tuple(place.buffer for place in loose.placements)
+    lie = replace(loose, lower_bound_bytes=loose.arena_bytes, proof=apart)
+    assert rules(CHAIN, lie) == rules(CHAIN, replace(lie, bound="antichain")) == {"false-bound"}
+
+
+def test_lives_peak_and_buffers_are_those_of_the_program() -> None:
+    plan = plan_memory(CHAIN)
+    assert rules(CHAIN, with_places(plan, live=())) == {"false-live"}
+    assert rules(CHAIN, with_places(plan, live=((0, 5),))) == {"false-live"}
+    assert rules(CHAIN, with_places(plan, buffer=0)) == {"false-buffer", "false-sharing"}
+    assert rules(CHAIN, with_places(plan, how="own", shares="")) >= {"false-sharing"}
+    assert rules(CHAIN, replace(plan, peak=replace(plan.peak, values=("nobody",)))) == {"false-peak"}
+    assert rules(CHAIN, replace(plan, peak=replace(plan.peak, nbytes=7))) == {"false-peak"}
+
+
+def test_an_arena_that_nothing_lies_in_has_no_bytes() -> None:
+    plan = plan_memory(CHAIN)
+    spare = (*plan.storages, Storage("spare", "arena", 1 << 61))
+    assert rules(CHAIN, replace(plan, storages=spare, arena_bytes=plan.arena_bytes + (1 << 61))) == {"arena-size"}
+
+
+def test_every_copy_is_told_and_no_other() -> None:
+    plan = plan_memory(LOOP, Options(io="bound"))
+    assert len(plan.moves) == 4
+    for moves in (
+        (),
+        plan.moves[1:],
+        (*plan.moves, plan.moves[0]),
+        (replace(plan.moves[0], nbytes=8), *plan.moves[1:]),
+    ):
+        assert rules(LOOP, replace(plan, moves=moves)) == {"false-moves"}
+    free = plan_memory(LOOP)
+    assert free.moves == ()
+    assert rules(LOOP, replace(free, moves=plan.moves[2:])) == {"false-moves"}
+
+
+def test_a_value_has_a_place_in_every_copy_of_a_body_that_writes_it() -> None:
+    """Also where nobody reads it: whoever runs the plan must write it somewhere."""
+    plan = plan_memory(LOOP)
+    first, second = (place for place in plan.placements if place.value == "unread")
+    assert first.copies != second.copies
+    missing = replace(plan, placements=tuple(place for place in plan.placements if place != second))
+    assert "bad-copies" in rules(LOOP, missing)
+    more = replace(second, copies=(*second.copies, (("loop", 7),)))
+    dead = replace(plan, placements=tuple(more if place == second else place for place in plan.placements))
+    assert "bad-copies" in rules(LOOP, dead)
+
+
+def test_each_claim_is_proven_or_a_label() -> None:
+    plan = plan_memory(CHAIN)
+    claims = judge(CHAIN, plan.schedule, plan).claims
+    assert set(claims) == {*PROVEN, *LABELS}
+    assert {claims[name] for name in PROVEN} == {"proven"}
+    assert judge(CHAIN, plan.schedule, replace(plan, total_bytes=1)).claims == {}
+
+
+def test_what_only_a_search_has_refuted_is_told_and_can_be_refuted_again() -> None:
+    graph = program(random.Random(NEEDS_A_SEARCH), 16, control=False)
+    plan = plan_memory(graph, Options(alignment=1))
+    assert plan.bound == "search"
+    judged = judge(graph, plan.schedule, plan)
+    assert judged.findings == ()
+    assert set(judged.unproven) == {"lower_bound_bytes"}
+    assert judged.claims["lower_bound_bytes"].startswith("not proven: a search found it")
+    again = refuted(plan, judged)
+    assert (again.findings, again.unproven) == ((), {})
+    loose = plan_memory(graph, Options(alignment=1, strategy="no_reuse"))
+    lie = replace(loose, lower_bound_bytes=loose.arena_bytes, bound="search", proof=())
+    found = refuted(lie, judge(graph, loose.schedule, lie))
+    assert [finding.rule for finding in found.findings] == ["false-bound"]
+
+
+def test_changed_plan_files_are_refused_or_still_true(tmp_path: Path) -> None:
+    """A sample; `python -m tests.fuzz --kind plans` makes thousands."""
+    judged = [found for seed in range(12) for found in judge_files(seed, tmp_path, count=15)]
+    assert len(judged) > 100
+    assert len({name for name, _ in judged}) > 40
+    assert {accepted for _, accepted in judged} == {True, False}
+
+
+def test_the_jumps_of_a_loop_are_among_what_is_changed() -> None:
+    plan = plan_memory(parse(JUMPING))
+    assert any(record.jumps for record in plan.rolled)
