@@ -198,6 +198,7 @@ def test_every_exception_is_drawn() -> None:
         "docs/glossary.md",
         "docs/loops.md",
         "docs/memory.md",
+        "docs/proofs.md",
         "docs/text_form.md",
     ],
 )
