@@ -28,7 +28,7 @@ from sublet.analysis.liveness import LiveRanges, liveness
 from sublet.analysis.settle import Settled, settle
 from sublet.analysis.sharing import SharedBuffer, share
 from sublet.assemble import always_live, assemble, bound_values, homes_of, in_one_arena, storages_of
-from sublet.checker import check
+from sublet.checker import check_bytes
 from sublet.frontends.onnx.foldable import FOLDABLE
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
@@ -135,7 +135,7 @@ def judge_mutants(seed: int, rng: random.Random, graph: Graph, plan: MemoryPlan,
     early = ended_early(rng, graph, plan)
     for kind, broken in (*mutants(rng, plan), *([("range ended early", early)] if early else ())):
         tally.mutants[kind] += 1
-        accepted = not check(graph, broken.schedule, broken)
+        accepted = not check_bytes(graph, broken.schedule, broken)
         right = results_match(graph, broken.schedule, broken, rng, 3)
         assert right or not accepted, f"seed {seed}: the checker accepts a wrong plan, mutant {kind}"
         tally.accepted[kind] += accepted

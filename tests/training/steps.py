@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sublet.checker import check
+from sublet.checker import check_bytes
 from sublet.compiling import compile
 from sublet.errors import PlanError, RunError
 from sublet.ir.emitter import Emitter
@@ -149,7 +149,7 @@ def judged(
     """Every mutant of a plan that the checker accepts must run right."""
     graph = planned.graph
     for kind, mutant in mutants(rng, planned.plan):
-        accepted = not check(graph, mutant.schedule, mutant)
+        accepted = not check_bytes(graph, mutant.schedule, mutant)
         if accepted:
             mutant = replace(mutant, fingerprint=fingerprint(graph, mutant.schedule))
             try:
