@@ -122,8 +122,22 @@ def _names(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
         if isinstance(spec, Unplannable) and (outside.type, outside.reason) != (spec.type, spec.reason):
             what = f"is outside as {outside.type} ({outside.reason}), not as {spec.type} ({spec.reason})"
             yield Finding("false-name", f"value %{outside.value}", what)
-    if len({outside.value for outside in plan.outside}) != len(plan.outside):
-        yield Finding("false-name", "the plan", "lists a value twice that is outside")
+    yield from _whose(graph, plan)
+
+
+def _whose(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
+    """What the caller hands in or takes out, and has no place, is the caller's where its like is."""
+    weights = {value.name for value in graph.weights}
+    planned = [value for value in (*graph.weights, *graph.inputs, *graph.outputs) if value.plannable]
+    bound = {storage.kind for storage in plan.storages}
+    for outside in plan.outside:
+        of_weights = outside.value in weights
+        like = [value for value in planned if (value.name in weights) is of_weights]
+        meant = not bound.isdisjoint({"weight"} if of_weights else {"input", "output"})
+        caller = outside.value in {value.name for value in (*graph.weights, *graph.inputs, *graph.outputs)}
+        if caller and like and outside.bound is not meant:
+            what = f"is said to be in memory of the {'caller' if outside.bound else 'arena'}, unlike others of its kind"
+            yield Finding("outside-untold", f"value %{outside.value}", what)
 
 
 def _is_bare(place: Placement, value: Value) -> bool:

@@ -1,6 +1,6 @@
 """Whether a schedule runs every node once, in an order that the data allow.
 
-Rules: unknown-step, scheduled-twice, unscheduled-node, bad-wait, missing-body (the schedule is not
+Rules: unknown-step, scheduled-twice, unscheduled-node, bad-stream, bad-wait, missing-body (the schedule is not
 one of this graph: nothing can be replayed); missing-wait, check-order (data may arrive too late).
 """
 
@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from sublet.analysis.schedule import Schedule, happens_before
 from sublet.errors import Finding
 from sublet.ir.graph import Graph, Node, Value, While, captures
+
+MOST_STREAMS = 1 << 16
 
 
 def check_form(graph: Graph, schedule: Schedule) -> Iterator[Finding]:
@@ -28,6 +30,11 @@ def check_form(graph: Graph, schedule: Schedule) -> Iterator[Finding]:
                 what = f"step {step.node} waits for {wait}, which is no earlier step of this graph"
                 yield Finding("bad-wait", where, what)
         seen.add(step.node)
+        if not 0 <= step.stream < MOST_STREAMS:
+            yield Finding("bad-stream", where, f"runs {step.node} in stream {step.stream}", "streams count from 0")
+    for name in schedule.bodies:
+        if name not in nodes:
+            yield Finding("missing-body", where, f"has schedules for the sub-graphs of {name}, which is no node here")
     for node in graph.nodes:
         if node.name not in seen:
             yield Finding("unscheduled-node", where, f"never runs node {node.name}")
