@@ -74,7 +74,7 @@ def loop(w: Writer, block: Block) -> Sequence[Known]:
 
 def scan(w: Writer, block: Block) -> Sequence[Known]:
     """No state or slice is handed out as it is: ONNX Runtime then gives what happened to lie there.
-    Rows without elements are not stacked along later axes: there it divides by zero.
+    Rows without elements are not stacked along later axes or backwards: there it divides by zero.
     """
     if block.depth >= DEEPEST:
         return ()
@@ -112,8 +112,8 @@ def scan(w: Writer, block: Block) -> Sequence[Known]:
     return w.add(
         block, "Scan", [*inits, *sequences], *finals, *wholes, body=graph, num_scan_inputs=len(sequences),
         scan_input_axes=axes, scan_output_axes=out_axes,
-        scan_input_directions=[int(w.chance(0.3)) for _ in sequences],
-        scan_output_directions=[int(w.chance(0.3)) for _ in stacked],
+        scan_input_directions=[int(w.chance(0.3) and value.size > 0) for value in sequences],
+        scan_output_directions=[int(w.chance(0.3) and row.size > 0) for row in stacked],
     )  # fmt: skip
 
 
