@@ -86,3 +86,30 @@ def test_the_bytes_of_a_plan_are_those_of_a_run() -> None:
     for rounds in (0, 1, 5, 8):
         executable({"x": x, "y": x, "xs": np.ones((8, 16), np.float32), "n": np.int64(rounds)})
         assert executable.copied_bytes == rounds * sum(move.nbytes for move in executable.plan.moves)
+
+
+DELAYED_CHOICE = """
+graph @g(%flag: bool[], %x: f32[16], %n: i64[]) {
+  %chosen: f32[16] = case %flag @choice {
+    arm @no {
+      yield %x
+    }
+    arm @yes {
+      %made: f32[16] = onnx.Exp(%x)
+      yield %made
+    }
+  }
+  %first: f32[16] = onnx.Exp(%x)
+  _, %last: f32[16] = while(%i: i64[]; %p: f32[16] = %first, %q: f32[16] = %first; ) @turn body @body {
+    %c: bool[] = onnx.Less(%i, %n)
+    continue if %c
+    next %chosen, %p;
+  }
+  return %last
+}
+"""
+
+
+def test_a_copy_names_what_is_assigned_where_that_stands_for_one_of_several() -> None:
+    moves = plan_memory(parse(DELAYED_CHOICE), Options(io="bound")).moves
+    assert {(m.edge, m.source, m.destination) for m in moves} == {("enter turn", "first", "q"), ("next turn", "p", "q")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
+from sublet.analysis.flow import Point
 from sublet.analysis.settle import Settled
 from sublet.analysis.unroll import MAX_COPIES
 from sublet.analysis.windows import obstacle, windows
@@ -107,7 +108,32 @@ def _carried(settled: Settled, assigned: Assigned, bound: Collection[Value], *, 
         else:
             why = f"at most {MAX_COPIES} copies of a body cannot keep it where it is needed"
         edge = f"{point.kind} {point.node.name}" if point.node else point.kind
+        if start in settled.flow.pointers:
+            start = _assigner(point, start, end, assigned)
         yield edge, start, end, to.nbytes, why
+
+
+def _assigner(point: Point, start: Value, end: Value, assigned: Assigned) -> Value:
+    """What control flow assigns to `end` where it stands for the pointer `start`: that one, or another pointer."""
+    node, declared = point.node, [start]
+    if isinstance(node, CaseOf):
+        declared = assigned[end]
+    elif isinstance(node, While):
+        ends = zip(node.parameters, node.finals, node.inits, node.updates, strict=True)
+        for parameter, final, init, update in ends:
+            if end in (parameter, final):
+                declared = [{"enter": init, "next": update}.get(point.kind, parameter)]
+    return next((value for value in declared if start in _reached(value, assigned)), start)
+
+
+def _reached(value: Value, assigned: Assigned) -> set[Value]:
+    """What a value may stand for, itself included."""
+    found, todo = {value}, [value]
+    while todo:
+        fresh = [source for source in assigned.get(todo.pop(), ()) if source not in found]
+        found.update(fresh)
+        todo += fresh
+    return found
 
 
 def _of_update(settled: Settled, source: Value, target: Value) -> str:
