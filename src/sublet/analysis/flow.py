@@ -21,7 +21,7 @@ unrolled for planning, see `analysis.unroll`: each copy of its body knows what t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from sublet.analysis.instances import Candidates, Instance, Instances, Reusable, never
@@ -32,6 +32,8 @@ from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.plan import Context, Rolled
 
 Moves = tuple[tuple[Value, Value], ...]
+Edge = tuple[str, str]
+"""A kind of point, and the name of the node."""
 Choices = tuple[tuple[Value, Candidates], ...]
 
 
@@ -80,7 +82,7 @@ class Flow:
     counterparts   (first, later): what a parameter stands for in a copy that runs once, and in the copy of the
                ring that would run in its place: if both are the same bytes, the copies are alike
     windows    slices and rows that are bytes of wholes which lie in one place each
-    pointed    the instances that are assigned to pointers
+    pointed    the instances that are assigned to pointers, and the edges on which they are
     """
 
     points: tuple[Point, ...]
@@ -93,7 +95,7 @@ class Flow:
     pointers: frozenset[Value] = frozenset()
     counterparts: tuple[tuple[Value, Value], ...] = ()
     windows: tuple[Window, ...] = ()
-    pointed: frozenset[Value] = frozenset()
+    pointed: Mapping[Value, Collection[Edge]] = field(default_factory=dict)
 
     @property
     def serial(self) -> bool:
@@ -130,8 +132,8 @@ class _Builder:
         self.active: list[Copies] = []
         self.rolled: list[Rolled] = []
         self.counterparts: list[tuple[Value, Value]] = []
-        self.windows: list[Window] = []
-        self.pointed: set[Value] = set()
+        self.windows: dict[tuple[str, Value, Value], Window] = {}
+        self.pointed: dict[Value, set[Edge]] = {}
 
     def finished(self, graph: Graph) -> Flow:
         return Flow(
@@ -144,8 +146,8 @@ class _Builder:
             tuple(self.rolled),
             self.now.pointers,
             tuple(self.counterparts),
-            tuple(self.windows),
-            frozenset(self.pointed),
+            tuple(self.windows.values()),
+            self.pointed,
         )
 
     def start(self, graph: Graph) -> None:
@@ -284,8 +286,10 @@ class _Builder:
         for kind, part, whole, axis, backwards in windows(node):
             if self.now.pointers.isdisjoint((part, whole)):
                 value, place = self.now.operand(part), self.now.operand(whole)
-                found = Window(kind, node, value, place, axis, backwards, 2 * check + 1, 2 * following + 1)
-                self.windows.append(found)
+                spans = ((2 * check + 1, 2 * following + 1),)
+                if known := self.windows.get((kind, value, place)):
+                    spans = (*known.spans, *spans)
+                self.windows[kind, value, place] = Window(kind, node, value, place, axis, backwards, spans)
         return check
 
     def leave(self, node: While, copies: Copies, checks: list[int], stacked: tuple[Value, ...]) -> None:
@@ -312,6 +316,7 @@ class _Builder:
         """A parallel assignment; pointers take no part in it, but what they will stand for is needed."""
         pairs = [(s, d) for s, d in zip(sources, destinations, strict=True) if d is not None]
         real = tuple((s, d) for s, d in pairs if d not in self.now.pointers)
-        self.pointed.update(self.now.stand_for(s for s, d in pairs if d in self.now.pointers))
+        for source in self.now.stand_for(s for s, d in pairs if d in self.now.pointers):
+            self.pointed.setdefault(source, set()).add((kind, node.name if node else ""))
         read = (*(s for s, _ in pairs), *uses)
         return self.emit(kind, node, read, (*(d for _, d in real), *defs), real)

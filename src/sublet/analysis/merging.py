@@ -69,6 +69,8 @@ class Merger:
         if a is b:
             return self.offsets[child] == self.offsets[parent] + offset
         shift = self.offsets[parent] + offset - self.offsets[child]
+        if self._elsewhere(a, parent) or self._elsewhere(b, child):
+            return False
         if shift % self.alignment or not self._homes_allow(how, a, b, shift):
             return False
         self.merging = (a, b)
@@ -92,14 +94,21 @@ class Merger:
         self._commit("pointer", alias, source, a, b, union(a, b, shift), shift)
 
     def lodge(self, window: Window) -> None:
-        """Let a slice or row be bytes of its whole, unless somebody else stands for it or it lives beyond its round."""
+        """Let a slice or row be bytes of its whole, unless something that lives beyond its round has its bytes."""
         group = self.groups.get(window.value)
-        if group is None or group.fixed or window.whole not in self.groups or not self._within(window, group):
+        if group is None or group.fixed or window.whole not in self.groups:
+            return
+        others = [member for member in group.members.values() if member.how != "pointer"]
+        if not all(window.holds(self.ranges.halves[member.value]) for member in others):
             return
         add(self.curve, group, -1, 0)
         group.window, group.writable, group.first = window, not window.read_only, None
-        member = next(iter(group.members.values()))
+        member = group.members[window.value]
         group.members[member.value] = Member(member.value, member.offset, window.kind, window.whole.name)
+
+    def _elsewhere(self, group: Group, value: Value) -> bool:
+        """Whether a value stands for a row of another round than that whose bytes the group is."""
+        return group.window is not None and group.members[value].how == "pointer"
 
     def _within(self, window: Window, group: Group) -> bool:
         """Whether all of a group lives within one round; pointers lead to one place, not to one a round."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sublet.analysis.content import contents
-from sublet.analysis.flow import Flow, Point
+from sublet.analysis.flow import Edge, Flow, Point
 from sublet.analysis.groups import Group, Member, add
 from sublet.analysis.liveness import LiveRanges, Pieces
 from sublet.analysis.merging import Copy, Merger, Permitted
@@ -128,21 +128,43 @@ def _start(
         permitted=permitted(flow),
         copies=_copies(flow),
         ways=flow.ways,
-        pointed=flow.pointed,
+        pointed=frozenset(flow.pointed),
         rewritten=_rewritten(flow),
         updates={pair: t for t, point in enumerate(flow.points) if point.kind == "update" for pair in point.moves},
     )
 
 
 def _lodge(merger: Merger, flow: Flow, alignment: int, smallest: int) -> None:
-    """Let slices and rows lie in their wholes, but not what control flow hands on."""
-    sources = {source for point in flow.points for source, _ in point.moves} | flow.pointed
-    handed_on = {segment.token for source in sources for segment in merger.contents.get(source, ())}
+    """Let slices and rows lie in their wholes, but not what control flow hands on.
+
+    The exception is a row that is an update, and what the loop leaves in it: pointers of that loop may stand for it.
+    """
+    handed: dict[Value, set[tuple[Value, Edge]]] = {}
+    moved = [(source, ("", "")) for point in flow.points for source, _ in point.moves]
+    for source, edge in (*moved, *((source, edge) for source, edges in flow.pointed.items() for edge in edges)):
+        for segment in merger.contents.get(source, ()):
+            handed.setdefault(segment.token, set()).add((source, edge))
+    aliases: dict[Value, list[Value]] = {}
+    for alias, source in flow.aliases:
+        aliases.setdefault(source, []).append(alias)
     for window in flow.windows:
+        if obstacle(window.value, window.whole, window.axis, alignment, smallest):
+            continue
         tokens = {segment.token for segment in merger.contents[window.value]}
-        allowed = not obstacle(window.value, window.whole, window.axis, alignment, smallest)
-        if allowed and tokens.isdisjoint(handed_on):
+        on = {known for token in tokens for known in handed.get(token, ())}
+        if not on or (window.kind == "row" and _stays_a_row(window, on, aliases, merger.ranges)):
             merger.lodge(window)
+
+
+def _stays_a_row(
+    window: Window, on: set[tuple[Value, Edge]], aliases: Mapping[Value, list[Value]], ranges: LiveRanges
+) -> bool:
+    """Whether what is handed on is the row itself to the next round, and that out of the loop, while its whole lives."""
+    row, loop, whole = window.value, window.loop.name, ranges.halves[window.whole]
+    standing = aliases.get(row, [])
+    known = all((v == row and edge == ("next", loop)) or (v in standing and edge == ("exit", loop)) for v, edge in on)
+    lives = [piece for alias in standing for piece in ranges.halves.get(alias, ())]
+    return known and all(any(first <= begin and end <= last for first, last in whole) for begin, end in lives)
 
 
 def _pairs(node: Node, shares: tuple[Share, ...]) -> Iterator[tuple[Value, Value, int]]:

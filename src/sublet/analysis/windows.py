@@ -3,6 +3,9 @@
 A slice along the leading axis is a run of bytes of its sequence, and a row one of its stacked output. As a *window*
 it has no bytes of its own: round k finds it at base + k * stride, or from the far end when it is reversed. What
 shares its bytes within the round (a view of the slice; what the row is computed over) lies there with it.
+
+A row stays where it is. So a parameter of the loop may be a pointer to it: it stands for the row of the round before,
+and the output of the loop for the row of the last round [an LSTM's h].
 """
 
 from __future__ import annotations
@@ -20,11 +23,11 @@ SMALLEST = 256 << 10
 
 @dataclass(frozen=True)
 class Window:
-    """The place of a slice or a row in one copy of a loop's body.
+    """The place of a slice or a row in the copies of a loop's body that have it.
 
-    kind        "slice" or "row"
-    value       the instance that could lie in `whole`, the instance of the sequence or of the stacked output
-    begin, end  half points: whatever lies in the window must live after the first and up to the second
+    kind    "slice" or "row"
+    value   the instance that could lie in `whole`, the instance of the sequence or of the stacked output
+    spans   half points: whatever lies in the window must live after the first and up to the second of one of these
     """
 
     kind: str
@@ -33,8 +36,7 @@ class Window:
     whole: Value
     axis: int
     backwards: bool
-    begin: int
-    end: int
+    spans: tuple[tuple[int, int], ...]
 
     @property
     def read_only(self) -> bool:
@@ -53,7 +55,7 @@ class Window:
 
     def holds(self, pieces: tuple[tuple[int, int], ...]) -> bool:
         """Whether a value that lives in these half points lives within one round."""
-        return all(self.begin < begin and end <= self.end for begin, end in pieces)
+        return all(any(first < begin and end <= last for first, last in self.spans) for begin, end in pieces)
 
 
 def windows(loop: While) -> Iterator[tuple[str, Value, Value, int, bool]]:

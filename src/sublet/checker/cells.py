@@ -7,6 +7,10 @@ a *cell*, and the replay treats it like a storage of its own. It holds nothing w
 Writing to a cell spoils the whole around it; but not an output that is stacked, whose steps are stored one by one.
 Writing anywhere spoils the cells whose wholes lie there.
 
+A row stays where it is. So with each cell of a stacked output there is one more, the *latest*: the step that was stored
+when the latest round ended. A parameter of the loop, or an output, may be a pointer to that. The steps of
+different rounds are different bytes, so that writing to a cell does not spoil the latest.
+
 Rules: bad-stride, misaligned.
 """
 
@@ -21,9 +25,12 @@ from sublet.plan import POINTER, Context, Placement, Region, Stride
 from sublet.tensor import TensorSpec
 
 
+LATEST = " (the latest)"
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One step of `whole` in a round of `loop`. `stacked`: the loop makes the whole of such steps."""
+    """One step of `whole` in a round of `loop`; "" for the latest. `stacked`: the loop makes the whole of such steps."""
 
     loop: str
     whole: Region
@@ -48,7 +55,7 @@ class Cells:
         around = dict(self.around(region))
         yield from self._wholes(region)
         for name, cell in self.known.items():
-            if name in around:
+            if this_round(name) in around:
                 continue
             for storage, other in self.around(cell.whole):
                 if storage in around:
@@ -59,6 +66,13 @@ class Cells:
     def of_round(self, loop: str) -> list[str]:
         """The cells that are other bytes in the next round of a loop."""
         return [name for name in self.known if any(self._loop(other) == loop for other in self._upwards(name))]
+
+    def latest(self, region: Region, loop: str) -> Region | None:
+        """What a step stored in a round of a loop is once the round has ended; None when it is no such step."""
+        cell = self.known.get(region.storage)
+        if cell is None or cell.loop != loop or region.storage + LATEST not in self.known:
+            return None
+        return Region(region.storage + LATEST, region.offset, region.nbytes)
 
     def _loop(self, storage: str) -> str:
         return self.known[storage].loop if storage in self.known else ""
@@ -80,6 +94,11 @@ class Cells:
         while region.storage in self.known and not self.known[region.storage].stacked:
             region = self.known[region.storage].whole
             yield region
+
+
+def this_round(storage: str) -> str:
+    """The cell of which a storage is the latest; any other storage is itself."""
+    return storage.removesuffix(LATEST)
 
 
 def step_of(loop: str, whole: Value, place: Region | None, axis: int, backwards: bool) -> Region | None:
@@ -126,6 +145,8 @@ class Strides:
                 known = self.cells.known.get(cell.storage)
                 stacked = stacked or (known is not None and known.stacked)
                 self.cells.known[cell.storage] = Cell(loop.name, place, cell.nbytes, stacked)
+                if stacked:
+                    self.cells.known[cell.storage + LATEST] = Cell("", place, cell.nbytes, stacked)
                 return Region(cell.storage, offset, value.nbytes)
         return None
 

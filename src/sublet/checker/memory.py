@@ -91,6 +91,13 @@ class Memory:
         unknown = Segment(region.offset, region.end, None, 0, writer)
         self.tracks[region.storage] = [*track[:low], *left, unknown, *right, *track[high:]]
 
+    def rename_storage(self, storage: str, name: str) -> None:
+        """Let what lies in one storage lie in another."""
+        track = self.tracks.pop(storage, None)
+        self.tracks.pop(name, None)
+        if track is not None:
+            self.tracks[name] = track
+
     def drop(self, storages: Iterable[str]) -> None:
         """Forget all that lies in some storages."""
         for storage in storages:

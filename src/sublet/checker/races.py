@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from sublet.analysis.schedule import Schedule, happens_before
 from sublet.checker.accesses import Accesses, Touched
-from sublet.checker.cells import Cells
+from sublet.checker.cells import Cells, this_round
 from sublet.checker.layout import span
 from sublet.errors import Finding
 from sublet.ir.graph import Graph
@@ -37,7 +37,7 @@ def check_races(graph: Graph, schedule: Schedule, accesses: Accesses, cells: Cel
     """Every pair of steps that race, in the graph and its sub-graphs, in any copy of the bodies around them.
 
     Bytes of a cell are also those of the whole around it, in some round: all of these count, unless both steps
-    touch the same cell, which then is one of the same round.
+    touch the same cell, which then is one of the same round, or one of them its latest.
     """
     if len({step.stream for step in schedule.steps}) > 1:
         touched = [accesses.of_step.get(step.node, {}) for step in schedule.steps]
@@ -66,7 +66,7 @@ def _accesses(touched: Sequence[Touched], cells: Cells) -> Iterator[Access]:
             within: tuple[str, ...] = ()
             for storage, around in cells.around(region):
                 yield Access(around, step, writes, within)
-                within = (*within, storage)
+                within = (*within, this_round(storage))
 
 
 def _race(schedule: Schedule, one: Access, other: Access) -> Finding:

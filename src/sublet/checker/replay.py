@@ -21,6 +21,7 @@ from functools import partial
 from sublet.analysis.schedule import Schedule
 from sublet.checker.accesses import Accesses
 from sublet.checker.actions import Action, Actions
+from sublet.checker.cells import LATEST, this_round
 from sublet.checker.contents import Source, whole
 from sublet.checker.jumps import Head, Jumps, ambiguous, unsteady
 from sublet.checker.layout import Layout, span
@@ -237,6 +238,9 @@ class _Replay:
         moves = list(zip(node.updates, node.parameters, strict=True))
         states = edge(states, build=lambda actions: actions.back(node), moves=moves, ends_round=names)
         for state in states:
+            for name in cells:
+                if name + LATEST in self.layout.cells.known:
+                    state.memory.rename_storage(name, name + LATEST)
             state.memory.drop(cells)
         return left, _forget(states, inner - {value.name for value in node.parameters})
 
@@ -255,7 +259,7 @@ class _Replay:
             action = build(Actions(here, self.contents, self.origins))
             self.findings += check_overlaps(node, action, here)
             self.accesses.note(action, here)
-            targets = self._targets(moves, state, here)
+            targets = self._targets(node, moves, state, here, stored=bool(ends_round))
             for value in action.reads:
                 self.read(value, state, here, action.where)
             writes = [(write, state.resolve(write.content)) for write in action.writes]
@@ -284,17 +288,33 @@ class _Replay:
                 if wrong:
                     self.findings.append(_misread(source, region, wrong, f"updated {target}", "update-lost"))
 
-    def _targets(self, moves: Sequence[tuple[Value, Value | None]], state: State, here: Layout) -> dict[str, Target]:
+    def _targets(
+        self, node: Node, moves: Sequence[tuple[Value, Value | None]], state: State, here: Layout, *, stored: bool
+    ) -> dict[str, Target]:
+        """What pointers stand for after these moves; `stored` when the rows of a round have just been stored."""
         targets: dict[str, Target] = {}
         for source, to in moves:
-            if to is not None and to.name in self.layout.pointers:
-                region = here.region(source)
-                if region is not None and region.storage in here.cells.known:
-                    what = f"lets {to} stand for {source}, which moves from round to round"
-                    self.findings.append(Finding("bad-stride", "the plan", what, "copy one of the two"))
-                elif region is not None:
-                    targets[to.name] = Target(region, state.resolve(self.contents.get(source.name, whole(source))))
+            region = here.region(source) if to is not None and to.name in self.layout.pointers else None
+            if region is None or to is None:
+                continue
+            content = state.resolve(self.contents.get(source.name, whole(source)))
+            if region.storage in here.cells.known:
+                region = self._of_a_row(node, source, to, region, stored=stored)
+            if region is None:
+                what = f"lets {to} stand for {source}, which moves from round to round"
+                self.findings.append(Finding("bad-stride", "the plan", what, "copy one of the two"))
+            else:
+                targets[to.name] = Target(region, content)
         return targets
+
+    def _of_a_row(self, node: Node, source: Value, to: Value, region: Region, *, stored: bool) -> Region | None:
+        """What a pointer stands for that is assigned a row: a parameter that of this round, an output the latest."""
+        if not isinstance(node, While):
+            return None
+        if stored and source in node.rows and to in node.parameters:
+            return self.layout.cells.latest(region, node.name)
+        latest = this_round(region.storage) != region.storage
+        return region if not stored and latest and source in node.parameters and to in node.finals else None
 
     def _joined(self, states: States, node: Node) -> States:
         """One state for all in which the pointers stand for the same."""
