@@ -14,7 +14,7 @@ import pytest
 from sublet.checker import check
 from sublet.frontends.onnx.model import from_proto
 from sublet.ir.graph import Graph
-from sublet.ir.text import parse
+from sublet.ir.text import parse, to_text
 from sublet.plan import Jump, MemoryPlan, Rolled
 from sublet.planning import Options, plan_memory
 from tests import dialect
@@ -237,6 +237,76 @@ def test_slices_and_rows_of_several_streams_lie_in_their_wholes() -> None:
     assert {p.how for p in plan.placements if p.strides} >= {"slice", "row"}
     assert plan.moves == ()
     assert results_match(graph, plan.schedule, plan, random.Random(1), 30)
+
+
+RECURRENT = """
+  %last: u8[24], %ys: u8[4,24] = while(%i: i64[]; %h: u8[24] = {init}; %e: u8[24] in %s axis 0) @loop body @body {{
+    %go: bool[] = test.below(%i, %seed)
+    continue if %go
+    %g: u8[24] = test.matmul(%h, %e, %k)
+    %t: u8[24] = test.relu(%h)
+    %u: u8[24] = test.add(%g, %t)
+    next %u; %u axis 0{back}
+  }}
+"""
+INPUTS = "%h0: u8[24], %s: u8[4,24], %seed: u8[4], %k: u8[24]"
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+@pytest.mark.parametrize("back", ["", " reversed"])
+@pytest.mark.parametrize(
+    ("after", "returns"),
+    [
+        ("", "%last, %ys"),
+        ("%z: u8[24] = test.add(%last, %h0)", "%z, %ys"),
+        ("%z: u8[120] = test.concat(%ys, %last)", "%z"),
+        ("%z: u8[24] = test.matmul(%last, %ys)", "%z"),
+    ],
+)
+def test_a_row_that_is_carried_stays_where_it_is(after: str, returns: str, back: str, streams: int) -> None:
+    text = RECURRENT.format(init="%h0", back=back)
+    graph = parse(f"graph @net({INPUTS}) {{ {text} {after} return {returns} }}")
+    plan = plan_memory(graph, Options(alignment=1, in_place_from=0, streams=streams))
+    assert plan.moves == ()
+    assert {p.how for p in plan.placements if p.value == "u"} == {"row"}
+    assert results_match(graph, plan.schedule, plan, random.Random(1), 30)
+
+
+def test_a_row_that_is_carried_in_a_loop_around() -> None:
+    """What the inner loop leaves is the next one's initial value, and its stacked output is written anew by then."""
+    text = RECURRENT.format(init="%o", back="")
+    graph = parse(f"""
+    graph @net({INPUTS}) {{
+      %end: u8[24] = while(%j: i64[]; %o: u8[24] = %h0; ) @outer body @rounds {{
+        %more: bool[] = test.below(%j, %k)
+        continue if %more
+        {text}
+        %w: u8[24] = test.matmul(%ys)
+        %v: u8[24] = test.add(%w, %last)
+        next %v;
+      }}
+      return %end
+    }}
+    """)
+    plan = plan_memory(graph, Options(alignment=1, in_place_from=0))
+    assert results_match(graph, plan.schedule, plan, random.Random(1), 30)
+    other = parse(to_text(graph).replace("next %v;", "next %last;"))
+    plan = plan_memory(other, Options(alignment=1, in_place_from=0))
+    assert results_match(other, plan.schedule, plan, random.Random(1), 30)
+
+
+def test_a_row_is_read_only_until_its_whole_is_written_over() -> None:
+    """The checker refuses to let a pointer stand for a row where other bytes have come."""
+    text = RECURRENT.format(init="%h0", back="")
+    graph = parse(f"""
+    graph @net({INPUTS}) {{ {text} %z: u8[96] = test.matmul(%ys) %y: u8[24] = test.add(%last, %h0) return %y, %z, %ys }}
+    """)
+    plan = plan_memory(graph, Options(alignment=1, in_place_from=0))
+    assert plan.moves == ()
+    whole = next(p for p in plan.placements if p.value == "ys")
+    over = tuple(replace(p, region=whole.region) if p.value == "z" else p for p in plan.placements)
+    found = check(graph, plan.schedule, replace(plan, placements=over))
+    assert any("reads %last" in str(finding) for finding in found)
 
 
 def test_a_pointer_is_not_read_while_another_stream_writes_what_it_stands_for() -> None:

@@ -16,7 +16,7 @@ from sublet.analysis.schedule import Schedule, serial
 from sublet.analysis.settle import Settled, laid_out, settle
 from sublet.analysis.sharing import SharedBuffer, share
 from sublet.analysis.streams import streamed
-from sublet.analysis.windows import SMALLEST
+from sublet.analysis.windows import SMALLEST, obstacle
 from sublet.assemble import (
     Packed,
     always_live,
@@ -188,9 +188,12 @@ def _settled(graph: Graph, schedule: Schedule, storages: Mapping[Value, Storage]
             smallest=options.smallest,
         )
 
+    def lodges(row: Value, whole: Value, axis: int) -> bool:
+        return not obstacle(row, whole, axis, options.alignment, options.smallest)
+
     if not options.share:
         return laid_out(flow(graph, schedule), live, shared)
-    return settle(graph, schedule, live, shared, fixed=frozenset(homes))
+    return settle(graph, schedule, live, shared, fixed=frozenset(homes), lodges=lodges)
 
 
 def _packed(problem: Problem, options: Options, progress: Progress | None) -> Packed:

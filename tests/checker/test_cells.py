@@ -9,7 +9,7 @@ import pytest
 from sublet.analysis.schedule import Schedule, Step, serial
 from sublet.checker import check_bytes
 from sublet.ir.text import parse
-from sublet.plan import MemoryPlan, Stride
+from sublet.plan import MemoryPlan, Rolled, Stride
 from tests import dialect
 from tests.plans import plan_at
 
@@ -107,17 +107,27 @@ def test_a_sequence_keeps_its_bytes_for_the_slices() -> None:
     assert "reads %s at arena[8, 32)" in messages({**PLACES, "i": 24}, MOVING)
 
 
-def test_a_step_is_gone_in_the_next_round() -> None:
-    """A pointer to a row would stand for another one every round; the parameter gets a copy or nothing."""
-    graph = parse(text(update="%u"))
+def pointing(update: str, rolled: tuple[Rolled, ...] = ()) -> str:
+    """What is wrong when %p and %f are pointers, which stand for what the update is."""
+    graph = parse(text(update=update))
     plan = moved_by(plan_at(graph, PLACES, 128), MOVING)
     assert check_bytes(graph, serial(graph), plan) == ()
-    pointing = tuple(
+    placements = tuple(
         replace(place, how="pointer", region=replace(place.region, storage="")) if place.value in "pf" else place
         for place in plan.placements
     )
-    found = "\n".join(map(str, check_bytes(graph, serial(graph), replace(plan, placements=pointing))))
-    assert "lets %p stand for %u, which moves from round to round" in found
+    found = check_bytes(graph, serial(graph), replace(plan, placements=placements, rolled=rolled))
+    return "\n".join(map(str, found))
+
+
+def test_a_slice_is_gone_in_the_next_round() -> None:
+    """A pointer to it would stand for another one every round; the parameter gets a copy or nothing."""
+    assert "lets %p stand for %e, which moves from round to round" in pointing("%e", (Rolled("loop", (), 1, 1),))
+
+
+def test_a_row_is_there_in_the_next_round() -> None:
+    assert pointing("%u", (Rolled("loop", (), 1, 1),)) == ""
+    assert "[bad-jumps]" in pointing("%u")
 
 
 def test_the_evaluation_nodes_also_run_when_there_is_no_more_room() -> None:

@@ -87,6 +87,22 @@ def strides(plan: MemoryPlan) -> dict[str, tuple[Stride, ...]]:
     return {place.value: place.strides for place in plan.placements if place.strides}
 
 
+CELL = "g = Softmax(a) t = Mul(g, x) an = Add(t, b) y = Identity(an)"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("body", ["an = Add(a, x) y = Identity(an)", CELL, f"{CELL} y1 = Mul(a, x)"])
+@pytest.mark.parametrize("reverse", [0, 1])
+def test_a_row_that_is_carried_moves_no_byte(body: str, reverse: int, backend: str) -> None:
+    """Next round finds it where it was stacked, and so does who reads what the loop leaves [an LSTM's h]."""
+    outs = "ys zs" if "y1" in body else "ys"
+    directions = ", ".join([str(reverse)] * len(outs.split()))
+    model = scan(body, taken=f"scan_output_directions = [{directions}],", outs=outs)
+    executable = checked(model, backend)
+    assert executable.plan.moves == ()
+    assert executable.copied_bytes == 0
+
+
 def test_slices_and_rows_in_several_streams() -> None:
     body = "y = Mul(x, b) s = Add(a, x) t = Sub(x, b) an = Add(s, t)"
     executable = checked(scan(body), "reference", Options(in_place_from=0, streams=3))
@@ -132,7 +148,7 @@ def test_small_ones_are_copied_unless_copies_are_forbidden() -> None:
     [
         (scan(taken="scan_input_axes = [1],", columns=True), "along axis 1 its bytes are not one run"),
         (scan(width=10), "its bytes are no multiple of the alignment of 64"),
-        (scan("an = Add(a, x) y = Identity(an)"), "%an is handed on, or not computed in the round"),
+        (scan("y1 = Add(a, x) y = Identity(a) an = Identity(y1)", outs="ys zs"), "%a or %ys stands for other values"),
         (scan("y = Identity(b) an = Add(a, x)"), "%b is handed on, or not computed in the round"),
         (scan("y = Mul(x, b) an = Identity(x)"), "%x is handed on by a loop or branch"),
         (scan("y = Mul(x, b) y1 = Identity(y) an = Add(a, x)", outs="ys zs"), "lies elsewhere already"),

@@ -286,9 +286,8 @@ class _Builder:
         for kind, part, whole, axis, backwards in windows(node):
             if self.now.pointers.isdisjoint((part, whole)):
                 value, place = self.now.operand(part), self.now.operand(whole)
-                spans = ((2 * check + 1, 2 * following + 1),)
-                if known := self.windows.get((kind, value, place)):
-                    spans = (*known.spans, *spans)
+                known = self.windows.get((kind, value, place))
+                spans = (*(known.spans if known else ()), (2 * check + 1, 2 * following + 1))
                 self.windows[kind, value, place] = Window(kind, node, value, place, axis, backwards, spans)
         return check
 

@@ -8,7 +8,7 @@ nothing changes. A pointer whose target depends on choices of earlier rounds can
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sublet.analysis.content import contents
@@ -20,6 +20,7 @@ from sublet.analysis.merging import take_turns
 from sublet.analysis.order import Concurrency
 from sublet.analysis.schedule import Schedule
 from sublet.analysis.sharing import SharedBuffer, copied, permitted
+from sublet.analysis.windows import windows
 from sublet.errors import PlanError
 from sublet.ir.graph import CaseOf, Graph, Value, While
 from sublet.plan import POINTER, Context, MemoryPlan
@@ -29,6 +30,13 @@ MOST_COMBINATIONS = 128
 
 Live = Callable[[Flow], LiveRanges]
 Share = Callable[[Flow, LiveRanges], tuple[SharedBuffer, ...]]
+Lodges = Callable[[Value, Value, int], bool]
+"""Whether a row could be bytes of its whole, which is stacked along an axis."""
+
+
+def nowhere(row: Value, whole: Value, axis: int) -> bool:
+    """No row is bytes of its whole."""
+    return False
 
 
 @dataclass(frozen=True)
@@ -41,15 +49,58 @@ class Settled:
     copies: tuple[tuple[Point, Value, Value], ...]
 
 
-def settle(graph: Graph, schedule: Schedule, live: Live, share: Share, fixed: frozenset[Value]) -> Settled:
-    """The settled layout. `fixed` values must have bytes of their own, such as outputs in memory of the caller."""
+def settle(
+    graph: Graph, schedule: Schedule, live: Live, share: Share, fixed: frozenset[Value], lodges: Lodges = nowhere
+) -> Settled:
+    """The settled layout. `fixed` values must have bytes of their own, such as outputs in memory of the caller.
+
+    `lodges` tells which rows can be bytes of their wholes. One that is also carried is, if a pointer stands for it.
+    """
+    settled = _settle(graph, schedule, live, share, fixed, set())
+    carried = {parameter for node in graph.walk() if isinstance(node, While) for parameter in _rows(node, lodges)}
+    if carried and _unlodged(settled):
+        other = _settle(graph, schedule, live, share, fixed, carried)
+        if _moved(other) < _moved(settled):
+            return other
+    return settled
+
+
+def _rows(node: While, lodges: Lodges) -> Iterator[Value]:
+    """The parameters that are updated by rows which could be bytes of their wholes."""
+    for kind, part, whole, axis, _ in windows(node):
+        if kind == "row" and lodges(part, whole, axis):
+            yield from (to for to, update in zip(node.parameters, node.updates, strict=True) if update == part)
+
+
+def _unlodged(settled: Settled) -> dict[tuple[str, Value, Value], int]:
+    """The bytes of each slice and row that could be bytes of a whole, and is not."""
+    lodged = {(buffer.window.value, buffer.window.whole) for buffer in settled.buffers if buffer.window}
+    base = settled.flow.instances
+    return {
+        (window.kind, base[window.value].base, base[window.whole].base): window.value.nbytes
+        for window in settled.flow.windows
+        if (window.value, window.whole) not in lodged
+    }
+
+
+def _moved(settled: Settled) -> int:
+    """The bytes that are copied, each move counted once."""
+    bases = settled.flow.instances
+    once = {(str(point.kind), bases[to].base): to.nbytes for point, _, to in settled.copies}
+    return sum(once.values()) + sum(_unlodged(settled).values())
+
+
+def _settle(
+    graph: Graph, schedule: Schedule, live: Live, share: Share, fixed: frozenset[Value], carried: set[Value]
+) -> Settled:
+    """The layout, in which the `carried` parameters are pointers, as far as can be, as well as what is copied else."""
     current = plain = laid_out(flow(graph, schedule), live, share)
-    if not current.copies:
+    if not current.copies and not carried:
         return current
     roles, reusable = _Roles(graph), _reusable(current.flow, current.ranges)
     refused = {*fixed, *roles.from_outside, *graph.updated, *roles.outlasting_updates(graph)}
     while True:
-        wanted = {roles.pointer(point, current.flow.instances[to].base) for point, _, to in current.copies}
+        wanted = {roles.pointer(point, current.flow.instances[to].base) for point, _, to in current.copies} | carried
         pointers = roles.with_finals({*current.flow.pointers, *wanted}, refused)
         if pointers == current.flow.pointers:
             return current

@@ -159,7 +159,7 @@ def _lodge(merger: Merger, flow: Flow, alignment: int, smallest: int) -> None:
 def _stays_a_row(
     window: Window, on: set[tuple[Value, Edge]], aliases: Mapping[Value, list[Value]], ranges: LiveRanges
 ) -> bool:
-    """Whether what is handed on is the row itself to the next round, and that out of the loop, while its whole lives."""
+    """Whether only the row itself is handed on, to the next round and out of the loop, and while its whole lives."""
     row, loop, whole = window.value, window.loop.name, ranges.halves[window.whole]
     standing = aliases.get(row, [])
     known = all((v == row and edge == ("next", loop)) or (v in standing and edge == ("exit", loop)) for v, edge in on)

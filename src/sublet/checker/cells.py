@@ -24,13 +24,12 @@ from sublet.ir.graph import Graph, Value, While
 from sublet.plan import POINTER, Context, Placement, Region, Stride
 from sublet.tensor import TensorSpec
 
-
 LATEST = " (the latest)"
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One step of `whole` in a round of `loop`; "" for the latest. `stacked`: the loop makes the whole of such steps."""
+    """One step of `whole` in a round of `loop`, "" for the latest. `stacked`: the loop makes the whole of them."""
 
     loop: str
     whole: Region

@@ -152,6 +152,10 @@ class Memory:
         fixed = not self.moving or not value.nbytes or value.name in self.pointers
         return () if fixed else self.placement(value, context).strides
 
+    def steps(self, value: Value) -> bool:
+        """Whether a value moves from round to round, in some copy of the bodies around it."""
+        return any(placement.strides for placement in self._placed.get(value.name, ()))
+
     def steps_through(self, part: Value, whole: Value, stride: Stride, context: Context) -> bool:
         """Whether a slice or row lies in its whole in every round."""
         strides = self.strides(part, context)

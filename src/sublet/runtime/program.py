@@ -31,6 +31,7 @@ from sublet.runtime.moves import (
 )
 from sublet.runtime.rounds import Loop, Round, both, counter, reader
 from sublet.runtime.streams import Task, Workers, streamed_calls
+from sublet.runtime.targets import NOWHERE, RowOfNow, Target, now
 from sublet.runtime.varying import Varying
 
 Watch = Callable[[int, Call], Call]
@@ -38,12 +39,6 @@ Watch = Callable[[int, Call], Call]
 
 BindNode = Callable[[Node, Places], Call]
 SpanOf = Callable[[Call], Span]
-Target = Region | Value
-"""What a pointer stands for: a region, or whatever another pointer has come to stand for in the run."""
-
-
-_NOWHERE = Region("", 0, 0)
-"""Of a value that is no pointer."""
 
 
 def unwatched(point: int, action: Call) -> Call:
@@ -174,7 +169,7 @@ class _Builder:
             target = self._targets.get(value.name)
             if isinstance(target, Region):
                 fixed[value.name] = target
-            elif target is not None:
+            elif isinstance(target, Value):
                 varying[value.name] = target.name
         if not varying and not moving:
             return make(self._memory.here(self._context, fixed))
@@ -182,7 +177,11 @@ class _Builder:
 
     def target(self, value: Value) -> Target:
         """What a pointer stands for once this is assigned to it."""
-        return self._targets.get(value.name) or self._memory.region(value, self._context, {})
+        if value.name in self._targets:
+            return self._targets[value.name]
+        if self._memory.strides(value, self._context):
+            return RowOfNow(value, self._context)
+        return self._memory.region(value, self._context, {})
 
     def move(self, kind: str, node: Node | None, sources: Sequence[Value], targets: Sequence[Value | None]) -> Call:
         """A parallel assignment: real values are copied where they are not in place, pointers come to point."""
@@ -202,8 +201,9 @@ class _Builder:
             return copy
 
         def assign() -> None:
-            pointed.update({to: aim if isinstance(aim, Region) else pointed[aim.name] for to, aim in aims.items()})
+            assigned = {to: now(aim, self._memory) for to, aim in aims.items()}
             copy()
+            pointed.update(assigned)
 
         return assign
 
@@ -229,7 +229,17 @@ class _Builder:
         """What each pointer among the targets would stand for; for others anything."""
         pointers = self._memory.pointers
         pairs = zip(sources, targets, strict=True)
-        return [self.target(s) if t is not None and t.name in pointers else _NOWHERE for s, t in pairs]
+        return [self.target(s) if t is not None and t.name in pointers else NOWHERE for s, t in pairs]
+
+    def heads(self, node: While, sources: Sequence[Value]) -> list[Target]:
+        """What the parameters stand for in a round: one that may be a row, other bytes every round, itself."""
+        found = zip(node.parameters, self.aims(sources, node.parameters), strict=True)
+        return [parameter if parameter in self.stepping(node) else target for parameter, target in found]
+
+    def stepping(self, node: While) -> list[Value]:
+        """The parameters that are pointers to rows, which are assigned anew every round."""
+        pairs = zip(node.parameters, node.updates, strict=True)
+        return [to for to, source in pairs if to.name in self._memory.pointers and self._memory.steps(source)]
 
     def branch(self, node: CaseOf, bodies: Sequence[Schedule]) -> Call:
         check_moves(node)
@@ -265,7 +275,7 @@ class _Builder:
         places = self._memory.here(self._context, {})
         collecting = open_rows(node, places.operand)
         outer, rolled = self._context, self._memory.rolled.get((node.name, self._context))
-        aims = {0: self.aims(node.inits, node.parameters)}
+        aims = {0: self.heads(node, node.inits)}
         enter = self.move("enter", node, node.inits, node.parameters)
         rounds: list[Round] = []
         ways: list[list[Target]] = []
@@ -276,9 +286,9 @@ class _Builder:
                 if parameter.name in self._memory.pointers:
                     self._targets[parameter.name] = target
             rounds.append(self.round(node, schedule))
-            ways.append([self._targets.get(parameter.name, _NOWHERE) for parameter in node.parameters])
+            ways.append([self._targets.get(parameter.name, NOWHERE) for parameter in node.parameters])
             ends.append(dict(self._targets))
-            updated = self.aims(node.updates, node.parameters)
+            updated = self.heads(node, node.updates)
             for taken, after in [((), 0)] if rolled is None else rolled.following(copy):
                 aim = [self.by_way(target, dict(taken)) for target in updated]
                 if aims.setdefault(after, aim) != aim:
@@ -326,7 +336,8 @@ class _Builder:
             fetch = self.point_of_round("fetch", node, take or None)
         rest = tuple(self.steps(body, schedule, node.check, len(schedule.steps)))
         store = self.bound(_values(rows), lambda places: storer(rows, places.operand)) if rows else None
-        parameters = [None if p.name in self._memory.pointers else p for p in node.parameters]
+        fixed = self._memory.pointers - {parameter.name for parameter in self.stepping(node)}
+        parameters = [None if p.name in fixed else p for p in node.parameters]
         carry = self.moving(node.updates, parameters)
         end = self.point_of_round("next", node, both(store, carry))
         return Round(begin, before, goes_on, fetch, rest, end, sum(part.nbytes for part, *_ in (*slices, *rows)))

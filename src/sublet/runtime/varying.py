@@ -9,7 +9,7 @@ from sublet.plan import Context, Region, Stride
 from sublet.runtime.memory import Memory, Places
 
 KEPT = 256
-"""Rounds for which bound actions are kept; those of later rounds are bound each time."""
+"""Rounds, or what pointers stand for, for which bound actions are kept; later ones are bound each time."""
 
 Strides = Mapping[str, tuple[Stride, ...]]
 """By name, how values move from round to round."""
@@ -52,7 +52,7 @@ class Varying:
         call = self._bound.get(key)
         if call is None:
             call = self.bound()
-            if not self._loops or len(self._bound) < KEPT:
+            if len(self._bound) < KEPT:
                 self._bound[key] = call
         return call(*arguments)
 
