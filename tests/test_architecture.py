@@ -35,7 +35,7 @@ FLOORS = [
     ["nn", "layers", "optimizers"],
     ["training"],
     ["advice", "advice_table"],
-    ["sources"],
+    ["sources", "advising"],
     ["compiling", "onnx_backend", "console", "feeding", "run_report"],
     ["other_order"],
     ["showing"],

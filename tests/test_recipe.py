@@ -12,6 +12,7 @@ import pytest
 
 import sublet
 from benchmarks.models.architectures import SMALL
+from benchmarks.models.convolutional import MOBILENET_STAGES
 from benchmarks.models.quantized import qdq_mobilenet_v2
 from benchmarks.models.wheels import light_models
 from sublet import Options
@@ -22,7 +23,14 @@ from tests.commands import Cli
 
 pytest.importorskip("onnxruntime")
 
-MODELS: dict[str, Callable[[], onnx.ModelProto]] = {**SMALL, "qdq": lambda: qdq_mobilenet_v2(32, 8, 10)}
+
+
+def quantized() -> onnx.ModelProto:
+    """A small network whose dequantised weights stand before its layers."""
+    return qdq_mobilenet_v2(32, 8, 10, MOBILENET_STAGES[:3])
+
+
+MODELS: dict[str, Callable[[], onnx.ModelProto]] = {**SMALL, "qdq": quantized}
 ONNX = {model.name: model.path for model in light_models()}
 TEXT = """
 graph @net(%x: f32[4]) {
@@ -41,7 +49,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return Cli(monkeypatch, capsys)
 
 
-@pytest.fixture(scope="module", params=[*MODELS, "light_squeezenet", "light_shufflenet"])
+@pytest.fixture(scope="module", params=[*MODELS, "light_squeezenet"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param in ONNX:
         return ONNX[request.param]
@@ -50,8 +58,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return path
 
 
-@pytest.mark.parametrize("order", ["given", "less"])
-@pytest.mark.parametrize("optimize", ["none", "onnxruntime"])
+@pytest.mark.parametrize(("optimize", "order"), [("none", "less"), ("onnxruntime", "given")])
 def test_what_runs_is_what_is_planned(model: Path, optimize: str, order: str, tmp_path: Path) -> None:
     options = Options(order=order, strategy="best_fit_by_size")  # type: ignore[arg-type]
     runs = sublet.compile(model, optimize=optimize, options=options).plan  # type: ignore[arg-type]
@@ -89,7 +96,7 @@ def test_the_commands_agree(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_dequantised_weights_run_on_demand() -> None:
-    model = sublet.Model(sublet.frontends.onnx.model.from_proto(qdq_mobilenet_v2(32, 8, 10)).graph)
+    model = sublet.Model(sublet.frontends.onnx.model.from_proto(quantized()).graph)
     names = [node.name for node in model.graph.nodes]
     early = sublet.plan_memory(model, schedule=sublet.analysis.schedule.serial(model.graph))
     plan = sublet.plan_memory(model)
@@ -107,6 +114,9 @@ def test_another_order_is_told_with_what_planning_it_gives(cli: Cli, tmp_path: P
     assert less["recipe"]["order"] == "less"
     assert "--order less" in cli("plan", path)[1]
     assert cli("check", path, plan)[0] == 0
+    save(replace(load(plan), recipe=replace(load(plan).recipe, order="given")), plan)
+    status, _, err = cli("check", path, plan)
+    assert (status, "is in another one" in err) == (2, True)
     limited = json.loads(cli("plan", path, "--timeout", "5", "--json")[1])
     assert limited["other_order"]["arena_bytes"] is None
     assert "was not tried" in limited["other_order"]["words"]

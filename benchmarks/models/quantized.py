@@ -67,12 +67,17 @@ class _Quantized:
         return self.b.model(**outputs)
 
 
-def qdq_mobilenet_v2(image: int = 224, divisor: int = 1, classes: int = 1000) -> onnx.ModelProto:
+def qdq_mobilenet_v2(
+    image: int = 224,
+    divisor: int = 1,
+    classes: int = 1000,
+    stages: Sequence[tuple[int, int, int, int]] = MOBILENET_STAGES,
+) -> onnx.ModelProto:
     """MobileNetV2 [Sandler et al., 2018] in 8 bits; its clipping at 6 is part of the quantisation."""
     q = _Quantized("qdq_mobilenet_v2")
     x = q.quantized(q.b.input("image", (1, 3, image, image)))
     x = q.conv(x, 32 // divisor, 3, 2)
-    for widening, channels, count, first in MOBILENET_STAGES:
+    for widening, channels, count, first in stages:
         for i in range(count):
             stride, width = (first if i == 0 else 1), q.b.channels[x] * widening
             inner = q.conv(x, width, 1) if widening > 1 else x

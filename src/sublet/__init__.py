@@ -1,6 +1,8 @@
 """Sublet gives a neural network the smallest memory it can run in, proves the plan right, and shows it."""
 
 from sublet import layers, nn
+from sublet.advised import Advice, Advised
+from sublet.advising import advise
 from sublet.budget import Verdict, verdict
 from sublet.builder.graph import Graph
 from sublet.builder.tensor import Tensor
@@ -30,6 +32,8 @@ __all__ = [
     "STRATEGIES",
     "Adam",
     "AdamW",
+    "Advice",
+    "Advised",
     "CaseOf",
     "Clipped",
     "DType",
@@ -47,6 +51,7 @@ __all__ = [
     "Value",
     "Verdict",
     "While",
+    "advise",
     "aligned_bytes",
     "check",
     "command",

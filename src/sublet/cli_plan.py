@@ -11,11 +11,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from sublet.advice.advise import SECONDS
-from sublet.advice.advise import advise as tell
-from sublet.advice.ideas import ideas
+from sublet.advice.tried import SECONDS
 from sublet.advice_table import advice_table
-from sublet.advised import Advised
+from sublet.advising import advise_on
 from sublet.bytesize import human
 from sublet.compiling import to_run
 from sublet.console import (
@@ -46,11 +44,9 @@ from sublet.console import (
     refuse_overwriting,
     told_shapes,
 )
-from sublet.errors import ProblemError
 from sublet.extras import installed
 from sublet.frontends.model import is_onnx
-from sublet.frontends.onnx.optimized import ALL, LEVELS
-from sublet.model import Model as Source
+from sublet.frontends.onnx.optimized import ALL
 from sublet.other_order import OtherOrder, other_order
 from sublet.packing_report import parse_regions
 from sublet.plan import MemoryPlan
@@ -59,7 +55,6 @@ from sublet.planning import Options, plan_memory
 from sublet.recipe import AS_IS
 from sublet.report import as_json
 from sublet.showing import draw, show_plan
-from sublet.sources import source_of
 from sublet.viz.rectangles import rectangles
 
 
@@ -123,7 +118,8 @@ def plan(
     decision = question.answer(made)
     if out is not None:
         save(made, out)
-    advised = _advised(model, source, options, made) if advise else None
+    with advice_progress() as trying:
+        advised = advise_on(model, source, options, made, trying=trying) if advise else None
     picture = replace(rectangles(made), advice=advised)
     draw(picture, html, png)
     if as_json_:
@@ -132,8 +128,7 @@ def plan(
     else:
         show_plan(made, picture, decision=decision)
         _remark(made, other, source.remark)
-        if optimize == AS_IS and is_onnx(model) and installed(ALL):
-            answers().print(Text(f"`sublet run` has {ALL} rewrite the model first: --optimize auto plans that.", "dim"))
+        _rewritten_when_run(model, optimize)
         if advised is not None:
             answers().print(Text(), advice_table(advised))
     leave(decision)
@@ -151,15 +146,7 @@ def _remark(made: MemoryPlan, other: OtherOrder, remark: str) -> None:
         answers().print(Text(other.words, "dim"))
 
 
-def _advised(path: Path, source: Source, options: Options, made: MemoryPlan) -> Advised:
-    """What would lower the arena."""
-    if options.regions:
-        raise ProblemError("--advise is about one arena: leave --region out")
-    levels = tuple(LEVELS) if is_onnx(path) and installed(ALL) else ()
-
-    def reread(level: str) -> Source:
-        return source_of(path, source.dims, max_trips=source.max_trips, optimize=level)
-
-    tried = ideas(source, options, made, reread if levels else None, levels)
-    with advice_progress() as trying:
-        return tell(made, tried, trying=trying)
+def _rewritten_when_run(model: Path, optimize: str) -> None:
+    """That `sublet run` would plan another graph, where it would."""
+    if optimize == AS_IS and is_onnx(model) and installed(ALL):
+        answers().print(Text(f"`sublet run` has {ALL} rewrite the model first: --optimize auto plans that.", "dim"))

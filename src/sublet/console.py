@@ -21,8 +21,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from sublet.advice.advise import Trying
 from sublet.advice.ideas import Idea
+from sublet.advice.tried import Trying
 from sublet.advised import Advice
 from sublet.budget import Outcome, Verdict, verdict
 from sublet.bytesize import human, parse_bytes

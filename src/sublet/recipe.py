@@ -9,6 +9,11 @@ GIVEN: Literal["given"] = "given"
 LESS: Literal["less"] = "less"
 OWN: Literal["own"] = "own"
 AS_IS: Literal["none"] = "none"
+ORDERS = {
+    GIVEN: "in its own order",
+    LESS: "in an order chosen for less memory",
+    OWN: "in an order of the caller's",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,11 @@ class Recipe:
             graph += f", changed by {self.changed}"
         if self.scratch:
             graph += f", with scratch memory that the kernels of {len(self.scratch)} nodes ask for"
-        order = {GIVEN: "in its own order", LESS: "in an order of less memory", OWN: "in an order of the caller's"}
+        order = {
+            GIVEN: "in its own order",
+            LESS: "in an order chosen for less memory",
+            OWN: "in an order of the caller's",
+        }
         return f"{graph}, {order.get(self.order, self.order)}"
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from sublet.analysis.schedule import is_serial, serial
 from sublet.builder.graph import Graph as WrittenGraph
 from sublet.errors import PlanError, RunError
 from sublet.extras import installed
@@ -17,9 +18,10 @@ from sublet.frontends.trips import Trips
 from sublet.ir.graph import Graph
 from sublet.ir.scratch import with_scratch
 from sublet.model import Model
+from sublet.passes.on_demand import on_demand
 from sublet.plan import MemoryPlan
 from sublet.plan_file import fingerprint
-from sublet.recipe import AS_IS, Recipe
+from sublet.recipe import AS_IS, GIVEN, Recipe
 from sublet.training import less_memory
 
 Optimize = Literal["auto", "onnxruntime", "onnxruntime-extended", "onnxruntime-basic", "none"]
@@ -94,6 +96,9 @@ def planned_model(path: str | Path, plan: MemoryPlan) -> Model:
         raise PlanError(f"the plan says that it is for the graph {recipe.words}; it is for that {made.recipe.words}.")
     if (dict(made.dims), dict(made.max_trips)) != (dict(plan.dims), dict(plan.max_trips)):
         raise PlanError(f"the plan was made for other dimensions or rounds than {path} has. Plan the model again.")
+    own = serial(on_demand(made.graph))
+    if recipe.order == GIVEN and is_serial(plan.schedule) and plan.schedule != own:
+        raise PlanError(f"this plan of {path} says that it is in the model's own order, and is in another one")
     return made
 
 

@@ -14,11 +14,13 @@ import pytest
 
 import sublet
 from sublet import Options
-from sublet.advice.advise import advise
 from sublet.advice.ideas import Idea, ideas
+from sublet.advice.tried import tried
 from sublet.advised import Advised
 from sublet.errors import ProblemError
+from sublet.frontends.onnx.model import from_proto
 from sublet.model import Model
+from sublet.packing import Region
 from sublet.viz.page import html
 from sublet.viz.rectangles import rectangles
 from tests.commands import Cli
@@ -48,7 +50,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def advised(text: str, options: Options = QUICK) -> tuple[int, Advised]:
     model = Model(sublet.parse(text))
     plan = sublet.plan_memory(model, options)
-    return plan.arena_bytes, advise(plan, ideas(model, options, plan, None, ()))
+    return plan.arena_bytes, tried(plan, ideas(model, options, plan, None, ()))
 
 
 def arena(text: str, options: Options = QUICK) -> int:
@@ -122,9 +124,9 @@ def test_an_interrupt_keeps_what_was_found() -> None:
         yield Idea("option", "inputs outside", "--io bound", lambda: (model, replace(QUICK, io="bound")))
         raise KeyboardInterrupt
 
-    found = advise(plan, interrupted())
+    found = tried(plan, interrupted())
     assert ([each.how for each in found.advice], found.stopped) == (["--io bound"], "interrupted")
-    late = advise(plan, ideas(model, QUICK, plan, None, ()), seconds=-1.0)
+    late = tried(plan, ideas(model, QUICK, plan, None, ()), seconds=-1.0)
     assert (late.advice, late.stopped) == ((), "-1 seconds are over")
 
 
@@ -135,7 +137,7 @@ def test_what_cannot_be_planned_is_told() -> None:
     def refused() -> tuple[Model, Options]:
         raise ProblemError("it cannot be")
 
-    found = advise(plan, [Idea("option", "magic", "--magic", refused)])
+    found = tried(plan, [Idea("option", "magic", "--magic", refused)])
     assert found.failed == ("magic: it cannot be",)
 
 
@@ -145,5 +147,19 @@ def test_loops_and_programs_of_the_nn_dialect_are_advised_on() -> None:
     loss = sublet.nn.exp(sublet.nn.relu(sublet.layers.dense(x, 8))).mean()
     step = sublet.train_step(loss, g.parameters, sublet.SGD(0.1))
     plan = sublet.plan_memory(step, QUICK)
-    found = advise(plan, ideas(step, QUICK, plan, None, ()))
+    found = tried(plan, ideas(step, QUICK, plan, None, ()))
     assert any(each.how == "--io bound" for each in found.advice)
+
+
+def test_advice_in_python() -> None:
+    pytest.importorskip("onnxruntime")
+    model = inception(modules=1, size=6)
+    found = sublet.advise(model, QUICK, optimize="onnxruntime")
+    hows = {each.how for each in found.advice}
+    assert {"--io bound", "--optimize none"} <= hows
+    by_hand = sublet.plan_memory(from_proto(model).graph, QUICK).arena_bytes
+    assert next(each.arena_bytes for each in found.advice if each.how == "--optimize none") == by_hand
+    graph = sublet.advise(sublet.parse(RESIDUAL), QUICK)
+    assert "--io bound" in {each.how for each in graph.advice}
+    with pytest.raises(ProblemError, match="one arena"):
+        sublet.advise(sublet.parse(RESIDUAL), Options(regions=(Region("a", 1 << 20),)))

@@ -24,6 +24,8 @@ from sublet.tensor import DType, TensorSpec
 
 REACH = 6
 """Nodes before and after the peak that a stretch may have."""
+MANY, SHORT_REACH = 2000, 2
+"""The same in a graph of so many nodes."""
 TRIED = 3
 """Stretches that are planned: those of the lowest estimated peak."""
 AXES = ("the batch", "the channels", "the rows")
@@ -64,15 +66,16 @@ def _chain(graph: Graph, place: int) -> tuple[list[Node], int]:
     maker = {value: node for node in graph.nodes for value in node.defs}
     counts = readers(graph)
     by_reader = {value: node for node in graph.nodes for value in node.uses}
+    reach = REACH if len(graph.nodes) < MANY else SHORT_REACH
     chain, middle = [graph.nodes[place]], 0
-    while middle < REACH:
+    while middle < reach:
         made = [value for value in chain[0].uses if value in maker and counts[value] == 1]
         before = [maker[value] for value in made if len(maker[value].defs) == 1 and not maker[value].subgraphs]
         if not before:
             break
         chain.insert(0, max(before, key=lambda node: node.defs[0].nbytes))
         middle += 1
-    while len(chain) - middle <= REACH:
+    while len(chain) - middle <= reach:
         last = chain[-1]
         if len(last.defs) != 1 or counts[last.defs[0]] != 1 or last.defs[0] not in by_reader:
             break

@@ -48,6 +48,12 @@ def serial(graph: Graph) -> Schedule:
     )
 
 
+def is_serial(schedule: Schedule) -> bool:
+    """Whether one stream runs everything, sub-graphs included."""
+    inner = (body for bodies in schedule.bodies.values() for body in bodies)
+    return schedule.streams == 1 and all(map(is_serial, inner))
+
+
 def happens_before(schedule: Schedule) -> list[int]:
     """For each step of one graph, the steps that always end before it starts, as a bit set.
 

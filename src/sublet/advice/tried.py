@@ -17,7 +17,7 @@ SECONDS = 120.0
 Trying = Callable[[Idea, tuple[Advice, ...]], None]
 
 
-def advise(plan: MemoryPlan, ideas: Iterable[Idea], seconds: float = SECONDS, trying: Trying | None = None) -> Advised:
+def tried(plan: MemoryPlan, ideas: Iterable[Idea], seconds: float = SECONDS, trying: Trying | None = None) -> Advised:
     """What each idea gives, the best first. An interrupt ends it, and what was found is kept.
 
     What cannot be planned is listed with the reason. `trying` is told which idea comes next, and what was found so far.
