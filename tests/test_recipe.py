@@ -24,7 +24,6 @@ from tests.commands import Cli
 pytest.importorskip("onnxruntime")
 
 
-
 def quantized() -> onnx.ModelProto:
     """A small network whose dequantised weights stand before its layers."""
     return qdq_mobilenet_v2(32, 8, 10, MOBILENET_STAGES[:3])
