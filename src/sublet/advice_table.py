@@ -28,7 +28,7 @@ def advice_table(advised: Advised) -> RenderableType:
         parts.append(table)
     else:
         parts.append(Text("nothing that was tried"))
-    vain = [f"{each.how if each.kind == 'option' else each.what} ({human(each.arena_bytes)})" for each in advised.vain]
+    vain = [f"{each.how if each.kind == 'option' else each.what} ({_figure(each)})" for each in advised.vain]
     if vain:
         parts.append(Text(printable(f"No help: {', '.join(vain)}."), "dim"))
     parts += [Text(printable(f"Could not be planned: {failed}"), "dim") for failed in advised.failed]
@@ -42,3 +42,8 @@ def _elsewhere(each: Advice) -> str:
         return ""
     more = "more" if each.outside_bytes > 0 else "less"
     return f" ({human(abs(each.outside_bytes))} {more} outside the arena)"
+
+
+def _figure(each: Advice) -> str:
+    more = f", with {each.unplanned} more values that could not be planned" if each.unplanned > 0 else ""
+    return f"{human(each.arena_bytes)}{more}"

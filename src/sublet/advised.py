@@ -21,6 +21,7 @@ class Advice:
     arena_bytes    the arena of the plan of the changed graph
     saved_bytes    how much less that is than the plan the advice is for; not above 0 where it does not help
     outside_bytes  how many more bytes lie in memory outside the arena (inputs, outputs, weights)
+    unplanned      how many more values could not be planned at all: then the arenas do not compare
     """
 
     kind: Kind
@@ -29,6 +30,7 @@ class Advice:
     arena_bytes: int
     saved_bytes: int
     outside_bytes: int = 0
+    unplanned: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +49,18 @@ class Advised:
     def helping(self) -> tuple[Advice, ...]:
         """What needs less; of options that need the same, those that say no more than it takes."""
         known = {(each.how, each.arena_bytes) for each in self.advice}
-        return tuple(
-            each
-            for each in self.advice
-            if each.saved_bytes > 0 and (each.how.rpartition(" --")[0], each.arena_bytes) not in known
-        )
+        better = (each for each in self.advice if each.saved_bytes > 0 and each.unplanned <= 0)
+        return tuple(each for each in better if (each.how.rpartition(" --")[0], each.arena_bytes) not in known)
 
     @property
     def vain(self) -> tuple[Advice, ...]:
-        """What needs no less."""
-        return tuple(each for each in self.advice if each.saved_bytes <= 0)
+        """What needs no less, as far as arenas compare."""
+        return tuple(each for each in self.advice if each.saved_bytes <= 0 or each.unplanned > 0)
 
     @property
     def content(self) -> dict[str, Any]:
         """For programs."""
-        names = ("kind", "what", "how", "arena_bytes", "saved_bytes", "outside_bytes")
+        names = ("kind", "what", "how", "arena_bytes", "saved_bytes", "outside_bytes", "unplanned")
         return {
             "advice": [{name: getattr(each, name) for name in names} for each in self.advice],
             "advice_failed": list(self.failed),

@@ -55,7 +55,7 @@ def advise_on(
     if options.regions:
         raise ProblemError("advice is about one arena: leave the memory regions out")
     file = is_onnx(Path(model)) if isinstance(model, str | Path) else hasattr(model, "opset_import")
-    levels = tuple(LEVELS) if file and installed(ALL) else ()
+    levels = tuple(LEVELS) if file and installed(ALL) and not source.recipe.assumed else ()
     reread = partial(_reread, model, source) if levels else None
     return tried(plan, ideas(source, options, plan, reread, levels), seconds, trying)
 

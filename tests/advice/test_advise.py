@@ -163,3 +163,12 @@ def test_advice_in_python() -> None:
     assert "--io bound" in {each.how for each in graph.advice}
     with pytest.raises(ProblemError, match="one arena"):
         sublet.advise(sublet.parse(RESIDUAL), Options(regions=(Region("a", 1 << 20),)))
+
+
+def test_an_arena_without_values_that_were_in_it_is_no_help() -> None:
+    model = Model(sublet.parse(RESIDUAL))
+    hidden = re.sub(r"%a: f32\[256\]", '%a: outside("f32[?]", "nobody knows")', RESIDUAL)
+    plan = sublet.plan_memory(model, QUICK)
+    found = tried(plan, [Idea("option", "hidden", "--hide", lambda: (Model(sublet.parse(hidden)), QUICK))])
+    assert [(each.unplanned, each.saved_bytes > 0) for each in found.advice] == [(1, True)]
+    assert (found.helping, len(found.vain)) == ((), 1)

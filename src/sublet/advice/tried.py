@@ -52,7 +52,8 @@ def _measured(plan: MemoryPlan, idea: Idea) -> list[Advice]:
     if changed == plan:
         return []
     saved, outside = plan.arena_bytes - changed.arena_bytes, _outside(changed) - _outside(plan)
-    return [Advice(idea.kind, idea.what, idea.how, changed.arena_bytes, saved, outside)]
+    unplanned = len(changed.outside) - len(plan.outside)
+    return [Advice(idea.kind, idea.what, idea.how, changed.arena_bytes, saved, outside, unplanned)]
 
 
 def _outside(plan: MemoryPlan) -> int:
