@@ -1,10 +1,11 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance check docs wheel fuzz bench bench-packing bench-run bench-loops bench-train train-digits clean
+.PHONY: help demo test conformance check docs wheel walk fuzz bench bench-packing bench-run bench-loops bench-train train-digits clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= resnet50
+PYTHONS ?= $(PYTHON)
 PUBLIC := sublet sublet.errors sublet.packing sublet.plan sublet.runtime.kernel
 
 help: ## print this help
@@ -36,16 +37,20 @@ docs: $(VENV)/.installed ## the API reference, from docstrings: build/docs/index
 	$(BIN)/python -m pip install --quiet --group docs
 	$(BIN)/python -m pdoc --no-show-source --output-directory build/docs $(PUBLIC)
 
-wheel: $(VENV)/.installed ## a manylinux wheel in dist/, installed and tried in an environment of its own
+wheel: $(VENV)/.installed ## a manylinux wheel in dist/; README and docs walked through with it in a clean environment
 	$(BIN)/python -m pip install --quiet --group wheel
 	rm -rf build/wheel dist
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl
 	$(PYTHON) -m venv --clear build/wheel/clean
-	build/wheel/clean/bin/python -m pip install --quiet "$$(echo dist/*.whl)[onnx]"
-	build/wheel/clean/bin/sublet --version
-	MODEL=$$(build/wheel/clean/bin/python -c 'import onnx.backend.test as t; print(t.__path__[0])')/data/light/light_$(DEMO).onnx; \
-	cd build/wheel && clean/bin/sublet plan "$$MODEL" --out plan.json && clean/bin/sublet check "$$MODEL" plan.json
+	build/wheel/clean/bin/python -m pip install --quiet "$$(echo dist/*.whl)[onnxruntime,png]"
+	build/wheel/clean/bin/python tests/walk.py
+
+walk: ## README and docs, step by step, in a clean environment of each of PYTHONS="python3.11 python3.12 python3.13"
+	for python in $(PYTHONS); do \
+	  $$python -m venv --clear build/walk && build/walk/bin/python -m pip install --quiet '.[onnxruntime,png]' && \
+	  build/walk/bin/python tests/walk.py || exit 1; \
+	done
 
 fuzz: $(VENV)/.installed build/check ## generated programs, mutated plans, kernels at every layout, gradients, the core under sanitizers; SECONDS=600
 	build/check 2000 1

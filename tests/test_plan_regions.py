@@ -65,11 +65,19 @@ def test_the_checker_refuses_a_broken_plan_of_regions() -> None:
     assert check(graph, plan.schedule, replace(plan, placements=moved))
 
 
-def test_arenas_are_drawn_on_top_of_each_other() -> None:
-    plan = plan_memory(parse(NET), Options(regions=REGIONS))
-    offsets = {place.value: place.region.offset for place in rectangles(plan).placements}
-    assert offsets["a"] == 192
-    assert rectangles(plan).height == 448
+def test_arenas_are_drawn_one_above_the_other_with_addresses_of_their_own() -> None:
+    picture = rectangles(plan_memory(parse(NET), Options(regions=REGIONS)))
+    offsets = {place.value: place.region.offset for place in picture.placements}
+    fast, slow = picture.arenas
+    assert (fast.begin, fast.nbytes, fast.capacity) == (0, 192, 192)
+    assert slow.begin > fast.end, "there is room between them"
+    assert (offsets["a"] - slow.begin, slow.nbytes) == (0, 256)
+    assert picture.height == slow.end
+    for arena in picture.arenas:
+        inside = [piece for piece in picture.rectangles if arena.begin <= piece.offset < arena.end]
+        assert arena.bound == max(
+            sum(piece.nbytes for piece in inside if piece.begin <= point < piece.end) for point in range(picture.end)
+        )
 
 
 def test_a_budget_of_several_arenas_is_held_against_their_sum() -> None:
@@ -116,7 +124,7 @@ def test_pack_into_regions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert run(monkeypatch, "pack", source, *regions, "--out", out, "--png", tmp_path / "p.png") == 0
     shown = capsys.readouterr().out
     assert ["sram", "12", "B", "12", "B", "100.0%", "2", "1", "76"] in [line.split() for line in shown.splitlines()]
-    assert "gap 0.00%" in shown
+    assert "gap 0 %" in shown
     assert out.read_text().splitlines()[0] == "id,lower,upper,size,accesses,offset,region"
     assert [line.rpartition(",")[2] for line in out.read_text().splitlines()[1:]] == ["dram", "sram", "sram"]
     assert run(monkeypatch, "pack", out, *regions, "--json") == 0, "the answer is a problem again"

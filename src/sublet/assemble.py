@@ -21,6 +21,7 @@ from sublet.plan import (
     ROW,
     SLICE,
     CopiedMove,
+    Described,
     MemoryPlan,
     Outside,
     Peak,
@@ -83,7 +84,7 @@ def in_one_arena(report: Report) -> Packed:
 
 def in_several_arenas(problem: Problem, packing: RegionPacking) -> Packed:
     """An arena in every memory region. Their bytes together are bounded without padding between buffers."""
-    arenas = tuple(Storage(share.region.name, ARENA, share.arena_bytes) for share in packing.shares)
+    arenas = tuple(Storage(s.region.name, ARENA, s.arena_bytes, s.region.capacity) for s in packing.shares)
     strategies = dict.fromkeys(share.strategy for share in packing.shares if share.members)
     bound = lower_bound(problem)
     bound = replace(bound, bytes=sum(problem.buffers[member].size for member in bound.members))
@@ -128,6 +129,7 @@ def assemble(
         moves=moves,
         stopped=packed.stopped,
         updated=tuple(value.name for value in graph.updated),
+        nodes=tuple(Described(node.name, node.op, node.source) for node in graph.walk()),
     )
 
 

@@ -41,8 +41,9 @@ from sublet.packing_report import parse_regions, regions_json, report_json, show
 from sublet.plan_file import load
 from sublet.refutation import refuted
 from sublet.report import as_json
-from sublet.showing import draw, print_map, show_judgement, show_plan
+from sublet.showing import draw, names_apart, print_map, show_both, show_judgement, show_plan
 from sublet.sources import planned_model
+from sublet.viz.compared import compared
 from sublet.viz.rectangles import packing_rectangles, rectangles
 
 app = typer.Typer(
@@ -100,13 +101,14 @@ def check(
 @answered
 def show(
     plan_path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan written by `sublet plan --out`.")],
+    other: Annotated[Path | None, typer.Argument(metavar="[OTHER]", help="A plan to draw beside it.")] = None,
     model: Annotated[Path | None, typer.Option(help="The model it is for: check the plan before it is shown.")] = None,
     html: Html = None,
     png: Png = None,
     as_json_: Json = False,
 ) -> None:
-    """Show a plan from its file; with --model, only if all that it says is true."""
-    refuse_overwriting([plan_path] if model is None else [plan_path, model], html, png)
+    """Show a plan from its file; with --model, only if all that it says is true. Two plans are drawn on one axis."""
+    refuse_overwriting([path for path in (plan_path, other, model) if path is not None], html, png)
     made = load(plan_path)
     judged = None if model is None else judge(planned_model(model, made).graph, made.schedule, made)
     if judged is not None and judged.findings:
@@ -114,9 +116,16 @@ def show(
         raise typer.Exit(1)
     claimed = "not checked against its model" if judged is None else ""
     picture = rectangles(made, claimed)
+    if other is not None:
+        beside, names = load(other), names_apart(plan_path, other)
+        picture = compared(picture, rectangles(beside, "not checked against its model"), names)
     draw(picture, html, png)
     if as_json_:
-        print_json({"claims": None if judged is None else judged.claims, **as_json(made, None, None)})
+        more = {} if other is None else {"other": as_json(beside, None, None)}
+        print_json({"claims": None if judged is None else judged.claims, **as_json(made, None, None), **more})
+    elif other is not None:
+        show_both((made, beside), names)
+        print_map(picture)
     else:
         show_plan(made, picture, claimed)
 

@@ -120,7 +120,7 @@ def plan(
         save(made, out)
     with advice_progress() as trying:
         advised = advise_on(model, source, options, made, trying=trying) if advise else None
-    picture = replace(rectangles(made), advice=advised)
+    picture = replace(rectangles(made), advice=advised, budget=question.budget)
     draw(picture, html, png)
     if as_json_:
         more = {"remark": source.remark, "other_order": other.content, **(advised.content if advised else {})}

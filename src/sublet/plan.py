@@ -16,6 +16,7 @@ from sublet.tensor import DType
 
 ARENA = "arena"
 FORMAT_VERSION = 4
+UNLIMITED = -1
 UPDATE = "update"
 """The edge at the end of a run on which the updates of the graph are made."""
 
@@ -40,12 +41,14 @@ class Storage:
 
     There is one arena, called "arena", or one in each memory region the plan was made for, with its name.
     Every other storage is named after the value bound to it, see `bound_to`. A weight or input storage is
-    the caller's, and is written by the network only when the graph updates its value.
+    the caller's, and is written by the network only when the graph updates its value. `capacity` is that of the memory
+    region of an arena, UNLIMITED when it has none.
     """
 
     name: str
     kind: str
     nbytes: int
+    capacity: int = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +214,15 @@ class Outside:
 
 
 @dataclass(frozen=True, slots=True)
+class Described:
+    """A node as people know it: its name, its op, and where it comes from, "" when nobody noted that."""
+
+    name: str
+    op: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Peak:
     """The point with the most live bytes: what runs there and which values are alive."""
 
@@ -238,6 +250,7 @@ class MemoryPlan:
     moves              what loops, branches and updates copy; empty when no byte is moved
     stopped            "timeout" or "interrupt" when the search for a packing was cut short, else ""
     updated            the inputs and weights that every run leaves with another content
+    nodes              what the names of nodes mean, those of sub-graphs included
     recipe             how the planned graph comes from its model
     """
 
@@ -264,6 +277,7 @@ class MemoryPlan:
     moves: tuple[CopiedMove, ...] = ()
     stopped: str = ""
     updated: tuple[str, ...] = ()
+    nodes: tuple[Described, ...] = ()
     recipe: Recipe = PLAIN
     version: int = FORMAT_VERSION
 
@@ -292,9 +306,12 @@ class MemoryPlan:
     def gap(self) -> float | None:
         """Fragmentation over the lower bound: 0.0 is a proof that no packing of the same buffers is smaller.
 
-        None when something is not counted: arena and bound are then of the planned part only.
+        None when something is not counted: arena and bound are then of the planned part only; and with several
+        memory regions, of whose arenas together the bound is not what they could reach.
         """
-        return None if self.not_counted else fragmentation(self.arena_bytes, self.lower_bound_bytes)
+        if self.not_counted or len(self.arenas) > 1:
+            return None
+        return fragmentation(self.arena_bytes, self.lower_bound_bytes)
 
 
 def fragmentation(arena_bytes: int, lower_bound_bytes: int) -> float:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
 from sublet.budget import Verdict
 from sublet.bytesize import human
 from sublet.checker import Judgement
 from sublet.console import answers, picture_width
 from sublet.coverage import checked_words
-from sublet.plan import MemoryPlan
+from sublet.plan import ARENA, MemoryPlan
 from sublet.printable import printable
 from sublet.viz.page import write_html
 from sublet.viz.png import write_png
@@ -36,6 +38,36 @@ def show_plan(made: MemoryPlan, picture: Picture, claimed: str = "", decision: V
         answers().print()
     answers().print(summary(made, claimed))
     print_map(picture)
+
+
+def names_apart(first: Path, second: Path) -> tuple[str, str]:
+    """What two files are called where both are told: by their names if these differ."""
+    names = (first.name, second.name) if first.name != second.name else (str(first), str(second))
+    return printable(names[0]), printable(names[1])
+
+
+def show_both(plans: tuple[MemoryPlan, MemoryPlan], names: tuple[str, str]) -> None:
+    """The figures of two plans side by side, and what the second needs more or less."""
+    first, second = plans
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for title in ("", *names, "change"):
+        table.add_column(title, justify="right" if title else "left", overflow="fold")
+    rows = [
+        ("arena", first.arena_bytes, second.arena_bytes),
+        ("lower bound", first.lower_bound_bytes, second.lower_bound_bytes),
+        ("peak", first.peak.nbytes, second.peak.nbytes),
+        ("without reuse", first.total_bytes, second.total_bytes),
+        ("outside the arena", _bound_bytes(first), _bound_bytes(second)),
+    ]
+    for name, one, two in rows:
+        change = "" if one == two else f"{'+' if two > one else '-'}{human(abs(two - one))}"
+        table.add_row(name, human(one), human(two), change)
+    answers().print(Text("Two plans, as their files say", "dim"))
+    answers().print(table)
+
+
+def _bound_bytes(plan: MemoryPlan) -> int:
+    return sum(storage.nbytes for storage in plan.storages if storage.kind != ARENA)
 
 
 def show_judgement(made: MemoryPlan, judged: Judgement) -> None:

@@ -23,7 +23,7 @@ from sublet.checker.timeline import TooLongError, timeline
 from sublet.checker.walk import Places, TooManyStatesError, Walk
 from sublet.errors import Finding
 from sublet.ir.graph import Graph, Value
-from sublet.plan import POINTER, MemoryPlan, Placement, Region
+from sublet.plan import ARENA, POINTER, UNLIMITED, MemoryPlan, Placement, Region
 from sublet.tensor import Unplannable
 
 MOST_ALIGNMENT = 1 << 32
@@ -32,10 +32,10 @@ STOPPED = ("", "timeout", "interrupt")
 PROVEN = (
     *("graph", "alignment", "arena_bytes", "lower_bound_bytes", "total_bytes", "view_bytes", "inplace_bytes"),
     *("storages", "placements", "live", "buffers", "sharing", "stands_for", "outside", "peak", "points", "rolled"),
-    *("moves", "updated"),
+    *("moves", "updated", "nodes"),
 )
 """What a plan says that follows from its model and its regions."""
-LABELS = ("strategy", "stopped", "moves.why", "recipe.by", "recipe.order")
+LABELS = ("strategy", "stopped", "moves.why", "recipe.by", "recipe.order", "storages.capacity")
 """What nothing follows from: how the plan was made."""
 
 
@@ -122,6 +122,8 @@ def _names(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
         if isinstance(spec, Unplannable) and (outside.type, outside.reason) != (spec.type, spec.reason):
             what = f"is outside as {outside.type} ({outside.reason}), not as {spec.type} ({spec.reason})"
             yield Finding("false-name", f"value %{outside.value}", what)
+    if [(node.name, node.op, node.source) for node in plan.nodes] != [(n.name, n.op, n.source) for n in graph.walk()]:
+        yield Finding("false-name", "the plan", "describes other nodes than the graph has")
     yield from _whose(graph, plan)
 
 
@@ -158,6 +160,10 @@ def _storages(plan: MemoryPlan) -> Iterator[Finding]:
     for storage in plan.arenas:
         if storage.nbytes != ends[storage.name]:
             what = f"has {storage.nbytes} bytes, but nothing in it ends beyond {ends[storage.name]}"
+            yield Finding("arena-size", f"storage {storage.name}", what)
+    for storage in plan.storages:
+        if storage.capacity != UNLIMITED and (storage.kind != ARENA or storage.capacity < storage.nbytes):
+            what = f"has {storage.nbytes} bytes, and a capacity of {storage.capacity}"
             yield Finding("arena-size", f"storage {storage.name}", what)
 
 

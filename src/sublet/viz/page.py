@@ -13,18 +13,23 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from sublet.advised import Advised
 from sublet.files import write
 from sublet.viz.columns import Columns
-from sublet.viz.rectangles import Picture, reserved
+from sublet.viz.rectangles import Curve, Picture, reserved
 
 HOWS = ("own", "view", "part", "inplace", "carry", "slice", "row", "joined")
 SCRIPTS = (
+    "arenas.js",
+    "groups.js",
     "model.js",
     "colours.js",
     "raster.js",
     "frame.js",
     "reuse.js",
     "panel.js",
+    "span.js",
+    "advice.js",
     "loops.js",
     "state.js",
     "draw.js",
@@ -83,14 +88,35 @@ def _model(picture: Picture) -> str:
         "coverage": picture.coverage,
         "outside": [list(value) for value in picture.outside],
         "assumed": picture.assumed,
+        "arenas": [[a.name, _number(a.begin), _number(a.nbytes), _number(a.bound), a.capacity] for a in picture.arenas],
+        "budget": None if picture.budget is None else _number(picture.budget),
+        "others": [{"label": label, **_curve(picture, columns, curve)} for label, curve in picture.others],
         "pointers": [[place.value, place.spec, place.stands_for] for place in picture.pointers],
-        **({} if picture.advice is None else picture.advice.content),
-        "curve": {
-            "point": columns.add(point - picture.begin for point, _ in picture.curve),
-            "bytes": columns.add(level for _, level in picture.curve),
-        },
+        "advice": None if picture.advice is None else _advice(picture.advice),
+        "curve": _curve(picture, columns, picture.curve),
     }
     return columns.deflated(model)
+
+
+def _advice(advised: Advised) -> dict[str, Any]:
+    """What helps, and what was tried in vain or not at all."""
+    numbers = ("arena_bytes", "saved_bytes", "outside_bytes")
+    return {
+        "helping": [
+            [each.kind, each.what, each.how, *(_number(getattr(each, name)) for name in numbers)]
+            for each in advised.helping
+        ],
+        "vain": [each.what for each in advised.vain],
+        "failed": list(advised.failed),
+        "stopped": advised.stopped,
+    }
+
+
+def _curve(picture: Picture, columns: Columns, curve: Curve) -> dict[str, Any]:
+    return {
+        "point": columns.add(point - picture.begin for point, _ in curve),
+        "bytes": columns.add(level for _, level in curve),
+    }
 
 
 def _figures(picture: Picture) -> dict[str, Any]:
@@ -121,20 +147,27 @@ def _placements(picture: Picture, columns: Columns) -> dict[str, Any]:
     The words begin with the names of the points, then of the placements; both may repeat a text.
     """
     places = picture.placements
-    rounds = picture.rounds or ("",) * len(places)
+    rounds, groups = picture.rounds or ("",) * len(places), picture.groups
+    nothing = ("",) * len(places)
+    ops, scopes, sources = groups.ops or nothing, groups.scopes or nothing, groups.sources or nothing
     words = [*picture.points, *(place.value for place in places), ""]
     position = {text: i for i, text in enumerate(words)}
-    for place, when in zip(places, rounds, strict=True):
-        for text in (place.spec, place.producer, place.shares, when):
-            if position.setdefault(text, len(words)) == len(words):
-                words.append(text)
+    told = [text for place in places for text in (place.spec, place.producer, place.shares)]
+    for text in (*told, *rounds, *ops, *scopes, *sources, *groups.point_ops, *groups.point_scopes):
+        if position.setdefault(text, len(words)) == len(words):
+            words.append(text)
     colour = {block.buffer: i for i, block in enumerate(picture.blocks)}
     return {
         "words": words,
+        "pointOps": columns.add(position[text] for text in groups.point_ops),
+        "pointScopes": columns.add(position[text] for text in groups.point_scopes),
         "placements": {
             "spec": columns.add(position[place.spec] for place in places),
             "producer": columns.add(position[place.producer] for place in places),
             "shares": columns.add(position[place.shares] for place in places),
+            "op": columns.add(position[text] for text in ops),
+            "scope": columns.add(position[text] for text in scopes),
+            "source": columns.add(position[text] for text in sources),
             "rounds": columns.add(position[when] for when in rounds),
             "how": columns.add(HOWS.index(place.how) if place.how in HOWS else 0 for place in places),
             "block": columns.add(colour.get(place.buffer, len(colour)) for place in places),

@@ -11,6 +11,7 @@ from sublet.bytesize import human
 from sublet.errors import SubletError
 from sublet.extras import require
 from sublet.files import write
+from sublet.plan import UNLIMITED
 from sublet.viz.colours import ARENA, BOUND, CURVE, PEAK, mixed, rgb, value_colour
 from sublet.viz.rectangles import Picture, Rectangle, live_columns, point_name, reserved
 
@@ -73,8 +74,8 @@ def _figure(picture: Picture) -> Any:
     if rows:
         _draw_bands(panels[1], picture, rows)
     for panel in (above, below):
-        _draw_levels(panel, picture)
-        _draw_axes(panel, picture)
+        _draw_levels(panel, picture, addresses=panel is above)
+        _draw_axes(panel, picture, own_addresses=panel is above)
     _draw_labels(above, picture)
     above.set_ylabel("address")
     below.set_ylabel("live bytes")
@@ -165,10 +166,22 @@ def _draw_bands(panel: Any, picture: Picture, rows: int) -> None:
                 panel.text(middle, band.depth + 0.52, text, fontsize=6.5, color=_INK, ha="center", va="center")
 
 
-def _draw_levels(panel: Any, picture: Picture) -> None:
-    panel.axhline(picture.arena_bytes, color=ARENA, linewidth=1.3, label=f"arena {human(picture.arena_bytes)}")
-    bound = f"lower bound {human(picture.lower_bound_bytes)}"
-    panel.axhline(picture.lower_bound_bytes, color=BOUND, linewidth=1.3, dashes=(4, 2.5), label=bound)
+def _draw_levels(panel: Any, picture: Picture, *, addresses: bool) -> None:
+    """The arena and its bound, each arena's own where several have addresses; and the peak."""
+    one = len(picture.arenas) < 2
+    for arena in picture.arenas if addresses else ():
+        room = f" of {human(arena.capacity)}" if arena.capacity != UNLIMITED else ""
+        name = "arena" if one else _shortened(_plain(arena.name), 40)
+        panel.axhline(
+            arena.begin + arena.nbytes, color=ARENA, linewidth=1.3, label=f"{name} {human(arena.nbytes)}{room}"
+        )
+        bound = f"lower bound {human(arena.bound)}{'' if one else f' in {name}'}"
+        panel.axhline(arena.begin + arena.bound, color=BOUND, linewidth=1.3, dashes=(4, 2.5), label=bound)
+        if not one:
+            panel.axhline(arena.begin, color="#b9c0cb", linewidth=1)
+    if not addresses and one:
+        panel.axhline(picture.arena_bytes, color=ARENA, linewidth=1.3)
+        panel.axhline(picture.lower_bound_bytes, color=BOUND, linewidth=1.3, dashes=(4, 2.5))
     peak = picture.peak
     label = f"peak {human(peak.nbytes)} at {_shortened(_plain(point_name(picture, peak.point)), 40)}"
     if picture.end - picture.begin > 400:
@@ -183,13 +196,17 @@ def _unit(colour: str) -> tuple[float, ...]:
     return tuple(part / 255 for part in rgb(colour))
 
 
-def _draw_axes(panel: Any, picture: Picture) -> None:
+def _draw_axes(panel: Any, picture: Picture, *, own_addresses: bool) -> None:
     ticker = require("matplotlib.ticker", extra="png")
     panel.set_xlim(picture.begin, picture.end)
     panel.set_ylim(0, picture.height * 1.09)
     step = 1 << max(0, (picture.height // 6).bit_length())
-    panel.yaxis.set_major_locator(ticker.MultipleLocator(step))
-    panel.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: human(int(value))))
+    if own_addresses and len(picture.arenas) > 1:
+        ticks = [(a.begin + at, human(at)) for a in picture.arenas for at in range(0, max(1, a.nbytes), step)]
+        panel.set_yticks([at for at, _ in ticks], [text for _, text in ticks])
+    else:
+        panel.yaxis.set_major_locator(ticker.MultipleLocator(step))
+        panel.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: human(int(value))))
     panel.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     panel.ticklabel_format(axis="x", style="plain", useOffset=False)
     panel.tick_params(colors=_QUIET, labelsize=8)

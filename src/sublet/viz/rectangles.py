@@ -16,10 +16,14 @@ from sublet.bytesize import percent
 from sublet.coverage import assumptions, coverage
 from sublet.errors import ProblemError
 from sublet.packing.problem import Packing, Problem
-from sublet.plan import ARENA, POINTER, MemoryPlan, Peak, Placement, Region, fragmentation
+from sublet.plan import ARENA, POINTER, UNLIMITED, MemoryPlan, Peak, Placement, Region, Storage, fragmentation
+from sublet.viz.arenas import Arena, begins
+from sublet.viz.groups import NO_GROUPS, Groups, groups
 from sublet.viz.loops import Band, bands, when
 
 Ranges = tuple[tuple[int, int], ...]
+Curve = tuple[tuple[int, int], ...]
+"""(point, bytes live from there on)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,10 @@ class Picture:
     curve       (point, bytes live from there on), a step function that ends at 0
     bound       storages outside the arena: (kind, bytes)
     begin, end  the range of time
+    arenas      from the lowest address upwards; of each the bytes begin at an address of the picture
+    groups      ops and scopes, of the points and of what makes each placement
+    budget      bytes that the arena is held against, None for no budget
+    others      curves of other plans on the same axis, by label
     bands       the copies of the bodies of loops
     rounds      for each placement in which rounds of loops its value is there; "" for always
     pointers    the values that have no bytes of their own
@@ -76,7 +84,7 @@ class Picture:
     placements: tuple[Placement, ...]
     rectangles: tuple[Rectangle, ...]
     blocks: tuple[Block, ...]
-    curve: tuple[tuple[int, int], ...]
+    curve: Curve
     peak: Peak
     points: tuple[str, ...]
     begin: int
@@ -89,6 +97,10 @@ class Picture:
     coverage: str = ""
     outside: tuple[tuple[str, str, str], ...] = ()
     assumed: str = ""
+    arenas: tuple[Arena, ...] = ()
+    groups: Groups = NO_GROUPS
+    budget: int | None = None
+    others: tuple[tuple[str, Curve], ...] = ()
 
     @property
     def heading(self) -> str:
@@ -97,27 +109,31 @@ class Picture:
 
     @property
     def gap(self) -> float | None:
-        """Fragmentation over the lower bound; None when something is not counted."""
-        return None if self.coverage else fragmentation(self.arena_bytes, self.lower_bound_bytes)
+        """Fragmentation over the lower bound; None when something is not counted, or there are several arenas."""
+        if self.coverage or len(self.arenas) > 1:
+            return None
+        return fragmentation(self.arena_bytes, self.lower_bound_bytes)
 
     @property
     def proof(self) -> str:
         """What is proven of the arena, in words that claim no more."""
-        return self.coverage if self.gap is None else f"gap {percent(self.gap)}"
+        together = f"of {len(self.arenas)} arenas together"
+        return self.coverage or (together if self.gap is None else f"gap {percent(self.gap)}")
 
     @cached_property
     def height(self) -> int:
         """The highest address drawn, at least 1."""
         tops = (block.offset + block.nbytes for block in self.blocks)
-        return max(self.arena_bytes, self.lower_bound_bytes, max(tops, default=0), 1)
+        return max([1, *(arena.end for arena in self.arenas), *tops])
 
 
 def rectangles(plan: MemoryPlan, claimed: str = "") -> Picture:
     """The picture of the arena of a plan; what is bound outside the arena is only summed up.
 
-    Several arenas are drawn on top of each other, the first one lowest.
+    Several arenas are drawn one above the other, the first one lowest.
     """
-    placements = _own_buffers(_stacked(plan))
+    arenas = _arenas(plan)
+    placements = _own_buffers(_drawn(plan, arenas))
     blocks = _blocks(placements)
     ends = [place.end for place in placements]
     sums: dict[str, int] = {}
@@ -150,13 +166,34 @@ def rectangles(plan: MemoryPlan, claimed: str = "") -> Picture:
         coverage=coverage(plan),
         outside=tuple((value.value, value.type, value.reason) for value in plan.not_counted),
         assumed=assumptions(plan),
+        arenas=arenas,
+        groups=groups(plan.points, plan.nodes, [place.producer for place in placements]),
     )
 
 
-def _stacked(plan: MemoryPlan) -> Iterator[Placement]:
-    """The placements in arenas, with offsets from the begin of the first arena."""
-    tops = accumulate((storage.nbytes for storage in plan.arenas), initial=0)
-    begin = {storage.name: top for storage, top in zip(plan.arenas, tops, strict=False)}
+def _arenas(plan: MemoryPlan) -> tuple[Arena, ...]:
+    """Where the arenas are drawn. One has the bound of the plan, of several each that of what lies in it."""
+    if len(plan.arenas) < 2:
+        capacity = max((arena.capacity for arena in plan.arenas), default=UNLIMITED)
+        return (Arena(ARENA, 0, plan.arena_bytes, plan.lower_bound_bytes, capacity),)
+    bounds = [
+        max((level for _, level in _live_curve(_blocks(_own_buffers(_in(plan, storage))))), default=0)
+        for storage in plan.arenas
+    ]
+    starts = begins(max(storage.nbytes, bound) for storage, bound in zip(plan.arenas, bounds, strict=True))
+    return tuple(
+        Arena(storage.name, begin, storage.nbytes, bound, storage.capacity)
+        for storage, begin, bound in zip(plan.arenas, starts, bounds, strict=True)
+    )
+
+
+def _in(plan: MemoryPlan, storage: Storage) -> Iterator[Placement]:
+    return (place for place in plan.in_arenas if place.region.storage == storage.name)
+
+
+def _drawn(plan: MemoryPlan, arenas: tuple[Arena, ...]) -> Iterator[Placement]:
+    """The placements in arenas, at the addresses of the picture."""
+    begin = {storage.name: arena.begin for storage, arena in zip(plan.arenas, arenas, strict=False)}
     for place in plan.in_arenas:
         region = place.region
         yield replace(place, region=replace(region, offset=begin[region.storage] + region.offset))
@@ -177,12 +214,13 @@ def packing_rectangles(
     blocks = _blocks(placements)
     curve = _live_curve(blocks)
     peak = _peak(curve, placements)
+    low = peak.nbytes if lower_bound_bytes is None else lower_bound_bytes
     return Picture(
         title=problem.name,
         strategy=packing.strategy,
         alignment=max((buffer.alignment for buffer in problem.buffers), default=1),
         arena_bytes=packing.arena_bytes,
-        lower_bound_bytes=peak.nbytes if lower_bound_bytes is None else lower_bound_bytes,
+        lower_bound_bytes=low,
         lower_bound_source=bound,
         total_bytes=sum(buffer.size for buffer in problem.buffers),
         view_bytes=0,
@@ -196,6 +234,7 @@ def packing_rectangles(
         points=(),
         begin=min((place.begin for place in placements), default=0),
         end=max((place.end for place in placements), default=1),
+        arenas=(Arena(ARENA, 0, packing.arena_bytes, low),),
     )
 
 

@@ -64,7 +64,7 @@ def _figures(plan: MemoryPlan, claimed: str) -> Table:
 
 def _gap(plan: MemoryPlan, claimed: str) -> str:
     if plan.gap is None:
-        return "of the planned part"
+        return "of the planned part" if plan.not_counted else "of all regions together"
     if claimed:
         return f"gap {percent(plan.gap)} as the file says"
     return "optimal: the arena equals the bound" if plan.gap == 0 else f"gap {percent(plan.gap)}"

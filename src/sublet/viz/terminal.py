@@ -108,8 +108,15 @@ class _Drawing:
         return [Segment(" " * _AXIS), Segment(text, self._style(_PEAK))]
 
     def _addresses(self) -> dict[int, str]:
-        """Labels by row: the top, and round addresses where a label is three rows or more from the next."""
+        """Labels by row: the top, and round addresses where a label is three rows or more from the next.
+
+        Of several arenas, whose addresses are their own, the name at the bottom of each and the size at its top.
+        """
         height = self.picture.height
+        if len(self.picture.arenas) > 1:
+            told = [(a.begin + a.nbytes, human(a.nbytes)) for a in self.picture.arenas]
+            told += [(a.begin, self._fitting(a.name)[: _AXIS - 1]) for a in self.picture.arenas]
+            return {max(0, self.rows - 1 - address * self.rows // height): text for address, text in told}
         step = 1 << max(0, (height * 3 // self.rows).bit_length())
         labels = {self.rows - 1 - address * self.rows // height: human(address) for address in range(0, height, step)}
         return {0: human(height), **{row: text for row, text in labels.items() if row > 1}}

@@ -20,6 +20,7 @@ from sublet.frontends.onnx.frame import Frame
 from sublet.frontends.onnx.infer import infer
 from sublet.frontends.onnx.loop import convert_loop
 from sublet.frontends.onnx.order import free_names, sorted_nodes
+from sublet.frontends.onnx.origin import origin
 from sublet.frontends.onnx.program import Known, Program, Scope
 from sublet.frontends.onnx.scan import convert_scan
 from sublet.frontends.onnx.types import Type, read_type
@@ -116,7 +117,7 @@ def _add_node(
         frame.define(text, type, reason) if text else None for text, type in zip(node.output, types, strict=True)
     )
     op = f"onnx.{domain}.{node.op_type}" if domain else f"onnx.{node.op_type}"
-    frame.nodes.append(Node(name, op, tuple(values), outputs, attrs))
+    frame.nodes.append(Node(name, op, tuple(values), outputs, attrs, origin(node)))
 
 
 def _captured(node: onnx.NodeProto) -> list[tuple[str, tuple[str, ...]]]:

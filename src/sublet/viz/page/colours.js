@@ -8,11 +8,11 @@ const SEQUENCE = ["#f3e79b", "#c9dd9b", "#97d0a8", "#6bbfb4", "#52a8bb", "#4a8cb
 const THEMES = {
   light: {
     paper: "#ffffff", plot: "#fafbfc", ink: "#1b1f27", quiet: "#5b6472", grid: "#e6e9ee", frame: "#b9c0cb",
-    arena: "#5b6472", bound: "#0b7a4b", peak: "#c2185b", curve: "#0b62c4", curveFill: "rgba(11,98,196,0.14)", shade: 0,
+    arena: "#5b6472", bound: "#0b7a4b", peak: "#c2185b", curve: "#0b62c4", other: "#b35900", curveFill: "rgba(11,98,196,0.14)", shade: 0,
   },
   dark: {
     paper: "#14171c", plot: "#191d23", ink: "#e8ebf0", quiet: "#a0a9b8", grid: "#272c35", frame: "#49515e",
-    arena: "#a0a9b8", bound: "#58d39a", peak: "#ff6f9f", curve: "#7db8ff", curveFill: "rgba(125,184,255,0.18)", shade: 0.14,
+    arena: "#a0a9b8", bound: "#58d39a", peak: "#ff6f9f", curve: "#7db8ff", other: "#f0b45a", curveFill: "rgba(125,184,255,0.18)", shade: 0.14,
   },
 };
 
@@ -74,6 +74,7 @@ function colourModes(model) {
       name: "by sharing", colours: SHARING.map(parse), legend: hows.map((k) => [k, HOWS[k]]),
       of: (i) => placements.how[placement[i]],
     },
+    ...groupModes(model),
     sequenceMode("by size", top.map((value, i) => value - bottom[i]), human),
     sequenceMode("by lifetime", right.map((value, i) => value - left[i]), (n) => plural(n, "point", "points")),
   ];

@@ -8,7 +8,7 @@ function fit() {
     canvas.height = Math.max(1, Math.round(height * scale));
     canvas.getContext("2d").setTransform(scale, 0, 0, scale, 0, 0);
   }
-  panels = layout(width, height, scale, bandRows(whole));
+  panels = layout(width, height, scale, axisHeight(model, state.view, panels.map.w), bandRows(whole) + scopeRows(whole));
   const { w, h } = panels.map;
   image = new ImageData(Math.max(1, Math.round(w * scale)), Math.max(1, Math.round(h * scale)));
   image.pixels = new Uint32Array(image.data.buffer);
@@ -17,6 +17,7 @@ function fit() {
 function draw() {
   waiting = 0;
   const start = performance.now();
+  if (axisHeight(model, state.view, panels.map.w) !== panels.map.axis) fit();
   const scale = window.devicePixelRatio || 1;
   const context = base.getContext("2d");
   const { map, curve } = panels;
@@ -27,13 +28,15 @@ function draw() {
   context.font = FONT;
   context.lineWidth = 1;
   clipped(context, map, () => drawNames(context, map, state.view, model, colours, lit, labels));
-  byteAxis(context, map, state.view.a0, state.view.a1, Math.max(2, map.h / 64), { ...look, grid: "transparent" });
-  byteAxis(context, curve, 0, curveTop, Math.max(1, curve.h / 40), look);
+  addressAxis(context, map, state.view, model, { ...look, grid: "transparent" });
+  byteAxis(context, curve, { low: 0, high: curveTop }, 0, curveTop, Math.max(1, curve.h / 40), look);
   timeAxis(context, map, state.view, model, look);
+  drawScopes(context, map, state.view, model, look);
   drawBands(context, map, state.view, model, look);
-  drawCurve(context, curve, state.view, model, curveTop, look);
-  drawLevels(context, map, state.view.a0, state.view.a1, model, look, true);
-  drawLevels(context, curve, 0, curveTop, model, look, false);
+  drawCurve(context, curve, state.view, model.curve, curveTop, look.curve, look.curveFill);
+  for (const other of model.others) drawCurve(context, curve, state.view, other, curveTop, look.other, null);
+  drawArenas(context, map, state.view, model, look);
+  if (!several(model)) drawLevels(context, curve, curveTop, model, look);
   drawFrame(context, map, "address", look);
   drawFrame(context, curve, "live bytes", look);
   drawPeak(context, panels, state.view, model, curveTop, look);
@@ -102,7 +105,8 @@ function drawOverlay() {
       outline(context, state.hover, look.ink, 1.5, []);
     }
   });
-  if (state.point >= 0) drawPointBand(context, state.point);
+  if (state.point >= 0) drawPointBand(context, state.point, state.point + 1);
+  if (state.span) drawPointBand(context, ...state.span);
   if (state.pointer) {
     context.fillStyle = look.quiet;
     context.globalAlpha = 0.5;
@@ -111,9 +115,9 @@ function drawOverlay() {
   }
 }
 
-function drawPointBand(context, point) {
-  const x0 = atTime(panels.map, state.view, point);
-  const x1 = Math.max(x0 + 1.5, atTime(panels.map, state.view, point + 1));
+function drawPointBand(context, begin, end) {
+  const x0 = atTime(panels.map, state.view, begin);
+  const x1 = Math.max(x0 + 1.5, atTime(panels.map, state.view, end));
   for (const box of [panels.map, panels.curve]) {
     clipped(context, box, () => {
       context.strokeStyle = look.ink;

@@ -3,16 +3,16 @@
 const FONT = '11px system-ui, "Segoe UI", "Liberation Sans", "DejaVu Sans", sans-serif';
 
 // Where the two panels lie in a stage of this size; in CSS pixels that are whole device pixels.
-function layout(width, height, scale, rows) {
+function layout(width, height, scale, axis, rows) {
   const snap = (value) => Math.round(value * scale) / scale;
   const left = snap(78);
   const inner = snap(Math.max(40, width - 78 - 18));
   const curveHeight = snap(Math.max(70, Math.min(150, height * 0.2)));
   const mapTop = snap(26);
-  const between = 34 + rows * BAND_HEIGHT;
+  const between = 13 + axis + rows * BAND_HEIGHT;
   const mapHeight = snap(Math.max(60, height - 26 - curveHeight - between - 24));
   return {
-    map: { x: left, y: mapTop, w: inner, h: mapHeight },
+    map: { x: left, y: mapTop, w: inner, h: mapHeight, axis },
     curve: { x: left, y: snap(mapTop + mapHeight + between), w: inner, h: curveHeight },
   };
 }
@@ -46,13 +46,14 @@ function byteLabel(bytes, step) {
   return `${Number((bytes / 1024 ** power).toFixed(Math.min(halvings, 5)))} ${UNITS[power - 1]}`;
 }
 
-function byteAxis(context, panel, low, high, count, look) {
+// Ticks of the bytes counted from `begin`, up to `end`, on a panel that shows [low, high].
+function byteAxis(context, panel, { low, high }, begin, end, count, look) {
   const step = byteStep(high - low, count);
   context.textAlign = "right";
   context.textBaseline = "middle";
-  for (let k = Math.ceil(low / step); k * step <= high; k++) {
+  for (let k = Math.max(0, Math.ceil((low - begin) / step)); begin + k * step <= Math.min(high, end); k++) {
     const a = k * step;
-    const y = Math.round(atByte(panel, { a0: low, a1: high }, a)) + 0.5;
+    const y = Math.round(atByte(panel, { a0: low, a1: high }, begin + a)) + 0.5;
     context.strokeStyle = look.grid;
     context.beginPath();
     context.moveTo(panel.x, y);
@@ -63,15 +64,25 @@ function byteAxis(context, panel, low, high, count, look) {
   }
 }
 
-// Between the panels: the names of the points when there is room, else their numbers.
+const NAMED = 46; // pixels a point needs to have its name beneath it
+const UPRIGHT = 12; // or its op, from bottom to top
+
+// The room for what runs at the points in this view, or for numbers.
+function axisHeight(model, view, width) {
+  const perPoint = width / (view.t1 - view.t0);
+  return perPoint >= UPRIGHT && model.pointOps.some(Boolean) ? (perPoint >= NAMED ? 36 : 58) : 21;
+}
+
+// Between the panels: what runs at the points when there is room, else their numbers.
 function timeAxis(context, panel, view, model, look) {
   const perPoint = panel.w / (view.t1 - view.t0);
   const step = roundStep(view.t1 - view.t0, Math.max(2, panel.w / 80));
-  const named = perPoint >= 46 && model.points.length > 0;
+  const named = perPoint >= NAMED && model.points.length > 0;
   context.textAlign = "center";
   context.textBaseline = "top";
   context.fillStyle = look.quiet;
   context.strokeStyle = look.frame;
+  if (!named && perPoint >= UPRIGHT && model.pointOps.some(Boolean)) return uprightOps(context, panel, view, model);
   for (let k = Math.ceil((view.t0 - (named ? 0.5 : 0)) / step); k * step <= view.t1; k++) {
     const t = k * step;
     const x = atTime(panel, view, named ? t + 0.5 : t);
@@ -80,9 +91,35 @@ function timeAxis(context, panel, view, model, look) {
     context.moveTo(Math.round(x) + 0.5, panel.y + panel.h);
     context.lineTo(Math.round(x) + 0.5, panel.y + panel.h + 4);
     context.stroke();
-    const text = named ? shortened(context, model.points[t] ?? "", perPoint - 6) : tickText(model, t);
-    context.fillText(text, x, panel.y + panel.h + 7);
+    const name = named ? shortened(context, model.points[t] ?? "", perPoint - 6) : tickText(model, t);
+    const op = named ? model.pointOps[t] : "";
+    if (op) context.fillText(begun(context, op, perPoint - 6), x, panel.y + panel.h + 7);
+    context.fillText(name, x, panel.y + panel.h + (op ? 22 : 7));
   }
+  return undefined;
+}
+
+function uprightOps(context, panel, view, model) {
+  context.textAlign = "right";
+  context.textBaseline = "middle";
+  for (let t = Math.max(0, Math.floor(view.t0)); t < Math.min(model.points.length, view.t1); t++) {
+    const x = atTime(panel, view, t + 0.5);
+    if (x < panel.x || x > panel.x + panel.w) continue;
+    context.save();
+    context.translate(x, panel.y + panel.h + 5);
+    context.rotate(-Math.PI / 2);
+    context.fillText(begun(context, model.pointOps[t] || model.points[t], panel.axis - 8), 0, 0);
+    context.restore();
+  }
+}
+
+// The beginning of an op's name tells most.
+function begun(context, text, room) {
+  for (let length = Math.min(text.length, 60); length > 1; length--) {
+    const shown = length < text.length ? `${text.slice(0, length)}…` : text;
+    if (context.measureText(shown).width <= room) return shown;
+  }
+  return "";
 }
 
 const tickText = (model, t) => String(BigInt(model.origin) + BigInt(model.original?.[t] ?? t));
@@ -141,8 +178,7 @@ function uncoveredEnd(model, i) {
 }
 
 // The curve, one step a pixel column at most: the largest number of live bytes in it.
-function drawCurve(context, panel, view, model, high, look) {
-  const { point, bytes } = model.curve;
+function drawCurve(context, panel, view, { point, bytes }, high, colour, fill) {
   const toY = (value) => atByte(panel, { a0: 0, a1: high }, value);
   const columns = curveColumns(point, bytes, view, Math.max(1, Math.round(panel.w)));
   const path = new Path2D();
@@ -153,9 +189,11 @@ function drawCurve(context, panel, view, model, high, look) {
   });
   path.lineTo(panel.x + panel.w, toY(0));
   clipped(context, panel, () => {
-    context.fillStyle = look.curveFill;
-    context.fill(path);
-    context.strokeStyle = look.curve;
+    if (fill) {
+      context.fillStyle = fill;
+      context.fill(path);
+    }
+    context.strokeStyle = colour;
     context.lineWidth = (view.t1 - view.t0) / panel.w > 1 ? 1 : 1.5;
     context.stroke(path);
     context.lineWidth = 1;
@@ -217,19 +255,11 @@ function plate(context, text, x, y, colour, look, align) {
   context.fillText(text, left, y + 0.5);
 }
 
-// The arena's end (solid) and the lower bound (dashed): a plan of everything is optimal when they are one line.
-function drawLevels(context, panel, low, high, model, look, told) {
-  const toY = (value) => atByte(panel, { a0: low, a1: high }, Number(value));
-  const { arena, lowerBound } = model.figures;
-  const optimal = Number(arena) === Number(lowerBound) && !model.coverage;
-  const end = panel.x + panel.w - 6;
-  if (levelLine(context, panel, toY(arena), look.arena, []) && told) {
-    const text = optimal ? `arena = lower bound  ${human(arena)}` : `arena  ${human(arena)}`;
-    plate(context, text, end, toY(arena) - 10, optimal ? look.bound : look.arena, look, "right");
-  }
-  if (levelLine(context, panel, toY(lowerBound), look.bound, [6, 4]) && told && !optimal) {
-    plate(context, `lower bound  ${human(lowerBound)}`, end, toY(lowerBound) + 11, look.bound, look, "right");
-  }
+// Over the curve: the arena's end (solid) and the lower bound (dashed).
+function drawLevels(context, panel, high, model, look) {
+  const toY = (value) => atByte(panel, { a0: 0, a1: high }, Number(value));
+  levelLine(context, panel, toY(model.figures.arena), look.arena, []);
+  levelLine(context, panel, toY(model.figures.lowerBound), look.bound, [6, 4]);
 }
 
 // The point with the most live bytes: a band through both panels with one label.
@@ -257,7 +287,8 @@ function drawPeak(context, panels, view, model, high, look) {
   context.fill();
   context.strokeStyle = look.paper;
   context.stroke();
-  const name = model.points.length ? ` at ${shortened(context, pointName(model, model.peak.point), 220)}` : "";
+  const room = Math.min(220, map.w - 130);
+  const name = model.points.length ? ` at ${shortened(context, pointName(model, model.peak.point), room)}` : "";
   const text = `▼ peak  ${human(model.peak.exact)}${name}`;
   const half = context.measureText(text).width / 2;
   plate(context, text, Math.max(map.x + half, Math.min(map.x + map.w - half, middle)), map.y - 12, look.peak, look, "center");

@@ -31,7 +31,7 @@ function hover(event) {
     const live = liveBytes(model, at.t);
     showTip(tip, event.clientX, event.clientY, pointName(model, point), [
       ["Live", sized(live)],
-      ["Address", at.inMap && at.a >= 0 ? `${exact(Math.floor(at.a))}, free here` : ""],
+      ["Address", at.inMap && at.a >= 0 ? freeText(Math.floor(at.a)) : ""],
     ]);
   } else {
     const band = bandAt(model, panels.map, at.t, at.y);
@@ -39,6 +39,11 @@ function hover(event) {
     else tip.hidden = true;
   }
   drawOverlay();
+}
+
+// Between two arenas there are no bytes.
+function freeText(a) {
+  return several(model) && a >= arenaAt(model, a).end ? "" : `${exact(ownAddress(model, a))}${inArena(model, a)}, free here`;
 }
 
 function leave() {
@@ -52,7 +57,8 @@ let drag = null;
 
 stage.addEventListener("pointerdown", (event) => {
   if (event.button !== 0) return;
-  drag = { x: event.clientX, y: event.clientY, view: { ...state.view }, inCurve: locate(event).inCurve, moved: false };
+  const { inCurve, t } = locate(event);
+  drag = { x: event.clientX, y: event.clientY, view: { ...state.view }, inCurve, t, moved: false };
   stage.setPointerCapture(event.pointerId);
 });
 
@@ -62,13 +68,22 @@ stage.addEventListener("pointermove", (event) => {
   const dy = event.clientY - drag.y;
   if (!drag.moved && Math.hypot(dx, dy) < 4) return undefined;
   drag.moved = true;
+  if (drag.inCurve) return spanTo(locate(event).t);
   stage.classList.add("dragging");
   leave();
   const { t0, t1, a0, a1 } = drag.view;
   const time = (-dx / panels.map.w) * (t1 - t0);
-  const bytes = drag.inCurve ? 0 : (dy / panels.map.h) * (a1 - a0);
+  const bytes = (dy / panels.map.h) * (a1 - a0);
   return setView({ t0: t0 + time, t1: t1 + time, a0: a0 + bytes, a1: a1 + bytes });
 });
+
+// A drag over the curve chooses the points from where it began to where it is.
+function spanTo(t) {
+  const inside = (point) => Math.max(0, Math.min(model.duration - 1, Math.floor(point)));
+  const [first, last] = [inside(drag.t), inside(t)].sort((a, b) => a - b);
+  leave();
+  chooseSpan(first, last + 1);
+}
 
 stage.addEventListener("pointerup", (event) => {
   const click = drag && !drag.moved;

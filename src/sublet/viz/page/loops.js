@@ -38,8 +38,13 @@ function folded(model) {
   const pieces = squeezed({ placement, left, right, bottom, top });
   const steps = new Map(Array.from(model.curve.point, (t, i) => [at[t], model.curve.bytes[i]]));
   const shown = Array.from(gone.keys()).filter((t) => !gone[t]);
+  const kept = (words) => (words.length ? shown.map((t) => words[t]) : words);
+  const pointScopes = kept(model.pointScopes);
   return {
     ...model, ...pieces,
+    pointOps: kept(model.pointOps),
+    pointScopes,
+    scopeRuns: scopeRuns({ pointScopes }),
     count: pieces.left.length,
     piecesOf: grouped(pieces.placement, model.placements.name.length),
     blockPieces: squeezed(model.blockPieces),
@@ -54,7 +59,7 @@ function folded(model) {
   };
 }
 
-const bandTop = (panel, band) => panel.y + panel.h + 21 + band.depth * BAND_HEIGHT;
+const bandTop = (panel, band) => panel.y + panel.h + panel.axis + (scopeRows(whole) + band.depth) * BAND_HEIGHT;
 
 function drawBands(context, panel, view, model, look) {
   context.textAlign = "center";
@@ -86,7 +91,7 @@ const bandAt = (model, panel, t, y) =>
 // The places of a value in the order of their rounds.
 function showRing(panel, model, ring, list) {
   const { word, rounds, offset } = model.placements;
-  const entries = ring.map((place) => [place, `at ${exact(offset[place])}`, word[rounds[place]]]);
+  const entries = ring.map((place) => [place, `at ${exact(ownAddress(model, offset[place]))}`, word[rounds[place]]]);
   section(panel, `Its places take turns: ${plural(ring.length, "place", "places")}`, entries, list, "");
 }
 

@@ -19,6 +19,15 @@ foldButton.hidden = !whole.bands.some((band) => !band.kept);
 foldButton.addEventListener("click", () => fold(model === whole));
 writeHeader(model);
 writeCoverage(model);
+// On a phone the figures make room for the map until they are asked for.
+const sums = document.getElementById("sums");
+sums.querySelector("summary").textContent = `${human(model.figures.arena)} in all: figures and legend`;
+const narrow = matchMedia("(max-width: 600px)");
+const unfoldSums = () => {
+  sums.open = !narrow.matches;
+};
+narrow.addEventListener("change", unfoldSums);
+unfoldSums();
 recolour();
 clear();
 // A new size empties the canvas: draw at once, so that the empty one is never seen.

@@ -29,15 +29,20 @@ async function loadModel() {
   placements.name = words.slice(points, points + placements.block.length);
   const blocks = decoded(source.blocks);
   const curve = decoded(source.curve);
+  const [pointOps, pointScopes] = [source.pointOps, source.pointScopes].map((column) => Array.from(decode(column), (at) => words[at]));
   const { places, rings } = ringsOf(placements.name, Array.from(placements.rounds, (at) => words[at]));
   return {
     ...source, placements, blocks, rings,
+    arenas: arenasOf(source.arenas),
+    others: source.others.map(({ label, point, bytes }) => ({ label, point: drawable(decode(point)), bytes: drawable(decode(bytes)) })),
     placesOf: places,
     bands: source.bands.map(([label, begin, end, exit, depth, kept, repeats]) => ({ label, begin, end, exit, depth, kept, repeats })),
     pointers: source.pointers.map(([name, spec, targets]) => ({ name, spec, targets })),
     duration: Number(source.duration),
     height: Number(source.height),
     points: words.slice(0, points),
+    pointOps, pointScopes,
+    scopeRuns: scopeRuns({ pointScopes }),
     peak: { point: Number(source.peak.point), bytes: Number(source.peak.bytes), exact: source.peak.bytes },
     curve: { point: drawable(curve.point), bytes: drawable(curve.bytes) },
     ...edges(placements, decoded(source.rectangles)),

@@ -32,16 +32,18 @@ function writeHeader(model) {
   const names = model.points.length ? model.placesOf.size : model.placements.name.length;
   const packing = model.points.length === 0 && names === blocks;
   const cells = [
-    ["Arena", human(figures.arena), `${exact(figures.arena)} B`],
-    ["Lower bound", human(figures.lowerBound), model.coverage ? "of what is planned" : figures.boundSource],
-    ["Gap", figures.proof, figures.claimed || (figures.gap === 0 ? "no packing is smaller" : "")],
-    ["Without reuse", human(figures.total), times > 1 ? `${exact(times < 100 ? Number(times.toPrecision(3)) : Math.round(times))} × the arena` : ""],
+    ...(several(model) ? arenaCells(model) : [
+      ["Arena", human(figures.arena), `${exact(figures.arena)} B`],
+      ["Lower bound", human(figures.lowerBound), model.coverage ? "of what is planned" : figures.boundSource],
+      ["Gap", figures.proof, figures.claimed || (figures.gap === 0 ? "no packing is smaller" : "")],
+    ]),
+    ...(model.others.length ? [] : [["Without reuse", human(figures.total), times > 1 ? `${exact(times < 100 ? Number(times.toPrecision(3)) : Math.round(times))} × the arena` : ""],
     ["Saved by views", human(figures.views), ""],
-    ["Saved in place", human(figures.inplace), ""],
+    ["Saved in place", human(figures.inplace), ""]]),
     packing ? ["Buffers", exact(blocks), ""] : ["Tensors", exact(names), `in ${plural(blocks, "buffer", "buffers")}`],
-    ["Strategy", figures.strategy, ""],
+    ["Strategy", model.others.length ? "" : figures.strategy, ""],
     ["Alignment", `${exact(figures.alignment)} B`, ""],
-    ...figures.bound.map(([kind, bytes]) => [`Outside: ${kind}`, human(bytes), ""]),
+    ...(model.others.length ? [] : figures.bound).map(([kind, bytes]) => [`Outside: ${kind}`, human(bytes), ""]),
   ];
   for (const [key, value, note] of cells) {
     if (value === "" || (value === "0 B" && /^(Saved|Outside)/.test(key))) continue;
@@ -119,12 +121,14 @@ function writeLegend(model, mode, colours, look) {
     entry(line(look.arena, []), "arena"),
     entry(line(look.bound, [5, 3]), "lower bound"),
     entry(line(look.peak, [], true), "peak"),
+    ...(model.budget === null ? [] : [entry(line(look.peak, [2, 3]), `budget ${human(model.budget)}`)]),
+    ...model.others.map(({ label }) => entry(line(look.other, []), `live bytes of ${label}`)),
   );
 }
 
 // What there is to say about one value, as rows of a table.
 function factsOf(model, place) {
-  const { name, word, spec, producer, shares, how, offset, nbytes } = model.placements;
+  const { name, word, spec, producer, op, source, shares, how, offset, nbytes } = model.placements;
   const pieces = Array.from(model.piecesOf(place));
   const shown = pieces.slice(0, 6).map((i) => aliveText(model, i));
   if (pieces.length > shown.length) shown.push(`and ${pieces.length - shown.length} more times`);
@@ -135,13 +139,19 @@ function factsOf(model, place) {
   return [
     ["Tensor", word[spec[place]]],
     ["Bytes", sized(nbytes[place])],
-    ["Producer", word[producer[place]]],
+    ["Producer", [word[producer[place]], word[op[place]]].filter(Boolean).join(", ")],
+    ["Comes from", word[source[place]]],
     ["Alive", shown.join("; ")],
     ["Here in", word[model.placements.rounds[place]]],
-    ["Address", `${exact(offset[place])} to ${exact(sum(offset[place], nbytes[place]))}`],
+    ["Address", addressText(model, offset[place], nbytes[place])],
     ["How", sharer ? `${HOWS[how[place]]} of ${sharer}` : others.length ? HOWS[how[place]] : ""],
     ["Shared with", named.join(", ")],
   ];
+}
+
+function addressText(model, offset, nbytes) {
+  const begin = ownAddress(model, offset);
+  return `${exact(begin)} to ${exact(sum(begin, nbytes))}${inArena(model, offset)}`;
 }
 
 // Ranges are half-open inside; people read "from its first point to its last".
@@ -213,7 +223,8 @@ function showReuse(panel, model, colourOf, place, reuse, choose) {
 function showPoint(panel, model, colourOf, point, choose) {
   const alive = aliveAt(model, point);
   const atPeak = point === model.peak.point;
-  panel.replaceChildren(el("h2", atPeak ? "At the peak" : "At this point"));
+  const of = model.others.length ? ` of ${model.arenas[0].name}` : "";
+  panel.replaceChildren(el("h2", atPeak ? `At the peak${of}` : "At this point"));
   const bytes = atPeak ? model.peak.exact : liveBytes(model, point);
   panel.append(facts([
     ["Point", pointName(model, point)],
@@ -222,7 +233,8 @@ function showPoint(panel, model, colourOf, point, choose) {
   ]));
   const entries = alive.map((i) => {
     const place = model.placement[i];
-    return [place, human(model.placements.nbytes[place]), model.placements.word[model.placements.spec[place]]];
+    const spec = model.placements.word[model.placements.spec[place]];
+    return [place, human(model.placements.nbytes[place]), `${spec}${inArena(model, model.placements.offset[place])}`];
   });
   section(panel, "Alive here, largest first", entries, (shown) => tensorList(model, colourOf, -1, shown, choose), "Nothing.");
   panel.scrollTop = 0;

@@ -12,7 +12,7 @@ const search = document.getElementById("search");
 const found = document.getElementById("found");
 const foldButton = document.getElementById("fold");
 const home = { t0: 0, t1: Math.max(model.duration, 1), a0: 0, a1: model.height * 1.07 };
-const curveTop = Math.max(model.height, model.peak.bytes, 1) * 1.22;
+const curveTop = Math.max(...model.arenas.map(({ begin, end }) => end - begin), model.figures.arena, model.peak.bytes, 1) * 1.22;
 const state = {
   view: { ...home },
   mode: modes[0],
@@ -20,12 +20,13 @@ const state = {
   pointer: null,
   place: -1, // the selected placement
   point: -1, // or the selected point of time
+  span: null, // or a span of it, [begin, end)
   reuse: null,
   ring: [], // all places of the selected value, or of what a pointer may stand for
   matches: null, // placements whose name contains the search text
   match: -1,
 };
-let panels = layout(800, 600, 1, bandRows(whole));
+let panels = layout(800, 600, 1, 21, bandRows(whole) + scopeRows(whole));
 let look = theme();
 let colours = palette(model, state.mode, look);
 let image = null;
@@ -59,6 +60,9 @@ function relight() {
   } else if (state.point >= 0) {
     lit = new Uint8Array(model.count);
     for (const i of aliveAt(model, state.point)) lit[i] = 1;
+  } else if (state.span) {
+    const [begin, end] = state.span;
+    lit = Uint8Array.from(model.left, (t, i) => Number(t < end && model.right[i] > begin));
   }
   if (state.matches) {
     lit ??= new Uint8Array(model.count);
@@ -71,6 +75,7 @@ function choose(place) {
   if (!model.piecesOf(place).length) fold(false);
   state.place = place;
   state.point = -1;
+  state.span = null;
   state.ring = model.rings.get(place) ?? [];
   state.reuse = reuseAround(model, place);
   showReuse(panel, model, colourOf, place, state.reuse, step);
@@ -79,12 +84,22 @@ function choose(place) {
 
 function choosePoint(point) {
   state.place = -1;
+  state.span = null;
   state.reuse = null;
   state.ring = [];
   state.point = point;
   const atPeak = point < 0; // in a copy of a body that is folded away
   showPoint(panel, atPeak ? whole : model, colourOf, atPeak ? whole.peak.point : point, step);
   if (atPeak || point === model.peak.point) showPointers(panel, model, choosePointer);
+  relight();
+}
+
+function chooseSpan(begin, end) {
+  state.place = state.point = -1;
+  state.reuse = null;
+  state.ring = [];
+  state.span = [begin, end];
+  showSpan(panel, model, colourOf, begin, end, step);
   relight();
 }
 
@@ -95,6 +110,7 @@ function step(place) {
 
 function choosePointer(pointer) {
   state.place = state.point = -1;
+  state.span = null;
   state.reuse = null;
   state.ring = pointer.targets.flatMap((name) => model.placesOf.get(name) ?? []);
   showPointer(panel, model, colourOf, pointer, state.ring, step);
@@ -119,9 +135,10 @@ function fold(on) {
   else rest();
 }
 
-// Nothing is chosen: the panel tells the peak.
+// Nothing is chosen: the panel tells the peak, and what would lower it.
 function rest() {
   choosePoint(model.peak.point);
+  showAdvice(panel, model);
   state.point = -1;
   relight();
 }

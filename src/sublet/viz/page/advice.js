@@ -1,0 +1,24 @@
+// What would lower the arena, each figure from a plan of the changed graph.
+
+const KINDS = { option: "", model: "another model", "what-if": "what if" };
+
+function showAdvice(panel, model) {
+  if (!model.advice) return;
+  const { helping, vain, failed, stopped } = model.advice;
+  panel.append(el("h3", "What would lower the arena"));
+  const list = el("ol", null, { id: "advice" });
+  for (const [kind, what, how, arena, saved, outside] of helping.slice(0, LISTED)) {
+    const item = el("li");
+    const line = el("div", null, { class: "advice" });
+    const more = Number(outside) > 0 ? `; ${human(outside)} more outside of it` : "";
+    line.append(el("b", what), el("span", human(arena)), el("small", `${human(saved)} less${more}. ${how}`));
+    if (KINDS[kind]) line.append(el("small", KINDS[kind]));
+    item.append(line);
+    list.append(item);
+  }
+  panel.append(list);
+  if (!helping.length) panel.append(el("p", "Nothing that was tried."));
+  if (vain.length) panel.append(el("p", `Tried in vain: ${vain.join("; ")}.`));
+  for (const text of failed) panel.append(el("p", `Could not be planned: ${text}`));
+  if (stopped) panel.append(el("p", `Not all was tried: ${stopped}.`));
+}

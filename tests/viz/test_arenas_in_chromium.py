@@ -1,0 +1,119 @@
+"""The page with memory regions, two plans, a budget, groups of nodes and spans of time, in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from sublet.bytesize import human
+from sublet.ir.text import parse
+from sublet.plan import Described
+from sublet.planning import Options, plan_memory
+from sublet.viz.compared import compared
+from sublet.viz.rectangles import rectangles
+from tests.test_plan_regions import NET, REGIONS
+from tests.viz.chromium import PROGRAM, Chromium
+from tests.viz.synthetic import network_plan, small_plan
+from tests.viz.test_page_in_chromium import Page
+
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine (Debian package chromium)")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Chromium]:
+    with Chromium() as chromium:
+        yield chromium
+
+
+def told(page: Page) -> dict[str, str]:
+    """The figures of the header by their names."""
+    cells = page.browser.evaluate(
+        "Array.from(document.querySelectorAll('#figures > div'), (cell) => "
+        "[cell.querySelector('dt').innerText, cell.querySelector('dd').innerText])"
+    )
+    return dict(cells)
+
+
+def test_regions_have_addresses_of_their_own_and_no_common_gap(browser: Chromium, tmp_path: Path) -> None:
+    plan = plan_memory(parse(NET), Options(regions=REGIONS))
+    page = Page(browser, rectangles(plan), tmp_path)
+    places = {place.value: place.region for place in plan.placements}
+    for name in ("a", "b"):
+        region = places[name]
+        assert f"{region.offset:,} to {region.end:,} in {region.storage}" in page.hover(name)
+    cells = told(page)
+    assert "Gap" not in cells
+    assert "Lower bound" not in cells
+    for arena, region in zip(plan.arenas, REGIONS, strict=True):
+        assert cells[arena.name].startswith(f"{human(arena.nbytes)} of {human(region.capacity)}")
+    assert not browser.complaints()
+
+
+def test_two_plans_on_one_axis(browser: Chromium, tmp_path: Path) -> None:
+    first = plan_memory(parse(NET))
+    second = plan_memory(parse(NET), Options(strategy="no_reuse", share=False))
+    page = Page(browser, compared(rectangles(first), rectangles(second), ("a.json", "b.json")), tmp_path)
+    cells = told(page)
+    assert cells["a.json arena"].startswith(human(first.arena_bytes))
+    assert cells["b.json arena"].startswith(human(second.arena_bytes))
+    assert f"{second.arena_bytes - first.arena_bytes:,} B more" in cells["b.json arena"]
+    assert "Gap" not in cells
+    assert not browser.complaints()
+
+
+def test_a_drag_over_the_curve_sums_the_span(browser: Chromium, tmp_path: Path) -> None:
+    plan = small_plan()
+    nodes = tuple(Described(name, f"onnx.{name.title()}", "") for name in plan.points)
+    page = Page(browser, rectangles(replace(plan, nodes=nodes)), tmp_path)
+    begin, end = page.at("y")[0] + 4, page.at("late")[0] - 4  # in the points 3 and 5
+    low = browser.evaluate("document.getElementById('stage').getBoundingClientRect().bottom") - 60
+    browser.mouse("Moved", begin, low)
+    browser.mouse("Pressed", begin, low, button="left", clickCount=1)
+    browser.mouse("Moved", end, low, button="left")
+    browser.mouse("Released", end, low, button="left", clickCount=1)
+    lines = page.text("#panel").splitlines()
+    assert lines[0] == "In this span"
+    facts = dict(pairwise(lines))
+    live = [sum(b.nbytes for b in rectangles(plan).blocks if any(x <= t < y for x, y in b.live)) for t in range(3, 6)]
+    assert facts["Points"] == "3"
+    assert facts["Live at most"].startswith(human(max(live)))
+    assert facts["Made here"].startswith("4 tensors")  # z, a, late and twice
+    assert {"Relu", "Pool", "Gemm", "Shape"} & set(lines) == {"Relu", "Pool", "Gemm"}
+
+
+def test_nodes_can_be_coloured_by_op_and_by_scope(browser: Chromium, tmp_path: Path) -> None:
+    plan = network_plan(40)
+    nodes = tuple(Described(name, f"onnx.{name.rpartition('/')[2].partition('_')[0]}", "") for name in plan.points)
+    page = Page(browser, rectangles(replace(plan, nodes=nodes)), tmp_path)
+    modes = browser.evaluate("Array.from(document.getElementById('mode').options, (o) => o.text)")
+    assert {"by op", "by scope"} <= set(modes)
+    for mode, word in (("by op", "MatMul"), ("by scope", "layer")):
+        number = modes.index(mode)
+        browser.evaluate(
+            f"(() => {{ const m = document.getElementById('mode'); m.value = {number};"
+            " m.dispatchEvent(new Event('change')); })()"
+        )
+        assert word in page.text("#legend")
+    assert not browser.complaints()
+
+
+def test_a_budget_is_drawn(browser: Chromium, tmp_path: Path) -> None:
+    plan = small_plan()
+    page = Page(browser, replace(rectangles(plan), budget=plan.arena_bytes // 2), tmp_path)
+    assert "budget" in page.text("#legend")
+
+
+def test_a_phone_folds_the_figures(browser: Chromium, tmp_path: Path) -> None:
+    browser.resize(390, 844)
+    try:
+        page = Page(browser, rectangles(small_plan()), tmp_path)
+        assert not page.browser.evaluate("document.getElementById('sums').open")
+        assert "figures and legend" in page.text("#sums summary")
+        assert browser.evaluate("document.documentElement.scrollWidth") <= 390
+        assert browser.evaluate("document.getElementById('stage').getBoundingClientRect().top") < 220
+    finally:
+        browser.resize(1280, 800)

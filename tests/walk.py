@@ -1,0 +1,143 @@
+"""A walk through README and docs: every command and snippet runs, in an environment that has nothing else.
+
+python tests/walk.py [DOCUMENT ...]        with the Python of that environment; `make walk` makes one for each version
+
+The edge engineer walks through README.md, who serves loops through docs/loops.md, memory.md and text_form.md, who
+trains
+through docs/training.md. Needs Sublet with the extras onnxruntime and png, and nothing of the tests.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = ("README.md", "docs/loops.md", "docs/memory.md", "docs/text_form.md", "docs/training.md")
+BLOCK = re.compile(r"^```(python|sublet)\n(.*?)^```$|^ {4}(sublet [^\n]*)$", re.MULTILINE | re.DOTALL)
+ANSWERS = (0, 1, 3)
+"""What a command may exit with: it fits, it does not, or nobody can know."""
+
+
+def main() -> None:
+    """Walk through the documents, and exit with the number of steps that failed."""
+    failed = sum(_walk(name) for name in sys.argv[1:] or DOCUMENTS)
+    print("every step runs" if not failed else f"{failed} steps fail")
+    sys.exit(min(failed, 100))
+
+
+def _walk(name: str) -> int:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    failed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        _furnish(Path(folder))
+        known: dict[str, Any] = {"Path": Path, "numpy": np, "np": np, **_arrays()}
+        for kind, step in _steps(text):
+            said = _run(kind, step, Path(folder), known)
+            failed += bool(said)
+            print(f"{name}: {'FAILS' if said else 'runs'}: {step.splitlines()[0][:90]}{said}", flush=True)
+    return failed
+
+
+def _steps(text: str) -> Iterator[tuple[str, str]]:
+    """The commands and snippets in order, as (kind, text)."""
+    for match in BLOCK.finditer(text):
+        yield (match[1], match[2]) if match[1] else ("command", match[3])
+
+
+def _run(kind: str, step: str, folder: Path, known: dict[str, Any]) -> str:
+    """What is wrong; "" when it runs."""
+    if kind == "sublet":
+        (folder / "net.sublet").write_text(step, encoding="utf-8")
+        return _command(["sublet", "plan", "net.sublet"], folder, allowed=()) if "graph @" in step else ""
+    if kind == "command":
+        return _command(shlex.split(step, comments=True), folder, allowed=(2,) if "exit 2" in step else ())
+    (folder / "model.onnx").write_bytes(_model("batch").SerializeToString())
+    # Snippets know what those before them defined, so they run in this process.
+    script = f"import os, sublet\nos.chdir({str(folder)!r})\n{step}"
+    try:
+        exec(compile(script, "snippet", "exec"), known)
+    except Exception as error:  # whatever a reader would see
+        return f"\n    {type(error).__name__}: {error}"
+    return ""
+
+
+def _command(words: list[str], folder: Path, allowed: tuple[int, ...]) -> str:
+    batch = "batch" if "--dim" in words else 1
+    (folder / "model.onnx").write_bytes(_model(batch).SerializeToString())
+    ran = subprocess.run([sys.executable, "-m", *words], cwd=folder, capture_output=True, text=True, check=False)
+    if ran.returncode in (*ANSWERS, *allowed) and "Traceback" not in ran.stderr:
+        for copy in ("a.json", "b.json"):
+            if (folder / "plan.json").exists():
+                (folder / copy).write_bytes((folder / "plan.json").read_bytes())
+        return ""
+    return f"\n    exit {ran.returncode}: {ran.stderr.strip()}"
+
+
+def _furnish(folder: Path) -> None:
+    """The files that the documents speak of."""
+    np.save(folder / "x.npy", np.ones((1, 3, 32, 32), np.float32))
+    (folder / "problem.csv").write_text("id,lower,upper,size\na,0,4,64\nb,2,6,128\nc,5,9,64\n", encoding="utf-8")
+
+
+def _arrays() -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    return {
+        "array": np.ones((1, 3, 32, 32), np.float32),
+        "images": random.normal(size=(64, 1, 8, 8)).astype(np.float32),
+        "digits": random.integers(0, 10, 64),
+    }
+
+
+def _model(batch: str | int) -> onnx.ModelProto:
+    """A small network over sound-like pictures, with a scalar input and a loop."""
+    weight = helper.make_tensor("w", TensorProto.FLOAT, (8, 3, 3, 3), np.full(216, 0.01, np.float32))
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("Cast", ["rate"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["r", "f"], ["m"]),
+        helper.make_node("Loop", ["three", "", "m"], ["z"], body=_body(batch)),
+        helper.make_node("GlobalAveragePool", ["z"], ["y"]),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, (batch, 3, 32, 32)),
+        helper.make_tensor_value_info("rate", TensorProto.INT64, ()),
+    ]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, (batch, 8, 1, 1))]
+    three = helper.make_tensor("three", TensorProto.INT64, (), [3])
+    graph = helper.make_graph(nodes, "walk", inputs, outputs, [weight, three])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def _body(batch: str | int) -> onnx.GraphProto:
+    """A round: softmax, which cannot be done in place."""
+    shape = (batch, 8, 32, 32)
+    nodes = [
+        helper.make_node("Softmax", ["h"], ["s"], axis=1),
+        helper.make_node("Identity", ["go"], ["on"]),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("k", TensorProto.INT64, ()),
+        helper.make_tensor_value_info("go", TensorProto.BOOL, ()),
+        helper.make_tensor_value_info("h", TensorProto.FLOAT, shape),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("on", TensorProto.BOOL, ()),
+        helper.make_tensor_value_info("s", TensorProto.FLOAT, shape),
+    ]
+    return helper.make_graph(nodes, "round", inputs, outputs)
+
+
+if __name__ == "__main__":
+    main()
