@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import random
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +68,33 @@ def runtime(program: Program, level: str) -> dict[str, Any]:
     session = ort.InferenceSession(program.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, program.feeds), strict=True))
+
+
+def check_onnx_apart(seed: int) -> Outcome:
+    """`check_onnx` in a process of its own, which ONNX Runtime's kernels may end."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            with os.fdopen(writing, "wb") as pipe:
+                pickle.dump(check_onnx(seed, lambda stage: (pickle.dump(stage, pipe), pipe.flush())), pipe)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    stage: Any = ""
+    with os.fdopen(reading, "rb") as pipe:
+        try:
+            while not isinstance(stage, Outcome):
+                stage = pickle.load(pipe)
+        except EOFError:
+            pass
+    status = os.waitpid(child, 0)[1]
+    if isinstance(stage, Outcome):
+        return stage
+    ended = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"exit status {status}"
+    if stage == "runtime":
+        return Outcome(refused=f"ONNX Runtime ends the process: {ended}")
+    return Outcome(wrong=f"seed {seed}: {stage} ends the process: {ended}")
 
 
 def check_onnx(seed: int, trace: Any = None) -> Outcome:

@@ -74,7 +74,7 @@ def loop(w: Writer, block: Block) -> Sequence[Known]:
 
 def scan(w: Writer, block: Block) -> Sequence[Known]:
     """No state or slice is handed out as it is: ONNX Runtime then gives what happened to lie there.
-    Rows without elements are not stacked along later axes or backwards: there it divides by zero.
+    What has no elements is not sliced or stacked along later axes or backwards: there it divides by zero.
     """
     if block.depth >= DEEPEST:
         return ()
@@ -84,7 +84,7 @@ def scan(w: Writer, block: Block) -> Sequence[Known]:
     length = first.shape[0]
     sequences, axes = [first], [0]
     if w.chance(0.5):
-        other = w.fitting(block, lambda value: length in (value.shape or ()))
+        other = w.fitting(block, lambda value: length in (value.shape or ()) and value.size > 0)
         if other is not None and other.shape is not None:
             sequences.append(other)
             axes.append(w.rng.choice([i for i, extent in enumerate(other.shape) if extent == length]))
