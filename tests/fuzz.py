@@ -9,6 +9,7 @@ checker accepts it, running it must still be right.
     python -m tests.fuzz --seconds 600 --seed 1 --kind onnx     # ONNX models, beside ONNX Runtime
     python -m tests.fuzz --seconds 600 --seed 1 --kind plans    # plan files, every field of every record
     python -m tests.fuzz --seconds 600 --seed 1 --kind folding  # what is folded, all operators, forms and types
+    python -m tests.fuzz --seconds 600 --seed 1 --kind shapes   # ONNX models beside ONNX Runtime's runs
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from sublet.ir.text import parse, to_text
 from sublet.packing import STRATEGIES, pack
 from sublet.plan import MemoryPlan
 from sublet.planning import Options, plan_memory
+from tests.frontends import shape_cases, unknown_models
 from tests.frontends.folding import compare
 from tests.generate import program
 from tests.interpreter import results_match
@@ -168,11 +170,18 @@ def one_file(seed: int, tally: Tally) -> None:
             tally.accepted[name] += accepted
 
 
+def one_shape(seed: int, tally: Tally) -> None:
+    """A model with unknown shapes and false claims, and nodes of ONNX's own cases with shapes changed."""
+    tally.programs += 1 + shape_cases.check(seed, 10)
+    unknown_models.check(seed)
+
+
 KINDS: dict[str, Callable[[int, Tally], None]] = {
     "programs": one_program,
     "steps": one_step,
     "folding": one_folding,
     "plans": one_file,
+    "shapes": one_shape,
 }
 
 

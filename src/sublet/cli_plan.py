@@ -6,7 +6,7 @@ from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -47,11 +47,13 @@ from sublet.console import (
 from sublet.extras import installed
 from sublet.frontends.model import is_onnx
 from sublet.frontends.onnx.optimized import ALL
+from sublet.model import Model as Source
 from sublet.other_order import OtherOrder, other_order
 from sublet.packing_report import parse_regions
 from sublet.plan import MemoryPlan
 from sublet.plan_file import save
 from sublet.planning import Options, plan_memory
+from sublet.printable import printable
 from sublet.recipe import AS_IS
 from sublet.report import as_json
 from sublet.showing import draw, show_plan
@@ -123,22 +125,29 @@ def plan(
     picture = replace(rectangles(made), advice=advised, budget=question.budget)
     draw(picture, html, png)
     if as_json_:
-        more = {"remark": source.remark, "other_order": other.content, **(advised.content if advised else {})}
+        more = {**_told(source), "other_order": other.content, **(advised.content if advised else {})}
         print_json({**as_json(made, seconds, decision), **more})
     else:
         show_plan(made, picture, decision=decision)
-        _remark(made, other, source.remark)
+        _remark(made, other, source)
         _rewritten_when_run(model, optimize)
         if advised is not None:
             answers().print(Text(), advice_table(advised))
     leave(decision)
 
 
-def _remark(made: MemoryPlan, other: OtherOrder, remark: str) -> None:
+def _told(source: Source) -> dict[str, Any]:
+    """What the reader of the model has to tell, for a script."""
+    return {"remark": source.remark, "warnings": [str(finding) for finding in source.warnings]}
+
+
+def _remark(made: MemoryPlan, other: OtherOrder, source: Source) -> None:
     """What else is to know about the graph that was planned."""
     answers().print()
-    if remark:
-        answers().print(Text(remark, "yellow"))
+    if source.remark:
+        answers().print(Text(source.remark, "yellow"))
+    for finding in source.warnings:
+        answers().print(Text(f"warning: {printable(str(finding))}", "yellow"))
     if other.arena_bytes is not None and other.arena_bytes < made.arena_bytes:
         saved = f"{human(other.arena_bytes)}, {human(made.arena_bytes - other.arena_bytes)} less"
         answers().print(Text(f"Another order needs {saved}: --order less", "yellow"))

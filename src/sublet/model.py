@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from sublet.errors import ProblemError
+from sublet.errors import Finding, ProblemError
 from sublet.ir.graph import Graph
 from sublet.recipe import PLAIN, Recipe
 
@@ -31,6 +31,7 @@ class Model:
     max_trips the declared maxima of rounds it was read with, by loop; "" stands for every loop
     remark    what its reader should be told, as that an optimiser refused it
     recipe    how its graph comes from its file
+    warnings  what the file claims and nothing confirms, or is not so
     """
 
     graph: Graph
@@ -42,6 +43,7 @@ class Model:
     max_trips: Mapping[str, int] = field(default_factory=dict)
     remark: str = ""
     recipe: Recipe = PLAIN
+    warnings: tuple[Finding, ...] = ()
 
 
 @runtime_checkable

@@ -35,6 +35,7 @@ def model_of(imported: Imported) -> Model:
         imported.opsets,
         remark=imported.remark,
         recipe=imported.recipe,
+        warnings=imported.warnings,
     )
 
 

@@ -43,7 +43,8 @@ def convert_if(frame: Frame, node: onnx.NodeProto, name: str, convert: Converter
     results: list[tuple[Known, ...]] = []
     for branch, title in zip(branches, ("else_branch", "then_branch"), strict=True):
         scope = frame.scope.new_child()
-        inner = convert(frame.program, branch, scope)
+        with frame.program.perhaps():
+            inner = convert(frame.program, branch, scope)
         outputs = results_of(frame.program, branch, scope)[: len(node.output)]
         arms.append(Graph(title, (), tuple(inner.nodes), tuple(known.value for known in outputs)))
         results.append(outputs)

@@ -65,6 +65,8 @@ def contrib_types(node: onnx.NodeProto, inputs: Sequence[Known | None], rule: Ru
         return [first if i in alike else None for i in range(len(unknown))]
     if node.op_type in ("FusedMatMul", "FusedMatMulActivation"):
         return [_product(node, [known.type if known else None for known in inputs])]
+    if node.op_type in ("Attention", "MultiHeadAttention") and node.domain == "com.microsoft":
+        return [_attended(node, [known.type if known else None for known in inputs]), *unknown[1:]]
     if node.op_type == "ReorderOutput":
         return [_reorder_output(node, first)]
     if node.op_type == "ReorderInput":
@@ -98,6 +100,21 @@ def _product(node: onnx.NodeProto, types: Sequence[Type]) -> Type:
     padded = (*(1,) * (len(longer) - len(shorter)), *shorter)
     batch = tuple(y if x == 1 else x for x, y in zip(longer, padded, strict=True))
     return TensorType(a.elem, (*batch, rows, columns))
+
+
+def _attended(node: onnx.NodeProto, types: Sequence[Type]) -> Type:
+    """[batch, length, size of all values]; None for another layout of the operands than the plain one."""
+    plain = [type.dims if isinstance(type, TensorType) else None for type in types]
+    first, values = plain[0], plain[2] if len(plain) > 2 else None
+    if not isinstance(types[0], TensorType) or first is None or len(first) != 3:
+        return None
+    if node.op_type == "MultiHeadAttention":
+        return TensorType(types[0].elem, (*first[:2], values[2])) if values is not None and len(values) == 3 else None
+    sizes = next((tuple(attribute.ints) for attribute in node.attribute if attribute.name == "qkv_hidden_sizes"), ())
+    weights = plain[1]
+    if weights is None or len(weights) != 2 or (not sizes and weights[1] is None):
+        return None
+    return TensorType(types[0].elem, (*first[:2], sizes[2] if len(sizes) == 3 else (weights[1] or 0) // 3))
 
 
 def _upsampled(node: onnx.NodeProto, first: TensorType) -> Type:

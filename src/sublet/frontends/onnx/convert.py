@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from sublet.errors import ModelError
 from sublet.frontends.onnx.attributes import attributes_of
 from sublet.frontends.onnx.branch import convert_if
+from sublet.frontends.onnx.contradictions import hold
 from sublet.frontends.onnx.file import domain_of
 from sublet.frontends.onnx.fold import fold
 from sublet.frontends.onnx.frame import Frame
@@ -80,6 +81,7 @@ def _convert(frame: Frame, node: onnx.NodeProto, name: str, declared: Mapping[st
         frame.scope[node.output[0]] = frame.scope[node.input[0]]
         return
     types, reason = infer(frame.program, node, inputs, declared)
+    hold(frame.program, node, types, declared, inner=len(frame.scope.maps) > 1)
     closed = frame.program.assumed.closed
     types = [closed(frame.names[n], t) if n else t for n, t in zip(node.output, types, strict=True)]
     folded = fold(frame.program, node, inputs, types)

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from sublet.errors import ModelError
 from sublet.extras import require
-from sublet.frontends.onnx.contrib import contrib_types
+from sublet.frontends.onnx.contradictions import DATA_ELEMENTS, contradiction, seen, tell
+from sublet.frontends.onnx.contrib import BEFORE_THEIR_OPSET, contrib_types
 from sublet.frontends.onnx.file import domain_of
 from sublet.frontends.onnx.order import title
 from sublet.frontends.onnx.program import Known, Program
+from sublet.frontends.onnx.rules.disputed import disputed
 from sublet.frontends.onnx.types import TensorType, Type, read_type, write_type
 from sublet.tensor import TensorSpec
 
@@ -25,8 +27,11 @@ if TYPE_CHECKING:
 CONTRADICTION = "shape inference failed"
 """How the reason starts when shapes contradict each other: no run with these dimensions gets there."""
 
-DATA_ELEMENTS = 4096
-"""Constants with more elements than this are not shown to the rule."""
+DISPUTED = "ONNX and ONNX Runtime disagree about its shape"
+TOO_STRICT = frozenset({"Range"})
+"""Operators whose rule in the onnx package refuses what implementations take: vectors of one element for scalars."""
+
+ONNX_DOMAINS = ("", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training")
 
 SAME_AS_FIRST_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
 """Operators whose rule is left out of the onnx package: the output is like the first input."""
@@ -57,17 +62,57 @@ def infer(
     version = program.opsets.get(domain, 1)
     schema = schema_of(node.op_type, domain, version)
     if schema is None:
+        _refuse_unknown(program, node, domain, version)
         newest = int(require("onnx.defs", extra="onnx").onnx_opset_version())
+        sight = seen(node, inputs, [None] * len(node.output), version)
+        if error := contradiction(node, sight):
+            return [None] * len(node.output), f"{CONTRADICTION} at {tell(program, node, inputs, sight, error)}"
         types = contrib_types(node, inputs, lambda like: _by_schema(program, like, inputs, newest)[0])
-        types = [type or declared.get(name) for name, type in zip(node.output, types, strict=True)]
+        types = [_claimed(program, node, name, type, declared) for name, type in zip(node.output, types, strict=True)]
         return types, f"no shape rule for the operator {domain or 'ai.onnx'}.{node.op_type} (node {title(node)})"
     if node.op_type in SAME_AS_FIRST_INPUT and inputs and inputs[0] is not None:
-        return [inputs[0].type] * len(node.output), inputs[0].reason
-    types, error = _by_schema(program, node, inputs, version)
-    _check_dims(program, node, types)
-    if unknown is not None:
-        return types, unknown.reason
-    return types, error or _cause(node, inputs)
+        types, error = [inputs[0].type] * len(node.output), ""
+    else:
+        types, error = _by_schema(program, node, inputs, version)
+    sight = seen(node, inputs, types, version)
+    tensors = all(known is None or isinstance(known.type, TensorType) for known in inputs)
+    if error and (node.op_type in TOO_STRICT or not tensors):
+        return types, error
+    if error := contradiction(node, sight) or error or _too_small(types):
+        nothing: list[Type] = [None] * len(node.output)
+        return nothing, f"{CONTRADICTION} at {tell(program, node, inputs, sight, error)}"
+    if disputed(node.op_type, sight):
+        return [_of_unknown_extents(type) for type in types], f"{DISPUTED} (node {title(node)})"
+    return types, unknown.reason if unknown is not None else _cause(node, inputs)
+
+
+def _refuse_unknown(program: Program, node: onnx.NodeProto, domain: str, version: int) -> None:
+    """Raise ModelError for an operator that ONNX's own domain does not have."""
+    if domain not in ONNX_DOMAINS or node.op_type in BEFORE_THEIR_OPSET:
+        return
+    newest = schema_of(node.op_type, domain, 1 << 20)
+    since = f"; it came with version {_first_version(node.op_type, domain)}" if newest else ""
+    raise ModelError(
+        f"{program.where}: node {title(node)}: version {version} of the operator set {domain or 'ai.onnx'!s} has no "
+        f"operator {node.op_type}{since} (an operator of your own needs a domain of its own)"
+    )
+
+
+def _first_version(op_type: str, domain: str) -> int:
+    return next(version for version in range(1, 1 << 10) if schema_of(op_type, domain, version))
+
+
+def _claimed(program: Program, node: onnx.NodeProto, name: str, type: Type, declared: Mapping[str, Type]) -> Type:
+    """The type of an output of an operator that ONNX has no rule for: what is known of it, or what the file says."""
+    claim = declared.get(name)
+    if type is None and isinstance(claim, TensorType) and claim.dims is not None:
+        what = f"nothing but the file says that {name!r} is {claim}; a run with another shape is an error"
+        program.warn("unconfirmed-shape", title(node), what)
+    return type or claim
+
+
+def _of_unknown_extents(type: Type) -> Type:
+    return TensorType(type.elem, type.dims and (None,) * len(type.dims)) if isinstance(type, TensorType) else None
 
 
 def _cause(node: onnx.NodeProto, inputs: Sequence[Known | None]) -> str:
@@ -95,7 +140,7 @@ def _by_schema(
     except onnx.checker.ValidationError as error:
         raise ModelError(f"{program.where}: node {title(node)}: {_first_line(error)}") from None
     except Exception as error:  # the binding raises whatever its C++ side throws
-        return nothing, f"{CONTRADICTION} at node {title(node)}: {_first_line(error)}"
+        return nothing, _first_line(error)
     return [read_type(found[name]) if name in found else None for name in node.output], ""
 
 
@@ -115,8 +160,9 @@ def _first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _check_dims(program: Program, node: onnx.NodeProto, types: Sequence[Type]) -> None:
-    for type in types:
-        if isinstance(type, TensorType) and type.dims and any(d is not None and d < 0 for d in type.dims):
-            what = f"node {title(node)} would give {type}: its input is too small for its window or slice"
-            raise ModelError(f"{program.where}: {what}")
+def _too_small(types: Sequence[Type]) -> str:
+    """What to say of an output with a negative extent; "" when there is none."""
+    negative = (
+        t for t in types if isinstance(t, TensorType) and t.dims and any(d is not None and d < 0 for d in t.dims)
+    )
+    return next((f"would give {type}: its input is too small for its window or slice" for type in negative), "")

@@ -42,6 +42,7 @@ class _Body:
     name: str
     graph: onnx.GraphProto
     convert: Converter
+    limit: Known | None
 
     def attempt(self, carries: Sequence[Carry]) -> Round:
         program, names = self.frame.program, [value.name for value in self.graph.input]
@@ -54,10 +55,16 @@ class _Body:
             for carry, name in zip(carries, names[1:], strict=True)
         )
         scope.update(zip(names[1:], parameters, strict=True))
-        inner = self.convert(program, self.graph, scope)
+        with program.perhaps(not self._runs(carries[0])):
+            inner = self.convert(program, self.graph, scope)
         results = results_of(program, self.graph, scope)
         updates = (as_scalar(inner, results[0], BOOL_SCALAR, f"{self.name}.goon"), *results[1 : len(carries)])
         return Round(counter, parameters, (), updates, results[len(carries) :], (*before.nodes, *inner.nodes))
+
+    def _runs(self, goon: Carry) -> bool:
+        """Whether there is a first round."""
+        literal = (FOREVER,) if self.limit is None else self.limit.value.literal
+        return goon.init.value.literal == (True,) and literal is not None and literal[0] > 0
 
     def _counter(self, before: Frame, counter: Known) -> Known:
         """The counter as the body declares it: a scalar, or a tensor of one element."""
@@ -82,7 +89,7 @@ def convert_loop(frame: Frame, node: onnx.NodeProto, name: str, convert: Convert
     limit = limit and as_scalar(frame, limit, COUNT_SCALAR, f"{name}.trip")
     start = frame.read(node.input[1]) or truth(frame.program, f"{name}.start", True)
     start = as_scalar(frame, start, BOOL_SCALAR, f"{name}.start")
-    body = _Body(frame, name, graph, convert)
+    body = _Body(frame, name, graph, convert, limit)
     guess = [Carry.first(known) for known in (start, *inits) if known is not None]
     carries, final = settle(frame.program, guess, body.attempt)
     prefix, condition = _check(frame.program, name, limit, carries[0], final)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sublet.errors import ModelError
+from sublet.errors import Finding, ModelError
 from sublet.frontends.onnx.assumed import Assumed
 from sublet.frontends.onnx.convert import convert_graph
 from sublet.frontends.onnx.dims import Shapes, bind_inputs, named_extents
@@ -50,6 +50,7 @@ class Imported:
     dims     the dimension bindings the model was read with
     remark   what its reader should be told, as that an optimiser refused it
     recipe   who rewrote it, and which shapes it was read with
+    warnings what the file claims and nothing confirms, or is not so
     """
 
     graph: Graph
@@ -61,6 +62,7 @@ class Imported:
     report: ImportReport
     remark: str = ""
     recipe: Recipe = PLAIN
+    warnings: tuple[Finding, ...] = ()
 
 
 def load(path: str | Path, dims: Mapping[str, int] | None = None, assume: Mapping[str, str] | None = None) -> Imported:
@@ -163,4 +165,5 @@ def _imported(frame: Frame, graph: onnx.GraphProto, inputs: tuple[str, ...], cou
         dict(program.dims),
         report,
         recipe=replace(PLAIN, assumed=tuple(assumed.items())),
+        warnings=tuple(dict.fromkeys(program.warnings)),
     )

@@ -8,6 +8,7 @@ that ONNX Runtime does not take, what it said.
 
 from __future__ import annotations
 
+import json
 import platform
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sublet.cache import add_entry, entry, remove_entry
-from sublet.errors import ModelError
+from sublet.errors import Finding, ModelError
 from sublet.extras import require
 from sublet.frontends.onnx.dims import bind_inputs
 from sublet.frontends.onnx.file import all_nodes, inlined, opsets_of, read_model
@@ -37,9 +38,9 @@ from sublet.tensor import TensorSpec
 if TYPE_CHECKING:
     import onnx
 
-FORMAT = "5"
+FORMAT = "6"
 CACHE = "optimized"
-MODEL, WEIGHTS, REFUSAL = "model.onnx", "weights.bin", "refusal.txt"
+MODEL, WEIGHTS, REFUSAL, WARNINGS = "model.onnx", "weights.bin", "refusal.txt", "warnings.json"
 ALL = "onnxruntime"
 LEVELS = {
     "onnxruntime-basic": "ORT_ENABLE_BASIC",
@@ -93,12 +94,19 @@ def optimized(
             remove_entry(CACHE, key)
             kept = None
     plain = from_proto(model, dims, where=where, folder=folder)
+
+    def fill(fresh: Path) -> None:
+        _fill(fresh, model, dims, level, where, folder)
+        if not (fresh / REFUSAL).exists():
+            told = [[finding.rule, finding.where, finding.what] for finding in plain.warnings]
+            (fresh / WARNINGS).write_text(json.dumps(told), encoding="utf-8")
+
     try:
-        kept = kept or add_entry(CACHE, key, lambda fresh: _fill(fresh, model, dims, level, where, folder))
+        kept = kept or add_entry(CACHE, key, fill)
         if kept is not None:
             return _outcome(kept, plain, dims, level)
         with tempfile.TemporaryDirectory(prefix="sublet-", ignore_cleanup_errors=True) as scratch:
-            _fill(Path(scratch), model, dims, level, where, folder)
+            fill(Path(scratch))
             return _outcome(Path(scratch), plain, dims, level)
     except OSError as error:
         return _unchanged(plain, str(error))
@@ -128,15 +136,15 @@ def _fill(
 def _outcome(folder: Path, plain: Imported, dims: Mapping[str, int], level: str) -> Imported:
     refusal = folder / REFUSAL
     if refusal.exists():
-        return _unchanged(plain, refusal.read_text(encoding="utf-8"))
+        return _unchanged(plain, f"ONNX Runtime does not take the model: {refusal.read_text(encoding='utf-8')}")
     try:
         return _restored(folder, dims, level)
     except ModelError as error:
-        return _unchanged(plain, str(error))
+        return _unchanged(plain, f"what ONNX Runtime made of the model contradicts itself: {error}")
 
 
 def _unchanged(plain: Imported, reason: str) -> Imported:
-    return replace(plain, remark=f"not optimised, ONNX Runtime does not take the model: {printable(reason)}")
+    return replace(plain, remark=f"not optimised, {printable(reason)}")
 
 
 def _restored(folder: Path, dims: Mapping[str, int], level: str) -> Imported:
@@ -155,7 +163,8 @@ def _restored(folder: Path, dims: Mapping[str, int], level: str) -> Imported:
             offset = int(_external(mapped[name])["offset"])
             content = raw[offset : offset + spec.nbytes].view(NUMPY[spec.dtype]).reshape(spec.shape)
             weights[name] = of_array(content, spec)
-    return replace(imported, weights=weights, dims=dict(dims), recipe=Recipe(level, depends_on()))
+    warnings = tuple(Finding(*told) for told in json.loads((folder / WARNINGS).read_text(encoding="utf-8")))
+    return replace(imported, weights=weights, dims=dict(dims), recipe=Recipe(level, depends_on()), warnings=warnings)
 
 
 def _mappable(proto: onnx.ModelProto, folder: Path) -> Iterator[onnx.TensorProto]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sublet.errors import ModelError
+from sublet.errors import Finding, ModelError
 from sublet.frontends.onnx.assumed import Assumed
 from sublet.frontends.onnx.types import Type, spec_of, type_of
 from sublet.frontends.onnx.weights import Weight, literal_of
@@ -77,7 +78,8 @@ class Program:
     """The state of one import. `where` is what messages call the model.
 
     `budget` counts down with every node converted: a loop's body is converted again when a guess
-    about its carried values fails, and nested loops multiply.
+    about its carried values fails, and nested loops multiply. `conditional` counts the branches and loops around
+    what is being converted that may never run.
     """
 
     where: str
@@ -91,19 +93,35 @@ class Program:
     assumed: Assumed = field(default_factory=Assumed)
     fold_bytes: int = FOLD_BYTES
     folded: int = 0
+    warnings: list[Finding] = field(default_factory=list)
+    conditional: int = 0
+
+    def warn(self, rule: str, where: str, what: str) -> None:
+        """Note what its reader should know of the model."""
+        self.warnings.append(Finding(rule, f"{self.where}: node {where}", what))
+
+    @contextmanager
+    def perhaps(self, uncertain: bool = True) -> Iterator[None]:
+        """While nodes are converted that may never run."""
+        self.conditional += uncertain
+        try:
+            yield
+        finally:
+            self.conditional -= uncertain
 
     @property
-    def mark(self) -> tuple[int, int, int, int]:
+    def mark(self) -> tuple[int, int, int, int, int]:
         """A point to come back to with `rewind`."""
-        return self.values.mark, self.nodes.mark, len(self.weights), self.folded
+        return self.values.mark, self.nodes.mark, len(self.weights), self.folded, len(self.warnings)
 
-    def rewind(self, mark: tuple[int, int, int, int]) -> None:
+    def rewind(self, mark: tuple[int, int, int, int, int]) -> None:
         """Forget the names and constants that came since `mark`; the budgets stay spent."""
         self.values.rewind(mark[0])
         self.nodes.rewind(mark[1])
         while len(self.weights) > mark[2]:
             self.weights.popitem()
         self.folded = mark[3]
+        del self.warnings[mark[4] :]
 
     def spend(self, nodes: int) -> None:
         """Count `nodes` converted nodes. Raises ModelError when the import has become unreasonable."""

@@ -1,0 +1,86 @@
+"""Operators of ONNX Runtime's own domain."""
+
+from __future__ import annotations
+
+from sublet.frontends.onnx.rules.rule import Extents, Seen, broadcast, demand, differ, of_length, same, shown
+
+
+def inverse(seen: Seen) -> None:
+    """Square matrices."""
+    data = seen.shape(0)
+    if data is not None:
+        demand(len(data) > 1, f"{shown(data)} is no matrix")
+        same(data[-1], data[-2], f"{shown(data)} is not square")
+
+
+def fused_matmul(seen: Seen) -> None:
+    """A product of operands that may be transposed in their last two dimensions."""
+    if seen.whole("transBatchA") or seen.whole("transBatchB"):
+        return
+    a, b = _turned(seen, 0, "transA"), _turned(seen, 1, "transB")
+    if a is None or b is None:
+        return
+    demand(bool(a) and bool(b), f"{shown(a)} times {shown(b)}: a scalar is no matrix")
+    same(a[-1], b[-2] if len(b) > 1 else b[0], f"{shown(a)} times {shown(b)} sums over different extents")
+    broadcast([a[:-2], b[:-2]], f"{shown(a)} times {shown(b)}: the leading dimensions do not broadcast")
+
+
+def _turned(seen: Seen, position: int, name: str) -> Extents | None:
+    shape = seen.shape(position)
+    turns = shape is not None and len(shape) > 1 and seen.whole(name)
+    return (*shape[:-2], shape[-1], shape[-2]) if shape is not None and turns else shape
+
+
+def skip_normalization(seen: Seen) -> None:
+    """Two operands alike but for a batch that broadcasts, with a scale for each place on the last axis."""
+    data, skipped = seen.shape(0), seen.shape(1)
+    if data is None:
+        return
+    demand(len(data) in (2, 3), f"{shown(data)} has neither two nor three dimensions")
+    if skipped is not None:
+        demand(len(skipped) in (2, 3), f"what is added, {shown(skipped)}, has neither two nor three dimensions")
+        unlike = any(differ(a, b) for a, b in zip(data[-2:], skipped[-2:], strict=True))
+        demand(not unlike, f"{shown(data)} and what is added, {shown(skipped)}, differ")
+    for position in range(2, len(seen.inputs)):
+        of_length(seen.shape(position), data[-1], "a scale or bias")
+
+
+def biased(seen: Seen) -> None:
+    """A bias for each place on the last axis."""
+    data = seen.shape(0)
+    if data is not None:
+        demand(bool(data), "a scalar has no bias")
+        of_length(seen.shape(1), data[-1], "the bias")
+
+
+def heads(seen: Seen) -> None:
+    """MultiHeadAttention: queries, keys and values of [batch, length, heads * size]."""
+    queries, keys, values = seen.shape(0), seen.shape(1), seen.shape(2)
+    count = seen.whole("num_heads")
+    demand(count > 0, "num_heads is not told")
+    if queries is None:
+        return
+    demand(len(queries) in (3, 5), f"the queries are {shown(queries)}")
+    whole = len(queries) == 5 or queries[2] is None or queries[2] % count == 0
+    demand(whole, f"the queries {shown(queries)} do not make {count} heads")
+    if keys is not None and len(keys) == len(queries) == 3:
+        same(queries[0], keys[0], f"queries {shown(queries)} and keys {shown(keys)} differ in batch")
+        same(queries[2], keys[2], f"queries {shown(queries)} and keys {shown(keys)} differ in size")
+        if values is not None and len(values) == 3:
+            same(keys[0], values[0], f"keys {shown(keys)} and values {shown(values)} differ in batch")
+            same(keys[1], values[1], f"keys {shown(keys)} and values {shown(values)} differ in length")
+            fits = values[2] is None or values[2] % count == 0
+            demand(fits, f"the values {shown(values)} do not make {count} heads")
+
+
+def joined_attention(seen: Seen) -> None:
+    """Attention: an operand of [batch, length, size] and weights of [size, queries + keys + values]."""
+    data, weights = seen.shape(0), seen.shape(1)
+    demand(data is None or len(data) == 3, f"the operand is {shown(data)}, not of three dimensions")
+    demand(weights is None or len(weights) == 2, f"the weights are {shown(weights)}, not a matrix")
+    if data is not None and weights is not None:
+        same(data[2], weights[0], f"{shown(data)} times {shown(weights)} sums over different extents")
+        of_length(seen.shape(2), weights[1], "the bias")
+        sizes = seen.wholes("qkv_hidden_sizes")
+        parts = weights[1] is None or (sum(sizes) == weights[1] if sizes else weights[1] % 3 == 0)
+        demand(parts, f"the weights {shown(weights)} are not those of queries, keys and values")

@@ -1,0 +1,117 @@
+"""Operators that look elements up: where indices may point, and what is written there."""
+
+from __future__ import annotations
+
+from sublet.frontends.onnx.rules.rule import Rule, Seen, counted, demand, differ, same, shown
+
+
+def gather(seen: Seen) -> None:
+    """Constant indices lie on the axis."""
+    data = seen.shape(0)
+    if data is not None:
+        _inside(seen, data[seen.axis(0, len(data))], f"an axis of {shown(data)}")
+
+
+def gather_elements(seen: Seen) -> None:
+    """As many indices along each other axis as there are elements, or fewer."""
+    data, indices = seen.shape(0), seen.shape(1)
+    if data is None or indices is None:
+        return
+    axis = seen.axis(0, len(data))
+    demand(len(data) == len(indices), f"{shown(data)} and the indices {shown(indices)} differ in rank")
+    for place, (a, b) in enumerate(zip(data, indices, strict=True)):
+        small = place == axis or a is None or b is None or b <= a
+        demand(small, f"the indices {shown(indices)} are more than {shown(data)} on axis {place}")
+    _inside(seen, data[axis], f"an axis of {shown(data)}")
+
+
+def scatter_elements(seen: Seen) -> None:
+    """An update for every index."""
+    indices, updates = seen.shape(1), seen.shape(2)
+    gather_elements(seen)
+    if indices is not None and updates is not None:
+        what = f"the updates {shown(updates)} are not one for each of the indices {shown(indices)}"
+        demand(len(indices) == len(updates), what)
+        demand(not any(differ(a, b) for a, b in zip(indices, updates, strict=True)), what)
+
+
+def gather_nd(seen: Seen) -> None:
+    """The last axis of the indices holds places in the operand."""
+    data, indices, batch = seen.shape(0), seen.shape(1), seen.whole("batch_dims")
+    if data is None or indices is None:
+        return
+    demand(bool(data) and bool(indices), "neither the operand nor the indices may be a scalar")
+    demand(batch < min(len(data), len(indices)), f"there are no {batch} batch axes")
+    for a, b in zip(data[:batch], indices[:batch], strict=True):
+        same(a, b, f"{shown(data)} and the indices {shown(indices)} differ in a batch axis")
+    fits = indices[-1] is None or 1 <= indices[-1] <= len(data) - batch
+    demand(fits, f"indices of {indices[-1]} numbers do not point into {shown(data)}")
+
+
+def scatter_nd(seen: Seen) -> None:
+    """The updates are the slices that the indices point at."""
+    data, indices, updates = seen.shape(0), seen.shape(1), seen.shape(2)
+    if data is None or indices is None or updates is None:
+        return
+    demand(bool(data) and bool(indices), "neither the operand nor the indices may be a scalar")
+    depth = indices[-1]
+    if depth is None:
+        return
+    demand(depth <= len(data), f"indices of {depth} numbers do not point into {shown(data)}")
+    wanted = (*indices[:-1], *data[depth:])
+    what = f"the updates are {shown(updates)}, and would have to be {shown(wanted)}"
+    demand(len(wanted) == len(updates), what)
+    demand(not any(differ(a, b) for a, b in zip(wanted, updates, strict=True)), what)
+
+
+def top(seen: Seen) -> None:
+    """No more elements are taken than there are."""
+    data = seen.shape(0)
+    k = seen.numbers.get(1, (seen.whole("k"),) if "k" in seen.attributes else ())
+    if data is not None:
+        extent = data[seen.axis(-1, len(data))]
+        demand(extent is None or not k or 0 <= k[0] <= extent, f"{k} are taken of an axis of {shown(data)}")
+
+
+def cumulative(seen: Seen) -> None:
+    """The axis is one of the operand."""
+    data, axis = seen.shape(0), seen.numbers.get(1)
+    demand(data != (), "a scalar has no axis to sum along")
+    if data is not None and axis is not None and len(axis) == 1:
+        counted(axis[0], len(data))
+
+
+def compress(seen: Seen) -> None:
+    """No more choices than elements."""
+    data, keep = seen.shape(0), seen.shape(1)
+    demand(keep is None or len(keep) == 1, f"the condition is {shown(keep)}, not a vector")
+    if data is not None and "axis" in seen.attributes:
+        seen.axis(0, len(data))
+
+
+def on_axis(default: int = -1, *, scalars: bool = True) -> Rule:
+    """A rule for an operator that works along one axis of its operand, which may be a scalar or not."""
+
+    def rule(seen: Seen) -> None:
+        data = seen.shape(0)
+        demand(scalars or data != (), "a scalar has no axis")
+        if data is not None and data:
+            seen.axis(default, len(data))
+
+    return rule
+
+
+def reduction(seen: Seen) -> None:
+    """The axes are different ones of the operand."""
+    data, axes = seen.shape(0), seen.numbers.get(1, seen.wholes("axes"))
+    if data is not None and axes:
+        places = [counted(axis, len(data)) for axis in axes]
+        demand(len(set(places)) == len(places), f"the axes {list(axes)} name one twice")
+
+
+def _inside(seen: Seen, extent: int | None, what: str) -> None:
+    indices = seen.numbers.get(1)
+    if indices and extent is not None:
+        low, high = min(indices), max(indices)
+        worst = high if high >= extent else low
+        demand(-extent <= low and high < extent, f"the index {worst} lies outside {what}, which has {extent}")

@@ -1,0 +1,106 @@
+"""Layers: normalisation, recurrence, quantisation, slopes; the shapes of what they hold."""
+
+from __future__ import annotations
+
+from sublet.frontends.onnx.rules.rule import (
+    Extents,
+    Rule,
+    Seen,
+    broadcast,
+    broadcast_to,
+    demand,
+    differ,
+    of_length,
+    same,
+    shown,
+    size_of,
+)
+
+
+def elementwise(seen: Seen) -> None:
+    """All operands broadcast together."""
+    broadcast(seen.inputs)
+
+
+def batch_normalization(seen: Seen) -> None:
+    """A scale, a bias, a mean and a variance for each channel."""
+    data = seen.shape(0)
+    if data is not None:
+        channels = data[1] if len(data) > 1 else 1
+        for position, what in ((1, "the scale"), (2, "the bias"), (3, "the mean"), (4, "the variance")):
+            of_length(seen.shape(position), channels, what)
+
+
+def instance_normalization(seen: Seen) -> None:
+    """A scale and a bias for each channel."""
+    data = seen.shape(0)
+    if data is not None:
+        demand(len(data) > 2, f"{shown(data)} has no spatial axes")
+        of_length(seen.shape(1), data[1], "the scale")
+        of_length(seen.shape(2), data[1], "the bias")
+
+
+def group_normalization(seen: Seen) -> None:
+    """The channels make up groups."""
+    data, groups = seen.shape(0), seen.whole("num_groups", 1)
+    if data is not None and len(data) > 1 and data[1] is not None:
+        demand(data[1] % max(groups, 1) == 0, f"{data[1]} channels do not make {groups} groups")
+        length = data[1] if seen.version >= 21 else groups
+        of_length(seen.shape(1), length, "the scale")
+        of_length(seen.shape(2), length, "the bias")
+
+
+def layer_normalization(seen: Seen) -> None:
+    """The scale and the bias broadcast to the operand."""
+    data = seen.shape(0)
+    if data is not None and data:
+        seen.axis(-1, len(data))
+        broadcast_to(seen.shape(1), data, "the scale")
+        broadcast_to(seen.shape(2), data, "the bias")
+
+
+def slope(seen: Seen) -> None:
+    """The slope of PRelu broadcasts to the operand."""
+    broadcast_to(seen.shape(1), seen.shape(0), "the slope")
+
+
+def recurrent(gates: int, states: int) -> Rule:
+    """A rule for a layer of so many gates that carries so many states."""
+
+    def rule(seen: Seen) -> None:
+        data, weights, again = seen.shape(0), seen.shape(1), seen.shape(2)
+        directions = 2 if seen.text("direction") == "bidirectional" else 1
+        for shape, what in ((data, "the sequence"), (weights, "W"), (again, "R")):
+            demand(shape is None or len(shape) == 3, f"{what} is {shown(shape)}, not of three dimensions")
+        hidden = seen.attributes.get("hidden_size")
+        hidden = hidden if isinstance(hidden, int) else (None if again is None else again[2])
+        rows = None if hidden is None else gates * hidden
+        _is(weights, (directions, rows, None if data is None else data[2]), "W")
+        _is(again, (directions, rows, hidden), "R")
+        _is(seen.shape(3), (directions, None if rows is None else 2 * rows), "the bias")
+        batch = None if data is None else data[0 if seen.whole("layout") else 1]
+        _is(seen.shape(4), (batch,), "the lengths")
+        state = (batch, directions, hidden) if seen.whole("layout") else (directions, batch, hidden)
+        for position in range(5, 5 + states):
+            _is(seen.shape(position), state, "an initial state")
+        if states == 2:
+            _is(seen.shape(7), (directions, None if hidden is None else 3 * hidden), "the peepholes")
+
+    return rule
+
+
+def _is(shape: Extents | None, wanted: Extents, what: str) -> None:
+    if shape is not None:
+        fits = len(shape) == len(wanted) and not any(differ(a, b) for a, b in zip(shape, wanted, strict=True))
+        demand(fits, f"{what} is {shown(shape)}, and would have to be {shown(wanted)}")
+
+
+def quantization(seen: Seen) -> None:
+    """One scale for all, for each place on an axis, or for each block of places."""
+    data, scale, zero = seen.shape(0), seen.shape(1), seen.shape(2)
+    if scale is not None and zero is not None and size_of(scale) != 1:
+        what = f"the scale {shown(scale)} and the zero point {shown(zero)} differ"
+        demand(len(scale) == len(zero), what)
+        demand(not any(differ(a, b) for a, b in zip(scale, zero, strict=True)), what)
+    if data is not None and scale is not None and len(scale) == 1 and scale[0] != 1 and not seen.whole("block_size"):
+        same(data[seen.axis(1, len(data))], scale[0], f"the scales are not one for each place of {shown(data)}")

@@ -1,0 +1,133 @@
+"""Products and convolutions: the extents that are summed over, groups, and lengths of biases."""
+
+from __future__ import annotations
+
+from sublet.frontends.onnx.rules.rule import (
+    Extents,
+    Seen,
+    broadcast,
+    broadcast_to,
+    demand,
+    of_length,
+    same,
+    shown,
+    size_of,
+)
+
+
+def matmul(seen: Seen) -> None:
+    """[..., n, k] times [..., k, m]; vectors count as a row and a column."""
+    _product(seen.shape(0), seen.shape(1))
+
+
+def integer_matmul(seen: Seen) -> None:
+    """As MatMul; zero points are one number, or one for each row of the first and each column of the second."""
+    a, b = seen.shape(0), seen.shape(1)
+    _product(a, b)
+    for position, extent in ((2, a[-2] if a and len(a) > 1 else None), (3, b[-1] if b and len(b) > 1 else None)):
+        held = seen.shape(position)
+        if held is not None and len(held) == 1 and held[0] != 1:
+            same(held[0], extent, f"the zero points {shown(held)} are not one for each row or column")
+
+
+def quantized_matmul(seen: Seen) -> None:
+    """The operands of QLinearMatMul, each with a scale and a zero point behind it."""
+    a, b = seen.shape(0), seen.shape(3)
+    _product(a, b)
+    for position in (1, 2, 6, 7):
+        held = seen.shape(position)
+        fits = held is None or size_of(held) in (1, None)
+        demand(fits or seen.version >= 21, f"a scale or zero point is {shown(held)}, not one number")
+
+
+def _product(a: Extents | None, b: Extents | None) -> None:
+    if a is None or b is None:
+        return
+    demand(bool(a) and bool(b), f"{shown(a)} times {shown(b)}: a scalar is no matrix")
+    same(a[-1], b[-2] if len(b) > 1 else b[0], f"{shown(a)} times {shown(b)} sums over different extents")
+    broadcast([a[:-2], b[:-2]], f"{shown(a)} times {shown(b)}: the leading dimensions do not broadcast")
+
+
+def gemm(seen: Seen) -> None:
+    """Two matrices, each perhaps transposed, and what is added broadcasts to the product."""
+    a, b = seen.shape(0), seen.shape(1)
+    if a is None or b is None:
+        return
+    demand(len(a) == len(b) == 2, f"{shown(a)} times {shown(b)}: both must be matrices")
+    rows, summed = a[::-1] if seen.whole("transA") else a
+    other, columns = b[::-1] if seen.whole("transB") else b
+    what = f"{shown(a)}{' transposed' if seen.whole('transA') else ''} times"
+    same(summed, other, f"{what} {shown(b)}{' transposed' if seen.whole('transB') else ''} sums over different extents")
+    broadcast_to(seen.shape(2), (rows, columns), "what is added,")
+
+
+def conv(seen: Seen) -> None:
+    """[n, c, ...] with [m, c / group, ...]; the bias has a number for each m."""
+    _conv(seen, seen.shape(0), seen.shape(1), seen.shape(2))
+
+
+def quantized_conv(seen: Seen) -> None:
+    """The operands of QLinearConv, each with a scale and a zero point behind it."""
+    _conv(seen, seen.shape(0), seen.shape(3), seen.shape(8))
+
+
+def integer_conv(seen: Seen) -> None:
+    """ConvInteger: as Conv, without a bias."""
+    _conv(seen, seen.shape(0), seen.shape(1), None)
+
+
+def _conv(seen: Seen, data: Extents | None, kernel: Extents | None, bias: Extents | None) -> None:
+    if data is None or kernel is None:
+        return
+    demand(len(data) > 2 and len(data) == len(kernel), f"{shown(data)} and the kernel {shown(kernel)} differ in rank")
+    group, channels, count = seen.whole("group", 1), data[1], kernel[0]
+    per_group = None if kernel[1] is None else kernel[1] * group
+    same(channels, per_group, f"{shown(data)} and {group} group(s) of the kernel {shown(kernel)} differ in channels")
+    demand(count is None or count % max(group, 1) == 0, f"{count} kernels do not make {group} groups")
+    _window(seen, kernel[2:])
+    of_length(bias, count, "the bias")
+
+
+def transposed_conv(seen: Seen) -> None:
+    """[n, c, ...] with [c, m / group, ...]; the bias has a number for each m."""
+    data, kernel = seen.shape(0), seen.shape(1)
+    if data is None or kernel is None:
+        return
+    demand(len(data) > 2 and len(data) == len(kernel), f"{shown(data)} and the kernel {shown(kernel)} differ in rank")
+    same(data[1], kernel[0], f"{shown(data)} and the kernel {shown(kernel)} differ in channels")
+    group = seen.whole("group", 1)
+    demand(data[1] is None or data[1] % max(group, 1) == 0, f"{data[1]} channels do not make {group} groups")
+    _window(seen, kernel[2:])
+    of_length(seen.shape(2), None if kernel[1] is None else kernel[1] * group, "the bias")
+
+
+def _window(seen: Seen, extents: Extents) -> None:
+    window = seen.wholes("kernel_shape")
+    if window is None:
+        return
+    demand(len(window) == len(extents), f"kernel_shape {list(window)} is not that of the kernel, {shown(extents)}")
+    for declared, extent in zip(window, extents, strict=True):
+        same(declared, extent, "kernel_shape and the kernel differ")
+
+
+def pool(seen: Seen) -> None:
+    """A window, strides, pads and dilations for every spatial axis."""
+    data = seen.shape(0)
+    if data is None:
+        return
+    demand(len(data) > 2, f"{shown(data)} has no spatial axes")
+    for name, each in (("kernel_shape", 1), ("strides", 1), ("dilations", 1), ("pads", 2)):
+        numbers = seen.wholes(name)
+        fits = numbers is None or len(numbers) == each * (len(data) - 2)
+        demand(fits, f"{name} {list(numbers or ())} does not fit {shown(data)}")
+    _window_fits(seen, data[2:])
+
+
+def _window_fits(seen: Seen, extents: Extents) -> None:
+    window, count = seen.wholes("kernel_shape"), len(extents)
+    pads, dilations = seen.wholes("pads") or (0,) * (2 * count), seen.wholes("dilations") or (1,) * count
+    if window is None or seen.text("auto_pad", "NOTSET").startswith("SAME"):
+        return
+    for i, extent in enumerate(extents):
+        wide, reach = pads[i] + pads[i + count], dilations[i] * (window[i] - 1) + 1
+        demand(extent is None or extent + wide >= reach, f"a window of {reach} is larger than {extent} and its pads")

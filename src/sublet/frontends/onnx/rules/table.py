@@ -1,0 +1,90 @@
+"""The rule of every operator that has one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sublet.frontends.onnx.rules import attention, contrib, images, indexing, layers, layout, linear
+from sublet.frontends.onnx.rules.rule import Rule
+
+RULES: Mapping[str, Rule] = {
+    "MatMul": linear.matmul,
+    "MatMulInteger": linear.integer_matmul,
+    "QLinearMatMul": linear.quantized_matmul,
+    "Gemm": linear.gemm,
+    "Conv": linear.conv,
+    "QLinearConv": linear.quantized_conv,
+    "ConvInteger": linear.integer_conv,
+    "ConvTranspose": linear.transposed_conv,
+    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), linear.pool),
+    **dict.fromkeys(("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool"), images.spatial),
+    "DeformConv": images.deformed_conv,
+    "MaxUnpool": images.unpool,
+    "AffineGrid": images.affine_grid,
+    "Col2Im": images.columns_to_image,
+    "Resize": images.resize,
+    "DFT": images.fourier,
+    "SoftmaxCrossEntropyLoss": images.loss,
+    "NegativeLogLikelihoodLoss": images.loss,
+    "Attention": attention.attention,
+    "RotaryEmbedding": attention.rotary,
+    "Reshape": layout.reshape,
+    "Squeeze": layout.squeeze,
+    "Unsqueeze": layout.unsqueeze,
+    "Flatten": layout.flatten,
+    "Transpose": layout.transpose,
+    "Expand": layout.expand,
+    "Tile": layout.tile,
+    "Concat": layout.concat,
+    "Split": layout.split,
+    "Pad": layout.pad,
+    "Slice": layout.slices,
+    "DepthToSpace": layout.depth_to_space,
+    "SpaceToDepth": layout.space_to_depth,
+    "Gather": indexing.gather,
+    "GatherElements": indexing.gather_elements,
+    "GatherND": indexing.gather_nd,
+    "Scatter": indexing.scatter_elements,
+    "ScatterElements": indexing.scatter_elements,
+    "ScatterND": indexing.scatter_nd,
+    "TopK": indexing.top,
+    "CumSum": indexing.cumulative,
+    "LpNormalization": indexing.on_axis(scalars=False),
+    "CumProd": indexing.cumulative,
+    "Compress": indexing.compress,
+    **dict.fromkeys(("ArgMax", "ArgMin"), indexing.on_axis(0, scalars=False)),
+    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), indexing.on_axis()),
+    **dict.fromkeys(
+        (f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum")),
+        indexing.reduction,
+    ),
+    "ReduceSumSquare": indexing.reduction,
+    **dict.fromkeys(("Add", "And", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div"), layers.elementwise),
+    **dict.fromkeys(("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Mean"), layers.elementwise),
+    **dict.fromkeys(("Min", "Mod", "Mul", "Or", "Pow", "Sub", "Sum", "Where", "Xor"), layers.elementwise),
+    "BatchNormalization": layers.batch_normalization,
+    "InstanceNormalization": layers.instance_normalization,
+    "GroupNormalization": layers.group_normalization,
+    "LayerNormalization": layers.layer_normalization,
+    "RMSNormalization": layers.layer_normalization,
+    "PRelu": layers.slope,
+    "LSTM": layers.recurrent(4, 2),
+    "GRU": layers.recurrent(3, 1),
+    "RNN": layers.recurrent(1, 1),
+    "QuantizeLinear": layers.quantization,
+    "DequantizeLinear": layers.quantization,
+}
+"""Operator of ONNX's own domain -> what it demands of its shapes. Versions before 7 broadcast in another way."""
+
+CONTRIB_RULES: Mapping[str, Rule] = {
+    "Inverse": contrib.inverse,
+    "FusedMatMul": contrib.fused_matmul,
+    "FusedGemm": linear.gemm,
+    "FusedConv": linear.conv,
+    **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), contrib.skip_normalization),
+    "BiasGelu": contrib.biased,
+    "FastGelu": contrib.biased,
+    "MultiHeadAttention": contrib.heads,
+    "Attention": contrib.joined_attention,
+}
+"""Operator of ONNX Runtime's domain, com.microsoft -> what it demands of its shapes."""

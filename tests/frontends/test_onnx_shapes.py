@@ -1,0 +1,141 @@
+"""Shapes are verified per operator: what contradicts itself is refused, what nobody knows lies outside the plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import helper, numpy_helper
+from typer.testing import CliRunner
+
+from sublet.cli import app
+from sublet.errors import ModelError
+from sublet.frontends.onnx.model import from_proto
+from sublet.frontends.onnx.optimized import optimized
+from sublet.tensor import Unplannable
+from tests.frontends import shape_cases, unknown_models
+from tests.frontends.models import parsed
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBLET_CACHE_BYTES", "0")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_onnx_runtime_refuses_is_refused_and_the_rest_has_its_shapes(seed: int) -> None:
+    """`python -m tests.fuzz --kind shapes` goes on."""
+    assert shape_cases.check(seed, 40) == 40
+
+
+def test_models_of_unknown_shapes_are_planned_as_they_come_out() -> None:
+    fates = {unknown_models.check(seed) for seed in range(40)}
+    assert fates == {"ran", "refused"}
+
+
+# ---- extents that are written in the file ----
+
+
+def test_a_baked_in_length_is_told_with_the_axis_that_does_not_follow() -> None:
+    text = "g (float[seq, 64] x) => (y) <int64[2] s = {128, 64}> { y = Reshape (x, s) }"
+    assert str(from_proto(parsed(text), {"seq": 128}).graph.outputs[0].spec) == "f32[128,64]"
+    with pytest.raises(ModelError) as caught:
+        from_proto(parsed(text), {"seq": 7})
+    for part in ("Reshape 'y'", "f32[7,64]", "'s' = [128, 64]", "axis 0 would have to be 7", "--dim seq=7"):
+        assert part in str(caught.value)
+
+
+def test_a_baked_in_operand_is_told() -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "position"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", 1, ["seq", 8])],
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(np.zeros((16, 8), np.float32), "position")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    with pytest.raises(ModelError, match=r"7 and 16; it reads 'x' f32\[7,8\], 'position' f32\[16,8\]\. .* --dim seq=7"):
+        from_proto(model, {"seq": 7})
+
+
+# ---- operators that ONNX does not have ----
+
+
+@pytest.mark.parametrize(
+    ("op", "said"), [("Frobnicate", "has no operator Frobnicate"), ("Gelu", "came with version 20")]
+)
+def test_an_operator_that_onnx_does_not_have_is_an_error(op: str, said: str) -> None:
+    with pytest.raises(ModelError, match=f"{op} 'y': version 17 of the operator set ai.onnx.*{said}"):
+        from_proto(parsed(f"g (float[2] x) => (y) {{ y = {op} (x) }}"))
+
+
+# ---- what a file declares ----
+
+
+@pytest.mark.parametrize("claim", ["float[3]", "float[2, 1]", "int64[2]"])
+def test_an_output_that_contradicts_its_operator_is_an_error(claim: str) -> None:
+    with pytest.raises(ModelError, match=r"Neg 'y': 'y' is f32\[2\] by its operator; the file declares"):
+        from_proto(parsed(f"g (float[2] x) => ({claim} y) {{ y = Neg (x) }}"))
+
+
+def test_a_claim_that_a_bound_dimension_outdates_is_a_warning() -> None:
+    imported = from_proto(parsed("g (float[n] x) => (float[4] y) { y = Neg (x) }"), {"n": 2})
+    assert str(imported.graph.outputs[0].spec) == "f32[2]"
+    assert [finding.rule for finding in imported.warnings] == ["declared-shape"]
+
+
+def test_a_shape_that_only_the_file_knows_is_a_warning() -> None:
+    header = '<ir_version: 9, opset_import: ["" : 17, "my" : 1]>\n'
+    imported = from_proto(parsed("g (float[2] x) => (float[4] y) { y = my.Op (x) }", header))
+    assert str(imported.graph.outputs[0].spec) == "f32[4]"
+    assert [finding.rule for finding in imported.warnings] == ["unconfirmed-shape"]
+    assert optimized(parsed("g (float[2] x) => (float[4] y) { y = my.Op (x) }", header)).warnings == imported.warnings
+
+
+# ---- what may never run ----
+
+ARMS = """g (bool c, float[7, 64] x) => (y) {
+  y = If (c) <
+    then_branch = yes () => (a) { s = Constant <value_ints = [128, 64]> () a = Reshape (x, s) },
+    else_branch = no () => (b) { b = Neg (x) }
+  >
+}"""
+
+
+def test_a_contradiction_in_an_arm_is_a_warning_and_the_arm_lies_outside() -> None:
+    imported = from_proto(parsed(ARMS))
+    assert [finding.rule for finding in imported.warnings] == ["contradiction"]
+    assert "axis 0 would have to be 7" in str(imported.warnings[0])
+    assert [value.name for value in imported.report.outside] == ["a"]
+
+
+@pytest.mark.parametrize(("trip", "refused"), [("{3}", True), ("{0}", False)])
+def test_a_contradiction_in_a_loop_is_an_error_if_it_has_a_round(trip: str, refused: bool) -> None:
+    text = """g (float[7, 64] x) => (y) <int64 n = TRIP> {
+      y = Loop (n, , x) <body = body (int64 i, bool go, float[7, 64] z) => (go2, w) {
+        go2 = Identity (go) s = Constant <value_ints = [128, 64]> () t = Reshape (z, s) w = Neg (z) u = Neg (t)
+      }>
+    }""".replace("TRIP", trip)
+    if refused:
+        with pytest.raises(ModelError, match="Reshape 't'"):
+            from_proto(parsed(text))
+    else:
+        assert [finding.rule for finding in from_proto(parsed(text)).warnings] == ["contradiction"]
+
+
+def test_a_shape_that_is_disputed_lies_outside() -> None:
+    """ONNX takes the largest integer for a place after the end, ONNX Runtime, going backwards, for the beginning."""
+    weights = "<int64[1] a = {-1}, int64[1] b = {9223372036854775807}, int64[1] c = {0}, int64[1] d = {-1}>"
+    graph = from_proto(parsed(f"g (float[4] x) => (y) {weights} {{ y = Slice (x, a, b, c, d) }}")).graph
+    assert isinstance(graph.outputs[0].spec, Unplannable)
+    assert "disagree" in graph.outputs[0].spec.reason
+
+
+def test_the_command_line_tells_what_nothing_confirms(tmp_path: Path) -> None:
+    header = '<ir_version: 9, opset_import: ["" : 17, "my" : 1]>\n'
+    path = tmp_path / "model.onnx"
+    path.write_bytes(parsed("g (float[2] x) => (float[4] y) { y = my.Op (x) }", header).SerializeToString())
+    result = CliRunner().invoke(app, ["plan", str(path)])
+    assert result.exit_code == 0
+    assert "nothing but the file says that 'y' is f32[4]" in " ".join(result.output.split())

@@ -1,0 +1,214 @@
+"""Random models of operators that ONNX has no rule for, shapes that depend on data, and claims that are not so.
+
+Every value that is planned must come out in ONNX Runtime with the planned type and shape, whichever way the model is
+imported; what ONNX Runtime refuses must not be planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import helper, numpy_helper
+
+from sublet.errors import ModelError
+from sublet.frontends.onnx.model import Imported, from_proto
+from sublet.frontends.onnx.optimized import optimized
+from sublet.runtime.dtypes import NUMPY
+from sublet.tensor import TensorSpec
+
+Array = np.ndarray[Any, Any]
+OPSETS = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+ALIKE = ("Relu", "Neg", "Abs", "Exp", "Identity", "com.microsoft.Gelu", "com.microsoft.QuickGelu", "com.microsoft.Silu")
+
+
+@dataclass
+class Writing:
+    """A model being written: `f32` are the names of floating-point values, `known` those of a shape it knows."""
+
+    rng: np.random.Generator
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    weights: list[onnx.TensorProto] = field(default_factory=list)
+    f32: list[str] = field(default_factory=list)
+    i64: list[str] = field(default_factory=list)
+
+    def node(self, op: str, inputs: list[str], outputs: int = 1, **attrs: Any) -> list[str]:
+        domain, _, op_type = op.rpartition(".")
+        names = [f"v{len(self.nodes)}_{i}" for i in range(outputs)]
+        self.nodes.append(helper.make_node(op_type, inputs, names, domain=domain, **attrs))
+        return names
+
+    def weight(self, array: Array) -> str:
+        name = f"w{len(self.weights)}"
+        self.weights.append(numpy_helper.from_array(array, name))
+        return name
+
+    def any(self) -> str:
+        return str(self.rng.choice(self.f32))
+
+
+def _alike(w: Writing) -> None:
+    w.f32 += w.node(str(w.rng.choice(ALIKE)), [w.any()])
+
+
+def _added(w: Writing) -> None:
+    w.f32 += w.node("Add", [w.any(), w.any()])
+
+
+def _multiplied(w: Writing) -> None:
+    flips = {"transA": int(w.rng.integers(2)), "transB": int(w.rng.integers(2))}
+    fused = bool(w.rng.integers(2))
+    op = "com.microsoft.FusedMatMul" if fused else "MatMul"
+    w.f32 += w.node(op, [w.any(), w.any()], **(flips if fused else {}))
+
+
+def _selected(w: Writing) -> None:
+    """As many rows as the data says."""
+    flat = w.node("Reshape", [w.any(), w.weight(np.array([-1]))])
+    positive = w.node("Greater", [*flat, w.weight(np.array(0, np.float32))])
+    w.f32 += w.node("Compress", [*flat, *positive], axis=0)
+    w.i64 += w.node("NonZero", positive)
+
+
+def _distinct(w: Writing) -> None:
+    values, *_ = w.node("Unique", [w.any()], 2)
+    w.f32.append(values)
+
+
+def _reshaped(w: Writing) -> None:
+    target = w.rng.choice([np.array([-1, 2]), np.array([2, -1]), np.array([0, -1]), np.array([3, 4])], axis=0)
+    w.f32 += w.node("Reshape", [w.any(), w.weight(target)])
+
+
+def _reduced(w: Writing) -> None:
+    w.f32 += w.node("ReduceSum", [w.any()], keepdims=int(w.rng.integers(2)))
+
+
+def _measured(w: Writing) -> None:
+    value = w.any()
+    w.i64 += w.node("Shape", [value])
+    size = w.node("Size", [value])
+    w.f32 += w.node("Cast", size, to=1)
+    w.f32 += w.node("ConstantOfShape", [w.i64[-1]])
+
+
+def _attended(w: Writing) -> None:
+    value = w.any()
+    outputs = int(w.rng.integers(1, 4))
+    w.f32 += w.node("com.microsoft.MultiHeadAttention", [value, value, value], outputs, num_heads=2)
+
+
+def _joined(w: Writing) -> None:
+    weights, bias = (w.weight(np.ones(shape, np.float32)) for shape in ((4, 12), (12,)))
+    w.f32 += w.node("com.microsoft.Attention", [w.any(), weights, bias], num_heads=2)
+
+
+def _topmost(w: Writing) -> None:
+    """As many as another value has rows."""
+    rows = w.node("Gather", [w.node("Shape", [w.any()])[0], w.weight(np.array([0]))])
+    w.f32.append(w.node("TopK", [w.any(), *rows], 2)[0])
+
+
+def _normalised(w: Writing) -> None:
+    scale = w.weight(np.ones(int(w.rng.choice([2, 4])), np.float32))
+    op = str(w.rng.choice(["com.microsoft.SkipLayerNormalization", "LayerNormalization"]))
+    value = w.any()
+    w.f32 += w.node(op, [value, value, scale] if "." in op else [value, scale])
+
+
+def _transposed(w: Writing) -> None:
+    w.f32 += w.node("Transpose", [w.any()])
+
+
+def _inverted(w: Writing) -> None:
+    w.f32 += w.node("com.microsoft.Inverse", [w.any()])
+
+
+STEPS: tuple[Callable[[Writing], None], ...] = (
+    *(_alike, _added, _multiplied, _selected, _distinct, _reshaped),
+    *(_reduced, _measured, _attended, _joined, _topmost, _normalised, _transposed, _inverted),
+)
+SHAPES = ([2, 4], [4, 2], [1, 3, 4], [2, 3, 4], [4], [], [4, 4], [1, 4])
+
+
+def written(rng: np.random.Generator) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """A model of a few nodes, with all it computes as outputs, and inputs for it."""
+    w = Writing(rng)
+    feeds = {f"x{i}": rng.normal(size=SHAPES[int(rng.integers(len(SHAPES)))]).astype(np.float32) for i in range(2)}
+    w.f32 = list(feeds)
+    for _ in range(int(rng.integers(1, 7))):
+        STEPS[int(rng.integers(len(STEPS)))](w)
+    inputs = [helper.make_tensor_value_info(name, 1, array.shape) for name, array in feeds.items()]
+    names = [name for node in w.nodes for name in node.output]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in names]
+    graph = helper.make_graph(w.nodes, "g", inputs, outputs, w.weights)
+    return helper.make_model(graph, opset_imports=OPSETS, ir_version=9), feeds
+
+
+def with_claims(rng: np.random.Generator, model: onnx.ModelProto, actual: dict[str, Array]) -> onnx.ModelProto:
+    """The model with claims about some of its values; some are not so. What is claimed is true of their types."""
+    made = onnx.ModelProto.FromString(model.SerializeToString())
+    for output in made.graph.output:
+        if output.name in actual and rng.random() < 0.3:
+            shape = list(actual[output.name].shape)
+            if shape and rng.random() < 0.5:
+                shape[int(rng.integers(len(shape)))] += 1
+            kind = helper.np_dtype_to_tensor_dtype(actual[output.name].dtype)
+            output.CopyFrom(helper.make_tensor_value_info(output.name, kind, shape))
+    return made
+
+
+def ran(model: onnx.ModelProto, feeds: dict[str, Array]) -> dict[str, Array] | None:
+    """What ONNX Runtime computes; None when it refuses."""
+    options = ort.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        names = [output.name for output in session.get_outputs()]
+        return dict(zip(names, session.run(None, feeds), strict=True))
+    except Exception:  # whatever the binding raises
+        return None
+
+
+def _hold(where: str, imported: Imported, actual: dict[str, Array] | None) -> None:
+    """Compare every planned output with what came out."""
+    if actual is None:
+        assert imported.report.outside, f"{where}: all is planned, and ONNX Runtime refuses it"
+        return
+    for name, value in zip(imported.outputs, imported.graph.outputs, strict=True):
+        if isinstance(value.spec, TensorSpec):
+            found = actual[name]
+            fits = found.shape == value.spec.shape and found.dtype == NUMPY[value.spec.dtype]
+            assert fits, (
+                f"{where}: {name} is planned as {value.spec}, and comes out as {found.dtype}{list(found.shape)}"
+            )
+
+
+def check(seed: int) -> str:
+    """Write, run and import one model; what became of it. Raises AssertionError for a false word."""
+    rng = np.random.default_rng(seed)
+    for _ in range(4):  # most models of random shapes contradict themselves: prefer those that do not
+        model, feeds = written(rng)
+        actual = ran(model, feeds)
+        if actual is not None or rng.random() < 0.2:
+            break
+    try:
+        read = {"as it is": from_proto(model), "optimised": optimized(model)}
+    except ModelError as error:
+        if actual is not None:
+            raise AssertionError(f"seed {seed}: refused, and ONNX Runtime runs it: {error}") from error
+        return "refused"
+    for way, imported in read.items():
+        _hold(f"seed {seed}, {way}", imported, actual)
+    try:
+        claimed = from_proto(with_claims(rng, model, actual or {}))
+    except ModelError:
+        return "refused"
+    if not any(finding.rule == "unconfirmed-shape" for finding in claimed.warnings):
+        _hold(f"seed {seed}, with claims", claimed, actual)
+    return "ran" if actual else "refused"
