@@ -1,6 +1,6 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance check docs wheel walk fuzz bench bench-packing bench-run bench-loops bench-train train-digits clean
+.PHONY: help demo test conformance check docs wheel walk fuzz bench bench-packing bench-run bench-loops bench-train bench-plan train-digits clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -85,6 +85,9 @@ bench-loops: $(VENV)/.installed ## loops that carry large tensors: Sublet beside
 
 bench-train: $(VENV)/.installed ## training steps: arenas beside libnnc's and PyTorch's memory, time beside PyTorch's
 	$(BIN)/python -m benchmarks.train_table
+
+bench-plan: $(VENV)/.installed ## planning time of random nested, rotating, branching loops against their size
+	$(BIN)/python -m benchmarks.planning_time
 
 train-digits: $(VENV)/.installed ## train a small ResNet on scikit-learn's digits in the planned arena, beside PyTorch
 	$(BIN)/python -m benchmarks.digits

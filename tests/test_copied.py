@@ -75,7 +75,7 @@ def test_choices_with_too_many_outcomes_are_copied_and_say_so() -> None:
       return {", ".join(f"%f{i}" for i in range(5))}
     }}
     """
-    with pytest.raises(PlanError, match=r"next turn: 64 bytes from %a0 to %p0: at most 64 copies of a body cannot"):
+    with pytest.raises(PlanError, match=r"64 bytes from %a0 to %p0: pointing would take more than 64 copies"):
         plan_memory(parse(text), FORBID)
 
 

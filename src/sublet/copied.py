@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Iterator
 
 from sublet.analysis.flow import Point
 from sublet.analysis.settle import Settled
-from sublet.analysis.unroll import MAX_COPIES
 from sublet.analysis.windows import obstacle, windows
 from sublet.errors import PlanError
 from sublet.ir.graph import CaseOf, Graph, Value, While
@@ -106,7 +105,7 @@ def _carried(settled: Settled, assigned: Assigned, bound: Collection[Value], *, 
         elif not all(value.plannable for value in assigned[end]):
             why = f"%{end.name} may also be a value that has no place in the plan"
         else:
-            why = f"at most {MAX_COPIES} copies of a body cannot keep it where it is needed"
+            why = settled.refused.get(end) or "what it would stand for changes while it is needed"
         edge = f"{point.kind} {point.node.name}" if point.node else point.kind
         if start in settled.flow.pointers:
             start = _assigner(point, start, end, assigned)

@@ -24,12 +24,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from sublet.analysis.instances import Candidates, Instance, Instances, Reusable, never
+from sublet.analysis.instances import AlsoPointer, Candidates, Instance, Instances, Refused, Reusable, Unrollable, never
 from sublet.analysis.schedule import Schedule, happens_before
 from sublet.analysis.unroll import Copies, Way
 from sublet.analysis.windows import Window, windows
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.plan import Context, Rolled
+
+STEPS = 64
+"""Steps of the search for free places that count as one point."""
+
+MOST_TARGETS = 16
+"""A pointer that may stand for more at one moment is none."""
 
 Moves = tuple[tuple[Value, Value], ...]
 Edge = tuple[str, str]
@@ -104,14 +110,19 @@ class Flow:
 
 
 def flow(
-    graph: Graph, schedule: Schedule, pointers: frozenset[Value] = frozenset(), reusable: Reusable = never
+    graph: Graph,
+    schedule: Schedule,
+    pointers: frozenset[Value] = frozenset(),
+    reusable: Reusable = never,
+    longest: int | None = None,
 ) -> Flow:
     """The control flow graph of `graph` when it runs as `schedule` says.
 
     `pointers` are the parameters, finals and branch outputs that own no bytes; `reusable` tells which updates may
-    be written over which parameters in one round. Raises Unrollable when a pointer cannot be one.
+    be written over which parameters in one round. At most `longest` points are laid out. Raises Refused when some
+    pointers cannot be.
     """
-    builder = _Builder(pointers, reusable)
+    builder = _Builder(pointers, reusable, longest)
     builder.start(graph)
     builder.graph(graph, schedule, ())
     if graph.updates:
@@ -121,7 +132,7 @@ def flow(
 
 
 class _Builder:
-    def __init__(self, pointers: frozenset[Value], reusable: Reusable) -> None:
+    def __init__(self, pointers: frozenset[Value], reusable: Reusable, longest: int | None) -> None:
         self.points: list[Point] = []
         self.followers: list[list[int]] = []
         self.levels: list[tuple[int, ...]] = []
@@ -134,8 +145,13 @@ class _Builder:
         self.counterparts: list[tuple[Value, Value]] = []
         self.windows: dict[tuple[str, Value, Value], Window] = {}
         self.pointed: dict[Value, set[Edge]] = {}
+        self.longest = longest
+        self.length = 0  # points, and what pointers may stand for, all those included that were given up
+        self.refused: list[AlsoPointer | Unrollable] = []
 
     def finished(self, graph: Graph) -> Flow:
+        if self.refused:
+            raise Refused(self.refused)
         return Flow(
             tuple(self.points),
             tuple(map(tuple, self.followers)),
@@ -162,12 +178,13 @@ class _Builder:
         moves: Moves = (),
     ) -> int:
         """Add a point that uses and defines values of the program."""
+        self.lengthen(1)
         index = len(self.points)
         read = self.now.stand_for(uses)
         original = node
         operands = None if node is None or node.subgraphs else self.now.operands(node.inputs)
         choices = () if node is None or operands is None else self.now.choices(node.inputs)
-        sources = [self.now.operand(source) for source, _ in moves]
+        sources = [self.now.source(source) for source, _ in moves]
         written = {value: self.now.define(value) for value in defs}
         pairs = tuple((source, written[to]) for source, (_, to) in zip(sources, moves, strict=True))
         if node is not None and operands is not None:
@@ -182,6 +199,14 @@ class _Builder:
             self.followers[point].append(index)
         self.open = [index]
         return index
+
+    def lengthen(self, by: int) -> None:
+        """Give the outermost loop of pointers up when too much would be laid out."""
+        self.length += by
+        if self.longest is not None and self.length + self.now.steps // STEPS > self.longest:
+            outermost = next((copies for copies in self.active if copies.pointing), None)
+            if outermost is not None:
+                raise outermost.too_long()
 
     def graph(self, graph: Graph, schedule: Schedule, path: tuple[tuple[int, int], ...]) -> None:
         self.nodes(graph, schedule, self.level(schedule), 0, len(schedule.steps), path)
@@ -232,8 +257,19 @@ class _Builder:
         self.open = ends
 
     def phi(self, node: Node, pointer: Value, ends: list[int], sources: list[tuple[Value, ...]]) -> None:
-        """Let `pointer` stand for one of several sources, each assigned at one end of a loop or branch."""
+        """Let `pointer` stand for one of several sources, each assigned at one end of a loop or branch.
+
+        By which ways a source came to be what it is matters only where it decides which copy of a body comes next.
+        """
+        if not any(copies.pointing for copies in self.active):
+            sources = [tuple(dict.fromkeys(map(self.now.root, several))) for several in sources]
         candidates = tuple(dict.fromkeys(source for several in sources for source in several))
+        if len(candidates) > MOST_TARGETS:
+            what = f"it may come to stand for more than {MOST_TARGETS} values"
+            self.refused.append(Unrollable([pointer], what))
+            self.now.define(pointer)
+            return
+        self.lengthen(len(candidates) // 4)
         aliases = self.now.point_at(pointer, candidates)
         for alias, source in zip(aliases, candidates, strict=True):
             ways = frozenset(i for i, several in enumerate(sources) if source in several)
@@ -245,6 +281,23 @@ class _Builder:
             self.points[end] = replace(point, defs=(*point.defs, *real), forgotten=(*point.forgotten, *rest))
 
     def loop(self, node: While, schedule: Schedule) -> None:
+        """A loop; when its pointers must be other ones, the program goes on as if it were not there."""
+        points, opened, path, active = len(self.points), self.open, self.path, len(self.active)
+        before, context, rules = self.now.snapshot(), self.now.context, dict(self.now.rules)
+        try:
+            self.unrolled(node, schedule)
+        except (AlsoPointer, Unrollable) as found:
+            if isinstance(found, Unrollable) and found.loop not in ("", node.name):
+                raise
+            self.refused.append(found)
+            del self.points[points:], self.followers[points:], self.active[active:]
+            self.open, self.path = opened, path
+            self.now.restore(before)
+            self.now.context, self.now.rules = context, rules
+            for value in node.defs:
+                self.now.define(value)
+
+    def unrolled(self, node: While, schedule: Schedule) -> None:
         path, before = self.path, tuple(happens_before(schedule))
         stacked = tuple(value for value in node.stacked if value is not None)
         enter = self.move("enter", node, node.inits, node.parameters, defs=stacked)

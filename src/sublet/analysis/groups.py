@@ -6,6 +6,7 @@ concatenation. So joining two touches only the smaller, and members are found by
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -115,6 +116,27 @@ def add(curve: NDArray[np.int64], group: Group, sign: int, origin: int) -> None:
     if not group.fixed:
         for begin, end in group.live:
             curve[begin - origin : end - origin] += sign * group.nbytes
+
+
+def joined(curve: NDArray[np.int64], a: Group, b: Group, together: Group) -> None:
+    """Change the bytes of two groups in `curve` to those of both together."""
+    if a.fixed == b.fixed and a.nbytes == b.nbytes == together.nbytes:
+        for begin, end in _common(a.live, b.live) if not a.fixed else ():
+            curve[begin:end] -= together.nbytes
+        return
+    for group, sign in ((a, -1), (b, -1), (together, 1)):
+        add(curve, group, sign, 0)
+
+
+def _common(a: Pieces, b: Pieces) -> Iterator[tuple[int, int]]:
+    """The ranges that lie in both."""
+    many, few = (a, b) if len(a) >= len(b) else (b, a)
+    for begin, end in few:
+        for i in range(max(0, bisect_right(many, (begin, begin)) - 1), len(many)):
+            if many[i][0] >= end:
+                break
+            if many[i][1] > begin:
+                yield max(begin, many[i][0]), min(end, many[i][1])
 
 
 def _cells(offset: int, nbytes: int, halves: Pieces) -> Iterator[Cell]:

@@ -25,10 +25,16 @@ def never(first: Value, second: Value) -> bool:
 
 
 class Unrollable(Exception):
-    """These pointers cannot stand for what is assigned to them: it must be copied."""
+    """These pointers cannot stand for what is assigned to them: it must be copied. All of them, or some of them.
 
-    def __init__(self, pointers: Iterable[Value]) -> None:
+    `loop` names the loop that they are parameters of; "" for the innermost one.
+    """
+
+    def __init__(self, pointers: Iterable[Value], why: str, loop: str = "", *, some: bool = False) -> None:
         self.pointers = tuple(pointers)
+        self.why = why
+        self.loop = loop
+        self.some = some
         super().__init__(", ".join(map(str, self.pointers)))
 
 
@@ -38,6 +44,14 @@ class AlsoPointer(Exception):
     def __init__(self, parameter: Value) -> None:
         self.parameter = parameter
         super().__init__(str(parameter))
+
+
+class Refused(Exception):
+    """The program cannot be laid out with these pointers, for all these reasons."""
+
+    def __init__(self, reasons: Iterable[AlsoPointer | Unrollable]) -> None:
+        self.reasons = tuple(reasons)
+        super().__init__("; ".join(map(str, self.reasons)))
 
 
 @dataclass
@@ -59,8 +73,11 @@ class Instances:
         self.heads: dict[Value, Value] = {}  # aliases as well: what a parameter is in a copy of its loop's body
         self.rules: dict[Value, Callable[[Value], Value]] = {}  # how carried values are named
         self.made: dict[Value, Instance] = {}
+        self.steps = 0  # of the search for free instances
         self._now: dict[Value, Candidates] = {}
         self._several: dict[Candidates, Value] = {}
+        self._roots: dict[Value, Value] = {}
+        self._standing: dict[Value, list[Value]] = {}  # the outputs of loops and branches that stand for an instance
 
     def stand_for(self, values: Iterable[Value]) -> Candidates:
         """The instances that the values may be now, one after another."""
@@ -71,7 +88,7 @@ class Instances:
         return tuple(None if value is None else self.operand(value) for value in values)
 
     def operand(self, value: Value) -> Value:
-        """The instance a value is; a pointer that may be one of several stays itself."""
+        """The instance a value is; of several the pointer that was any of them first."""
         candidates = self._now.get(value, (value,))
         return candidates[0] if len(candidates) == 1 else self._several[candidates]
 
@@ -79,6 +96,11 @@ class Instances:
         """Of the operands that may be one of several instances now: these."""
         several = [self._now.get(value, ()) for value in values if value is not None]
         return tuple((self._several[candidates], candidates) for candidates in several if len(candidates) > 1)
+
+    def source(self, value: Value) -> Value:
+        """The instance that a move takes; a pointer that may be one of several stays itself."""
+        candidates = self._now.get(value, (value,))
+        return candidates[0] if len(candidates) == 1 else value
 
     def define(self, value: Value) -> Value:
         """The instance that a write to `value` makes here."""
@@ -111,7 +133,10 @@ class Instances:
         """Let a pointer stand for one of several sources: one alias a source."""
         names = [self.named(pointer, self.context, f"?{i}") for i in range(len(sources))]
         aliases = tuple(self.written(name, self.context) for name in names)
-        self.aliases.update(zip(aliases, sources, strict=True))
+        for alias, source in zip(aliases, sources, strict=True):
+            self.aliases[alias] = source
+            self._roots[alias] = self.root(source)
+            self._standing.setdefault(self._roots[alias], []).append(alias)
         self.let(pointer, aliases)
         return aliases
 
@@ -119,6 +144,7 @@ class Instances:
         """What a pointer that stands for `source` is in a copy of the body: an alias with a life of its own."""
         instance = self.written(self.named(parameter, context), context)
         self.heads[instance] = source
+        self._roots[instance] = self.root(source)
         return instance
 
     def beneath(self, values: Candidates) -> Candidates:
@@ -127,9 +153,7 @@ class Instances:
 
     def root(self, instance: Value) -> Value:
         """The instance whose bytes it is."""
-        while source := self.heads.get(instance) or self.aliases.get(instance):
-            instance = source
-        return instance
+        return self._roots.get(instance, instance)
 
     def base(self, instance: Value) -> Value:
         """The value of the program that it is an instance of."""
@@ -137,10 +161,9 @@ class Instances:
 
     def pointing_at(self, instance: Value) -> Iterator[Value]:
         """The outputs of loops and branches that stand for an instance in this copy of a body, or those around it."""
-        for alias in self.aliases:
+        for alias in self._standing.get(instance, ()):
             made = self.made[alias]
-            around = any(self.context[: len(context)] == context for context in made.contexts)
-            if around and self.root(alias) == instance:
+            if any(self.context[: len(context)] == context for context in made.contexts):
                 yield made.base
 
     def made_within(self, instance: Value, context: Context) -> bool:

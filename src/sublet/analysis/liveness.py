@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from sublet.analysis.flow import Flow
 from sublet.ir.graph import Value
 
@@ -130,4 +132,6 @@ def _mask(values: tuple[Value, ...], index: dict[Value, int]) -> int:
 
 def _bits(mask: int) -> list[int]:
     """Positions of the set bits, ascending."""
-    return [i for i, bit in enumerate(reversed(bin(mask)[2:])) if bit == "1"]
+    packed = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), dtype=np.uint8)
+    positions: list[int] = np.flatnonzero(np.unpackbits(packed, bitorder="little")).tolist()
+    return positions

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sublet.analysis.content import Content, agree
-from sublet.analysis.groups import Group, Member, add, union
+from sublet.analysis.groups import Group, Member, add, joined, union
 from sublet.analysis.liveness import LiveRanges
 from sublet.analysis.order import Concurrency
 from sublet.analysis.unroll import Way
@@ -238,8 +238,7 @@ class Merger:
         return int(window.max()) > before
 
     def _commit(self, how: str, child: Value, parent: Value, a: Group, b: Group, together: Group, shift: int) -> None:
-        for group, sign in ((a, -1), (b, -1), (together, 1)):
-            add(self.curve, group, sign, 0)
+        joined(self.curve, a, b, together)
         if b.first == child:
             _tell(b, child, how, parent)
         elif b.first is not None:  # another member of it is why they are one

@@ -7,13 +7,12 @@ nothing changes. A pointer whose target depends on choices of earlier rounds can
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from sublet.analysis.content import contents
 from sublet.analysis.flow import Flow, Point, flow
-from sublet.analysis.instances import AlsoPointer, Reusable, Unrollable
+from sublet.analysis.instances import AlsoPointer, Refused, Reusable
 from sublet.analysis.interference import MAX_BUFFERS
 from sublet.analysis.liveness import LiveRanges, liveness
 from sublet.analysis.merging import take_turns
@@ -23,10 +22,13 @@ from sublet.analysis.sharing import SharedBuffer, copied, permitted
 from sublet.analysis.windows import windows
 from sublet.errors import PlanError
 from sublet.ir.graph import CaseOf, Graph, Value, While
-from sublet.plan import POINTER, Context, MemoryPlan
+from sublet.plan import POINTER, MemoryPlan
 
-MOST_COMBINATIONS = 128
-"""What pointers stand for at one moment may come about in this many ways, times the copies of a loop."""
+MOST_TRIES = 8
+"""So often is a program laid out with more pointers; what is still copied then is copied."""
+
+SHORT_ENOUGH = 8192
+"""Points that may be laid out for any program; a longer one may become twice as long."""
 
 Live = Callable[[Flow], LiveRanges]
 Share = Callable[[Flow, LiveRanges], tuple[SharedBuffer, ...]]
@@ -41,12 +43,17 @@ def nowhere(row: Value, whole: Value, axis: int) -> bool:
 
 @dataclass(frozen=True)
 class Settled:
-    """A flow with its lives and buffers; `copies` are the moves that copy bytes all the same."""
+    """A flow with its lives and buffers.
+
+    copies   the moves that copy bytes all the same
+    refused  what could not be a pointer, and why as far as that was looked for
+    """
 
     flow: Flow
     ranges: LiveRanges
     buffers: tuple[SharedBuffer, ...]
     copies: tuple[tuple[Point, Value, Value], ...]
+    refused: Mapping[Value, str] = field(default_factory=dict)
 
 
 def settle(
@@ -97,68 +104,29 @@ def _settle(
     current = plain = laid_out(flow(graph, schedule), live, share)
     if not current.copies and not carried:
         return current
-    roles, reusable = _Roles(graph), _reusable(current.flow, current.ranges)
-    refused = {*fixed, *roles.from_outside, *graph.updated, *roles.outlasting_updates(graph)}
-    while True:
+    roles, reusable, longest = _Roles(graph), _reusable(current.flow, current.ranges), _longest(current.flow)
+    outside = (*fixed, *roles.from_outside, *graph.updated, *roles.outlasting_updates(graph))
+    refused = dict.fromkeys(outside, "")
+    for _ in range(MOST_TRIES):
         wanted = {roles.pointer(point, current.flow.instances[to].base) for point, _, to in current.copies} | carried
         pointers = roles.with_finals({*current.flow.pointers, *wanted}, refused)
         if pointers == current.flow.pointers:
-            return current
-        current = laid_out(_unrolled(graph, schedule, pointers, reusable, roles, refused), live, share)
+            break
+        while True:
+            try:
+                unrolled = flow(graph, schedule, pointers, reusable, longest)
+                break
+            except Refused as found:
+                pointers = roles.without(found, pointers, refused)
+        current = laid_out(unrolled, live, share)
         if not current.flow.serial and sum(buffer.packed for buffer in current.buffers) > MAX_BUFFERS:
             return plain
-        refused |= _tangled(current)
+    return replace(current, refused=refused)
 
 
-def _unrolled(
-    graph: Graph,
-    schedule: Schedule,
-    pointers: frozenset[Value],
-    reusable: Reusable,
-    roles: _Roles,
-    refused: set[Value],
-) -> Flow:
-    """The flow with as many of the pointers as can be, and those they need beside; others join `refused`."""
-    while True:
-        try:
-            return flow(graph, schedule, pointers, reusable)
-        except AlsoPointer as found:
-            more = roles.with_finals({*pointers, found.parameter}, refused)
-            if found.parameter not in more:
-                refused |= pointers & roles.beside(found.parameter)
-                more = roles.with_finals(pointers, refused)
-            pointers = more
-        except Unrollable as found:
-            refused.update(found.pointers)
-            pointers = roles.with_finals(pointers, refused)
-
-
-def _tangled(settled: Settled) -> frozenset[Value]:
-    """Pointers, of the later loops and branches, without which there are few enough combinations everywhere."""
-    points, instances = settled.flow.points, settled.flow.instances
-    ways: Counter[tuple[str, Context]] = Counter()
-    group: dict[Value, tuple[str, Context]] = {}
-    aliases = {alias for alias, _ in settled.flow.aliases}
-    for point in points:
-        key = (point.node.name if point.node else "", point.copies)
-        if point.kind in ("exit", "yield") and not aliases.isdisjoint(point.defs):
-            ways[key] += 1
-            group |= {alias: key for alias in point.defs if alias in aliases}
-    alive: list[set[tuple[str, Context]]] = [set() for _ in points]
-    for alias, key in group.items():
-        for begin, end in settled.ranges.points(alias):
-            for several in alive[begin:end]:
-                several.add(key)
-    order = list(ways)
-    refused: set[tuple[str, Context]] = set()
-    for several in alive:
-        product = 1
-        for key in sorted(several - refused, key=order.index):
-            product *= ways[key]
-            if product > MOST_COMBINATIONS:
-                refused.add(key)
-                product //= ways[key]
-    return frozenset(instances[alias].base for alias, key in group.items() if key in refused)
+def _longest(base: Flow) -> int:
+    """How many points may be laid out for a program that has so many when nothing is unrolled."""
+    return 2 * len(base.points) + SHORT_ENOUGH
 
 
 def planned_flow(graph: Graph, plan: MemoryPlan) -> Flow:
@@ -169,8 +137,8 @@ def planned_flow(graph: Graph, plan: MemoryPlan) -> Flow:
     if not pointers:
         return base
     try:
-        found = flow(graph, plan.schedule, pointers, _reusable(base, liveness(base)))
-    except (AlsoPointer, Unrollable) as error:
+        found = flow(graph, plan.schedule, pointers, _reusable(base, liveness(base)), _longest(base))
+    except Refused as error:
         raise PlanError(
             f"the plan of {plan.graph!r} lets {error} stand for other values: plan the model again"
         ) from None
@@ -216,6 +184,7 @@ class _Roles:
         self._parameter: dict[Value, Value] = {}
         self._beside: dict[Value, frozenset[Value]] = {}
         self._outputs: set[Value] = set()
+        self._links: dict[Value, Value] = {}
         self._sources: dict[Value, tuple[Value | None, ...]] = {}
         self.from_outside: set[Value] = set()  # what takes a value that cannot be planned is always copied
         for node in graph.walk():
@@ -256,11 +225,60 @@ class _Roles:
         """The value that must be a pointer for a move to `destination` to copy nothing."""
         return self._parameter.get(destination, destination) if point.kind == "exit" else destination
 
-    def beside(self, parameter: Value) -> frozenset[Value]:
-        """All parameters of its loop."""
-        return self._beside[parameter]
+    def without(self, found: Refused, pointers: frozenset[Value], refused: dict[Value, str]) -> frozenset[Value]:
+        """The pointers, with those that were asked for, and without those that cannot be, which join `refused`."""
+        wanted = set(pointers)
+        for reason in found.reasons:
+            if isinstance(reason, AlsoPointer):
+                also = self._handed_on(reason.parameter, pointers)
+                if also.isdisjoint(refused) and all(value.plannable for value in also):
+                    wanted |= also
+                else:
+                    why = f"%{reason.parameter.name}, which it would stand for, cannot be pointed at"
+                    refused |= dict.fromkeys(pointers & self._beside[reason.parameter], why)
+            else:
+                gone = self._cheaper_half(reason.pointers) if reason.some else reason.pointers
+                refused |= dict.fromkeys(gone, reason.why)
+        return self.with_finals(wanted, refused)
 
-    def with_finals(self, wanted: set[Value] | frozenset[Value], refused: set[Value]) -> frozenset[Value]:
+    def _handed_on(self, parameter: Value, pointers: frozenset[Value]) -> set[Value]:
+        """A parameter, and those of its loop that it, or one that it stands for, takes in the next round."""
+        found, todo, seen = {parameter}, [self._sources[parameter][1]], set[Value]()
+        for value in todo:
+            if value is None or value in seen:
+                continue
+            seen.add(value)
+            if value in self._beside[parameter] and value not in found:
+                found.add(value)
+                todo.append(self._sources[value][1])
+            elif value in pointers:
+                todo += self._sources[value]
+        return found
+
+    def _cheaper_half(self, pointers: Iterable[Value]) -> list[Value]:
+        """Half of the groups of parameters that are handed on to each other: those with fewer bytes."""
+        groups: dict[Value, list[Value]] = {}
+        for pointer in pointers:
+            groups.setdefault(self._linked(pointer), []).append(pointer)
+        dear = sorted(groups.values(), key=lambda group: -sum(value.nbytes for value in group))
+        return [value for group in dear[len(dear) // 2 :] for value in group]
+
+    def _linked(self, value: Value) -> Value:
+        """One of the values of control flow that a value is handed on to or from, the same for all of them."""
+        if not self._links:
+            for to, sources in self._sources.items():
+                for source in sources[1:] if to in self._beside else sources:
+                    if source in self._sources:
+                        self._links[self._top(source)] = self._top(to)
+        return self._top(value)
+
+    def _top(self, value: Value) -> Value:
+        while (above := self._links.setdefault(value, value)) != value:
+            self._links[value] = self._links.setdefault(above, above)
+            value = above
+        return value
+
+    def with_finals(self, wanted: Iterable[Value], refused: Mapping[Value, str]) -> frozenset[Value]:
         """The wanted pointers that are not refused; a parameter and its final only together."""
         kept: set[Value] = set()
         for value in wanted:
@@ -269,6 +287,6 @@ class _Roles:
             both = {parameter} if final is None else {parameter, final}
             if value in self._outputs:
                 both = {value}
-            if not both & refused and all(member.plannable for member in both):
+            if both.isdisjoint(refused) and all(member.plannable for member in both):
                 kept |= both
         return frozenset(kept)

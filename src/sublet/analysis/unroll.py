@@ -28,6 +28,11 @@ MAX_COPIES = 64
 MOST_OUTCOMES = 16
 """Nor is one with a copy that can end in more ways."""
 
+TOO_MANY_COPIES = f"pointing would take more than {MAX_COPIES} copies of the body"
+TOO_MANY_OUTCOMES = f"a round can end in more than {MOST_OUTCOMES} ways"
+UNKNOWN_PLACE = "a pointer cannot stand for it"
+TOO_LONG = "pointing would make the plan too long"
+
 Way = tuple[str, Context, frozenset[int]]
 """Of an alias: the loop or branch it comes out of, in which copies around, and by which of its ends."""
 
@@ -54,6 +59,7 @@ class Copies:
         self._positions = [i for i, parameter in enumerate(node.parameters) if parameter in now.pointers]
         self._parameters = [node.parameters[i] for i in self._positions]
         self._states: list[State] = [tuple(self._initial(node.inits[i]) for i in self._positions)]
+        self._numbers = {self._states[0]: 0}
         self._jumps: list[list[Jump]] = []
         self._heads: dict[int, dict[Value, None]] = {}
         self.written: dict[Value, None] = {}  # instances of carried values: before the loop they hold nothing
@@ -78,22 +84,45 @@ class Copies:
     def end(self) -> list[int]:
         """The copy is laid out. The copies that may follow."""
         jumps: list[Jump] = []
-        for several in product(*(self._outcomes(position) for position in self._positions)):
-            state = tuple(candidates for _, candidates in several)
-            for ways in _together([ways for ways, _ in several]):
+        for together, state in self._ends():
+            for ways in _single(together):
                 if len(jumps) == MOST_OUTCOMES:
-                    raise Unrollable(self._parameters)
+                    raise self._too_dear(TOO_MANY_OUTCOMES)
                 jumps.append(Jump(len(self._jumps), ways, self._number(state)))
         self._jumps.append(jumps)
         return sorted({jump.next for jump in jumps})
 
+    def _ends(self) -> list[tuple[Ways, State]]:
+        """What the parameters may be in the next round, all together, and when that can be."""
+        ends: list[tuple[Ways, State]] = [({}, ())]
+        for position in self._positions:
+            outcomes = self._outcomes(position)
+            pairs = [(_both(ways, more), (*state, to)) for ways, state in ends for more, to in outcomes]
+            ends = [(ways, state) for ways, state in pairs if ways is not None]
+            if len(ends) > MOST_OUTCOMES:
+                raise self._too_dear(TOO_MANY_OUTCOMES)
+        return ends
+
+    def _too_dear(self, why: str) -> Unrollable:
+        return Unrollable(self._parameters, why, self._node.name, some=True)
+
+    def too_long(self) -> Unrollable:
+        """Why the loop, with all its copies, is not laid out."""
+        return self._too_dear(TOO_LONG)
+
+    @property
+    def pointing(self) -> bool:
+        """Whether any parameter is a pointer."""
+        return bool(self._parameters)
+
     def _number(self, state: State) -> int:
         """The copy of a state, a new one if need be."""
-        if state not in self._states:
+        if state not in self._numbers:
             if len(self._states) == MAX_COPIES:
-                raise Unrollable(self._parameters)
+                raise self._too_dear(TOO_MANY_COPIES)
+            self._numbers[state] = len(self._states)
             self._states.append(state)
-        return self._states.index(state)
+        return self._numbers[state]
 
     def rolled(self) -> Rolled | None:
         """The record of the loop; None when it has no pointers."""
@@ -170,7 +199,8 @@ class Copies:
             for parameter, candidates in zip(self._parameters, self._state, strict=True)
             if any(self._now.root(candidate) == instance for candidate in candidates)
         ]
-        users += self._now.pointing_at(instance)
+        users += dict.fromkeys(self._now.pointing_at(instance))
+        self._now.steps += len(users)
         return any(not self._now.reusable(user, value) for user in users)
 
     def _outcomes(self, position: int) -> list[Outcome]:
@@ -181,7 +211,7 @@ class Copies:
             if now.base(root) in self._node.parameters:
                 raise AlsoPointer(now.base(root))
             if now.made_within(root, now.context) and now.base(root) not in self._carried:
-                raise Unrollable([parameter])
+                raise Unrollable([parameter], UNKNOWN_PLACE)
         outcomes: dict[tuple[tuple[str, frozenset[int]], ...], list[Value]] = {}
         for candidate in candidates:
             ways, instance = self._ways_to(candidate)
@@ -206,14 +236,20 @@ class Copies:
         return ways, instance
 
 
-def _together(several: list[Ways]) -> Iterator[tuple[tuple[str, int], ...]]:
-    """Each combination of single ways that satisfies all of `several`."""
-    common: dict[str, frozenset[int]] = {}
-    for ways in several:
-        for name, numbers in ways.items():
-            common[name] = common.get(name, numbers) & numbers
-    for combination in product(*(sorted(numbers) for numbers in common.values())):
-        yield tuple(zip(common, combination, strict=True))
+def _both(one: Ways, other: Ways) -> Ways | None:
+    """How loops and branches were left when both hold; None when that cannot be."""
+    both = dict(one)
+    for name, numbers in other.items():
+        both[name] = both.get(name, numbers) & numbers
+        if not both[name]:
+            return None
+    return both
+
+
+def _single(ways: Ways) -> Iterator[tuple[tuple[str, int], ...]]:
+    """Each combination of single ways."""
+    for combination in product(*(sorted(numbers) for numbers in ways.values())):
+        yield tuple(zip(ways, combination, strict=True))
 
 
 def _carried(node: While, positions: list[int], pointers: frozenset[Value]) -> frozenset[Value]:

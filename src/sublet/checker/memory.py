@@ -63,21 +63,23 @@ class Memory:
     def write(self, storage: str, begin: int, content: Content, writer: str) -> None:
         """Put the bytes of `content` at address `begin` onwards."""
         fresh: Track = []
-        end = begin
         for token, start, length in content:
-            fresh.append(Segment(end, end + length, token, end - start, writer))
-            end += length
-        if not fresh:
-            return
+            fresh.append(Segment(begin, begin + length, token, begin - start, writer))
+            begin += length
+        if fresh:
+            self.lay(storage, fresh[0].begin, begin, fresh)
+
+    def lay(self, storage: str, begin: int, end: int, fresh: Track) -> None:
+        """Let only these segments lie between two addresses."""
         track = self.tracks.get(storage, [])
         low, high = _range(track, begin, end)
+        left: Track = []
+        right: Track = []
         if low < high:
             first, last = track[low], track[high - 1]
-            if first.begin < begin:
-                fresh.insert(0, first._replace(end=begin))
-            if last.end > end:
-                fresh.append(last._replace(begin=end))
-        self.tracks[storage] = track[:low] + fresh + track[high:]
+            left = [first._replace(end=begin)] if first.begin < begin else []
+            right = [last._replace(begin=end)] if last.end > end else []
+        self.tracks[storage] = [*track[:low], *left, *fresh, *right, *track[high:]]
 
     def forget(self, region: Region, writer: str) -> None:
         """Let nothing be known of these bytes; `writer` says why."""
@@ -121,6 +123,17 @@ class Memory:
             begin = segment.end
         if begin < end:
             yield Segment(begin, end, None, 0, _UNWRITTEN)
+
+    def within(self, storage: str, begin: int, end: int) -> Iterator[Segment]:
+        """What the segments say of [begin, end), and nothing of the bytes between them."""
+        track = self.tracks.get(storage, [])
+        low, high = _range(track, begin, end)
+        for segment in track[low:high]:
+            yield segment._replace(begin=max(begin, segment.begin), end=min(end, segment.end))
+
+    def covered_bytes(self) -> int:
+        """How many bytes any segment covers."""
+        return sum(segment.end - segment.begin for track in self.tracks.values() for segment in track)
 
     def renamed(self, rename: Callable[[str | None], str | None]) -> Memory:
         """The memory with other names for its tokens; None for bytes that are forgotten."""

@@ -1,12 +1,12 @@
 """The replay: runs the schedule over abstract memory and looks at every byte that is read.
 
-A branch runs every arm from the same state; states in which all pointers stand for the same become one, of what
-their memories agree on. A loop runs its body until the states at its head are what both the entry and the back
-edges agree on, for each copy of its body that the plan has; what is wrong is reported from the last time only.
+A branch runs every arm from the same state, and goes on with what all of them leave. A loop runs its body until the
+states at its head are what both the entry and the back edges agree on, for each copy of its body that the plan
+has; what is wrong is reported from the last time only. A loop in a loop goes on from the heads it came to in the
+round before. So a node is run at most a few times for each loop around it, and each of its copies.
 
-Invariant: the memory at the entry of a loop holds no token of its body. So at the head of a round no bytes of an
-earlier round are left under a name of this one, see `state`. Parameters with bytes of their own, whose tokens
-both edges do write, are written anew by both, so only their regions hold them.
+Invariant: the memory at the head of a round holds no token of the body, see `state`. Parameters with bytes of their
+own are written anew by entry and back edge, so their regions hold them.
 
 Rules: clobbered (other bytes lie where a value is read), undefined (nothing known lies there),
 output-lost, weight-clobbered, update-lost, too-many-states, bad-jumps; and those of `overlaps`, for each copy of a
@@ -15,30 +15,31 @@ body.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial, reduce
 
 from sublet.analysis.schedule import Schedule
 from sublet.checker.accesses import Accesses
 from sublet.checker.actions import Action, Actions
 from sublet.checker.cells import LATEST, this_round
 from sublet.checker.contents import Source, whole
-from sublet.checker.jumps import Head, Jumps, ambiguous, unsteady
-from sublet.checker.layout import Layout, span
-from sublet.checker.memory import Content, Memory, Segment, meet
+from sublet.checker.jumps import Decisions, Jumps, ambiguous, decisions, unsteady
+from sublet.checker.layout import Layout
+from sublet.checker.memory import Content, Memory
+from sublet.checker.misread import misread
 from sublet.checker.overlaps import check_overlaps
-from sublet.checker.state import EARLIER, ENDED, State, Target, shown
+from sublet.checker.rounds import Run
+from sublet.checker.state import Pointer, State
 from sublet.errors import Finding
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While, captures
-from sublet.plan import Context, Region
+from sublet.plan import Context, Region, Rolled
 
-SHOWN = 3
-"""How many ranges of wrong bytes a message lists."""
+MOST_TARGETS = 64
+"""A plan in which a pointer can stand for more regions at one moment is not followed."""
 
-MOST_STATES = 4096
-"""A plan whose pointers can stand for more combinations is not followed."""
+MOST_STEPS = 1 << 20
+"""Nor one whose nodes run more often than this, and than MOST_TARGETS times each, in all their copies."""
 
-States = list[State]
 Origins = Mapping[str, tuple[tuple[Source, ...], ...]]
 Build = Callable[[Actions], Action]
 
@@ -47,68 +48,98 @@ def replay(
     graph: Graph, schedule: Schedule, layout: Layout, contents: Mapping[str, Content], origins: Origins
 ) -> tuple[list[Finding], Accesses]:
     """Run the whole program once, all branches and any number of rounds: what it read in vain, and what it touched."""
-    run = _Replay(layout, contents, origins)
+    run = _Replay(graph, layout, contents, origins)
     memory = Memory()
     for value in (*graph.inputs, *graph.weights):
         region = layout.region(value)
         if region is not None:
             memory.write(region.storage, region.offset, whole(value), "the caller")
-    for state in run.graph(graph, schedule, [State(memory, {}, {})], ()):
-        here = layout.here((), state.regions)
-        run.update(graph, state, here)
-        for value in dict.fromkeys(graph.outputs):
-            run.read(value, state, here, f"graph output {value}", "output-lost")
-        for value in graph.constants:
-            run.read(value, state, here, f"weight {value} at the end", "weight-clobbered")
-    for record in layout.rolled.values():
-        run.findings += ambiguous(record)
-    run.findings += run.jumps.idle(layout.rolled)
-    return list(dict.fromkeys(run.findings)), run.accesses
+    try:
+        state = run.graph(graph, schedule, State(memory, {}), ())
+    except _TooLong as error:
+        return [*dict.fromkeys(run.found()), error.finding], run.accesses
+    run.update(graph, state)
+    here = layout.here((), {})
+    for value in dict.fromkeys(graph.outputs):
+        run.read(value, state, here, f"graph output {value}", "output-lost")
+    for value in graph.constants:
+        run.read(value, state, here, f"weight {value} at the end", "weight-clobbered")
+    jumps = [finding for record in layout.rolled.values() for finding in ambiguous(record)]
+    return list(dict.fromkeys([*run.found(), *jumps, *run.jumps.idle(layout.rolled)])), run.accesses
+
+
+class _TooLong(Exception):
+    """The plan is not followed any further."""
+
+    def __init__(self, node: Node, what: str) -> None:
+        self.finding = Finding("too-many-states", f"node {node.name}", what, "copy instead of pointing")
 
 
 class _Replay:
-    def __init__(self, layout: Layout, contents: Mapping[str, Content], origins: Origins) -> None:
+    def __init__(self, graph: Graph, layout: Layout, contents: Mapping[str, Content], origins: Origins) -> None:
         self.layout = layout
         self.contents = contents
         self.origins = origins
-        self.findings: list[Finding] = []
+        self.findings: list[Finding | Run] = []
         self.jumps = Jumps()
         self.accesses = Accesses()
-        self._bodies: dict[str, frozenset[str]] = {}
+        self._loops: dict[tuple[str, Context], Run] = {}
+        self._names: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
+        self._dropped: dict[tuple[str, int], dict[int, set[str]]] = {}
+        self._steps = 0
+        self._most = max(MOST_STEPS, MOST_TARGETS * sum(1 for _ in graph.walk()))
         jumps = (jump for record in layout.rolled.values() for jump in record.jumps)
         self._deciding = {name for jump in jumps for name, _ in jump.ways}
 
-    def graph(self, graph: Graph, schedule: Schedule, states: States, context: Context) -> States:
+    def found(self) -> Iterator[Finding]:
+        """All findings, those of a loop where it begins."""
+        todo = self.findings[::-1]
+        while todo:
+            one = todo.pop()
+            if isinstance(one, Finding):
+                yield one
+                continue
+            todo += reversed(list(unsteady(one.node, self._of_body(one.node)[0], one.heads)))
+            for wrong in reversed(one.wrong.values()):
+                todo += reversed(wrong)
+
+    def graph(self, graph: Graph, schedule: Schedule, state: State, context: Context) -> State:
         """Run all nodes of a graph in the order of its schedule."""
         results = (*graph.outputs, *(source for _, source in graph.updates))
-        return self.nodes(graph.nodes, schedule, states, context, results)
+        return self.nodes(graph.nodes, schedule, state, context, results)
 
     def nodes(
-        self,
-        nodes: Sequence[Node],
-        schedule: Schedule,
-        states: States,
-        context: Context,
-        results: Iterable[Value] = (),
-    ) -> States:
+        self, nodes: Sequence[Node], schedule: Schedule, state: State, context: Context, results: Iterable[Value] = ()
+    ) -> State:
         """Run nodes of one graph. Pointers they assign are dropped once nobody reads them, nor what views them."""
         by_name = {node.name: node for node in nodes}
         steps = [by_name[step.node] for step in schedule.steps if step.node in by_name]
-        droppable = self._last_reads(steps, results)
+        if not steps:
+            return state
+        part = (steps[0].name, len(steps))
+        if part not in self._dropped:
+            self._dropped[part] = self._last_reads(steps, results)
+        droppable = self._dropped[part]
         for i, node in enumerate(steps):
             with self.accesses.step(node.name, context):
-                states = self.step(node, schedule, states, context)
-            if i in droppable:
-                states = _forget(states, droppable[i])
-        return states
+                state = self.step(node, schedule, state, context)
+            state.drop(droppable.get(i, ()))
+        return state
 
-    def step(self, node: Node, schedule: Schedule, states: States, context: Context) -> States:
+    def step(self, node: Node, schedule: Schedule, state: State, context: Context) -> State:
         """Run one node."""
+        self._count(node)
         if isinstance(node, While):
-            return self.loop(node, schedule.bodies[node.name][0], states, context)
+            return self.loop(node, schedule.bodies[node.name][0], state, context)
         if isinstance(node, CaseOf):
-            return self.case(node, schedule.bodies[node.name], states, context)
-        return self.edge(node, states, context, partial(Actions.of_op, node=node))
+            return self.case(node, schedule.bodies[node.name], state, context)
+        self.edge(node, state, context, partial(Actions.of_op, node=node))
+        return state
+
+    def _count(self, node: Node) -> None:
+        self._steps += 1
+        if self._steps > self._most:
+            raise _TooLong(node, f"the copies of the bodies around it make more than {self._most} steps")
 
     def _last_reads(self, steps: Sequence[Node], results: Iterable[Value]) -> dict[int, set[str]]:
         """The pointers assigned by these steps, by the position of the step that needs each last."""
@@ -129,263 +160,241 @@ class _Replay:
         tokens = {piece.token for value in values for piece in self.contents.get(value.name, ())}
         return tokens | {value.name for value in values}
 
-    def case(self, node: CaseOf, bodies: Sequence[Schedule], states: States, context: Context) -> States:
-        """Every arm from the same states."""
-        states = self.edge(node, states, context, lambda actions: actions.index(node))
-        ends: States = []
+    def case(self, node: CaseOf, bodies: Sequence[Schedule], state: State, context: Context) -> State:
+        """Every arm from the same state."""
+        self.edge(node, state, context, lambda actions: actions.index(node))
+        ends: list[State] = []
         for position in range(len(node.arms) + bool(node.fallbacks)):
-            paths = [state.copy() for state in states]
-            outputs: Sequence[Value] = node.fallbacks
+            path, outputs = state.copy(), node.fallbacks
             if position < len(node.arms):
                 outputs = node.arms[position].outputs
-                paths = self.graph(node.arms[position], bodies[position], paths, context)
-            ends += self.edge(
-                node,
-                self._by_way(node, position, paths),
-                context,
-                partial(Actions.end_of_arm, node=node, position=position),
-                list(zip(outputs, node.outputs, strict=True)),
-            )
-        inner = self._defined(node) - {value.name for value in node.defs}
-        return self._joined(_forget(ends, inner), node) if ends else states
+                path = self.graph(node.arms[position], bodies[position], path, context)
+            build, moves = partial(Actions.end_of_arm, node=node, position=position), _pairs(outputs, node.outputs)
+            self.edge(node, path, context, build, moves)
+            path.drop(self._of_body(node)[0])
+            ends.append(self._by_way(node, position, path))
+        return self._met(ends, node) if ends else state
 
-    def loop(self, node: While, body: Schedule, states: States, context: Context) -> States:
-        """Rounds, of every copy of the body, until the heads are stable; the states after the loop."""
+    def loop(self, node: While, body: Schedule, state: State, context: Context) -> State:
+        """Rounds, of every copy of the body, until the heads are stable; the state after the loop."""
         record = self.layout.rolled.get((node.name, context))
-        moves = list(zip(node.inits, node.parameters, strict=True))
-        heads: dict[Head, State] = {}
-        left: dict[Head, States] = {}
-        wrong: dict[Head, list[Finding]] = {}
-        followed: dict[Head, list[Head]] = {}
-        entering = self.edge(node, states, context, lambda actions: actions.enter(node), moves)
-        todo = self._arrive(heads, 0, entering, node)
-        entered, before = list(heads), self.findings
+        self.edge(node, state, context, lambda actions: actions.enter(node), _pairs(node.inits, node.parameters))
+        run = self._loops.setdefault((node.name, context), Run(node))
+        before = self.findings
+        before.append(run)
+        todo = [0] if self._arrive(run, 0, state) else []
         while todo:
-            key = todo.pop(0)
-            self.findings = wrong[key] = []
-            inside = context if record is None else (*context, (node.name, key[0]))
-            left[key], ends = self.round(node, body, heads[key], inside)
-            left[key] = self._by_way(node, key[0], left[key])
-            followed[key] = []
-            for state in ends:
-                following, doubts = self.jumps.after(record, key[0], state.ways)
-                self.findings += doubts
-                state.ways = {name: way for name, way in state.ways.items() if name not in self._inside(node)}
-                todo += [head for head in self._arrive(heads, following, [state], node) if head not in todo]
-                followed[key] += [(following, state.key)] if (following, state.key) in heads else []
+            copy = todo.pop(0)
+            self._count(node)
+            self.findings = run.wrong[copy] = []
+            inside = context if record is None else (*context, (node.name, copy))
+            left, end = self.round(node, body, run.heads[copy], inside)
+            run.left[copy] = self._by_way(node, copy, left)
+            for following, then in self._after(record, copy, inside, node, end):
+                then.forget_ways(self._of_body(node)[1])
+                if self._arrive(run, following, then) and following not in todo:
+                    todo.append(following)
         self.findings = before
-        for found in wrong.values():
-            self.findings += found
-        self.findings += unsteady(node, entered, followed, heads)
-        after = [state for states_left in left.values() for state in states_left]
-        return self._joined(after, node)
+        return self._met([left.copy() for left in run.left.values()], node)
 
-    def _by_way(self, node: Node, way: int, states: States) -> States:
-        """The states, which left a loop or branch by one of its ways, with a note of that where it decides."""
+    def _after(
+        self, record: Rolled | None, copy: int, inside: Context, node: While, end: State
+    ) -> Sequence[tuple[int, State]]:
+        """The copies that may follow a copy."""
+        if record is None:
+            return [(0, end)]
+        known: Decisions = {}
+        if self.jumps.listed(record, copy):
+            known = decisions(node.body, lambda inner: self._copies(inner, inside))
+        self.findings += self.jumps.missing(record, copy, known)
+        return self.jumps.after(record, copy, end, known)
+
+    def _copies(self, node: While, context: Context) -> int:
+        record = self.layout.rolled.get((node.name, context))
+        return 1 if record is None else record.copies
+
+    def _by_way(self, node: Node, way: int, state: State) -> State:
+        """The state, which left a loop or branch by one of its ways, with a note of that where it decides."""
         if node.name in self._deciding:
-            for state in states:
-                state.ways[node.name] = way
-        return states
+            state.by_way((value.name for value in node.defs), node.name, way)
+        return state
 
-    def _inside(self, node: While) -> frozenset[str]:
-        """The names of the nodes of a loop's body."""
-        return frozenset(inner.name for inner in node.body.walk()) if self._deciding else frozenset()
+    def _arrive(self, run: Run, copy: int, state: State) -> bool:
+        """Join a state into the head of a copy; whether that changed it."""
+        if copy not in run.heads:
+            run.heads[copy] = state.copy()
+            return True
+        before = run.heads[copy].measure
+        run.heads[copy] = self._met([run.heads[copy], state], run.node)
+        return run.heads[copy].measure != before
 
-    def _arrive(self, heads: dict[Head, State], copy: int, states: States, node: Node) -> list[Head]:
-        """Join states into the heads of a copy; those that changed."""
-        changed: list[Head] = []
-        for state in states:
-            key = (copy, state.key)
-            if key not in heads:
-                if len(heads) == MOST_STATES:
-                    self._too_many(node)
-                    return changed
-                heads[key] = state.copy()
-            else:
-                joined = meet(heads[key].memory, state.memory)
-                if joined.known_bytes() == heads[key].memory.known_bytes():
-                    continue
-                heads[key].memory = joined
-            if key not in changed:
-                changed.append(key)
-        return changed
+    def round(self, node: While, body: Schedule, head: State, context: Context) -> tuple[State, State]:
+        """One round of one copy. Returns the state after the exit edge and that at the end of the round."""
+        edge, state = partial(self.edge, node, context=context), head.copy()
+        edge(state, build=lambda actions: actions.head(node))
+        after = (value for late in node.body.nodes[node.check :] for value in _read(late))
+        later = [*node.body.outputs, node.condition, *after]
+        state = self.nodes(node.body.nodes[: node.check], body, state, context, later)
+        edge(state, build=lambda actions: actions.test(node))
+        cells, left = self.layout.cells.of_round(node.name), state.copy()
+        edge(left, build=lambda actions: actions.leave(node), moves=_pairs(node.parameters, node.finals))
+        self._lose(left, cells)
+        body_values, nodes = self._of_body(node)
+        left.end(body_values)
+        left.forget_ways(nodes)
+        edge(state, build=lambda actions: actions.fetch(node))
+        state = self.nodes(node.body.nodes[node.check :], body, state, context, node.body.outputs)
+        edge(state, build=lambda actions: actions.store(node))
+        back = _pairs(node.updates, node.parameters)
+        edge(state, build=lambda actions: actions.back(node), moves=back, ends_round=node)
+        for name in cells:
+            if name + LATEST in self.layout.cells.known:
+                state.memory.rename_storage(name, name + LATEST)
+        self._lose(state, cells)
+        return left, state
 
-    def round(self, node: While, body: Schedule, head: State, context: Context) -> tuple[States, States]:
-        """One round of one copy. Returns the states after the exit edge and those at the next head."""
-        names, edge = self._body(node), partial(self.edge, node, context=context)
-        states = edge([head.copy()], build=lambda actions: actions.head(node))
-        later = [
-            *node.body.outputs,
-            node.condition,
-            *(value for late in node.body.nodes[node.check :] for value in _read(late)),
-        ]
-        states = self.nodes(node.body.nodes[: node.check], body, states, context, later)
-        states = edge(states, build=lambda actions: actions.test(node))
-        left = edge(
-            [state.copy() for state in states],
-            build=lambda actions: actions.leave(node),
-            moves=list(zip(node.parameters, node.finals, strict=True)),
-        )
-        inner = self._defined(node) - {value.name for value in node.defs}
-        left = _forget(left, inner)
-        cells = self.layout.cells.of_round(node.name)
-        for state in left:
-            state.memory.drop(cells)
-            state.rename(names, ENDED)
-        states = edge(states, build=lambda actions: actions.fetch(node))
-        states = self.nodes(node.body.nodes[node.check :], body, states, context, node.body.outputs)
-        states = edge(states, build=lambda actions: actions.store(node))
-        moves = list(zip(node.updates, node.parameters, strict=True))
-        states = edge(states, build=lambda actions: actions.back(node), moves=moves, ends_round=names)
-        for state in states:
-            for name in cells:
-                if name + LATEST in self.layout.cells.known:
-                    state.memory.rename_storage(name, name + LATEST)
-            state.memory.drop(cells)
-        return left, _forget(states, inner - {value.name for value in node.parameters})
+    def _lose(self, state: State, cells: Sequence[str]) -> None:
+        """Cells are other bytes from now on."""
+        for name in cells:
+            state.forget(Region(name, 0, self.layout.cells.known[name].nbytes), "a round before")
+        state.memory.drop(cells)
 
     def edge(
         self,
         node: Node,
-        states: States,
+        state: State,
         context: Context,
         build: Build,
-        moves: Sequence[tuple[Value, Value | None]] = (),
-        ends_round: frozenset[str] = frozenset(),
-    ) -> States:
-        """Perform what `build` makes of the actions here, in every state; then pointers take what `moves` assign."""
-        for state in states:
-            here = self.layout.here(context, state.regions)
+        moves: Sequence[tuple[Value, Value]] = (),
+        ends_round: While | None = None,
+    ) -> None:
+        """Perform what `build` makes of the actions here; then pointers take what `moves` assign.
+
+        Where the place of an operand depends on the run, that is what each of its places makes of it.
+        """
+        here = self.layout.here(context, state.first())
+        actions = self._actions(node, state, here, build)
+        targets, rows = self._targets(node, moves, state, here, stored=ends_round is not None)
+        for value, where in dict.fromkeys((value, action.where) for action in actions for value in action.reads):
+            self.read(value, state, here, where)
+        writes = dict.fromkeys((write, action.where) for action in actions for write in action.writes)
+        resolved = [(write, state.resolve(write.content), where) for write, where in writes]
+        state.pointers |= targets
+        if ends_round is not None:
+            of_round = self.layout.cells.of_round(node.name)
+            self._lose(state, [name + LATEST for name in of_round if name + LATEST in self.layout.cells.known])
+            state.pointers |= rows
+            state.end(self._of_body(ends_round)[0], keeping={value.name for value in ends_round.parameters})
+        for write, content, where in resolved:
+            for spoilt in self.layout.cells.spoilt(write.region) if write.touched else ():
+                state.forget(spoilt, where)
+            state.write(write.region, content, where)
+
+    def _actions(self, node: Node | None, state: State, here: Layout, build: Build) -> list[Action]:
+        """What happens here, for the different places of operands that are pointers; looked at each by itself."""
+        action = build(Actions(here, self.contents, self.origins))
+        found = [action]
+        self.findings += check_overlaps(node, action, here)
+        self.accesses.note(action, here)
+        moving = [value.name for value in (*action.reads, *(node.uses if node else ()))]
+        for regions in state.variants(moving):
+            here = self.layout.here(here.context, regions)
             action = build(Actions(here, self.contents, self.origins))
             self.findings += check_overlaps(node, action, here)
             self.accesses.note(action, here)
-            targets = self._targets(node, moves, state, here, stored=bool(ends_round))
+            found.append(action)
+        return found
+
+    def update(self, graph: Graph, state: State) -> None:
+        """The updates of a graph, all at once: afterwards every target's region holds what its source is."""
+        here = self.layout.here((), state.first())
+        after = [(target, source, here.region(target)) for target, source in graph.updates]
+        wanted = [state.resolve(self.contents.get(source.name, whole(source))) for _, source in graph.updates]
+        for action in self._actions(None, state, here, lambda actions: actions.update(graph)):
             for value in action.reads:
                 self.read(value, state, here, action.where)
-            writes = [(write, state.resolve(write.content)) for write in action.writes]
-            state.pointers |= targets
-            if ends_round:
-                state.rename(ends_round, EARLIER)
-            for write, content in writes:
-                for spoilt in self.layout.cells.spoilt(write.region) if write.touched else ():
-                    state.memory.forget(spoilt, action.where)
-                state.memory.write(write.region.storage, write.region.offset, content, action.where)
-        return self._joined(states, node) if moves else states
-
-    def update(self, graph: Graph, state: State, here: Layout) -> None:
-        """The updates of a graph, all at once: afterwards every target's region holds what its source is."""
-        action = Actions(here, self.contents, self.origins).update(graph)
-        self.findings += check_overlaps(None, action, here)
-        for value in action.reads:
-            self.read(value, state, here, action.where)
-        for write in action.writes:
-            state.memory.write(write.region.storage, write.region.offset, state.resolve(write.content), action.where)
-        for target, source in graph.updates:
-            region = here.region(target)
-            if region is not None:
-                content = state.resolve(self.contents.get(source.name, whole(source)))
-                wrong = list(state.memory.mismatches(region.storage, region.offset, content))
-                if wrong:
-                    self.findings.append(_misread(source, region, wrong, f"updated {target}", "update-lost"))
+            for write in action.writes:
+                state.write(write.region, state.resolve(write.content), action.where)
+        for (target, source, region), content in zip(after, wanted, strict=True):
+            wrong = list(state.memory.mismatches(region.storage, region.offset, content)) if region else []
+            if region is not None and wrong:
+                self.findings.append(misread(source, region, wrong, f"updated {target}", "update-lost"))
 
     def _targets(
-        self, node: Node, moves: Sequence[tuple[Value, Value | None]], state: State, here: Layout, *, stored: bool
-    ) -> dict[str, Target]:
-        """What pointers stand for after these moves; `stored` when the rows of a round have just been stored."""
-        targets: dict[str, Target] = {}
+        self, node: Node, moves: Sequence[tuple[Value, Value]], state: State, here: Layout, *, stored: bool
+    ) -> tuple[dict[str, Pointer], dict[str, Pointer]]:
+        """What pointers stand for after these moves; in the second dict those that stand for rows of this round.
+
+        `stored` when the rows of a round have just been stored.
+        """
+        targets: dict[str, Pointer] = {}
+        rows: dict[str, Pointer] = {}
         for source, to in moves:
-            region = here.region(source) if to is not None and to.name in self.layout.pointers else None
-            if region is None or to is None:
+            if to.name not in self.layout.pointers:
                 continue
-            content = state.resolve(self.contents.get(source.name, whole(source)))
-            if region.storage in here.cells.known:
-                region = self._of_a_row(node, source, to, region, stored=stored)
-            if region is None:
+            pointer, region = state.pointers.get(source.name), here.region(source)
+            content = self.contents.get(source.name, whole(source))
+            inside = [place for place in (pointer.targets if pointer else [region]) if place and self._in_cell(place)]
+            if not inside and pointer is not None:
+                targets[to.name] = pointer
+            elif not inside and region is not None:
+                targets[to.name] = state.at(region, content)
+            if not inside:
+                continue
+            row = here.cells.latest(inside[0], node.name) if stored and pointer is None else None
+            if row is not None and isinstance(node, While) and source in node.rows and to in node.parameters:
+                rows[to.name] = state.at(inside[0], content, row)
+            elif pointer is not None and not stored and self._keeps_latest(node, source, to, inside):
+                targets[to.name] = pointer
+            else:
                 what = f"lets {to} stand for {source}, which moves from round to round"
                 self.findings.append(Finding("bad-stride", "the plan", what, "copy one of the two"))
-            else:
-                targets[to.name] = Target(region, content)
-        return targets
+        return targets, rows
 
-    def _of_a_row(self, node: Node, source: Value, to: Value, region: Region, *, stored: bool) -> Region | None:
-        """What a pointer stands for that is assigned a row: a parameter that of this round, an output the latest."""
-        if not isinstance(node, While):
-            return None
-        if stored and source in node.rows and to in node.parameters:
-            return self.layout.cells.latest(region, node.name)
-        latest = this_round(region.storage) != region.storage
-        return region if not stored and latest and source in node.parameters and to in node.finals else None
+    def _in_cell(self, place: Region) -> bool:
+        return place.storage in self.layout.cells.known
 
-    def _joined(self, states: States, node: Node) -> States:
-        """One state for all in which the pointers stand for the same."""
-        joined: dict[object, State] = {}
-        for state in states:
-            same = joined.get(state.key)
-            if same is None:
-                joined[state.key] = state
-            else:
-                same.memory = meet(same.memory, state.memory)
-        if len(joined) > MOST_STATES:
-            self._too_many(node)
-        return list(joined.values())[:MOST_STATES]
+    def _keeps_latest(self, node: Node, source: Value, to: Value, inside: Sequence[Region]) -> bool:
+        """Whether a loop hands the latest row on that one of its parameters stands for."""
+        latest = all(this_round(place.storage) != place.storage for place in inside)
+        return latest and isinstance(node, While) and source in node.parameters and to in node.finals
 
-    def _too_many(self, node: Node) -> None:
-        what = f"its pointers can stand for more than {MOST_STATES} combinations of bytes"
-        self.findings.append(Finding("too-many-states", f"node {node.name}", what, "copy instead of pointing"))
+    def _met(self, states: Sequence[State], node: Node) -> State:
+        """What holds of the runs of all states."""
+        met = reduce(State.met, states)
+        for name, pointer in met.pointers.items():
+            if len(pointer.targets) > MOST_TARGETS:
+                raise _TooLong(node, f"%{name} can stand for more than {MOST_TARGETS} regions")
+        return met
 
-    def _body(self, node: While) -> frozenset[str]:
-        if node.name not in self._bodies:
-            self._bodies[node.name] = frozenset(value.name for value in node.body.values())
-        return self._bodies[node.name]
-
-    def _defined(self, node: Node) -> set[str]:
-        """The pointers that sub-graphs of a node assign."""
-        return {value.name for sub in node.subgraphs for value in sub.values()} & self.layout.pointers
+    def _of_body(self, node: Node) -> tuple[frozenset[str], frozenset[str]]:
+        """The names of all values and nodes of the sub-graphs of a node."""
+        if node.name not in self._names:
+            values = frozenset(value.name for sub in node.subgraphs for value in sub.values())
+            nodes = frozenset(inner.name for sub in node.subgraphs for inner in sub.walk())
+            self._names[node.name] = values, nodes & self._deciding
+        return self._names[node.name]
 
     def read(self, value: Value, state: State, here: Layout, where: str, rule: str = "") -> None:
-        """Every byte of the value must lie in its region."""
-        region = here.region(value)
-        if region is None:
-            if value.nbytes and here.moves_about(value):
-                what = f"reads {value}, which has no place in this copy of the loops around"
-                self.findings.append(Finding("undefined", where, what))
-            return
-        content = state.resolve(self.contents.get(value.name, whole(value)))
-        wrong = list(state.memory.mismatches(region.storage, region.offset, content))
-        if wrong:
-            self.findings.append(_misread(value, region, wrong, where, rule))
+        """Every byte of the value must lie in its region, or in all where it may lie."""
+        pointer, region = state.pointers.get(value.name), here.region(value)
+        if pointer is not None:
+            for place, target in pointer.targets.items():
+                broken = list(target.broken.within(place.storage, place.offset, place.end))
+                self.findings += [misread(value, place, broken, where, rule)] if broken else []
+        elif value.name not in self.layout.pointers and region is not None:
+            wrong = state.wrong(region, self.contents.get(value.name, whole(value)))
+            self.findings += [misread(value, region, wrong, where, rule)] if wrong else []
+        elif value.nbytes and here.moves_about(value):
+            what = f"reads {value}, which has no place in this copy of the loops around"
+            self.findings.append(Finding("undefined", where, what))
+
+
+def _pairs(sources: Sequence[Value], targets: Sequence[Value | None]) -> list[tuple[Value, Value]]:
+    """The parts of a parallel assignment; what nobody takes is not assigned."""
+    return [(source, to) for source, to in zip(sources, targets, strict=True) if to is not None]
 
 
 def _read(node: Node) -> list[Value]:
     """What a node and its sub-graphs read of the graph around."""
     return [*node.uses, *(value for sub in node.subgraphs for value in captures(sub))]
-
-
-def _forget(states: States, names: set[str]) -> States:
-    """Drop pointers, which may make states equal; they are joined at the next edge."""
-    if names:
-        for state in states:
-            state.keep([name for name in state.pointers if name not in names])
-    return states
-
-
-def _misread(value: Value, region: Region, wrong: list[Segment], where: str, rule: str) -> Finding:
-    known = next((segment for segment in wrong if segment.token is not None), None)
-    found = "; ".join(_describe(segment) for segment in wrong[:SHOWN])
-    more = f"; and {len(wrong) - SHOWN} more ranges" if len(wrong) > SHOWN else ""
-    fix = f"keep the bytes of {value} until here"
-    if known is not None and known.token != value.name:
-        other = shown(known.token or "")
-        fix = f"place {value} and %{other} apart, or read {value} before %{other} is written"
-    what = f"reads {value} at {span(region)}, but {found}{more}"
-    return Finding(rule or ("clobbered" if known is not None else "undefined"), where, what, fix)
-
-
-def _describe(segment: Segment) -> str:
-    place = f"bytes [{segment.begin}, {segment.end})"
-    if segment.token is None:
-        return f"{place} hold nothing known ({segment.writer})"
-    start = segment.begin - segment.base
-    return f"{place} hold bytes [{start}, {start + segment.end - segment.begin}) of %{shown(segment.token or '')}, " + (
-        f"written by {segment.writer}"
-    )

@@ -1,55 +1,197 @@
-"""One possible state of a run: what lies where, and what every pointer stands for.
+"""What holds of every run that comes to a point: what lies where, and what every pointer may stand for.
 
-A value that a loop's body computes has the same token in every round. When a round ends, the bytes that a
-pointer still stands for become of an earlier round: their token gets a mark; all others of the body are
-forgotten. When the loop ends, they get another, so that its next run does not take them for its own.
+Pointers are taken one by one. For each of its targets a pointer knows which bytes there are not its own, in the
+runs in which it stands for that target; what another pointer stands for in these runs is not asked. So the state of
+a program with n pointers has as many parts as they have targets, and not as they have combinations of targets.
+
+The bytes of a pointer are those of its source, or, where sources differ, bytes of a token of its own name. When a
+round or a loop ends, the tokens of its body become of an earlier round: what is pointed at takes the name of
+the pointer, all others are forgotten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from sublet.checker.contents import cut, joined
-from sublet.checker.memory import Content, Memory, Piece
+from sublet.checker.memory import Content, Memory, Piece, Segment, meet
 from sublet.plan import Region
 
-EARLIER = "\x01"
-ENDED = "\x02"
+Guard = Mapping[str, frozenset[int]]
+"""Loops and branches, each with the ways by which it must have been left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a pointer stands for: where it lies, and what its bytes are."""
+    """One region that a pointer may stand for.
 
-    region: Region
+    broken   which bytes there are not the pointer's own, in the runs in which it stands for this region
+    guard    how loops and branches have been left then
+    choices  the pointers by whose assignment it was decided that it is this region and not another, one after another
+    """
+
+    broken: Memory
+    guard: Guard
+    choices: tuple[str, ...] = ()
+
+    def met(self, other: Target) -> Target:
+        """What is known when the target may have come about in either way."""
+        if self is other:
+            return self
+        guard = {name: ways | other.guard[name] for name, ways in self.guard.items() if name in other.guard}
+        broken = self.broken.copy()
+        for storage, track in other.broken.tracks.items():
+            for segment in track:
+                broken.lay(storage, segment.begin, segment.end, [segment])
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(self.choices, other.choices, strict=False))
+        return Target(broken, guard, tuple(choice for choice, _ in same))
+
+    def without(self, nodes: frozenset[str]) -> Target:
+        """The target, whatever the ways out of these nodes."""
+        return replace(self, guard={name: ways for name, ways in self.guard.items() if name not in nodes})
+
+    def chosen(self, name: str) -> Target:
+        """The target, as that of a pointer which chose it."""
+        return self if name in self.choices else replace(self, choices=(*self.choices, name))
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """What a pointer stands for: what its bytes are, and the regions where they may lie."""
+
     content: Content
+    targets: Mapping[Region, Target]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.length for piece in self.content)
+
+    @property
+    def choice(self) -> str:
+        """By whose assignment it was decided which region it is: two pointers of one choice are at the same place."""
+        first, *others = self.targets.values()
+        common = (name for name in first.choices if all(name in other.choices for other in others))
+        return next(common, "") if others else ""
+
+    @property
+    def measure(self) -> object:
+        """What tells whether more runs are covered than before."""
+        targets = self.targets.items()
+        places = {place: (target.broken.covered_bytes(), target.guard, target.choices) for place, target in targets}
+        return self.content, places
+
+    def met(self, other: Pointer, name: str) -> Pointer:
+        """What a pointer of this name may be that is one or the other."""
+        if self is other:
+            return self
+        targets = dict(self.targets)
+        for region, target in other.targets.items():
+            targets[region] = targets[region].met(target) if region in targets else target
+        content = self.content if self.content == other.content else (Piece(name, 0, self.nbytes),)
+        met = Pointer(content, targets)
+        return met if self.choice == other.choice == met.choice != "" else met.chosen(name)
+
+    def chosen(self, name: str) -> Pointer:
+        """The pointer, as one of this name that may stand for any of several regions."""
+        if len(self.targets) == 1:
+            return self
+        return Pointer(self.content, {region: target.chosen(name) for region, target in self.targets.items()})
+
+    def when(self, ways: Mapping[str, int]) -> Pointer | None:
+        """What it may stand for if loops and branches were left by these ways."""
+        if not any(target.guard for target in self.targets.values()):
+            return self
+        targets = {
+            region: target
+            for region, target in self.targets.items()
+            if all(way in target.guard.get(name, (way,)) for name, way in ways.items())
+        }
+        return Pointer(self.content, targets) if targets else None
+
+    def ended(self, name: str, body: frozenset[str], fresh: dict[Content, Content]) -> Pointer:
+        """The pointer when the names of a body mean other values: its bytes, and choices, get its own name instead."""
+        content = self.content
+        if any(piece.token in body for piece in content):
+            content = fresh.setdefault(content, (Piece(name, 0, self.nbytes),))
+        targets = self.targets
+        if any(not body.isdisjoint(target.choices) for target in targets.values()):
+            left = {
+                region: tuple(choice for choice in target.choices if choice not in body)
+                for region, target in targets.items()
+            }
+            targets = {region: replace(target, choices=left[region]) for region, target in targets.items()}
+        ended = self if content is self.content and targets is self.targets else Pointer(content, targets)
+        return ended if ended.choice else ended.chosen(name)
+
+    def written(self, region: Region, content: Content, writer: str) -> Pointer:
+        """What it is after a write, which may break what it stands for."""
+        targets: dict[Region, Target] | None = None
+        for place, target in self.targets.items():
+            if place.storage == region.storage and place.offset < region.end and region.offset < place.end:
+                broken = target.broken.copy()
+                foreign = list(_foreign(place, self.content, region, content, writer))
+                broken.lay(place.storage, max(place.offset, region.offset), min(place.end, region.end), foreign)
+                targets = targets if targets is not None else dict(self.targets)
+                targets[place] = replace(target, broken=broken)
+        return self if targets is None else Pointer(self.content, targets)
 
 
 @dataclass
 class State:
-    """Memory and pointers; states with the same pointers are one, of what their memories agree on.
-
-    `ways` tells by which way loops and branches were left, as far as that decides what comes next.
-    """
+    """Memory and pointers."""
 
     memory: Memory
-    pointers: dict[str, Target]
-    ways: dict[str, int]
+    pointers: dict[str, Pointer]
 
     def copy(self) -> State:
-        return State(self.memory.copy(), dict(self.pointers), dict(self.ways))
+        return State(self.memory.copy(), dict(self.pointers))
 
     @property
-    def key(self) -> object:
-        """What tells states apart."""
-        pointers = sorted(self.pointers.items(), key=lambda entry: entry[0])
-        return tuple(pointers), tuple(sorted(self.ways.items()))
+    def measure(self) -> object:
+        """What tells whether more runs are covered than before."""
+        return self.memory.known_bytes(), {name: pointer.measure for name, pointer in self.pointers.items()}
 
-    @property
-    def regions(self) -> Mapping[str, Region]:
-        """Where the pointers point."""
-        return {name: target.region for name, target in self.pointers.items()}
+    def met(self, other: State) -> State:
+        """What holds of the runs of either state."""
+        pointers = {
+            name: pointer.met(other.pointers[name], name)
+            for name, pointer in self.pointers.items()
+            if name in other.pointers
+        }
+        return State(meet(self.memory, other.memory), pointers)
+
+    def when(self, ways: Mapping[str, int]) -> State | None:
+        """What holds of the runs that left loops and branches by these ways; None if there are none."""
+        pointers: dict[str, Pointer] = {}
+        for name, pointer in self.pointers.items():
+            left = pointer.when(ways)
+            if left is None:
+                return None
+            pointers[name] = left
+        return State(self.memory.copy(), pointers)
+
+    def by_way(self, names: Iterable[str], node: str, way: int) -> None:
+        """Note of some pointers that they are what they are because a node was left by one of its ways."""
+        for name in names:
+            pointer = self.pointers.get(name)
+            if pointer is not None:
+                guarded = {
+                    region: replace(target, guard={**target.guard, node: frozenset([way])})
+                    for region, target in pointer.targets.items()
+                }
+                self.pointers[name] = replace(pointer, targets=guarded)
+
+    def first(self) -> Mapping[str, Region]:
+        """Where pointers point, each to the first of its targets."""
+        return _Pointed(self.pointers, 0)
+
+    def variants(self, names: Iterable[str]) -> Iterator[Mapping[str, Region]]:
+        """Where they may point too, so that each of some pointers is at each of its targets once."""
+        several = [self.pointers[name] for name in names if name in self.pointers]
+        for i in range(1, max((len(pointer.targets) for pointer in several), default=1)):
+            yield _Pointed(self.pointers, i)
 
     def resolve(self, content: Content) -> Content:
         """A content with the bytes of pointers given as what they are now."""
@@ -58,42 +200,108 @@ class State:
         return joined(self._piece(piece) for piece in content)
 
     def _piece(self, piece: Piece) -> Content:
-        target = self.pointers.get(piece.token)
-        return (piece,) if target is None else cut(target.content, piece.start, piece.length)
+        pointer = self.pointers.get(piece.token)
+        return (piece,) if pointer is None else cut(pointer.content, piece.start, piece.length)
 
-    def keep(self, names: Iterable[str]) -> None:
-        """Drop all pointers but these."""
-        self.pointers = {name: self.pointers[name] for name in names if name in self.pointers}
+    def wrong(self, region: Region, content: Content) -> list[Segment]:
+        """The bytes of a region that are not those of a content, in which pointers are not yet resolved.
 
-    def rename(self, body: frozenset[str], mark: str) -> None:
-        """Mark the tokens of a body that pointers stand for, and forget its others.
-
-        They are numbered anew in the order of the pointers, so that there are only so many names.
+        Where the bytes of a pointer lie within what it stands for, they are there as long as nothing broke them.
         """
-        fresh: dict[str, str] = {}
-        for _, target in sorted(self.pointers.items(), key=lambda entry: entry[0]):
-            for piece in target.content:
-                if _base(piece.token) in body and piece.token not in fresh:
-                    fresh[piece.token] = f"{_base(piece.token)}{mark}{len(fresh)}"
+        found: list[Segment] = []
+        at = region.offset
+        for piece in content:
+            pointer = self.pointers.get(piece.token)
+            elsewhere = pointer is None
+            for place, target in pointer.targets.items() if pointer else ():
+                if place.storage == region.storage and place.offset == at - piece.start:
+                    found += target.broken.within(region.storage, at, at + piece.length)
+                else:
+                    elsewhere = True
+            if elsewhere:
+                found += self.memory.mismatches(region.storage, at, self._piece(piece))
+            at += piece.length
+        return found
 
-        def renamed(token: str | None) -> str | None:
-            return token if token is None or _base(token) not in body else fresh.get(token)
+    def at(self, region: Region, content: Content, place: Region | None = None) -> Pointer:
+        """A pointer that stands for bytes in one place; `place` is what their region is called from now on."""
+        place, broken = place or region, Memory()
+        for segment in self.wrong(region, content):
+            broken.lay(place.storage, segment.begin, segment.end, [segment])
+        return Pointer(self.resolve(content), {place: Target(broken, {})})
 
-        self.memory = self.memory.renamed(renamed)
-        self.pointers = {name: _renamed(target, fresh) for name, target in self.pointers.items()}
+    def write(self, region: Region, content: Content, writer: str) -> None:
+        """Put resolved bytes into a region."""
+        self.memory.write(region.storage, region.offset, content, writer)
+        self._touch(region, content, writer)
+
+    def forget(self, region: Region, writer: str) -> None:
+        """Let nothing be known of a region."""
+        self.memory.forget(region, writer)
+        self._touch(region, (), writer)
+
+    def _touch(self, region: Region, content: Content, writer: str) -> None:
+        for name, pointer in self.pointers.items():
+            after = pointer.written(region, content, writer)
+            if after is not pointer:
+                self.pointers[name] = after
+
+    def drop(self, names: Collection[str]) -> None:
+        """Forget pointers."""
+        if names:
+            self.pointers = {name: pointer for name, pointer in self.pointers.items() if name not in names}
+
+    def end(self, body: frozenset[str], keeping: Collection[str] = ()) -> None:
+        """A round of a body, or its loop, is over: from now on its tokens mean other bytes.
+
+        Its pointers are dropped but for the parameters of the next round.
+        """
+        self.drop([name for name in self.pointers if name in body and name not in keeping])
+        fresh: dict[Content, Content] = {}
+        for name, pointer in sorted(self.pointers.items()):
+            self.pointers[name] = pointer.ended(name, body, fresh)
+        self.memory = self.memory.renamed(lambda token: None if token in body else token)
+
+    def forget_ways(self, nodes: frozenset[str]) -> None:
+        """How these nodes were left means nothing any more."""
+        for name, pointer in self.pointers.items():
+            if any(not nodes.isdisjoint(target.guard) for target in pointer.targets.values()):
+                self.pointers[name] = replace(
+                    pointer, targets={region: target.without(nodes) for region, target in pointer.targets.items()}
+                )
 
 
-def _base(token: str) -> str:
-    """The value whose bytes a token is, in whatever round."""
-    return token.partition(EARLIER)[0].partition(ENDED)[0]
+class _Pointed(Mapping[str, Region]):
+    """Where each pointer points when it is at the i-th of its targets, or the i-th again after the last."""
+
+    def __init__(self, pointers: Mapping[str, Pointer], i: int) -> None:
+        self._pointers = pointers
+        self._i = i
+
+    def __getitem__(self, name: str) -> Region:
+        targets = self._pointers[name].targets
+        regions = list(targets)
+        return regions[self._i % len(regions)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._pointers)
+
+    def __len__(self) -> int:
+        return len(self._pointers)
 
 
-def _renamed(target: Target, fresh: Mapping[str, str]) -> Target:
-    pieces = tuple(Piece(fresh.get(token, token), start, length) for token, start, length in target.content)
-    return Target(target.region, pieces)
-
-
-def shown(token: str) -> str:
-    """A token as messages show it."""
-    base = _base(token)
-    return base if base == token else f"{base} of an earlier round"
+def _foreign(place: Region, own: Content, region: Region, content: Content, writer: str) -> Iterator[Segment]:
+    """What a write leaves at a place that are not the bytes that should be there; no content for unknown bytes."""
+    if not content:
+        yield Segment(max(place.offset, region.offset), min(place.end, region.end), None, 0, writer)
+        return
+    there = Memory()
+    there.write("", place.offset, own, "")
+    at = region.offset
+    for piece in content:
+        begin, end = max(at, place.offset), min(at + piece.length, place.end)
+        if begin < end:
+            within = Piece(piece.token, piece.start + begin - at, end - begin)
+            for other in there.mismatches("", begin, (within,)):
+                yield Segment(other.begin, other.end, piece.token, at - piece.start, writer)
+        at += piece.length

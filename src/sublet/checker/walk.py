@@ -13,8 +13,10 @@ from sublet.checker.timeline import Moment, Timeline
 from sublet.ir.graph import Value, While
 from sublet.plan import POINTER, Context, MemoryPlan, Placement
 
-MOST_VISITS = 1 << 19
-"""A plan with more visits is not followed."""
+MOST_VISITS = 1 << 15
+"""A plan with more visits, and more than AGAIN to a point, is not followed."""
+
+AGAIN = 4
 
 Name = tuple[str, str]
 """("pointer", value) or ("way", node)."""
@@ -98,7 +100,7 @@ class Walk:
     def _visit(self, point: int, state: dict[Name, int]) -> int:
         key = (point, tuple(sorted(state.items())) if state else ())
         if key not in self._known:
-            if len(self.visits) == MOST_VISITS:
+            if len(self.visits) == max(MOST_VISITS, AGAIN * len(self.timeline.moments)):
                 raise TooManyStatesError
             self._known[key] = len(self.visits)
             visit = Visit(point, state, (), ())
