@@ -176,15 +176,6 @@ def one_shape(seed: int, tally: Tally) -> None:
     unknown_models.check(seed)
 
 
-KINDS: dict[str, Callable[[int, Tally], None]] = {
-    "programs": one_program,
-    "steps": one_step,
-    "folding": one_folding,
-    "plans": one_file,
-    "shapes": one_shape,
-}
-
-
 def one_model(seed: int, tally: Tally) -> None:
     """One ONNX model, in ONNX Runtime and planned. Raises AssertionError naming the seed."""
     outcome = check_onnx_apart(seed)
@@ -195,7 +186,14 @@ def one_model(seed: int, tally: Tally) -> None:
     tally.refused += bool(outcome.refused)
 
 
-KINDS = {"programs": one_program, "steps": one_step, "onnx": one_model}
+KINDS: dict[str, Callable[[int, Tally], None]] = {
+    "programs": one_program,
+    "steps": one_step,
+    "folding": one_folding,
+    "plans": one_file,
+    "shapes": one_shape,
+    "onnx": one_model,
+}
 
 
 def main() -> None:
