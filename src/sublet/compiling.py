@@ -84,13 +84,13 @@ def compile(
     """
     names = _chosen_backends(backend)
     source = to_run(model, dims, max_trips=max_trips, backend=backend, optimize=optimize, assume=assume, plan=plan)
-    graph = source.graph
+    graph, told = source.graph, dict(source.recipe.assumed)
     backends = _made_backends(names, source)
     contents = _weights(source, weights or {})
     arrays = {v: contents[v] for v in graph.constants if isinstance(v.spec, TensorSpec)}
     preferred = _fastest(source, names, arrays, workspace) if autotune else {}
     in_use = bytes_in_use()
-    scratch = scratch_of(choose_kernels(graph, backends, arrays, preferred))
+    scratch = scratch_of(choose_kernels(graph, backends, arrays, preferred, told))
     graph = with_scratch(graph, dict(scratch))
     kept = growth(in_use)
     if plan is None:
@@ -103,7 +103,7 @@ def compile(
     executable = Executable(
         graph,
         plan,
-        lambda constants: choose_kernels(source.graph, backends, constants, preferred),
+        lambda constants: choose_kernels(source.graph, backends, constants, preferred, told),
         contents,
         source.inputs,
         source.outputs,

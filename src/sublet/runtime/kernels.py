@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -34,8 +34,11 @@ def choose_kernels(
     backends: Sequence[Backend],
     constants: Mapping[Value, Array],
     preferred: Mapping[str, str] = MappingProxyType({}),
+    assumed: Collection[str] = (),
 ) -> Kernels:
     """For every node the kernel of the first backend that has one; by the node's name one may be `preferred`.
+
+    What makes a value of `assumed` shape is computed by a kernel in any case, which refuses to make another shape.
 
     Raises RunError naming the nodes that no backend computes.
     """
@@ -44,7 +47,7 @@ def choose_kernels(
     for node in graph.walk():
         if isinstance(node, While | CaseOf):
             continue
-        if byte_copies(node) is not None:
+        if byte_copies(node) is not None and not any(value.name in assumed for value in node.defs):
             chosen[node.name] = None
             continue
         first = preferred.get(node.name)
