@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import sublet
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Example
 from sublet.runtime.nn_reference import NnReference
@@ -59,6 +60,41 @@ def test_the_gradient_of_a_product_with_zeros(backend: Any) -> None:
     x = np.array([[2.0, 3.0, 4.0], [2.0, 0.0, 4.0], [0.0, 3.0, 0.0]])
     found = gradient_of("prod", x, backend, axes=(1,))
     assert found.tolist() == [[12, 8, 6], [0, 8, 0], [0, 0, 0]]
+
+
+PRODUCTS = [
+    ((3,), (), 0, 1), ((5,), (0,), 1, 2), ((4, 1), (1,), 0, 2), ((2, 0), (1,), 0, 0), ((0, 3), (1,), 0, 0),
+    ((4, 7), (1,), 0, 9), ((4, 7), (0,), 1, 9), ((2, 3, 3), (0, 2), 0, 6), ((2, 3, 3), (0, -1), 1, 3),
+    ((2, 2, 2), (), 0, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "axes", "keepdims", "zeros"), PRODUCTS, ids=str)
+def test_gradients_of_gradients_of_a_product_with_zeros(
+    shape: tuple[int, ...], axes: tuple[int, ...], keepdims: int, zeros: int
+) -> None:
+    """Three orders, each of a loss that is not linear in the gradient before it."""
+    draw = np.random.default_rng(zeros)
+    content = draw.uniform(0.5, 2, shape)
+    content.flat[draw.permutation(content.size)[:zeros]] = 0
+    graph = sublet.Graph("products")
+    x, tensor = graph.input("x", shape, "f64"), torch.tensor(content, requires_grad=True)
+    (planned,), eager = graph.apply("nn.prod", x, axes=axes, keepdims=keepdims), tensor
+    for axis in sorted((axis % len(shape) for axis in axes or range(len(shape))), reverse=True):
+        eager = eager.prod(axis, bool(keepdims))
+    expected = []
+    for order in range(3):
+        (planned,) = sublet.gradients((planned * planned + planned).sum(), [x])
+        (eager,) = torch.autograd.grad((eager * eager + eager).sum(), [tensor], create_graph=True)
+        graph.output(f"d{order}", planned)
+        expected.append(eager.detach().numpy())
+    found = sublet.compile(graph)(x=content)
+    for order in range(3):
+        _close(found[f"d{order}"], expected[order])
+
+
+def _close(found: Array, expected: Array) -> None:
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9 * np.abs(expected).max(initial=1))
 
 
 @pytest.mark.parametrize("backend", [Torch(), NnReference()], ids=lambda backend: backend.name)

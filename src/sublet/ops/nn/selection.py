@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn.command import REQUIRED_INTEGER, Command, Example, Required, over, over_only, pick, spec_of, whole
 from sublet.ops.nn.gradients import by_parts, given, operand, reshaped, result
 from sublet.ops.nn.reduction import reduced
-from sublet.ops.nn.shapes import FLOATS, NUMBERS, axis_in, equal, of_type
+from sublet.ops.nn.shapes import FLOATS, NUMBERS, axes_in, axis_in, equal, of_type
 from sublet.ops.op import Attrs, Emit, Grads, Infer, Specs
 from sublet.tensor import DType, TensorSpec
 
@@ -100,10 +100,32 @@ def _prod_gradient(dy: Any, x: Any, axes: Axes, keepdims: int) -> Any:
 
 
 def _prod_parts(emit: Emit, node: Node) -> Sequence[Value]:
-    """Written with a division by x: the second derivative is that of elements other than 0."""
+    """The product is written as a tree of products of two, and differentiated: nothing is divided by."""
     dy, x = operand(node, 0), operand(node, 1)
-    scale = emit("nn.mul", dy, emit("nn.prod", x, **_over(node)))
-    return [emit("nn.div", _kept(emit, node, scale, 1), x)]
+    shape = spec_of(x).shape
+    gone = axes_in(pick(node.attrs, "axes"), len(shape))
+    axes = sorted(range(len(shape)), key=lambda axis: axis in gone)
+    turned = [shape[axis] for axis in axes]
+    size, count = prod(shape[axis] for axis in axes if axis not in gone), prod(shape[axis] for axis in gone)
+    rows = reshaped(emit, emit("nn.transpose", x, axes=tuple(axes)), (size, count))
+    grad = reshaped(emit, _of_rows(emit, reshaped(emit, dy, (size, 1)), rows), tuple(turned))
+    return [emit("nn.transpose", grad, axes=tuple(axes.index(axis) for axis in range(len(axes))))]
+
+
+def _of_rows(emit: Emit, dy: Value, x: Value) -> Value:
+    """The gradient of the product of each row: that of the row of pairs, times the other one of the pair."""
+    size, count = spec_of(x).shape
+    if count < 2:
+        return dy if count else x
+    if count % 2:
+        x = emit("nn.pad", x, pads=(0, 0, 0, 1), value=1.0)
+    pairs = emit("nn.reshape", x, shape=(size, (count + 1) // 2, 2))
+    first, second = emit.several("nn.split", pairs, axis=2, sizes=(1, 1))
+    of_pairs = _of_rows(emit, dy, reshaped(emit, emit("nn.mul", first, second), (size, (count + 1) // 2)))
+    others = emit("nn.flip", pairs, axes=(2,))
+    grad = emit("nn.mul", others, emit("nn.reshape", of_pairs, shape=(size, (count + 1) // 2, 1)))
+    grad = emit("nn.reshape", grad, shape=(size, count + count % 2))
+    return emit("nn.slice", grad, starts=(0, 0), ends=(size, count), steps=(1, 1)) if count % 2 else grad
 
 
 def _norm_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
