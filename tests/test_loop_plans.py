@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from sublet.analysis.schedule import Schedule, Step, serial
 from sublet.checker import check
 from sublet.frontends.onnx.model import from_proto
 from sublet.ir.graph import Graph
@@ -269,6 +270,23 @@ def test_a_row_that_is_carried_stays_where_it_is(after: str, returns: str, back:
     plan = plan_memory(graph, Options(alignment=1, in_place_from=0, streams=streams))
     assert plan.moves == ()
     assert {p.how for p in plan.placements if p.value == "u"} == {"row"}
+    assert results_match(graph, plan.schedule, plan, random.Random(1), 30)
+
+
+def test_a_row_is_not_written_over_while_another_stream_reads_what_the_loop_left() -> None:
+    text = RECURRENT.format(init="%h0", back="")
+    graph = parse(f"""
+    graph @net({INPUTS}) {{
+      {text}
+      %p: u8[24] = test.matmul(%last)
+      %q: u8[4,24] = test.relu(%ys)
+      return %p, %q
+    }}
+    """)
+    loop = serial(graph).bodies
+    steps = (Step(graph.nodes[0].name), Step("p", 0), Step("q", 1, (graph.nodes[0].name,)))
+    plan = plan_memory(graph, Options(alignment=1, in_place_from=0), schedule=Schedule(steps, loop))
+    assert plan.moves == ()
     assert results_match(graph, plan.schedule, plan, random.Random(1), 30)
 
 
