@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 from sublet.analysis.content import contents
 from sublet.analysis.flow import Flow, Point, flow
@@ -27,7 +28,7 @@ from sublet.plan import POINTER, MemoryPlan
 MOST_TRIES = 8
 """So often is a program laid out with more pointers; what is still copied then is copied."""
 
-SHORT_ENOUGH = 8192
+SHORT_ENOUGH = 2048
 """Points that may be laid out for any program; a longer one may become twice as long."""
 
 Live = Callable[[Flow], LiveRanges]
@@ -112,12 +113,12 @@ def _settle(
         pointers = roles.with_finals({*current.flow.pointers, *wanted}, refused)
         if pointers == current.flow.pointers:
             break
-        while True:
+        for attempt in count():
             try:
                 unrolled = flow(graph, schedule, pointers, reusable, longest)
                 break
             except Refused as found:
-                pointers = roles.without(found, pointers, refused)
+                pointers = roles.without(found, pointers, refused, halving=attempt < MOST_TRIES)
         current = laid_out(unrolled, live, share)
         if not current.flow.serial and sum(buffer.packed for buffer in current.buffers) > MAX_BUFFERS:
             return plain
@@ -225,19 +226,24 @@ class _Roles:
         """The value that must be a pointer for a move to `destination` to copy nothing."""
         return self._parameter.get(destination, destination) if point.kind == "exit" else destination
 
-    def without(self, found: Refused, pointers: frozenset[Value], refused: dict[Value, str]) -> frozenset[Value]:
-        """The pointers, with those that were asked for, and without those that cannot be, which join `refused`."""
+    def without(
+        self, found: Refused, pointers: frozenset[Value], refused: dict[Value, str], *, halving: bool
+    ) -> frozenset[Value]:
+        """The pointers, with those that were asked for, and without those that cannot be, which join `refused`.
+
+        Of those that are too dear only half are given up, if `halving`.
+        """
         wanted = set(pointers)
         for reason in found.reasons:
             if isinstance(reason, AlsoPointer):
                 also = self._handed_on(reason.parameter, pointers)
-                if also.isdisjoint(refused) and all(value.plannable for value in also):
+                if also <= self.with_finals(also, refused):
                     wanted |= also
                 else:
                     why = f"%{reason.parameter.name}, which it would stand for, cannot be pointed at"
                     refused |= dict.fromkeys(pointers & self._beside[reason.parameter], why)
             else:
-                gone = self._cheaper_half(reason.pointers) if reason.some else reason.pointers
+                gone = self._cheaper_half(reason.pointers) if reason.some and halving else reason.pointers
                 refused |= dict.fromkeys(gone, reason.why)
         return self.with_finals(wanted, refused)
 
