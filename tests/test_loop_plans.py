@@ -268,8 +268,9 @@ def test_a_row_that_is_carried_stays_where_it_is(after: str, returns: str, back:
     text = RECURRENT.format(init="%h0", back=back)
     graph = parse(f"graph @net({INPUTS}) {{ {text} {after} return {returns} }}")
     plan = plan_memory(graph, Options(alignment=1, in_place_from=0, streams=streams))
-    assert plan.moves == ()
-    assert {p.how for p in plan.placements if p.value == "u"} == {"row"}
+    if streams == 1:
+        assert plan.moves == ()
+        assert {p.how for p in plan.placements if p.value == "u"} == {"row"}
     assert results_match(graph, plan.schedule, plan, random.Random(1), 30)
 
 
@@ -286,7 +287,7 @@ def test_a_row_is_not_written_over_while_another_stream_reads_what_the_loop_left
     loop = serial(graph).bodies
     steps = (Step(graph.nodes[0].name), Step("p", 0), Step("q", 1, (graph.nodes[0].name,)))
     plan = plan_memory(graph, Options(alignment=1, in_place_from=0), schedule=Schedule(steps, loop))
-    assert plan.moves == ()
+    assert [move.source for move in plan.moves] == ["u"]
     assert results_match(graph, plan.schedule, plan, random.Random(1), 30)
 
 

@@ -37,9 +37,6 @@ class Concurrency:
                 self._meets[value] |= concurrent[t]
             for value in point.defs:
                 self._meets_write[value] |= concurrent[t]
-        for pointer, whole in _pointers_to_rows(flow):
-            self._touches[whole] |= self._touches[pointer]
-            self._meets[whole] |= self._meets[pointer]
 
     def may_meet(self, a: Value, b: Value) -> bool:
         """Whether an access to `a` may happen at the same time as an access to `b`."""
@@ -64,15 +61,6 @@ class Concurrency:
             together |= bits[value]
         row: Mask = _unpacked([together], self._points)[0].astype(np.bool_)
         return row
-
-
-def _pointers_to_rows(flow: Flow) -> Iterator[tuple[Value, Value]]:
-    """What may stand for a row, with the whole in which that may lie: who reads the one reads bytes of the other."""
-    wholes: dict[Value, list[Value]] = {}
-    for window in flow.windows:
-        wholes.setdefault(window.value, []).append(window.whole)
-    for pointer, source in flow.aliases:
-        yield from ((pointer, whole) for whole in wholes.get(source, ()))
 
 
 def _concurrent_points(flow: Flow) -> list[int]:

@@ -13,7 +13,7 @@ Starting from one buffer a value, buffers are merged, in this order, wherever `m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -138,10 +138,12 @@ def _lodge(merger: Merger, flow: Flow, alignment: int, smallest: int) -> None:
     """Let slices and rows lie in their wholes, but not what control flow hands on.
 
     The exception is a row that is an update, and what the loop leaves in it: pointers of that loop may stand for it.
+    In several streams the latter may be read beside what is written over the whole, so that there it is none.
     """
+    edges = ("next", "exit") if flow.serial else ("next",)
     handed: dict[Value, set[tuple[Value, Edge]]] = {}
     moved = [(source, ("", "")) for point in flow.points for source, _ in point.moves]
-    for source, edge in (*moved, *((source, edge) for source, edges in flow.pointed.items() for edge in edges)):
+    for source, edge in (*moved, *((source, edge) for source, passed in flow.pointed.items() for edge in passed)):
         for segment in merger.contents.get(source, ()):
             handed.setdefault(segment.token, set()).add((source, edge))
     aliases: dict[Value, list[Value]] = {}
@@ -152,17 +154,24 @@ def _lodge(merger: Merger, flow: Flow, alignment: int, smallest: int) -> None:
             continue
         tokens = {segment.token for segment in merger.contents[window.value]}
         on = {known for token in tokens for known in handed.get(token, ())}
-        if not on or (window.kind == "row" and _stays_a_row(window, on, aliases, merger.ranges)):
+        if not on or (window.kind == "row" and _stays_a_row(window, on, edges, aliases, merger.ranges)):
             merger.lodge(window)
 
 
 def _stays_a_row(
-    window: Window, on: set[tuple[Value, Edge]], aliases: Mapping[Value, list[Value]], ranges: LiveRanges
+    window: Window,
+    on: set[tuple[Value, Edge]],
+    edges: Collection[str],
+    aliases: Mapping[Value, list[Value]],
+    ranges: LiveRanges,
 ) -> bool:
     """Whether only the row itself is handed on, to the next round and out of the loop, and while its whole lives."""
     row, loop, whole = window.value, window.loop.name, ranges.halves[window.whole]
     standing = aliases.get(row, [])
-    known = all((v == row and edge == ("next", loop)) or (v in standing and edge == ("exit", loop)) for v, edge in on)
+    known = all(
+        edge[0] in edges and edge[1] == loop and (value == row if edge[0] == "next" else value in standing)
+        for value, edge in on
+    )
     lives = [piece for alias in standing for piece in ranges.halves.get(alias, ())]
     return known and all(any(first <= begin and end <= last for first, last in whole) for begin, end in lives)
 
