@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,10 @@ from sublet.ir.text import parse
 from sublet.plan import MemoryPlan, Region, bound_to
 from sublet.plan_file import fingerprint, from_json, to_json
 from sublet.planning import Options, plan_memory
+from tests import dialect
+from tests.interpreter import results_match
+
+assert dialect.OPS
 
 STEP = parse(
     """
@@ -148,3 +153,24 @@ def test_streams_that_do_not_wait_keep_apart() -> None:
     ordered = Schedule((Step("read", 0, ()), Step("make", 1, ("read",))))
     assert [move.edge for move in plan_memory(graph, schedule=unordered).moves] == ["update"]
     assert plan_memory(graph, schedule=ordered).moves == ()
+
+
+def test_the_update_reads_what_a_pointer_stands_for_before_it_writes() -> None:
+    """Where no round is made %last is %a, which is updated at the same time."""
+    graph = parse("""
+    graph @net(%a: u8[16], %seed: u8[4]) {
+      weights %w: u8[16]
+      %new: u8[16] = test.matmul(%a, %w)
+      %last: u8[16] = while(%i: i64[]; %x: u8[16] = %a; ) @loop body @body {
+        %go: bool[] = test.below(%i, %seed)
+        continue if %go
+        %y: u8[16] = test.matmul(%x, %seed)
+        next %y;
+      }
+      %z: u8[16] = test.matmul(%seed)
+      update %a = %new, %w = %last
+      return %z
+    }
+    """)
+    plan = plan_memory(graph, Options(alignment=1))
+    assert results_match(graph, plan.schedule, plan, random.Random(1), 20)

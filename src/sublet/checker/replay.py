@@ -310,11 +310,11 @@ class _Replay:
         here = self.layout.here((), state.first())
         after = [(target, source, here.region(target)) for target, source in graph.updates]
         wanted = [state.resolve(self.contents.get(source.name, whole(source))) for _, source in graph.updates]
-        for action in self._actions(None, state, here, lambda actions: actions.update(graph)):
-            for value in action.reads:
-                self.read(value, state, here, action.where)
-            for write in action.writes:
-                state.write(write.region, state.resolve(write.content), action.where)
+        several = self._actions(None, state, here, lambda actions: actions.update(graph))
+        for value in dict.fromkeys(value for action in several for value in action.reads):
+            self.read(value, state, here, several[0].where)
+        for write in dict.fromkeys(write for action in several for write in action.writes):
+            state.write(write.region, state.resolve(write.content), several[0].where)
         for (target, source, region), content in zip(after, wanted, strict=True):
             wrong = list(state.memory.mismatches(region.storage, region.offset, content)) if region else []
             if region is not None and wrong:
