@@ -177,10 +177,18 @@ class Merger:
         same_place = x.offset == y.offset + shift
         if self._outdated(x.value, same_place) or self._outdated(y.value, same_place):
             return False
+        if self._written_at_once(x.value, y.value):
+            return False
         if self._copied_over(x.value, y.value, shift) or self._copied_over(y.value, x.value, shift):
             return False
         written = ((x.value, y.value), (y.value, x.value))
         return not any(a not in self.unwritten and self.concurrency.may_write_during(a, b) for a, b in written)
+
+    def _written_at_once(self, x: Value, y: Value) -> bool:
+        """Whether one point makes both: a kernel does not write two outputs to the same bytes."""
+        p, q = self.ranges.halves.get(x, ()), self.ranges.halves.get(y, ())
+        together = bool(p and q) and p[0][0] == q[0][0]
+        return together and not (x in self.unwritten and y in self.unwritten)
 
     def _outdated(self, value: Value, same_place: bool) -> bool:
         """Whether a value is still needed when what its bytes are copies of is written anew, in another round.

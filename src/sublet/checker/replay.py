@@ -37,7 +37,8 @@ from sublet.plan import Context, Region, Rolled
 MOST_TARGETS = 64
 """A plan in which a pointer can stand for more regions at one moment is not followed."""
 
-MOST_STEPS = 1 << 20
+MOST_COPIES = 1024  # of a body
+MOST_STEPS = 1 << 17
 """Nor one whose nodes run more often than this, and than MOST_TARGETS times each, in all their copies."""
 
 Origins = Mapping[str, tuple[tuple[Source, ...], ...]]
@@ -178,6 +179,8 @@ class _Replay:
     def loop(self, node: While, body: Schedule, state: State, context: Context) -> State:
         """Rounds, of every copy of the body, until the heads are stable; the state after the loop."""
         record = self.layout.rolled.get((node.name, context))
+        if record is not None and record.copies > MOST_COPIES:
+            raise _TooLong(node, f"its body has more than {MOST_COPIES} copies")
         self.edge(node, state, context, lambda actions: actions.enter(node), _pairs(node.inits, node.parameters))
         run = self._loops.setdefault((node.name, context), Run(node))
         before = self.findings
@@ -232,8 +235,8 @@ class _Replay:
         """One round of one copy. Returns the state after the exit edge and that at the end of the round."""
         edge, state = partial(self.edge, node, context=context), head.copy()
         edge(state, build=lambda actions: actions.head(node))
-        after = (value for late in node.body.nodes[node.check :] for value in _read(late))
-        later = [*node.body.outputs, node.condition, *after]
+        late = (value for after in node.body.nodes[node.check :] for value in _read(after))
+        later = [*node.body.outputs, node.condition, *late]
         state = self.nodes(node.body.nodes[: node.check], body, state, context, later)
         edge(state, build=lambda actions: actions.test(node))
         cells, left = self.layout.cells.of_round(node.name), state.copy()
@@ -281,8 +284,8 @@ class _Replay:
         resolved = [(write, state.resolve(write.content), where) for write, where in writes]
         state.pointers |= targets
         if ends_round is not None:
-            of_round = self.layout.cells.of_round(node.name)
-            self._lose(state, [name + LATEST for name in of_round if name + LATEST in self.layout.cells.known])
+            latest = (name + LATEST for name in self.layout.cells.of_round(node.name))
+            self._lose(state, [name for name in latest if name in self.layout.cells.known])
             state.pointers |= rows
             state.end(self._of_body(ends_round)[0], keeping={value.name for value in ends_round.parameters})
         for write, content, where in resolved:
@@ -332,16 +335,16 @@ class _Replay:
         for source, to in moves:
             if to.name not in self.layout.pointers:
                 continue
-            pointer, region = state.pointers.get(source.name), here.region(source)
+            cells, pointer, region = here.cells, state.pointers.get(source.name), here.region(source)
             content = self.contents.get(source.name, whole(source))
-            inside = [place for place in (pointer.targets if pointer else [region]) if place and self._in_cell(place)]
-            if not inside and pointer is not None:
-                targets[to.name] = pointer
-            elif not inside and region is not None:
-                targets[to.name] = state.at(region, content)
+            inside = [
+                place for place in (pointer.targets if pointer else [region]) if place and place.storage in cells.known
+            ]
             if not inside:
+                if pointer is not None or region is not None:
+                    targets[to.name] = pointer or state.at(region or Region("", 0, 0), content)
                 continue
-            row = here.cells.latest(inside[0], node.name) if stored and pointer is None else None
+            row = cells.latest(inside[0], node.name) if stored and pointer is None else None
             if row is not None and isinstance(node, While) and source in node.rows and to in node.parameters:
                 rows[to.name] = state.at(inside[0], content, row)
             elif pointer is not None and not stored and self._keeps_latest(node, source, to, inside):
@@ -351,13 +354,10 @@ class _Replay:
                 self.findings.append(Finding("bad-stride", "the plan", what, "copy one of the two"))
         return targets, rows
 
-    def _in_cell(self, place: Region) -> bool:
-        return place.storage in self.layout.cells.known
-
     def _keeps_latest(self, node: Node, source: Value, to: Value, inside: Sequence[Region]) -> bool:
         """Whether a loop hands the latest row on that one of its parameters stands for."""
-        latest = all(this_round(place.storage) != place.storage for place in inside)
-        return latest and isinstance(node, While) and source in node.parameters and to in node.finals
+        handed_on = isinstance(node, While) and source in node.parameters and to in node.finals
+        return handed_on and all(this_round(place.storage) != place.storage for place in inside)
 
     def _met(self, states: Sequence[State], node: Node) -> State:
         """What holds of the runs of all states."""

@@ -1,0 +1,111 @@
+"""What planning and checking do is bounded by the size of the program: counted in points and steps, never timed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sublet.analysis import settle
+from sublet.checker import check_bytes
+from sublet.checker import state as states
+from sublet.ir.graph import Graph
+from sublet.ir.text import parse
+from sublet.plan import MemoryPlan
+from sublet.planning import plan_memory
+from tests import dialect
+
+assert dialect.OPS
+
+Swap = tuple[int, int]
+
+
+def swaps(count: int, chain: list[Swap]) -> Graph:
+    """Branches one after another, each of which exchanges two of `count` values or does not."""
+    lines, now, flags = [], [f"%p{i}" for i in range(count)], [f"%c{b}: bool[]" for b in range(len(chain))]
+    for b, (i, j) in enumerate(chain):
+        one, other = now[i], now[j]
+        lines.append(f"%a{b}: u8[64], %b{b}: u8[64] = case %c{b} @if{b} {{")
+        lines.append(f"  arm @keep{b} {{ yield {one}, {other} }}\n  arm @swap{b} {{ yield {other}, {one} }}\n}}")
+        now[i], now[j] = f"%a{b}", f"%b{b}"
+    lines += [f"%y{i}: u8[64] = test.relu({value})" for i, value in enumerate(now)]
+    inputs = ", ".join([*(f"%p{i}: u8[64]" for i in range(count)), *flags])
+    outputs = ", ".join(f"%y{i}" for i in range(count))
+    return parse("\n".join([f"graph @chain({inputs}) {{", *lines, f"return {outputs}", "}"]))
+
+
+def rings(*lengths: int) -> Graph:
+    """A loop with carries that are rotated in rings of these lengths."""
+    names = [[f"%r{n}_{i}" for i in range(n)] for n in lengths]
+    flat = [name for ring in names for name in ring]
+    turned = [name for ring in names for name in (*ring[1:], ring[0])]
+    inputs = ", ".join(f"%x{i}: u8[64]" for i in range(len(flat)))
+    carried = ", ".join(f"{name}: u8[64] = %x{i}" for i, name in enumerate(flat))
+    finals = ", ".join(f"%f{i}: u8[64]" for i in range(len(flat)))
+    return parse(f"""
+    graph @turning({inputs}, %n: i64[]) {{
+      {finals} = while(%i: i64[]; {carried}; ) @turn body @body {{
+        %c: bool[] = onnx.Less(%i, %n)
+        continue if %c
+        next {", ".join(turned)};
+      }}
+      return {", ".join(f"%f{i}" for i in range(len(flat)))}
+    }}
+    """)
+
+
+def steps(plan: MemoryPlan, graph: Graph, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often the checker writes to memory."""
+    count = 0
+    write = states.State.write
+
+    def counted(self: states.State, *details: object) -> None:
+        nonlocal count
+        count += 1
+        write(self, *details)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(states.State, "write", counted)
+        assert check_bytes(graph, plan.schedule, plan) == ()
+    return count
+
+
+def test_a_chain_of_choices_is_not_enumerated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight values in any of their orders: nothing is copied, and a chain twice as long takes twice the steps."""
+    counts = []
+    for length in (12, 24):
+        graph = swaps(8, [(b % 8, (2 * b + 1) % 8 if (2 * b + 1) % 8 != b % 8 else (b + 1) % 8) for b in range(length)])
+        plan = plan_memory(graph)
+        assert plan.moves == ()
+        counts.append(steps(plan, graph, monkeypatch))
+    assert counts[1] <= 2 * counts[0] + 8
+
+
+def test_rings_whose_least_common_multiple_is_too_large_are_copied_in_part() -> None:
+    plan = plan_memory(rings(2, 3, 5, 7, 11, 13))
+    (record,) = plan.rolled
+    assert record.copies <= 64
+    assert {move.why for move in plan.moves} == {"pointing would take more than 64 copies of the body"}
+
+
+def test_rings_that_fit_together_copy_nothing() -> None:
+    plan = plan_memory(rings(2, 3, 5))
+    assert [record.copies for record in plan.rolled] == [30]
+    assert plan.moves == ()
+
+
+def test_no_plan_is_longer_than_it_may_be() -> None:
+    for graph in (swaps(9, [(b % 9, (b + 1) % 9) for b in range(40)]), rings(4, 5, 3), rings(64), rings(61, 59)):
+        plan = plan_memory(graph)
+        base = sum(2 for _ in graph.walk()) * 4 + 16
+        assert len(plan.points) <= 2 * base + settle.SHORT_ENOUGH
+
+
+def test_a_hostile_plan_is_given_up() -> None:
+    """A ring of a thousand million copies in a plan file of a few lines."""
+    graph = rings(2)
+    plan = plan_memory(graph)
+    (record,) = plan.rolled
+    endless = replace(plan, rolled=(replace(record, ring=10**9),))
+    found = check_bytes(graph, plan.schedule, endless)
+    assert [finding.rule for finding in found] == ["too-many-states"]
