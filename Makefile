@@ -22,8 +22,8 @@ demo: $(VENV)/.installed ## plan a real network (DEMO=resnet50, densenet121, ...
 	MODEL=$$($(BIN)/python -c 'import onnx.backend.test as t; print(t.__path__[0])')/data/light/light_$(DEMO).onnx; \
 	$(BIN)/sublet plan "$$MODEL" --out plan.json --html plan.html && $(BIN)/sublet check "$$MODEL" plan.json
 
-test: $(VENV)/.installed ## all tests
-	$(BIN)/python -m pytest
+test: $(VENV)/.installed ## all tests, on all cores
+	$(BIN)/python -m pytest --numprocesses logical --dist worksteal
 
 conformance: $(VENV)/.installed ## all of ONNX's own backend tests, each a second time in a poisoned arena
 	$(BIN)/python -m tests.conformance

@@ -83,3 +83,8 @@ def refused(op: str, shapes: Sequence[str], attrs: dict[str, Any], message: str)
     emit = Emitter.of(Graph("wrong", tuple(v for v in inputs if v is not None), (), ()))
     with pytest.raises(SpecError, match=message):
         emit.several(f"nn.{op}", *inputs, **attrs)
+
+
+def shown(value: object) -> str:
+    """A parameter in the name of a test, which must be the same in every process."""
+    return "by" if callable(value) else str(value)[:40]

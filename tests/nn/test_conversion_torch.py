@@ -17,7 +17,7 @@ from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.nn_reference import NnReference
 from sublet.runtime.torch_backend import Torch
 from sublet.tensor import DType
-from tests.nn.against import agrees, refused
+from tests.nn.against import agrees, refused, shown
 from tests.nn.examples import case_of
 from tests.nn.test_registry import computed
 
@@ -33,7 +33,7 @@ CASES: list[tuple[str, tuple[str, ...], dict[str, Any], Callable[..., Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "inputs", "attrs", "function"), CASES, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("name", "inputs", "attrs", "function"), CASES, ids=shown)
 def test_is_pytorchs(name: str, inputs: tuple[str, ...], attrs: dict[str, Any], function: Any) -> None:
     agrees(name, inputs, attrs, function)
 

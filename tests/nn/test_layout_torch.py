@@ -19,7 +19,7 @@ from sublet.ops.nn.layout import bounds, cut
 from sublet.ops.op import Share
 from sublet.runtime.torch_backend import Torch
 from sublet.tensor import DType, TensorSpec
-from tests.nn.against import agrees
+from tests.nn.against import agrees, shown
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -46,7 +46,7 @@ CASES: list[tuple[str, tuple[str, ...], dict[str, Any], Callable[..., Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "inputs", "attrs", "function"), CASES, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("name", "inputs", "attrs", "function"), CASES, ids=shown)
 def test_is_pytorchs(name: str, inputs: tuple[str, ...], attrs: dict[str, Any], function: Any) -> None:
     agrees(name, inputs, attrs, function, fast=False)
 
