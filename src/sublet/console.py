@@ -233,10 +233,17 @@ def leave(decision: Verdict | None) -> None:
         raise typer.Exit(STATUS[decision.outcome])
 
 
+class _Answers(Console):
+    """A console whose reader may leave early: that is no answer, and must not end with the status of one."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def answers() -> Console:
     """Where answers go. Only a terminal breaks lines."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDE)
+    console = _Answers(highlight=False)
+    return console if console.is_terminal else _Answers(highlight=False, width=WIDE)
 
 
 def picture_width() -> int:

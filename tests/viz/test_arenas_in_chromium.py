@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sublet.advised import Advice, Advised
 from sublet.bytesize import human
 from sublet.ir.text import parse
 from sublet.plan import Described
@@ -117,3 +118,23 @@ def test_a_phone_folds_the_figures(browser: Chromium, tmp_path: Path) -> None:
         assert browser.evaluate("document.getElementById('stage').getBoundingClientRect().top") < 220
     finally:
         browser.resize(1280, 800)
+
+
+def test_advice_is_listed_beside_the_map(browser: Chromium, tmp_path: Path) -> None:
+    advice = (
+        Advice("option", "another order", "--order less", 1024, 2048, 512),
+        Advice("what-if", "the largest tensor in f16", "half the precision", 2048, 1024),
+        Advice("option", "inputs outside", "--io bound", 5120, -2048),
+    )
+    picture = replace(rectangles(small_plan()), advice=Advised(advice, ("halves: no such axis",), "interrupted"))
+    page = Page(browser, picture, tmp_path)
+    first, second = page.text("#advice").split("the largest tensor in f16")
+    assert "1 KiB" in first
+    assert "2 KiB less; 512 B more outside of it. --order less" in first
+    assert "what if" in second
+    rest = page.text("#panel")
+    assert "Tried in vain: --io bound." in rest
+    assert "Could not be planned: halves: no such axis" in rest
+    assert "Not all was tried: interrupted." in rest
+    wide = browser.evaluate("document.querySelector('#advice b').getBoundingClientRect().width")
+    assert wide > 60, "names have room"

@@ -106,7 +106,7 @@ def _advice(advised: Advised) -> dict[str, Any]:
             [each.kind, each.what, each.how, *(_number(getattr(each, name)) for name in numbers)]
             for each in advised.helping
         ],
-        "vain": [each.what for each in advised.vain],
+        "vain": [each.how if each.kind == "option" else each.what for each in advised.vain],
         "failed": list(advised.failed),
         "stopped": advised.stopped,
     }

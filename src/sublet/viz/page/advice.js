@@ -1,6 +1,6 @@
 // What would lower the arena, each figure from a plan of the changed graph.
 
-const KINDS = { option: "", model: "another model", "what-if": "what if" };
+const KINDS = { option: "", model: "the same network, written otherwise", "what-if": "what if: another network" };
 
 function showAdvice(panel, model) {
   if (!model.advice) return;
