@@ -230,6 +230,8 @@ def _moved(
 
 
 def _rounds(weights: Sequence[Weight | None], spec: TensorSpec) -> bool:
-    """Whether a conversion to integers would have to look at the content first."""
+    """Whether a conversion would have to look at the content first, or is not done as ONNX Runtime does it."""
     source = weights[0].spec if weights and weights[0] else None
-    return isinstance(source, TensorSpec) and source.dtype != spec.dtype and spec.dtype in INTEGERS
+    if not isinstance(source, TensorSpec) or source.dtype == spec.dtype:
+        return False
+    return spec.dtype in INTEGERS or (source.dtype, spec.dtype) == (DType.F64, DType.F16)
