@@ -47,6 +47,7 @@ def _told(plan: MemoryPlan) -> dict[str, Any]:
     return {
         "graph": (plan.graph, plan.recipe.optimize, plan.recipe.changed, plan.recipe.scratch),
         "read": (plan.dims, plan.max_trips),
+        "nodes": [(node.name, node.op) for node in plan.nodes],
         "points": plan.points,
         "updated": plan.updated,
         "rolled": (rolled, len(plan.rolled)),

@@ -162,3 +162,12 @@ def test_changed_plan_files_are_refused_or_still_true(tmp_path: Path) -> None:
 def test_the_jumps_of_a_loop_are_among_what_is_changed() -> None:
     plan = plan_memory(parse(JUMPING))
     assert any(record.jumps for record in plan.rolled)
+
+
+def test_a_model_may_lie_in_a_file_of_another_name() -> None:
+    """Where a node was written is a label: the plan is of the same program."""
+    plan = plan_memory(parse(JUMPING, "written.sublet"))
+    graph = parse("\n" + JUMPING, "renamed.sublet")
+    assert judge(graph, plan.schedule, plan).findings == ()
+    (other, *nodes) = plan.nodes
+    assert rules(graph, replace(plan, nodes=(replace(other, op="test.relu"), *nodes))) == {"false-name"}

@@ -35,8 +35,8 @@ PROVEN = (
     *("moves", "updated", "nodes"),
 )
 """What a plan says that follows from its model and its regions."""
-LABELS = ("strategy", "stopped", "moves.why", "recipe.by", "recipe.order", "storages.capacity")
-"""What nothing follows from: how the plan was made."""
+LABELS = ("strategy", "stopped", "moves.why", "recipe.by", "recipe.order", "storages.capacity", "nodes.source")
+"""What nothing follows from: how the plan was made, and in which lines of which file its nodes were written."""
 
 
 @dataclass
@@ -122,7 +122,7 @@ def _names(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
         if isinstance(spec, Unplannable) and (outside.type, outside.reason) != (spec.type, spec.reason):
             what = f"is outside as {outside.type} ({outside.reason}), not as {spec.type} ({spec.reason})"
             yield Finding("false-name", f"value %{outside.value}", what)
-    if [(node.name, node.op, node.source) for node in plan.nodes] != [(n.name, n.op, n.source) for n in graph.walk()]:
+    if [(node.name, node.op) for node in plan.nodes] != [(node.name, node.op) for node in graph.walk()]:
         yield Finding("false-name", "the plan", "describes other nodes than the graph has")
     yield from _whose(graph, plan)
 
