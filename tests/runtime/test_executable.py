@@ -276,3 +276,17 @@ def test_a_system_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     found = executable.memory.allocated
     assert (found.held_bytes, found.peak_bytes, found.total_bytes) == (None, None, None)
     assert "cannot be reset" in found.reason
+
+
+def test_its_repr_is_one_line_and_chooses_no_kernels() -> None:
+    asked: list[Node] = []
+
+    class Asked(PythonBackend):
+        def kernel(self, node: Node, constants: Any) -> Any:
+            asked.append(node)
+            return super().kernel(node, constants)
+
+    executable = compile(CHAIN, backend=Asked(), weights={"w": W})
+    asked.clear()
+    assert repr(executable) == "<Executable chain: arena 128 bytes, inputs 1, outputs 1>"
+    assert not asked

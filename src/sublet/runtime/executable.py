@@ -14,11 +14,12 @@ import numpy as np
 from sublet.analysis.settle import planned_flow
 from sublet.errors import PlanError, RunError
 from sublet.ir.graph import Graph, Value
-from sublet.plan import MemoryPlan, Region, bound_to
+from sublet.plan import MemoryPlan, Region
 from sublet.plan_file import fingerprint
 from sublet.printable import printable
+from sublet.runtime.contents import Contents
 from sublet.runtime.dtypes import packed, plain
-from sublet.runtime.given import by_name, checked, content_for, in_place, listed
+from sublet.runtime.given import by_name, listed
 from sublet.runtime.kernel import Array, Cell
 from sublet.runtime.kernels import Kernels, bind_node
 from sublet.runtime.left import left_by
@@ -85,19 +86,19 @@ class Executable:
         self.remark = remark
         self._make_kernels = make_kernels
         self._kernels: Kernels | None = None
-        self._weights = {value: content for value, content in weights.items() if value not in graph.updated}
         self._memory = Memory(graph, plan)
         self._state = State(graph, self._memory)
-        self._bound: set[Value] = set()
+        self._contents = Contents(graph, self._memory, self._state, weights, self.inputs, self.outputs)
         self._stacked = stacked_outputs(graph)
         self._workers = Workers()
         self._program: Program | None = None
         self._lock = Lock()
         self._kept = kept_bytes
         self._allocated = Allocated(reason=NOT_YET)
-        self._load_weights()
-        for value in (value for value in graph.updated if value in weights):
-            self._give(value, weights[value], f"weight {value.name}")
+
+    def __repr__(self) -> str:
+        counts = f"inputs {len(self.inputs)}, outputs {len(self.outputs)}"
+        return f"<Executable {printable(self.graph.name)}: arena {self.arena_bytes:,} bytes, {counts}>"
 
     def __call__(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
         """Run once. Inputs by name, as a mapping or as keywords; the outputs by name, as copies.
@@ -131,10 +132,11 @@ class Executable:
             if name in self._memory.arenas and name not in (*self.inputs, *self.outputs):
                 saved = self._state.save()
                 self._memory.bring(name, raw_bytes(array_of(memory, f"the {name}")), f"the {name}", self.plan.alignment)
-                self._load_weights()
+                self._contents.load_weights()
                 self._state.restore(saved)
             else:
-                self._bind_value(name, memory)
+                if self._contents.bind(name, memory):
+                    self._kernels = None  # they were chosen for the content it had
             self._program = None
 
     @property
@@ -158,7 +160,7 @@ class Executable:
         Raises RunError when `name` is not updated, or when type or shape do not fit.
         """
         with self._lock:
-            self._give(self._updated(name), content, f"state {printable(name)}")
+            self._contents.give(self._updated(name), content, f"state {printable(name)}")
 
     @property
     def arena_bytes(self) -> int:
@@ -196,7 +198,7 @@ class Executable:
             saved = self._state.save()
             self._run(given)
             self._state.restore(saved)
-            self._feed(given)
+            self._contents.feed(given)
             peak, reason = peak_of(self._execute, self._memory.written())
             self._allocated = replace(self._allocated, peak_bytes=peak, reason=reason)
             return self._results(copy=True)
@@ -244,9 +246,9 @@ class Executable:
             try:
                 for name, arena in arenas.items():
                     self._memory.bring(name, arena, f"the {name}", self.plan.alignment)
-                self._load_weights()
+                self._contents.load_weights()
                 self._state.restore(saved)
-                self._feed(inputs)
+                self._contents.feed(inputs)
                 program = self._built(watch, None if serial else self._workers)
                 program.run()
                 if left is not None:
@@ -274,7 +276,7 @@ class Executable:
         return self._kernels
 
     def _run(self, given: Mapping[str, Any]) -> None:
-        self._feed(given)
+        self._contents.feed(given)
         if self._allocated.held_bytes is not None or self._kept is None:
             self._execute()
             return
@@ -299,52 +301,6 @@ class Executable:
         with self._state.running(lambda: left_by(self.graph, self.plan, self.flow, program.failed)):
             program.run()
 
-    def _feed(self, given: Mapping[str, Any]) -> None:
-        """Check every input, then put them in their places."""
-        unknown = [name for name in given if name not in self.inputs]
-        if unknown:
-            raise RunError(f"there is no input {printable(unknown[0])!r}; the inputs are {listed(self.inputs)}")
-        missing = [name for name, value in self.inputs.items() if name not in given and not self._there(value)]
-        if missing:
-            self._state.require_certain(self.inputs[missing[0]], missing[0])
-            raise RunError(f"the input {missing[0]!r} is missing; the inputs are {listed(self.inputs)}")
-        contents = {name: content_for(self.inputs[name], content, f"input {name}") for name, content in given.items()}
-        for value in self.graph.updated:
-            if value not in self.graph.inputs:
-                self._state.require(value, value.name)
-        for name, content in self._apart(contents).items():
-            self._put(self.inputs[name], content)
-
-    def _there(self, value: Value) -> bool:
-        """Whether an input has a content without being given."""
-        return self._state.known(value) if value in self.graph.updated else value in self._bound
-
-    def _apart(self, contents: Mapping[str, Any]) -> dict[str, Any]:
-        """The contents, copied where storing one might change another: outputs of `views` may be inputs."""
-        bound = {name: self.inputs[name] for name in contents if self.inputs[name] in self._bound}
-        for name, value in bound.items():
-            if not self._memory.here().bytes_of(value).flags.writeable:
-                raise RunError(f"input {name}: is bound to read-only memory; bind other memory to change it")
-        apart = (*bound.values(), *self.graph.updated)
-        homes = [*map(self._memory.raw, self._memory.arenas), *map(self._memory.here().bytes_of, apart)]
-        return {
-            name: content.copy()
-            if isinstance(content, np.ndarray) and any(np.may_share_memory(content, home) for home in homes)
-            else content
-            for name, content in contents.items()
-        }
-
-    def _give(self, value: Value, content: Any, what: str) -> None:
-        """A new content for an updated value."""
-        self._put(value, content_for(value, content, what))
-
-    def _put(self, value: Value, content: Any) -> None:
-        with self._state.written(value):
-            if isinstance(value.spec, TensorSpec):
-                self._memory.here().array(value)[...] = content
-            else:
-                self._memory.cells[value.name].content = content
-
     def _result(self, value: Value, *, copy: bool) -> Any:
         operand = self._memory.here().operand(value)
         if isinstance(operand, Cell):
@@ -356,45 +312,8 @@ class Executable:
             return plain(operand, value.spec)
         return operand.copy() if copy else operand
 
-    def _load_weights(self) -> None:
-        """Weights with storages of their own are used where they are; those in the arena are copied there."""
-        for value, given in self._weights.items():
-            if value in self._bound:
-                continue
-            if not isinstance(value.spec, TensorSpec):
-                self._memory.cells[value.name].content = given
-                continue
-            content = content_for(value, given, f"weight {value.name}")
-            storage = bound_to(value.name)
-            if storage in self._memory.storages:
-                self._memory.bring(storage, in_place(content, value.spec.dtype.bits // 8), f"weight {value.name}", 1)
-            else:
-                self._put(value, content)
-
-    def _bind_value(self, name: str, memory: Any) -> None:
-        value = self._named(name)
-        storage = bound_to(value.name)
-        if storage not in self._memory.storages:
-            raise RunError(f"{name!r} lies in the arena: plan with io='bound' (or weights='bound') to bind it")
-        assert isinstance(value.spec, TensorSpec)
-        array = array_of(memory, name)
-        raw = raw_bytes(checked(value.spec, array, name))
-        self._memory.bring(storage, raw, name, max(1, value.spec.dtype.bits // 8))
-        self._bound.add(value)
-        self._state.set(value)
-        if value in self._weights:
-            self._weights[value] = self._memory.here().array(value)
-            self._kernels = None
-
     def _updated(self, name: str) -> Value:
         for known, value in zip(self.updated, self.graph.updated, strict=True):
             if name == known:
                 return value
         raise RunError(f"no run updates {printable(name)!r}; updated are {listed(self.updated)}")
-
-    def _named(self, name: str) -> Value:
-        for values in (self.inputs, self.outputs, {value.name: value for value in self.graph.weights}):
-            if name in values:
-                return values[name]
-        known = listed([*self.inputs, *self.outputs, *self._memory.arenas])
-        raise RunError(f"there is no input, output or weight {printable(name)!r}; there are {known} and the weights")

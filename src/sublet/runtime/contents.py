@@ -1,0 +1,126 @@
+"""Contents: what the caller hands in for inputs, weights and state, copied to its place or used where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sublet.errors import RunError
+from sublet.ir.graph import Graph, Value
+from sublet.plan import bound_to
+from sublet.printable import printable
+from sublet.runtime.given import checked, content_for, in_place, listed
+from sublet.runtime.memory import Memory, array_of, raw_bytes
+from sublet.runtime.state import State
+from sublet.tensor import TensorSpec
+
+
+class Contents:
+    """Checks what is given for a value, and puts it into the value's memory."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        memory: Memory,
+        state: State,
+        weights: Mapping[Value, Any],
+        inputs: Mapping[str, Value],
+        outputs: Mapping[str, Value],
+    ) -> None:
+        self._graph = graph
+        self._memory = memory
+        self._state = state
+        self._inputs = inputs
+        self._outputs = outputs
+        self._weights = {value: content for value, content in weights.items() if value not in graph.updated}
+        self._bound: set[Value] = set()
+        self.load_weights()
+        for value in (value for value in graph.updated if value in weights):
+            self.give(value, weights[value], f"weight {value.name}")
+
+    def feed(self, given: Mapping[str, Any]) -> None:
+        """Check every input, then put them in their places."""
+        unknown = [name for name in given if name not in self._inputs]
+        if unknown:
+            raise RunError(f"there is no input {printable(unknown[0])!r}; the inputs are {listed(self._inputs)}")
+        missing = [name for name, value in self._inputs.items() if name not in given and not self._there(value)]
+        if missing:
+            self._state.require_certain(self._inputs[missing[0]], missing[0])
+            raise RunError(f"the input {missing[0]!r} is missing; the inputs are {listed(self._inputs)}")
+        contents = {name: content_for(self._inputs[name], content, f"input {name}") for name, content in given.items()}
+        for value in self._graph.updated:
+            if value not in self._graph.inputs:
+                self._state.require(value, value.name)
+        for name, content in self._apart(contents).items():
+            self._put(self._inputs[name], content)
+
+    def give(self, value: Value, content: Any, what: str) -> None:
+        """A new content for an updated value."""
+        self._put(value, content_for(value, content, what))
+
+    def load_weights(self) -> None:
+        """Weights with storages of their own are used where they are; those in the arena are copied there."""
+        for value, given in self._weights.items():
+            if value in self._bound:
+                continue
+            if not isinstance(value.spec, TensorSpec):
+                self._memory.cells[value.name].content = given
+                continue
+            content = content_for(value, given, f"weight {value.name}")
+            storage = bound_to(value.name)
+            if storage in self._memory.storages:
+                self._memory.bring(storage, in_place(content, value.spec.dtype.bits // 8), f"weight {value.name}", 1)
+            else:
+                self._put(value, content)
+
+    def bind(self, name: str, memory: Any) -> bool:
+        """Let a value be the caller's memory; whether that is another content for a weight that no run updates."""
+        value = self._named(name)
+        storage = bound_to(value.name)
+        if storage not in self._memory.storages:
+            raise RunError(f"{name!r} lies in the arena: plan with io='bound' (or weights='bound') to bind it")
+        assert isinstance(value.spec, TensorSpec)
+        array = array_of(memory, name)
+        raw = raw_bytes(checked(value.spec, array, name))
+        self._memory.bring(storage, raw, name, max(1, value.spec.dtype.bits // 8))
+        self._bound.add(value)
+        self._state.set(value)
+        if value not in self._weights:
+            return False
+        self._weights[value] = self._memory.here().array(value)
+        return True
+
+    def _there(self, value: Value) -> bool:
+        """Whether an input has a content without being given."""
+        return self._state.known(value) if value in self._graph.updated else value in self._bound
+
+    def _apart(self, contents: Mapping[str, Any]) -> dict[str, Any]:
+        """The contents, copied where storing one might change another: outputs of `views` may be inputs."""
+        bound = {name: self._inputs[name] for name in contents if self._inputs[name] in self._bound}
+        for name, value in bound.items():
+            if not self._memory.here().bytes_of(value).flags.writeable:
+                raise RunError(f"input {name}: is bound to read-only memory; bind other memory to change it")
+        apart = (*bound.values(), *self._graph.updated)
+        homes = [*map(self._memory.raw, self._memory.arenas), *map(self._memory.here().bytes_of, apart)]
+        return {
+            name: content.copy()
+            if isinstance(content, np.ndarray) and any(np.may_share_memory(content, home) for home in homes)
+            else content
+            for name, content in contents.items()
+        }
+
+    def _put(self, value: Value, content: Any) -> None:
+        with self._state.written(value):
+            if isinstance(value.spec, TensorSpec):
+                self._memory.here().array(value)[...] = content
+            else:
+                self._memory.cells[value.name].content = content
+
+    def _named(self, name: str) -> Value:
+        for values in (self._inputs, self._outputs, {value.name: value for value in self._graph.weights}):
+            if name in values:
+                return values[name]
+        known = listed([*self._inputs, *self._outputs, *self._memory.arenas])
+        raise RunError(f"there is no input, output or weight {printable(name)!r}; there are {known} and the weights")
