@@ -107,7 +107,7 @@ def _carried(settled: Settled, assigned: Assigned, bound: Collection[Value], *, 
         else:
             why = settled.refused.get(end) or "what it would stand for changes while it is needed"
         edge = f"{point.kind} {point.node.name}" if point.node else point.kind
-        if start in settled.flow.pointers and start not in assigned[end]:
+        if start in settled.flow.pointers and start not in assigned.get(end, (start,)):  # an update has one source
             start = _assigner(point, start, end, assigned)
         yield edge, start, end, to.nbytes, why
 
