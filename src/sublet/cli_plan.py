@@ -6,7 +6,7 @@ from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -41,8 +41,10 @@ from sublet.console import (
     leave,
     packing_progress,
     print_json,
+    print_warnings,
     refuse_overwriting,
     told_shapes,
+    warned,
 )
 from sublet.extras import installed
 from sublet.frontends.model import is_onnx
@@ -53,7 +55,6 @@ from sublet.packing_report import parse_regions
 from sublet.plan import MemoryPlan
 from sublet.plan_file import save
 from sublet.planning import Options, plan_memory
-from sublet.printable import printable
 from sublet.recipe import AS_IS
 from sublet.report import as_json
 from sublet.showing import draw, show_plan
@@ -125,7 +126,12 @@ def plan(
     picture = replace(rectangles(made), advice=advised, budget=question.budget)
     draw(picture, html, png)
     if as_json_:
-        more = {**_told(source), "other_order": other.content, **(advised.content if advised else {})}
+        more = {
+            "remark": source.remark,
+            "warnings": warned(source),
+            "other_order": other.content,
+            **(advised.content if advised else {}),
+        }
         print_json({**as_json(made, seconds, decision), **more})
     else:
         show_plan(made, picture, decision=decision)
@@ -136,18 +142,12 @@ def plan(
     leave(decision)
 
 
-def _told(source: Source) -> dict[str, Any]:
-    """What the reader of the model has to tell, for a script."""
-    return {"remark": source.remark, "warnings": [str(finding) for finding in source.warnings]}
-
-
 def _remark(made: MemoryPlan, other: OtherOrder, source: Source) -> None:
     """What else is to know about the graph that was planned."""
     answers().print()
     if source.remark:
         answers().print(Text(source.remark, "yellow"))
-    for finding in source.warnings:
-        answers().print(Text(f"warning: {printable(str(finding))}", "yellow"))
+    print_warnings(source)
     if other.arena_bytes is not None and other.arena_bytes < made.arena_bytes:
         saved = f"{human(other.arena_bytes)}, {human(made.arena_bytes - other.arena_bytes)} less"
         answers().print(Text(f"Another order needs {saved}: --order less", "yellow"))

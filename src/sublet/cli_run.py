@@ -30,8 +30,10 @@ from sublet.console import (
     leave,
     packing_progress,
     print_json,
+    print_warnings,
     refuse_overwriting,
     told_shapes,
+    warned,
 )
 from sublet.errors import PlanError, RunError
 from sublet.feeding import files_of, missing_inputs, random_arrays, read_inputs, write_arrays
@@ -132,9 +134,10 @@ def run(
     if out is not None:
         write_arrays(outputs, out)
     if as_json_:
-        print_json(as_json(report))
+        print_json({**as_json(report), "warnings": warned(source)})
     else:
         answers().print(for_people(report))
+        print_warnings(source)
     if not report.equal:
         raise typer.Exit(1)
     leave(report.decision)

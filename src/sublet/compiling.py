@@ -84,7 +84,7 @@ def compile(
     """
     names = _chosen_backends(backend)
     source = to_run(model, dims, max_trips=max_trips, backend=backend, optimize=optimize, assume=assume, plan=plan)
-    graph, told = source.graph, dict(source.recipe.assumed)
+    graph, told = source.graph, dict((*source.recipe.conditions, *(plan.assumed if plan else ())))
     backends = _made_backends(names, source)
     contents = _weights(source, weights or {})
     arrays = {v: contents[v] for v in graph.constants if isinstance(v.spec, TensorSpec)}
@@ -98,6 +98,8 @@ def compile(
         plan = plan_memory(replace(source, graph=graph, recipe=recipe), options, progress=progress)
     elif plan.recipe.scratch != scratch:
         raise PlanError(_other_scratch(plan, scratch))
+    elif set(source.recipe.declared) - set(plan.recipe.declared):
+        raise PlanError("the plan leaves out types that only the model's file declares: plan the model again")
     elif fingerprint(graph, plan.schedule) == plan.fingerprint:  # or the executable refuses it
         require_valid(graph, plan.schedule, plan)
     executable = Executable(

@@ -20,6 +20,7 @@ from typing import Annotated, Any, ParamSpec, get_args
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
 from sublet.advice.ideas import Idea
 from sublet.advice.tried import Trying
@@ -27,6 +28,7 @@ from sublet.advised import Advice
 from sublet.budget import Outcome, Verdict, verdict
 from sublet.bytesize import human, parse_bytes
 from sublet.errors import CapacityError, ModelError, PlanError, SubletError
+from sublet.model import Model as Source
 from sublet.packing import STRATEGIES
 from sublet.plan import MemoryPlan
 from sublet.planning import Progress
@@ -244,6 +246,17 @@ def answers() -> Console:
     """Where answers go. Only a terminal breaks lines."""
     console = _Answers(highlight=False)
     return console if console.is_terminal else _Answers(highlight=False, width=WIDE)
+
+
+def warned(source: Source) -> list[str]:
+    """What the reader of a model warns of, for programs."""
+    return [str(finding) for finding in source.warnings]
+
+
+def print_warnings(source: Source) -> None:
+    """What the reader of a model warns of, for people."""
+    for text in warned(source):
+        answers().print(Text(f"warning: {printable(text)}", "yellow"))
 
 
 def picture_width() -> int:

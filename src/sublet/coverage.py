@@ -48,7 +48,8 @@ def named(outside: Iterable[Outside], most: int = NAMED) -> str:
 
 
 def assumptions(plan: MemoryPlan) -> str:
-    """In words what the caller told of shapes that nobody knew; "" when nothing was told."""
-    texts = [f"{name} is {spec}" for name, spec in plan.assumed]
+    """In words what caller and file told of shapes that nobody computed; "" when nothing was told."""
+    texts = [f"{name} is {spec}" for name, spec in plan.recipe.assumed]
+    texts += [f"{name} is {spec} as the file declares" for name, spec in plan.recipe.declared]
     more = f" and {len(texts) - NAMED} more" if len(texts) > NAMED else ""
     return printable(", ".join(texts[:NAMED])) + more

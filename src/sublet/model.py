@@ -31,7 +31,7 @@ class Model:
     max_trips the declared maxima of rounds it was read with, by loop; "" stands for every loop
     remark    what its reader should be told, as that an optimiser refused it
     recipe    how its graph comes from its file
-    warnings  what the file claims and nothing confirms, or is not so
+    warnings  what the file claims and is not so, and what must not run
     """
 
     graph: Graph

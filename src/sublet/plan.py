@@ -294,8 +294,8 @@ class MemoryPlan:
 
     @property
     def assumed(self) -> tuple[tuple[str, str], ...]:
-        """The values whose shape the caller told, with their types."""
-        return self.recipe.assumed
+        """The values whose shape nobody computed, with their types: the caller or the file told it."""
+        return self.recipe.conditions
 
     @property
     def not_counted(self) -> tuple[Outside, ...]:

@@ -26,6 +26,7 @@ class Recipe:
     order      "given": the model's own, "less": another one that needs less memory, "own": a schedule of the caller's
     scratch    (node, bytes): memory that kernels asked for, which is part of the planned graph
     assumed    values whose shape the caller told, with their types: the plan holds where they are true
+    declared   values whose type only the file tells, as for operators without a rule: as much of a condition
     """
 
     optimize: str = AS_IS
@@ -34,6 +35,12 @@ class Recipe:
     order: str = GIVEN
     scratch: tuple[tuple[str, int], ...] = ()
     assumed: tuple[tuple[str, str], ...] = ()
+    declared: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def conditions(self) -> tuple[tuple[str, str], ...]:
+        """The values whose type nobody computed, with these types: the plan holds where they are true."""
+        return (*self.assumed, *self.declared)
 
     @property
     def words(self) -> str:

@@ -81,7 +81,8 @@ def _control(plan: MemoryPlan) -> dict[str, Any]:
 def recipe_json(recipe: Recipe) -> dict[str, Any]:
     """Which graph a plan is for."""
     content = asdict(recipe)
-    return {**content, "scratch": dict(recipe.scratch), "assumed": dict(recipe.assumed), "words": recipe.words}
+    told = {"assumed": dict(recipe.assumed), "declared": dict(recipe.declared)}
+    return {**content, "scratch": dict(recipe.scratch), **told, "words": recipe.words}
 
 
 def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from sublet.budget import Verdict
 from sublet.bytesize import human
+from sublet.coverage import assumptions
 from sublet.plan import ARENA
 from sublet.printable import printable
 from sublet.report import decision_json, recipe_json, updated
@@ -128,10 +129,11 @@ def _figures(report: RunReport) -> Table:
         ("time", f"{median(report.seconds):.4g} s", _times(report.seconds)),
         ("steps", str(len(executable.plan.points)), _backends(report)),
         ("remark", "", executable.remark),
+        ("assumed", "", assumptions(executable.plan)),
     ]
     optional = {"scratch": memory.scratch, "outside": memory.outside_values}
     optional |= {"inputs": memory.inputs, "outputs": memory.outputs, "copied": executable.copied_bytes}
-    optional |= {"remark": len(executable.remark), "updated": kept.count}
+    optional |= {"remark": len(executable.remark), "assumed": len(executable.plan.assumed), "updated": kept.count}
     for name, figure, remark in rows:
         if optional.get(name, 1):
             table.add_row(name, figure, remark)

@@ -94,6 +94,10 @@ def planned_model(path: str | Path, plan: MemoryPlan) -> Model:
         raise PlanError(f"this is not a plan of {path}: {why_another(made.recipe, recipe)}Plan the model again.")
     if made.recipe.optimize != recipe.optimize or (recipe.optimize == AS_IS and recipe.by):
         raise PlanError(f"the plan says that it is for the graph {recipe.words}; it is for that {made.recipe.words}.")
+    if made.recipe.declared != recipe.declared:
+        raise PlanError(
+            f"the plan holds on other declared types than those that {path} alone tells. Plan the model again."
+        )
     if (dict(made.dims), dict(made.max_trips)) != (dict(plan.dims), dict(plan.max_trips)):
         raise PlanError(f"the plan was made for other dimensions or rounds than {path} has. Plan the model again.")
     own = serial(on_demand(made.graph))

@@ -68,7 +68,7 @@ class Picture:
     claimed     why what is drawn is not proven; "" when a check has proven it
     coverage    what the figures do not count, in words; "" when they count everything
     outside     the values that are not counted: name, type and reason
-    assumed     what the caller told of shapes, in words
+    assumed     what caller and file told of shapes, in words
     """
 
     title: str

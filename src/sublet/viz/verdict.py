@@ -44,7 +44,7 @@ def _fits(verdict: Verdict, plan: MemoryPlan) -> Text:
 
 
 def _if(verdict: Verdict, plan: MemoryPlan) -> str:
-    """What the caller told, on which the verdict rests."""
+    """What was told, on which the verdict rests."""
     conditions = [assumptions(plan)] if plan.assumed else []
     if verdict.outcome is Outcome.FITS and plan.not_counted:
         for name, extent in verdict.largest:

@@ -1,4 +1,4 @@
-"""Shapes that the caller tells of values whose shape nobody knows: planned as if they were known, and recorded.
+"""Shapes that nobody computes: told by the caller, or declared by the file. Planned as if they were so, and recorded.
 
 Only what one node computes, or an input of the model, can be told: the carried values and results of loops and
 branches follow from these. A kernel refuses to make another shape than was planned, so a wrong assumption ends a run
@@ -8,12 +8,12 @@ with an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sublet.errors import ModelError, SubletError
 from sublet.frontends.onnx.types import DTYPES, ELEMENTS, Dims, OtherType, TensorType, Type
-from sublet.ir.graph import Value
+from sublet.ir.graph import Graph, Node, Value
 from sublet.printable import printable
 from sublet.tensor import DType, TensorSpec
 
@@ -23,11 +23,22 @@ SHOWN = 20
 
 @dataclass
 class Assumed:
-    """What was told, as text by name of the value; `used` are the types that it closed."""
+    """What was told, as text by name of the value.
+
+    used      the types that it closed
+    declared  (name, type) of what the file declares and no rule computes
+    measured  values whose shape, as far as it is known, has become a constant
+    """
 
     told: Mapping[str, str] = field(default_factory=dict)
     used: dict[str, str] = field(default_factory=dict)
     met: set[str] = field(default_factory=set)
+    declared: list[tuple[str, str]] = field(default_factory=list)
+    measured: set[str] = field(default_factory=set)
+
+    def believe(self, name: str, type: Type) -> None:
+        """Note that nothing but the file tells the type of a value."""
+        self.declared.append((name, str(type)))
 
     def closed(self, name: str, type: Type) -> Type:
         """The type of a value, closed by what was told of it. Raises ModelError where the two contradict each other."""
@@ -56,6 +67,31 @@ class Assumed:
                 what = "is made by a loop or branch, or is a constant" if made else "is not in this model"
                 raise _refused(name, f"{what}; values of unknown shape are: {', '.join(unknown[:SHOWN]) or 'none'}")
         return {value.name: self.used[value.name] for value in values if value.name in self.used}
+
+    def believed(self, values: tuple[Value, ...]) -> dict[str, str]:
+        """Of these values, which are all, those of a type that only the file tells."""
+        declared = {name: type for name, type in self.declared if name not in self.used}
+        return {value.name: declared[value.name] for value in values if value.name in declared}
+
+    def enforcing(self, graph: Graph) -> frozenset[Value]:
+        """Values that a run must compute though nobody reads them any more: constants were made of their shapes, which
+        follow from a shape that nobody computed."""
+        following: set[Value] = set()
+        _follow(graph.nodes, {*self.used, *(name for name, _ in self.declared)}, following)
+        return frozenset(value for value in following if value.name in self.measured)
+
+
+def _follow(nodes: Sequence[Node], told: Collection[str], found: set[Value]) -> None:
+    """Add to `found` the values whose shapes may follow from those of the values called `told`."""
+    for node in nodes:
+        reads = any(value in found for value in node.uses)
+        for graph in node.subgraphs:
+            if reads:
+                found.update(graph.inputs)
+            _follow(graph.nodes, told, found)
+        gives = any(value in found for graph in node.subgraphs for value in graph.outputs)
+        if reads or gives or any(value.name in told for value in node.defs):
+            found.update(node.defs)
 
 
 def _read(name: str, text: str) -> tuple[DType | None, tuple[int, ...]]:

@@ -80,7 +80,7 @@ def _convert(frame: Frame, node: onnx.NodeProto, name: str, declared: Mapping[st
     if _is_another_name(frame, node, domain):
         frame.scope[node.output[0]] = frame.scope[node.input[0]]
         return
-    types, reason = infer(frame.program, node, inputs, declared)
+    types, reason = infer(frame.program, node, inputs, declared, frame.names)
     hold(frame.program, node, types, declared, inner=len(frame.scope.maps) > 1)
     closed = frame.program.assumed.closed
     types = [closed(frame.names[n], t) if n else t for n, t in zip(node.output, types, strict=True)]

@@ -50,7 +50,7 @@ def fold(
     if node.op_type == "Constant":
         return {node.output[0]: _constant(program, node)}
     if node.op_type in ("Shape", "Size"):
-        return _shape(node, inputs)
+        return _shape(program, node, inputs)
     weights = [None if known is None else known.weight for known in inputs]
     if any(known is not None and weight is None for known, weight in zip(inputs, weights, strict=True)):
         return None
@@ -105,15 +105,17 @@ def _strings(attribute: onnx.AttributeProto) -> Weight:
     return Weight(spec_of(type, ""), lambda: array, type)
 
 
-def _shape(node: onnx.NodeProto, inputs: Sequence[Known | None]) -> dict[str, Weight] | None:
-    type = inputs[0].type if inputs and inputs[0] is not None else None
+def _shape(program: Program, node: onnx.NodeProto, inputs: Sequence[Known | None]) -> dict[str, Weight] | None:
+    known = inputs[0] if inputs else None
+    type = known.type if known is not None else None
     if not isinstance(type, TensorType) or type.dims is None:
         return None
     bounds = {attribute.name: int(attribute.i) for attribute in node.attribute}
     dims = type.dims[bounds.get("start", 0) : bounds.get("end", len(type.dims))]
     extents = [extent for extent in dims if extent is not None]
-    if len(extents) < len(dims):
+    if known is None or len(extents) < len(dims):
         return None
+    program.assumed.measured.add(known.value.name)
     array = np.array(prod(extents) if node.op_type == "Size" else extents, dtype=np.int64)
     return {node.output[0]: of_array(array, TensorSpec(DType.I64, array.shape))}
 

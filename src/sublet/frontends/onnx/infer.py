@@ -48,11 +48,16 @@ def schema_of(op_type: str, domain: str, version: int) -> Any | None:
 
 
 def infer(
-    program: Program, node: onnx.NodeProto, inputs: Sequence[Known | None], declared: Mapping[str, Type]
+    program: Program,
+    node: onnx.NodeProto,
+    inputs: Sequence[Known | None],
+    declared: Mapping[str, Type],
+    names: Mapping[str, str],
 ) -> tuple[list[Type], str]:
     """The types of the node's outputs, and why they are open in case they are.
 
-    `declared` are the types the file claims; they are believed only where ONNX has no such operator.
+    `declared` are the types the file claims; they are believed only where ONNX has no such operator, and then noted
+    under the `names` of the values.
     Raises ModelError when the node does not follow its operator's schema.
     """
     unknown = next((known for known in inputs if known is not None and known.type is None), None)
@@ -68,7 +73,10 @@ def infer(
         if error := contradiction(node, sight):
             return [None] * len(node.output), f"{CONTRADICTION} at {tell(program, node, inputs, sight, error)}"
         types = contrib_types(node, inputs, lambda like: _by_schema(program, like, inputs, newest)[0])
-        types = [_claimed(program, node, name, type, declared) for name, type in zip(node.output, types, strict=True)]
+        for i, name in enumerate(node.output):
+            if types[i] is None and (claim := declared.get(name)) is not None:
+                types[i] = claim
+                program.assumed.believe(names[name], claim)
         return types, f"no shape rule for the operator {domain or 'ai.onnx'}.{node.op_type} (node {title(node)})"
     if node.op_type in SAME_AS_FIRST_INPUT and inputs and inputs[0] is not None:
         types, error = [inputs[0].type] * len(node.output), ""
@@ -100,15 +108,6 @@ def _refuse_unknown(program: Program, node: onnx.NodeProto, domain: str, version
 
 def _first_version(op_type: str, domain: str) -> int:
     return next(version for version in range(1, 1 << 10) if schema_of(op_type, domain, version))
-
-
-def _claimed(program: Program, node: onnx.NodeProto, name: str, type: Type, declared: Mapping[str, Type]) -> Type:
-    """The type of an output of an operator that ONNX has no rule for: what is known of it, or what the file says."""
-    claim = declared.get(name)
-    if type is None and isinstance(claim, TensorType) and claim.dims is not None:
-        what = f"nothing but the file says that {name!r} is {claim}; a run with another shape is an error"
-        program.warn("unconfirmed-shape", title(node), what)
-    return type or claim
 
 
 def _of_unknown_extents(type: Type) -> Type:

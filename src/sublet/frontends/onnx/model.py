@@ -50,7 +50,7 @@ class Imported:
     dims     the dimension bindings the model was read with
     remark   what its reader should be told, as that an optimiser refused it
     recipe   who rewrote it, and which shapes it was read with
-    warnings what the file claims and nothing confirms, or is not so
+    warnings what the file claims and is not so, and what must not run
     """
 
     graph: Graph
@@ -152,9 +152,10 @@ def _imported(frame: Frame, graph: onnx.GraphProto, inputs: tuple[str, ...], cou
         tuple(known.value for known in results),
         tuple(known.value for known in program.weights.values()),
     )
-    pruned = prune(whole)
+    pruned = prune(whole, program.assumed.enforcing(whole))
     outside = tuple(value for value in pruned.values() if not value.plannable)
-    assumed = program.assumed.of(tuple(pruned.values()))
+    values = tuple(pruned.values())
+    assumed, declared = program.assumed.of(values), program.assumed.believed(values)
     report = ImportReport(count, sum(1 for _ in pruned.walk()), program.folded, outside)
     return Imported(
         pruned,
@@ -164,6 +165,6 @@ def _imported(frame: Frame, graph: onnx.GraphProto, inputs: tuple[str, ...], cou
         dict(program.opsets),
         dict(program.dims),
         report,
-        recipe=replace(PLAIN, assumed=tuple(assumed.items())),
+        recipe=replace(PLAIN, assumed=tuple(assumed.items()), declared=tuple(declared.items())),
         warnings=tuple(dict.fromkeys(program.warnings)),
     )

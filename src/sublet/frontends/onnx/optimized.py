@@ -38,7 +38,7 @@ from sublet.tensor import TensorSpec
 if TYPE_CHECKING:
     import onnx
 
-FORMAT = "6"
+FORMAT = "7"
 CACHE = "optimized"
 MODEL, WEIGHTS, REFUSAL, WARNINGS = "model.onnx", "weights.bin", "refusal.txt", "warnings.json"
 ALL = "onnxruntime"
@@ -253,12 +253,22 @@ def _closed(model: onnx.ModelProto, dims: Mapping[str, int] | None, where: str) 
         if isinstance(type_, TensorType):
             value.type.CopyFrom(write_type(type_))
     kept = [type(value).FromString(value.SerializeToString()) for value in free]
-    del graph.input[:], graph.value_info[:]
+    del graph.input[:]
     graph.input.extend(kept)
+    _forget_claims(graph)
+    return made
+
+
+def _forget_claims(graph: onnx.GraphProto) -> None:
+    """Leave out what a graph and those in it claim of the shapes of what they compute."""
+    del graph.value_info[:]
     for value in graph.output:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
-    return made
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                _forget_claims(inner)
 
 
 def _rewrite(model: onnx.ModelProto, level: str, source: Path | None, folder: Path) -> None:

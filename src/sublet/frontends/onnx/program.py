@@ -110,11 +110,12 @@ class Program:
             self.conditional -= uncertain
 
     @property
-    def mark(self) -> tuple[int, int, int, int, int]:
+    def mark(self) -> tuple[int, ...]:
         """A point to come back to with `rewind`."""
-        return self.values.mark, self.nodes.mark, len(self.weights), self.folded, len(self.warnings)
+        lists = len(self.warnings), len(self.assumed.declared)
+        return self.values.mark, self.nodes.mark, len(self.weights), self.folded, *lists
 
-    def rewind(self, mark: tuple[int, int, int, int, int]) -> None:
+    def rewind(self, mark: tuple[int, ...]) -> None:
         """Forget the names and constants that came since `mark`; the budgets stay spent."""
         self.values.rewind(mark[0])
         self.nodes.rewind(mark[1])
@@ -122,6 +123,7 @@ class Program:
             self.weights.popitem()
         self.folded = mark[3]
         del self.warnings[mark[4] :]
+        del self.assumed.declared[mark[5] :]
 
     def spend(self, nodes: int) -> None:
         """Count `nodes` converted nodes. Raises ModelError when the import has become unreasonable."""

@@ -5,7 +5,7 @@ The graph is read backwards; a value is needed when an output, an update or a ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TypeVar
@@ -17,9 +17,9 @@ from sublet.ops.onnx_outputs import written_outputs
 T = TypeVar("T")
 
 
-def prune(graph: Graph) -> Graph:
-    """The graph without dead nodes and unused weights; its inputs, outputs and updates stay."""
-    needed = {*graph.outputs, *(value for pair in graph.updates for value in pair)}
+def prune(graph: Graph, also: Collection[Value] = ()) -> Graph:
+    """The graph without dead nodes and unused weights; inputs, outputs and updates stay, and what is needed `also`."""
+    needed = {*graph.outputs, *(value for pair in graph.updates for value in pair), *also}
     nodes = _needed_nodes(graph.nodes, needed)
     weights = tuple(weight for weight in graph.weights if weight in needed)
     return replace(graph, nodes=nodes, weights=weights)
