@@ -126,12 +126,7 @@ def plan(
     picture = replace(rectangles(made), advice=advised, budget=question.budget)
     draw(picture, html, png)
     if as_json_:
-        more = {
-            "remark": source.remark,
-            "warnings": warned(source),
-            "other_order": other.content,
-            **(advised.content if advised else {}),
-        }
+        more = {**warned(source), "other_order": other.content, **(advised.content if advised else {})}
         print_json({**as_json(made, seconds, decision), **more})
     else:
         show_plan(made, picture, decision=decision)

@@ -105,13 +105,12 @@ def run(
     as_json_: Json = False,
 ) -> None:
     """Plan a model, run it in exactly its arena, and tell what that took."""
-    feeds, question = input_ or [], Question(budget, max_dim)
+    feeds, question, shapes = input_ or [], Question(budget, max_dim), told_shapes(assume)
     refuse_overwriting([model, *([plan] if plan else []), *files_of(feeds)], out, save_plan, profile)
     decided = {"dim": dim, "max-trips": max_trips, "no-reuse": no_reuse, "streams": streams, "order": order}
     made = _plan_of(plan, {**decided, "assume": assume})
     dims, trips = (bound_dims(dim), bound_trips(max_trips)) if made is None else (dict(made.dims), dict(made.max_trips))
     chosen: dict[str, Any] = {"backend": backend, "optimize": optimize, "autotune": autotune}
-    shapes = told_shapes(assume)
     source = to_run(model, dims, max_trips=trips, backend=backend, optimize=optimize, assume=shapes, plan=made)
     inputs, weights = _contents(source, model, feeds, random)
 
@@ -134,7 +133,7 @@ def run(
     if out is not None:
         write_arrays(outputs, out)
     if as_json_:
-        print_json({**as_json(report), "warnings": warned(source)})
+        print_json({**as_json(report), **warned(source)})
     else:
         answers().print(for_people(report))
         print_warnings(source)

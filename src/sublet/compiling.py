@@ -96,10 +96,8 @@ def compile(
     if plan is None:
         recipe = replace(source.recipe, scratch=scratch)
         plan = plan_memory(replace(source, graph=graph, recipe=recipe), options, progress=progress)
-    elif plan.recipe.scratch != scratch:
-        raise PlanError(_other_scratch(plan, scratch))
-    elif set(source.recipe.declared) - set(plan.recipe.declared):
-        raise PlanError("the plan leaves out types that only the model's file declares: plan the model again")
+    elif why := _other_recipe(plan, scratch, source):
+        raise PlanError(why)
     elif fingerprint(graph, plan.schedule) == plan.fingerprint:  # or the executable refuses it
         require_valid(graph, plan.schedule, plan)
     executable = Executable(
@@ -133,8 +131,11 @@ def to_run(
     return source_of(model, dims, max_trips=max_trips, optimize=wanted, changed=changed, assume=assume)
 
 
-def _other_scratch(plan: MemoryPlan, asked: Sequence[tuple[str, int]]) -> str:
-    """That the kernels need other scratch memory than a plan has."""
+def _other_recipe(plan: MemoryPlan, asked: Sequence[tuple[str, int]], source: Model) -> str:
+    """That the kernels need other scratch memory than a plan has, or that it hides on what it rests; "" for neither."""
+    if plan.recipe.scratch == asked:
+        hidden = set(source.recipe.declared) - set(plan.recipe.declared)
+        return "the plan leaves out types that only the model's file declares: plan it again" if hidden else ""
     had, now = (max((nbytes for _, nbytes in several), default=0) for several in (plan.recipe.scratch, asked))
     return (
         f"the kernels of {len(asked)} nodes ask for scratch memory, {now:,} bytes at most; the plan has some for "

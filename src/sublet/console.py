@@ -248,15 +248,15 @@ def answers() -> Console:
     return console if console.is_terminal else _Answers(highlight=False, width=WIDE)
 
 
-def warned(source: Source) -> list[str]:
-    """What the reader of a model warns of, for programs."""
-    return [str(finding) for finding in source.warnings]
+def warned(source: Source) -> dict[str, Any]:
+    """What the reader of a model has to tell, for programs."""
+    return {"remark": source.remark, "warnings": [str(finding) for finding in source.warnings]}
 
 
 def print_warnings(source: Source) -> None:
     """What the reader of a model warns of, for people."""
-    for text in warned(source):
-        answers().print(Text(f"warning: {printable(text)}", "yellow"))
+    for finding in source.warnings:
+        answers().print(Text(f"warning: {printable(str(finding))}", "yellow"))
 
 
 def picture_width() -> int:

@@ -183,7 +183,7 @@ def with_claims(rng: np.random.Generator, model: onnx.ModelProto, actual: dict[s
                 shape[int(rng.integers(len(shape)))] += 1
             kind = helper.np_dtype_to_tensor_dtype(actual[output.name].dtype)
             output.CopyFrom(helper.make_tensor_value_info(output.name, kind, shape))
-    if rng.random() < 0.5:
+    if actual and rng.random() < 0.5:
         inner = [output for output in made.graph.output[:-1] if rng.random() < 0.7]
         made.graph.value_info.extend(inner)
         for output in inner:
