@@ -2,7 +2,8 @@
 
 For a program: every plan must satisfy the checker (`plan_memory` insists), and running it in the
 plan's bytes must give what running it in separate bytes gives. For every mutant of the plan: if the
-checker accepts it, running it must still be right.
+checker accepts it, running it must still be right. Plans that the checker could follow with fewer pointers
+only are listed, and must be rare.
 
     python -m tests.fuzz --seconds 600 --seed 1
     python -m tests.fuzz --seconds 600 --seed 1 --kind steps    # training steps of the nn dialect, run by the reference
@@ -36,6 +37,7 @@ from sublet.ir.text import parse, to_text
 from sublet.packing import STRATEGIES, pack
 from sublet.plan import MemoryPlan
 from sublet.planning import Options, plan_memory
+from sublet.unfollowed import followed
 from tests.frontends import shape_cases, unknown_models
 from tests.frontends.folding import compare
 from tests.generate import program
@@ -46,10 +48,16 @@ from tests.plan_files import judge_files
 from tests.schedules import random_schedule
 from tests.training.steps import check_step
 
+RARE = 1000
+"""At most one of so many plans may point less because the checker could not follow it."""
+
 
 @dataclass
 class Tally:
-    """What a fuzz run saw. `refused_right` counts mutants the checker refused that ran right all the same."""
+    """What a fuzz run saw. `refused_right` counts mutants the checker refused that ran right all the same.
+
+    `unfollowed` are the seeds of plans which point less because the checker could not follow: mistakes of ours.
+    """
 
     programs: int = 0
     nodes: int = 0
@@ -58,10 +66,13 @@ class Tally:
     mutants: Counter[str] = field(default_factory=Counter)
     accepted: Counter[str] = field(default_factory=Counter)
     refused_right: Counter[str] = field(default_factory=Counter)
+    unfollowed: list[int] = field(default_factory=list)
 
     def __str__(self) -> str:
         head = f"{self.programs} programs, {self.nodes} nodes, {self.plans} plans, {self.mutants.total()} mutants"
         head += f", {self.refused} refused by ONNX Runtime" if self.refused else ""
+        if self.unfollowed:
+            head += f", {len(self.unfollowed)} not followed: seeds {', '.join(map(str, self.unfollowed))}"
         rows = [
             f"  {kind:<18}{count:>8} mutants {self.accepted[kind]:>8} accepted and right "
             f"{self.refused_right[kind]:>8} refused, not seen to fail"
@@ -96,6 +107,7 @@ def one_program(seed: int, tally: Tally, strategies: tuple[str, ...] = (*STRATEG
         except Exception as error:
             raise AssertionError(f"seed {seed}, {chosen}: {error}") from error
         tally.plans += 1
+        tally.unfollowed += [] if followed(plan) else [seed]
         assert plan.lower_bound_bytes <= plan.arena_bytes, f"seed {seed}, {chosen}: bound above the arena"
         assert results_match(graph, plan.schedule, plan, rng, 3), f"seed {seed}, {chosen}: the planned run is wrong"
         if strategy in ("auto", "allocation_graph"):
@@ -184,6 +196,7 @@ def one_model(seed: int, tally: Tally) -> None:
     tally.nodes += outcome.nodes
     tally.plans += not outcome.refused
     tally.refused += bool(outcome.refused)
+    tally.unfollowed += [seed] if outcome.unfollowed else []
 
 
 KINDS: dict[str, Callable[[int, Tally], None]] = {
@@ -210,6 +223,7 @@ def main() -> None:
             seed += 1
     finally:
         print(tally)
+    assert len(tally.unfollowed) <= tally.plans / RARE, "the checker cannot follow too many plans: see their seeds"
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from sublet.packing import STRATEGIES, Region
 from sublet.plan import bound_to
 from sublet.planning import Options
 from sublet.tensor import TensorSpec
+from sublet.unfollowed import followed
 from tests.onnx_generate import Program
 from tests.onnx_several import onnx_program
 
@@ -35,11 +36,15 @@ CLOSE = {2: 2e-2, 4: 1e-4, 8: 1e-6}
 
 @dataclass(frozen=True)
 class Outcome:
-    """`refused` says why ONNX Runtime does not run the model, `wrong` what differs; both "" when all is well."""
+    """`refused` says why ONNX Runtime does not run the model, `wrong` what differs; both "" when all is well.
+
+    `unfollowed` tells that the plan points less because the checker could not follow it.
+    """
 
     refused: str = ""
     wrong: str = ""
     nodes: int = 0
+    unfollowed: bool = False
 
 
 def options_of(rng: random.Random) -> Options:
@@ -127,7 +132,7 @@ def check_onnx(seed: int, trace: Any = None) -> Outcome:
         off = _differing(wanted, found, exact=exact)
         if off:
             return Outcome(wrong=f"{where}: the {kind} run differs in {off}", nodes=nodes)
-    return Outcome(nodes=nodes)
+    return Outcome(nodes=nodes, unfollowed=not followed(executable.plan))
 
 
 def _bind(rng: random.Random, executable: sublet.Executable) -> None:

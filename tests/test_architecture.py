@@ -27,7 +27,7 @@ FLOORS = [
     ["model", "plan"],
     ["plan_file"],
     ["checker", "analysis.*"],
-    ["assemble", "budget", "copied", "coverage"],
+    ["assemble", "budget", "copied", "coverage", "unfollowed"],
     ["planning", "refutation", "report", "packing_report", "viz"],
     ["runtime.kernel", "runtime.dtypes", "runtime"],
     ["frontends", "frontends.onnx.*"],

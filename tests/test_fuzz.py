@@ -10,7 +10,9 @@ from tests.onnx_check import check_onnx
 
 @pytest.mark.parametrize("seed", range(60))
 def test_generated_program(seed: int) -> None:
-    one_program(seed, Tally())
+    tally = Tally()
+    one_program(seed, tally)
+    assert tally.unfollowed == []
 
 
 def test_mutants_are_refused() -> None:
@@ -26,4 +28,5 @@ def test_mutants_are_refused() -> None:
 def test_generated_onnx_models_run_as_in_onnx_runtime() -> None:
     outcomes = [check_onnx(seed) for seed in range(100)]
     assert [outcome.wrong for outcome in outcomes if outcome.wrong] == []
+    assert not any(outcome.unfollowed for outcome in outcomes)
     assert sum(bool(outcome.refused) for outcome in outcomes) < 10

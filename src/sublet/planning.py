@@ -1,6 +1,8 @@
 """The table of contents: from a graph to a proven memory plan, one stage after another.
 
 verify -> schedule -> flow -> liveness -> share -> interference -> pack -> assemble -> check
+
+When the checker refuses a plan that points, the same is done again with fewer pointers.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from sublet.assemble import (
 )
 from sublet.checker import require_valid
 from sublet.copied import copied_moves, forbid
-from sublet.errors import ProblemError
+from sublet.errors import PlanViolation, ProblemError
 from sublet.ir.graph import Graph, Value
 from sublet.ir.verify import verify
 from sublet.model import Model, Written, as_model
@@ -41,6 +43,7 @@ from sublet.passes.on_demand import on_demand
 from sublet.passes.order import ordered
 from sublet.plan import MemoryPlan, Storage
 from sublet.recipe import GIVEN, LESS, OWN
+from sublet.unfollowed import MOST_NAMED, NOT_FOLLOWED, unfollowed
 
 Where = Literal["arena", "bound"]
 Order = Literal["given", "less"]
@@ -120,7 +123,7 @@ def plan_memory(
     recorded, as a model's own are; `progress` is told each strategy tried and the bytes it needs.
     Raises GraphError for an illegal graph, ProblemError for an unknown strategy, CapacityError when the
     memory regions are too small, PlanError when control flow would move bytes and that is forbidden, and
-    PlanViolation if the checker refuses the plan, which would be a mistake of Sublet's.
+    PlanViolation if the checker refuses even the plan without pointers, which would be a mistake of Sublet's.
     """
     model = as_model(network)
     options = options or Options()
@@ -152,11 +155,27 @@ def schedules(graph: Graph, options: Options) -> tuple[Schedule, ...]:
 
 
 def _planned(graph: Graph, schedule: Schedule, options: Options, progress: Progress | None) -> MemoryPlan:
-    """The plan of a graph in one order."""
+    """The plan of a graph in one order. What the checker cannot follow where it is pointed at is copied."""
+    copied: frozenset[Value] = frozenset()
+    named = 0
+    while True:
+        try:
+            return _proven(graph, schedule, options, progress, copied)
+        except PlanViolation as refused:
+            more = unfollowed(graph, refused.findings, copied, by_name=named < MOST_NAMED)
+            if more == copied:
+                raise
+            copied, named = more, named + 1
+
+
+def _proven(
+    graph: Graph, schedule: Schedule, options: Options, progress: Progress | None, copied: frozenset[Value]
+) -> MemoryPlan:
+    """The plan of a graph in one order, in which the `copied` values are no pointers."""
     align = options.alignment
     bound = bound_values(graph, io_bound=options.io == "bound", weights_bound=options.weights == "bound")
     storages = storages_of(bound)
-    settled = _settled(graph, schedule, storages, options)
+    settled = _settled(graph, schedule, storages, options, copied)
     moves = copied_moves(graph, settled, storages, align, options.smallest, unrolled=options.share)
     if options.forbid_copies:
         forbid(moves)
@@ -170,7 +189,9 @@ def _planned(graph: Graph, schedule: Schedule, options: Options, progress: Progr
     return plan
 
 
-def _settled(graph: Graph, schedule: Schedule, storages: Mapping[Value, Storage], options: Options) -> Settled:
+def _settled(
+    graph: Graph, schedule: Schedule, storages: Mapping[Value, Storage], options: Options, copied: frozenset[Value]
+) -> Settled:
     """Flow, lives and buffers; without sharing every value has bytes of its own."""
     homes = homes_of(graph, storages)
 
@@ -193,7 +214,8 @@ def _settled(graph: Graph, schedule: Schedule, storages: Mapping[Value, Storage]
 
     if not options.share:
         return laid_out(flow(graph, schedule), live, shared)
-    return settle(graph, schedule, live, shared, fixed=frozenset(homes), lodges=lodges)
+    refused = dict.fromkeys(copied, NOT_FOLLOWED)
+    return settle(graph, schedule, live, shared, fixed=frozenset(homes), lodges=lodges, refused=refused)
 
 
 def _packed(problem: Problem, options: Options, progress: Progress | None) -> Packed:

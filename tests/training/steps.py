@@ -33,6 +33,7 @@ from sublet.runtime.kernels import choose_kernels
 from sublet.runtime.nn_reference import NnReference
 from sublet.tensor import DType, TensorSpec
 from sublet.training import less_memory
+from sublet.unfollowed import followed
 from tests.mutants import mutants
 from tests.passes import differentiable, programs
 
@@ -150,6 +151,7 @@ def check_step(seed: int, plans: int = 3) -> Iterator[tuple[str, bool]]:
             planned = step.compiled(chosen)
         except Exception as error:
             raise AssertionError(f"{where}: {error}") from error
+        assert followed(planned.plan), f"{where}: the checker could not follow"
         if not runs_right(step, unplanned, planned):
             raise AssertionError(f"{where}: the planned run is wrong")
         if number == 0:

@@ -37,6 +37,9 @@ Lodges = Callable[[Value, Value, int], bool]
 """Whether a row could be bytes of its whole, which is stacked along an axis."""
 
 
+NOTHING: Mapping[Value, str] = {}
+
+
 def nowhere(row: Value, whole: Value, axis: int) -> bool:
     """No row is bytes of its whole."""
     return False
@@ -58,16 +61,24 @@ class Settled:
 
 
 def settle(
-    graph: Graph, schedule: Schedule, live: Live, share: Share, fixed: frozenset[Value], lodges: Lodges = nowhere
+    graph: Graph,
+    schedule: Schedule,
+    live: Live,
+    share: Share,
+    fixed: frozenset[Value],
+    lodges: Lodges = nowhere,
+    refused: Mapping[Value, str] = NOTHING,
 ) -> Settled:
     """The settled layout. `fixed` values must have bytes of their own, such as outputs in memory of the caller.
 
     `lodges` tells which rows can be bytes of their wholes. One that is also carried is, if a pointer stands for it.
+    `refused` values may be no pointers, and why.
     """
-    settled = _settle(graph, schedule, live, share, fixed, set())
+    known = {**dict.fromkeys(fixed, ""), **refused}
+    settled = _settle(graph, schedule, live, share, known, set())
     carried = {parameter for node in graph.walk() if isinstance(node, While) for parameter in _rows(node, lodges)}
     if carried and _unlodged(settled):
-        other = _settle(graph, schedule, live, share, fixed, carried)
+        other = _settle(graph, schedule, live, share, known, carried)
         if _moved(other) < _moved(settled):
             return other
     return settled
@@ -99,15 +110,18 @@ def _moved(settled: Settled) -> int:
 
 
 def _settle(
-    graph: Graph, schedule: Schedule, live: Live, share: Share, fixed: frozenset[Value], carried: set[Value]
+    graph: Graph, schedule: Schedule, live: Live, share: Share, known: Mapping[Value, str], carried: set[Value]
 ) -> Settled:
-    """The layout, in which the `carried` parameters are pointers, as far as can be, as well as what is copied else."""
+    """The layout, in which the `carried` parameters are pointers, as far as can be, as well as what is copied else.
+
+    The `known` values cannot be pointers.
+    """
     current = plain = laid_out(flow(graph, schedule), live, share)
     if not current.copies and not carried:
         return current
     roles, reusable, longest = _Roles(graph), _reusable(current.flow, current.ranges), _longest(current.flow)
-    outside = (*fixed, *roles.from_outside, *graph.updated, *roles.outlasting_updates(graph))
-    refused = dict.fromkeys(outside, "")
+    outside = (*roles.from_outside, *graph.updated, *roles.outlasting_updates(graph))
+    refused = {**known, **dict.fromkeys(outside, "")}
     for _ in range(MOST_TRIES):
         wanted = {roles.pointer(point, current.flow.instances[to].base) for point, _, to in current.copies} | carried
         pointers = roles.with_finals({*current.flow.pointers, *wanted}, refused)

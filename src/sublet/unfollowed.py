@@ -1,0 +1,44 @@
+"""What is copied in the next plan because the checker could not follow where this one points."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from sublet.errors import Finding
+from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.plan import MemoryPlan
+
+NOT_FOLLOWED = "the checker could not follow what it points at"
+
+MOST_NAMED = 3
+"""So often only the pointers that findings name are given up; then all are."""
+
+
+def unfollowed(
+    graph: Graph, findings: Sequence[Finding], before: Collection[Value], *, by_name: bool
+) -> frozenset[Value]:
+    """What may be no pointer: what loops and branches assign that the findings name, and what was none `before`.
+
+    When they name nothing new, or `by_name` is false, nothing may be a pointer.
+    """
+    assigned = {node.name: frozenset(_assigned(node)) for node in graph.walk() if node.subgraphs}
+    words = {word.strip("%,:;()") for finding in findings for word in f"{finding.where} {finding.what}".split()}
+    named = [
+        values for name, values in assigned.items() if name in words or any(value.name in words for value in values)
+    ]
+    more = frozenset(before).union(*named)
+    return more if by_name and more != frozenset(before) else frozenset().union(*assigned.values())
+
+
+def followed(plan: MemoryPlan) -> bool:
+    """Whether the checker could follow all that planning would have pointed at."""
+    return all(move.why != NOT_FOLLOWED for move in plan.moves)
+
+
+def _assigned(node: Node) -> Iterator[Value]:
+    """What a loop or branch assigns."""
+    if isinstance(node, While):
+        yield from node.parameters
+        yield from (final for final in node.finals if final is not None)
+    elif isinstance(node, CaseOf):
+        yield from node.defs

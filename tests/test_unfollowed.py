@@ -1,0 +1,94 @@
+"""Plans that the checker cannot follow are made again with fewer pointers."""
+
+from __future__ import annotations
+
+import random
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.planning_time import FLAGS, model
+from sublet.compiling import compile
+from sublet.errors import Finding, PlanError, PlanViolation
+from sublet.ir.graph import Graph
+from sublet.ir.text import parse
+from sublet.planning import Options, plan_memory
+from sublet.runtime.comparing import compare
+from sublet.unfollowed import NOT_FOLLOWED, followed, unfollowed
+
+REPLAY = import_module("sublet.checker.replay")  # the package has a function of this name
+
+TWO_LOOPS = """
+graph @turning(%x: u8[64], %y: u8[64], %n: i64[]) {
+  %a: u8[64], %b: u8[64] = while(%i: i64[]; %p: u8[64] = %x, %q: u8[64] = %y; ) @first body @once {
+    %c: bool[] = onnx.Less(%i, %n)
+    continue if %c
+    next %q, %p;
+  }
+  %f: u8[64], %g: u8[64] = while(%j: i64[]; %r: u8[64] = %a, %s: u8[64] = %b; ) @second body @again {
+    %d: bool[] = onnx.Less(%j, %n)
+    continue if %d
+    next %s, %r;
+  }
+  return %f, %g
+}
+"""
+
+
+def graph() -> Graph:
+    return parse(TWO_LOOPS)
+
+
+def test_only_what_a_finding_names_is_copied() -> None:
+    named = Finding("bad-jumps", "loop second", "begins copy 0 of its body with %p, at two places")
+    by_node = unfollowed(graph(), [Finding("bad-jumps", "loop second", "goes on")], (), by_name=True)
+    assert {value.name for value in by_node} == {"r", "s", "f", "g"}
+    by_value = unfollowed(graph(), [Finding("clobbered", "somewhere", "reads %p, which is gone")], (), by_name=True)
+    assert {value.name for value in by_value} == {"p", "q", "a", "b"}
+    assert unfollowed(graph(), [named], (), by_name=True) == by_node | by_value
+
+
+@pytest.mark.parametrize("where", ["loop second", "the plan"])
+def test_when_they_name_nothing_new_all_is_copied(where: str) -> None:
+    every = {"p", "q", "a", "b", "r", "s", "f", "g"}
+    before = unfollowed(graph(), [Finding("bad-jumps", "loop second", "goes on")], (), by_name=True)
+    again = unfollowed(graph(), [Finding("bad-jumps", where, "goes on")], before, by_name=True)
+    assert {value.name for value in again} == every
+    assert unfollowed(graph(), [Finding("bad-jumps", "loop second", "goes on")], (), by_name=False) == again
+
+
+def test_a_plan_that_the_checker_gives_up_on_is_made_without_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plan_memory(graph()).moves == ()
+    monkeypatch.setattr(REPLAY, "MOST_COPIES", 1)
+    plan = plan_memory(graph())
+    assert plan.rolled == ()
+    assert {move.why for move in plan.moves} == {NOT_FOLLOWED}
+    assert not followed(plan)
+    with pytest.raises(PlanError, match=NOT_FOLLOWED):
+        plan_memory(graph(), Options(forbid_copies=True))
+
+
+def test_a_plan_without_pointers_that_is_refused_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(REPLAY, "MOST_STEPS", 0)
+    monkeypatch.setattr(REPLAY, "MOST_TARGETS", 0)
+    with pytest.raises(PlanViolation, match="too-many-states"):
+        plan_memory(graph())
+
+
+def rotating(seed: int) -> tuple[Any, dict[str, Any]]:
+    """A random program of the benchmark, and what it is fed."""
+    proto = model(seed, int(2 ** random.Random(seed).uniform(3, np.log2(1000))))
+    numbers = np.random.default_rng(seed)
+    feeds: dict[str, Any] = {f"x{i}": numbers.uniform(-1, 1, 16).astype(np.float32) for i in range(4)}
+    feeds |= {f"flag{i}": np.bool_(numbers.integers(2)) for i in range(FLAGS)}
+    return proto, {**feeds, "trips": np.int64(3)}
+
+
+def test_a_program_whose_branches_depend_on_each_other_runs_as_unplanned() -> None:
+    """Two branches in a loop that take the same flag swap what they hand on, or neither does."""
+    proto, feeds = rotating(36)
+    planned = compile(proto, backend="reference")
+    unplanned = compile(proto, backend="reference", options=Options(strategy="no_reuse", share=False))
+    assert not compare(unplanned, planned, feeds).differences
