@@ -89,8 +89,13 @@ def test_a_budget_of_several_arenas_is_held_against_their_sum() -> None:
 
 
 def test_too_small_regions() -> None:
-    with pytest.raises(CapacityError, match="1 more than the largest region has"):
-        plan_memory(parse(NET), Options(regions=(Region("only", 255),)))
+    """A message names tensors, what they need, and what there is."""
+    one = r"the buffer of .*%a.*: needs 256 bytes, 1 more than the largest region has \(only: 255\)"
+    with pytest.raises(CapacityError, match=one):
+        plan_memory(parse(NET), Options(regions=(Region("only", 255), Region("less", 100))))
+    together = r"bytes are needed at one time.*: the buffer of .*%a.* of 256, the buffer of %"
+    with pytest.raises(CapacityError, match=together):
+        plan_memory(parse(NET), Options(regions=(Region("only", 256),)))
 
 
 def test_plan_and_check_from_the_command_line(

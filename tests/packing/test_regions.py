@@ -142,8 +142,11 @@ def test_a_real_network(share: float) -> None:
 @pytest.mark.parametrize(
     ("regions", "message"),
     [
-        ((Region("a", 3), Region("b", 2)), "buffer a: needs 4 bytes, 1 more than the largest region has"),
-        ((Region("a", 7), Region("b", 4)), "16 bytes are needed at one time, 5 more than all regions have together"),
+        ((Region("a", 3), Region("b", 2)), "buffer a: needs 4 bytes, 1 more than the largest region has \\(a: 3\\)"),
+        (
+            (Region("a", 7), Region("b", 4)),
+            "16 bytes are needed at one time, 5 more than all regions have together \\(11\\): buffer a of 4",
+        ),
         ((Region("a", 7), Region("b", 11)), "at best 1 bytes are missing in region b; 16 bytes are needed"),
     ],
 )

@@ -15,6 +15,9 @@ from sublet.errors import ProblemError
 from sublet.ir.graph import Value
 from sublet.packing.problem import Buffer, Precedence, Problem
 
+SHOWN = 3
+"""Tensors that stand for a buffer in messages."""
+
 MAX_BUFFERS = 8_192
 """Buffers of a program with several streams: the distances of all pairs are held at once, 256 MiB."""
 
@@ -27,7 +30,7 @@ def interference(buffers: tuple[SharedBuffer, ...], flow: Flow, *, alignment: in
     more than MAX_BUFFERS of them then.
     """
     touched = Counter(value for point in flow.points for value in (*point.uses, *point.defs))
-    items = tuple(_buffer(str(i), buffer, alignment, touched) for i, buffer in enumerate(buffers))
+    items = tuple(_buffer(str(i), buffer, alignment, touched, flow) for i, buffer in enumerate(buffers))
     if flow.serial:
         return Problem(items, name=name)
     if len(items) > MAX_BUFFERS:
@@ -39,12 +42,22 @@ def interference(buffers: tuple[SharedBuffer, ...], flow: Flow, *, alignment: in
     return Problem(items, precedence, name=name)
 
 
-def _buffer(identity: str, buffer: SharedBuffer, alignment: int, touched: Mapping[Value, int]) -> Buffer:
+def _buffer(identity: str, buffer: SharedBuffer, alignment: int, touched: Mapping[Value, int], flow: Flow) -> Buffer:
     """Accesses are the reads and writes of the buffer's values in the program, those in a loop counted once."""
     live = buffer.live
     accesses = sum(touched.get(member.value, 0) for member in buffer.members)
     gaps = tuple((end, begin) for (_, end), (begin, _) in pairwise(live))
-    return Buffer(identity, buffer.nbytes, live[0][0], live[-1][1], alignment, gaps, None, accesses)
+    label = _label(buffer, flow)
+    return Buffer(identity, buffer.nbytes, live[0][0], live[-1][1], alignment, gaps, None, accesses, label)
+
+
+def _label(buffer: SharedBuffer, flow: Flow) -> str:
+    """The tensors in a buffer, the largest first, as the program names them."""
+    made = (flow.instances.get(member.value) for member in buffer.members)
+    values = [found.base if found else member.value for found, member in zip(made, buffer.members, strict=True)]
+    names = list(dict.fromkeys(f"%{value.name}" for value in sorted(values, key=lambda value: -value.nbytes)))
+    more = f" and {len(names) - SHOWN} more" if names[SHOWN:] else ""
+    return f"the buffer of {', '.join(names[:SHOWN])}{more}"
 
 
 def _precedence(buffers: tuple[SharedBuffer, ...], items: tuple[Buffer, ...], flow: Flow) -> Precedence:

@@ -15,7 +15,7 @@ two buffers conflict when neither precedes the other. Pairs in `may_overlap` nev
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ class Buffer:
     gaps      sorted half-open ranges inside (lower, upper) without need
     pinned    the offset it must have, or None
     accesses  how often all of its bytes are read or written, for what it costs in a memory region
+    label     what people know it as, for messages; its id where there is none
     """
 
     id: str
@@ -45,6 +46,7 @@ class Buffer:
     gaps: tuple[tuple[int, int], ...] = ()
     pinned: int | None = None
     accesses: int = 1
+    label: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if self.lower >= self.upper:

@@ -21,7 +21,7 @@ from sublet.packing.auto import AUTO, Report, pack
 from sublet.packing.bounds import lower_bound
 from sublet.packing.by_id import order_by_id, rearranged
 from sublet.packing.plain import plain, without_overlaps
-from sublet.packing.problem import Packing, Precedence, Problem
+from sublet.packing.problem import Buffer, Packing, Precedence, Problem
 from sublet.packing.region_choice import Chooser
 from sublet.packing.region_cost import Region, least_cost, traffic, units_of
 from sublet.packing.search import SEARCH, searchable
@@ -29,6 +29,9 @@ from sublet.packing.validate import find_violations
 
 TRIAL_STEPS = 20_000
 """Steps of a search that decides whether a choice fits a region, divided by its buffers as in `search`."""
+
+SHOWN = 5
+"""Buffers that a message names."""
 
 Progress = Callable[[str, int], None]
 
@@ -153,6 +156,10 @@ def part_of(problem: Problem, positions: Sequence[int]) -> Problem:
     )
 
 
+def _named(buffer: Buffer) -> str:
+    return buffer.label or f"buffer {buffer.id}"
+
+
 class _Placer:
     """One call of `place_in_regions`, with the buffers in the order of their ids."""
 
@@ -250,24 +257,26 @@ class _Placer:
         return min(packings, key=lambda packing: packing.arena_bytes)
 
     def _refuse_giants(self) -> None:
-        largest = max(region.capacity for _, region in self._regions)
-        for unit in self._units:
-            if unit.room > largest:
-                buffer = self._problem.buffers[unit.members[0]]
-                group = f" and its {len(unit.members) - 1} companions" if len(unit.members) > 1 else ""
-                raise CapacityError(
-                    f"buffer {buffer.id}{group}: needs {unit.room} bytes, {unit.room - largest} more than the "
-                    f"largest region has ({largest})"
-                )
+        _, largest = max(self._regions, key=lambda each: each[1].capacity)
+        unit = max(self._units, key=lambda unit: unit.room, default=None)
+        if unit is None or unit.room <= largest.capacity:
+            return
+        group = f" and its {len(unit.members) - 1} companions" if len(unit.members) > 1 else ""
+        raise CapacityError(
+            f"{_named(self._problem.buffers[unit.members[0]])}{group}: needs {unit.room} bytes, "
+            f"{unit.room - largest.capacity} more than the largest region has ({largest.name}: {largest.capacity})"
+        )
 
     def _too_much(self) -> str:
         capacity = sum(region.capacity for _, region in self._regions)
         bound = lower_bound(self._problem)
-        alive = sum(self._problem.buffers[member].size for member in bound.members)
+        needed = sorted((self._problem.buffers[member] for member in bound.members), key=lambda buffer: -buffer.size)
+        alive = sum(buffer.size for buffer in needed)
         if alive > capacity:
+            shown = ", ".join(f"{_named(buffer)} of {buffer.size}" for buffer in needed[:SHOWN])
             return (
                 f"the buffers cannot fit: {alive} bytes are needed at one time, {alive - capacity} more than all "
-                f"regions have together ({capacity})"
+                f"regions have together ({capacity}): {shown}{', ...' if needed[SHOWN:] else ''}"
             )
         missing, name = self._shortfall or (0, "")
         return (
