@@ -101,7 +101,27 @@ def test_pack_capacity(cli: Cli, tmp_path: Path) -> None:
     assert status == 0
     assert content["arena_bytes"] == content["lower_bound_bytes"] == 30
     assert packed.read_text().splitlines()[0] == "id,lower,upper,size,offset"
-    assert cli("pack", problem, "--capacity", "29")[0] == 1
+    assert (content["fits"], content["proven"]) == (True, True)
+    status, out, _ = cli("pack", problem, "--capacity", "29")
+    assert (status, out.splitlines()[0]) == (1, "Cannot fit the capacity of 29 B: no packing takes less than 30 B.")
+    assert cli("pack", problem, "--capacity", "31")[1].startswith("Fits the capacity of 31 B: 1 B to spare.")
+
+
+def test_pack_says_cannot_only_where_that_is_proven(cli: Cli, tmp_path: Path) -> None:
+    """Without reuse the packing takes 40 bytes; others fit 30, and nobody looked for them."""
+    problem = tmp_path / "p.csv"
+    problem.write_text("id,lower,upper,size\na,0,2,10\nb,1,3,20\nc,2,4,10\n")
+    words = ("pack", problem, "--strategy", "no_reuse", "--capacity")
+    status, out, _ = cli(*words, "35")
+    assert (status, "does not fit" in out, "Not proven that none does: the lower bound is 30 B." in out) == (
+        1,
+        True,
+        True,
+    )
+    for capacity, proven in (("29", True), ("30", False), ("35", False), ("40", True)):
+        status, out, _ = cli(*words, capacity, "--json")
+        content = json.loads(out)
+        assert (status, content["fits"], content["proven"]) == (int(capacity != "40"), capacity == "40", proven)
 
 
 def test_violations_are_told_with_exit_status_1(cli: Cli, graph: Path, tmp_path: Path) -> None:

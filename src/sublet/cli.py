@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sublet.bytesize import human, parse_bytes
+from sublet.bytesize import parse_bytes
 from sublet.checker import judge
 from sublet.cli_plan import plan
 from sublet.cli_run import run
@@ -37,7 +37,15 @@ from sublet.errors import ProblemError
 from sublet.packing import Lifetimes, pack, place_in_regions
 from sublet.packing.csv_format import write_csv
 from sublet.packing.files import read_problem
-from sublet.packing_report import parse_regions, regions_json, report_json, show_regions, show_report, stacked
+from sublet.packing_report import (
+    capacity_words,
+    parse_regions,
+    regions_json,
+    report_json,
+    show_regions,
+    show_report,
+    stacked,
+)
 from sublet.plan_file import load
 from sublet.refutation import refuted
 from sublet.report import as_json
@@ -138,7 +146,7 @@ app.command()(run)
 def pack_(
     problem: Annotated[Path, typer.Argument(help="MiniMalloc's CSV, or a partial order as JSON.", show_default=False)],
     strategy: Strategy = "auto",
-    capacity: Annotated[str | None, typer.Option(metavar="BYTES", help="Exit 1 if more is needed.")] = None,
+    capacity: Annotated[str | None, typer.Option(metavar="BYTES", help="Exit 1 if the packing takes more.")] = None,
     region: RegionTexts = None,
     lifetimes: Annotated[
         Lifetimes, typer.Option(help="Whether a buffer is alive at its lower and upper time; idealloc has all three.")
@@ -178,15 +186,14 @@ def pack_(
         write_csv(question, report.packing, out, lifetimes=lifetimes)
     picture = packing_rectangles(question, report.packing, report.bound.bytes, report.bound.kind)
     draw(picture, html, png)
-    fits = limit is None or report.packing.arena_bytes <= limit
     if as_json_:
-        print_json(report_json(report, limit, fits))
+        print_json(report_json(report, limit))
     else:
+        if limit is not None:
+            answers().print(capacity_words(report, limit))
         show_report(answers(), report)
         print_map(picture)
-        if not fits:
-            answers().print(f"[red]Does not fit the capacity of {human(limit or 0)}.[/red]")
-    if not fits:
+    if limit is not None and report.packing.arena_bytes > limit:
         raise typer.Exit(1)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from sublet.bytesize import human, parse_bytes, percent
 from sublet.errors import ProblemError
@@ -48,8 +49,23 @@ def show_report(console: Console, report: Report) -> None:
         console.print(f"stopped by {report.stopped}: the best so far", style="yellow")
 
 
-def report_json(report: Report, limit: int | None, fits: bool) -> dict[str, Any]:
-    """A report as one object; sizes and offsets are bytes."""
+def capacity_words(report: Report, capacity: int) -> Text:
+    """Whether the packing fits; that none does is said only where the bound proves it."""
+    arena, least = report.packing.arena_bytes, report.bound.bytes
+    if arena <= capacity:
+        return Text(f"Fits the capacity of {human(capacity)}: {human(capacity - arena)} to spare.", "green")
+    if least > capacity:
+        return Text(f"Cannot fit the capacity of {human(capacity)}: no packing takes less than {human(least)}.", "red")
+    head = f"This packing does not fit the capacity of {human(capacity)}: {human(arena - capacity)} too much"
+    return Text(f"{head}. Not proven that none does: the lower bound is {human(least)}.", "red")
+
+
+def report_json(report: Report, limit: int | None) -> dict[str, Any]:
+    """A report as one object; sizes and offsets are bytes.
+
+    Without a capacity everything fits. `proven` tells whether `fits` holds of every packing.
+    """
+    fits = limit is None or report.packing.arena_bytes <= limit
     return {
         "arena_bytes": report.packing.arena_bytes,
         "lower_bound_bytes": report.bound.bytes,
@@ -58,6 +74,7 @@ def report_json(report: Report, limit: int | None, fits: bool) -> dict[str, Any]
         "seconds": report.seconds,
         "capacity_bytes": limit,
         "fits": fits,
+        "proven": fits or report.bound.bytes > (limit or 0),
         "gap": report.gap,
         "steps": report.steps,
         "stopped": report.stopped,

@@ -95,16 +95,17 @@ def as_json(report: RunReport) -> dict[str, Any]:
 
 
 def for_people(report: RunReport) -> RenderableType:
-    """The figures, then the slowest steps when there is a profile, then the verdicts."""
-    parts: list[RenderableType] = [_figures(report)]
+    """The verdict on a budget, the figures, the slowest steps when there is a profile, then how the runs compare."""
+    parts: list[RenderableType] = []
+    if report.decision is not None:
+        parts.append(verdict_words(report.decision, report.executable.plan))
+    parts.append(_figures(report))
     if report.slowest:
         parts += [Text(), _slowest(report.slowest)]
     for verdict, differences in report.verdicts.items():
         if not differences:
             parts.append(Text(f"{verdict}: equal, bit for bit", "green"))
         parts += [Text(f"{verdict}: {printable(difference)}", "red") for difference in differences[:SHOWN]]
-    if report.decision is not None:
-        parts.append(verdict_words(report.decision, report.executable.plan))
     return Group(*parts)
 
 
