@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import resource
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,10 @@ with other elements, and what is computed one by one may differ in the last bit.
 
 CLOSE = {2: 2e-2, 4: 1e-4, 8: 1e-6}
 """How far floats may be off, by their bytes, in those cases, and where an optimiser rewrites the model."""
+
+
+MOST_SECONDS = 60
+"""Of the processor, for one model; what takes tenths of a second does not end when it takes more than this."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +79,11 @@ def runtime(program: Program, level: str) -> dict[str, Any]:
 
 
 def check_onnx_apart(seed: int) -> Outcome:
-    """`check_onnx` in a process of its own, which ONNX Runtime's kernels may end."""
+    """`check_onnx` in a process of its own, which ONNX Runtime's kernels may end, and which must come to an end."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS))
         try:
             with os.fdopen(writing, "wb") as pipe:
                 pickle.dump(check_onnx(seed, lambda stage: (pickle.dump(stage, pipe), pipe.flush())), pipe)
