@@ -168,12 +168,15 @@ def _stays_a_row(
     """Whether only the row itself is handed on, to the next round and out of the loop, and while its whole lives."""
     row, loop, whole = window.value, window.loop.name, ranges.halves[window.whole]
     standing = aliases.get(row, [])
+    top = max(pieces[-1][1] for pieces in ranges.halves.values() if pieces)
     known = all(
         edge[0] in edges and edge[1] == loop and (value == row if edge[0] == "next" else value in standing)
         for value, edge in on
     )
     lives = [piece for alias in standing for piece in ranges.halves.get(alias, ())]
-    return known and all(any(first <= begin and end <= last for first, last in whole) for begin, end in lives)
+    return known and all(
+        any(first <= begin and (end < last or end == top == last) for first, last in whole) for begin, end in lives
+    )
 
 
 def _pairs(node: Node, shares: tuple[Share, ...]) -> Iterator[tuple[Value, Value, int]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sublet.checker.actions import Action
+from sublet.checker.cells import LATEST
 from sublet.checker.contents import facts
 from sublet.checker.layout import Layout, overlapping, span
 from sublet.errors import Finding
@@ -41,7 +42,11 @@ def _inputs_overwritten(node: Node, action: Action, layout: Layout) -> Iterator[
         out = positions[write.value]
         for position, value in enumerate(node.inputs):
             region = layout.region(value) if value is not None and value in reads else None
-            if value is None or region is None or not shares_bytes(write.region, region):
+            if (
+                value is None
+                or region is None
+                or not any(shares_bytes(write.region, around) for around in latest_within(layout, region))
+            ):
                 continue
             if (out, position) in allowed and region == layout.region(outs[out]):
                 continue
@@ -79,6 +84,12 @@ def _read_only_written(action: Action, layout: Layout) -> Iterator[Finding]:
             kind = layout.kind(write.region)
             what = f"writes %{write.value} at {span(write.region)}, memory of a bound {kind}"
             yield Finding("read-only-written", action.where, what, f"the network never writes {kind}s")
+
+
+def latest_within(layout: Layout, region: Region) -> list[Region]:
+    """The bytes of a region; of the latest row, which is nobody knows where in its whole, all those around."""
+    around = [found for _, found in layout.cells.around(region)]
+    return around if region.storage.endswith(LATEST) else around[:1]
 
 
 def shares_bytes(one: Region, other: Region) -> bool:
