@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from sublet.analysis.schedule import Schedule, Step, serial
-from sublet.checker import check
+from sublet.checker import check, check_bytes
 from sublet.frontends.onnx.model import from_proto
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
@@ -326,6 +326,35 @@ def test_a_row_is_read_only_until_its_whole_is_written_over() -> None:
     over = tuple(replace(p, region=whole.region) if p.value == "z" else p for p in plan.placements)
     found = check(graph, plan.schedule, replace(plan, placements=over))
     assert any("reads %last" in str(finding) for finding in found)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("nbytes", [1, 24])
+@pytest.mark.parametrize("op", ["norm", "sub"])
+def test_nobody_writes_over_the_whole_who_reads_a_row_of_it(nbytes: int, rows: int, op: str) -> None:
+    """Planning does not, and the checker refuses it: the row may be any of the whole."""
+    graph = parse(f"""
+    graph @net(%h0: u8[{nbytes}], %s: u8[{rows},{nbytes}]) {{
+      %last: u8[{nbytes}], %ys: u8[{rows},{nbytes}]
+        = while(%i: i64[]; %h: u8[{nbytes}] = %h0; %e: u8[{nbytes}] in %s axis 0) @loop body @body {{
+        %go: bool[] = test.below(%i, %s)
+        continue if %go
+        %u: u8[{nbytes}] = test.add(%h, %e)
+        next %u; %u axis 0
+      }}
+      %z: u8[{rows},{nbytes}] = test.{op}(%ys, %last)
+      return %z
+    }}
+    """)
+    plan = plan_memory(graph, Options(alignment=1, in_place_from=0))
+    assert results_match(graph, plan.schedule, plan, random.Random(1), 30)
+    without = parse(to_text(graph).replace("(%ys, %last)", "(%ys)"))
+    pointing = plan_memory(without, Options(alignment=1, in_place_from=0))
+    assert {p.how for p in pointing.placements if p.value == "last"} == {"pointer"}
+    assert len({p.region for p in pointing.placements if p.value in ("ys", "z")}) == 1
+    found = check_bytes(graph, pointing.schedule, pointing)
+    assert "input-overwritten" in {finding.rule for finding in found}
+    assert not results_match(graph, pointing.schedule, pointing, random.Random(1), 30)
 
 
 def test_a_pointer_is_not_read_while_another_stream_writes_what_it_stands_for() -> None:
