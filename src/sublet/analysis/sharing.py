@@ -149,12 +149,13 @@ def _lodge(merger: Merger, flow: Flow, alignment: int, smallest: int) -> None:
     aliases: dict[Value, list[Value]] = {}
     for alias, source in flow.aliases:
         aliases.setdefault(source, []).append(alias)
+    replaced = {(source, 2 * point + 1) for point, source, _ in merger.permitted}
     for window in flow.windows:
         if obstacle(window.value, window.whole, window.axis, alignment, smallest):
             continue
         tokens = {segment.token for segment in merger.contents[window.value]}
         on = {known for token in tokens for known in handed.get(token, ())}
-        if not on or (window.kind == "row" and _stays_a_row(window, on, edges, aliases, merger.ranges)):
+        if not on or (window.kind == "row" and _stays_a_row(window, on, edges, aliases, merger.ranges, replaced)):
             merger.lodge(window)
 
 
@@ -164,18 +165,25 @@ def _stays_a_row(
     edges: Collection[str],
     aliases: Mapping[Value, list[Value]],
     ranges: LiveRanges,
+    replaced: Collection[tuple[Value, int]],
 ) -> bool:
-    """Whether only the row itself is handed on, to the next round and out of the loop, and while its whole lives."""
+    """Whether only the row itself is handed on, to the next round and out of the loop, and while its whole lives.
+
+    Nor is it read for the last time where something may be written over the whole: `replaced` tells of what and when.
+    """
     row, loop, whole = window.value, window.loop.name, ranges.halves[window.whole]
     standing = aliases.get(row, [])
-    top = max(pieces[-1][1] for pieces in ranges.halves.values() if pieces)
     known = all(
         edge[0] in edges and edge[1] == loop and (value == row if edge[0] == "next" else value in standing)
         for value, edge in on
     )
     lives = [piece for alias in standing for piece in ranges.halves.get(alias, ())]
     return known and all(
-        any(first <= begin and (end < last or end == top == last) for first, last in whole) for begin, end in lives
+        any(
+            first <= begin and (end < last or (end == last and (window.whole, end) not in replaced))
+            for first, last in whole
+        )
+        for begin, end in lives
     )
 
 
