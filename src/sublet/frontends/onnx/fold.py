@@ -31,7 +31,11 @@ FILL_BYTES = 1 << 30
 """A ConstantOfShape up to this size counts as a weight; a larger one stays a node."""
 
 MOVES = SAME_ORDER | {"Cast", "Transpose"}
-"""They may have large operands: the result is computed when it is read."""
+"""They may have large operands: the result is computed when it is read.
+
+Their content is not looked at before, so that one exception is left: a Cast of a large weight from or to F16 may give
+a NaN with other bits than ONNX Runtime's, if the bits of the weight's NaN are unusual.
+"""
 
 CONSTANT_KINDS: dict[str, DType] = {
     "value_int": DType.I64,
