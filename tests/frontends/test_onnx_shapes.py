@@ -95,6 +95,19 @@ def test_a_shape_that_only_the_file_knows_is_assumed() -> None:
     assert optimized(parsed("g (float[2] x) => (float[4] y) { y = my.Op (x) }", header)).recipe == imported.recipe
 
 
+@pytest.mark.parametrize(("stride", "extent"), [(1, None), (2, None), (3, 1)])
+@pytest.mark.parametrize("op", ["AveragePool", "MaxPool"])
+def test_a_window_may_lack_less_than_a_stride(op: str, stride: int, extent: int | None) -> None:
+    """ONNX and its implementations round the count of steps towards zero."""
+    model = parsed(f"g (float[1, 1, 3] x) => (y) {{ y = {op} <kernel_shape = [5], strides = [{stride}]> (x) }}")
+    if extent is None:
+        with pytest.raises(ModelError, match="a window of 5 is larger than 3"):
+            from_proto(model)
+    else:
+        x = np.arange(3, dtype=np.float32).reshape(1, 1, 3)
+        assert sublet.compile(model, optimize="none")(x=x)["y"].shape == (1, 1, extent)
+
+
 # ---- what may never run ----
 
 ARMS = """g (bool c, float[7, 64] x) => (y) {

@@ -124,10 +124,13 @@ def pool(seen: Seen) -> None:
 
 
 def _window_fits(seen: Seen, extents: Extents) -> None:
+    """There is room for a window; less than a stride may be missing, since the count of steps is rounded to zero."""
     window, count = seen.wholes("kernel_shape"), len(extents)
+    strides = seen.wholes("strides") or (1,) * count
     pads, dilations = seen.wholes("pads") or (0,) * (2 * count), seen.wholes("dilations") or (1,) * count
     if window is None or seen.text("auto_pad", "NOTSET").startswith("SAME"):
         return
     for i, extent in enumerate(extents):
         wide, reach = pads[i] + pads[i + count], dilations[i] * (window[i] - 1) + 1
-        demand(extent is None or extent + wide >= reach, f"a window of {reach} is larger than {extent} and its pads")
+        missing = 0 if extent is None else reach - extent - wide
+        demand(missing < max(strides[i], 1), f"a window of {reach} is larger than {extent} and its pads")
