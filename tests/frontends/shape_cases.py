@@ -34,6 +34,7 @@ OF_CONTENT = (
     "invalid index",
     "not within",
     "data bounds",
+    "exceeds max_sequence_length",
 )
 """What ONNX Runtime says of an index that points nowhere: of content, which no plan knows."""
 
