@@ -98,12 +98,12 @@ def test_options_are_plans_of_the_command_line(cli: Cli, tmp_path: Path) -> None
 def test_advice_in_words_and_in_the_page(cli: Cli, tmp_path: Path) -> None:
     path, page = tmp_path / "net.sublet", tmp_path / "plan.html"
     path.write_text(RESIDUAL)
-    status, out, err = cli("plan", path, "--advise", "--html", page)
+    status, out, err = cli("plan", path, "--advise")
     assert (status, err) == (0, "")
     assert "What would lower the arena" in out
     assert "written over %a" in out
     assert "No help: " in out
-    content = json.loads(cli("plan", path, "--advise", "--json")[1])
+    content = json.loads(cli("plan", path, "--advise", "--html", page, "--json")[1])
     block = re.search(r'<script type="text/plain" id="model">([^<]*)</script>', page.read_text())
     assert block is not None
     raw = zlib.decompress(b64decode(block[1]))
@@ -111,7 +111,7 @@ def test_advice_in_words_and_in_the_page(cli: Cli, tmp_path: Path) -> None:
     told = {(each["what"], each["arena_bytes"]) for each in content["advice"]}
     assert drawn["advice"]["helping"]
     assert {(what, nbytes) for _, what, _, nbytes, *_ in drawn["advice"]["helping"]} <= told
-    assert set(drawn["advice"]["vain"]) <= {what for what, _ in told}
+    assert set(drawn["advice"]["vain"]) <= {word for each in content["advice"] for word in (each["how"], each["what"])}
     assert "advice" not in json.loads(cli("plan", path, "--json")[1])
     assert cli("plan", path, "--advise", "--region", "a=1MiB")[0] == 2
 

@@ -45,11 +45,9 @@ def resize(seen: Seen) -> None:
     cropped = seen.text("coordinate_transformation_mode") == "tf_crop_and_resize"
     axes = seen.wholes("axes")
     if cropped and data is not None and region is not None and seen.version >= 11:
-        same(
-            size_of(region),
-            2 * len(axes or data),
-            f"the region does not have two numbers for each axis of {shown(data)}",
-        )
+        count = size_of(region)
+        fits = count is None or count in (2 * len(axes or data), 2 * len(data))
+        demand(fits, f"the region, {count} numbers, does not have two for each axis of {shown(data)}")
 
 
 def deformed_conv(seen: Seen) -> None:
