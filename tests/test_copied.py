@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from sublet.compiling import compile
+from sublet.copied import targets
 from sublet.errors import PlanError
+from sublet.ir.graph import CaseOf, Value, While
 from sublet.ir.text import parse
 from sublet.planning import Options, plan_memory
 
@@ -113,3 +115,39 @@ graph @g(%flag: bool[], %x: f32[16], %n: i64[]) {
 def test_a_copy_names_what_is_assigned_where_that_stands_for_one_of_several() -> None:
     moves = plan_memory(parse(DELAYED_CHOICE), Options(io="bound")).moves
     assert {(m.edge, m.source, m.destination) for m in moves} == {("enter turn", "first", "q"), ("next turn", "p", "q")}
+
+
+class Counted(frozenset[Value]):
+    """A set that counts how often it is asked."""
+
+    asked = 0
+
+    def __contains__(self, value: object) -> bool:
+        self.asked += 1
+        return super().__contains__(value)
+
+
+def test_what_a_chain_of_choices_stands_for_is_found_in_steps_as_many_as_links() -> None:
+    """Thousands of branches, each of which hands on what the one before chose or one of two values."""
+    links = 3000
+    lines, now = [], "%x"
+    for i in range(links):
+        lines.append(f"%a{i}: f32[16] = case %c @if{i} {{\n  arm @keep{i} {{ yield {now} }}")
+        lines.append(f"  arm @other{i} {{ yield %y{i % 2} }}\n}}")
+        now = f"%a{i}"
+    header = "graph @chain(%x: f32[16], %y0: f32[16], %y1: f32[16], %c: bool[]) {"
+    graph = parse("\n".join([header, *lines, f"return {now}", "}"]))
+    pointers = Counted(value for node in graph.walk() if isinstance(node, CaseOf) for value in node.defs)
+    found = targets(graph, pointers)
+    names = {pointer.name: set(several) for pointer, several in found.items()}
+    assert names["a0"] == {"x", "y0"}
+    assert all(several == {"x", "y0", "y1"} for name, several in names.items() if name != "a0")
+    assert pointers.asked <= 4 * links
+
+
+def test_what_pointers_that_are_handed_on_stand_for() -> None:
+    node = next(node for node in PLAIN.walk() if isinstance(node, While))
+    found = targets(PLAIN, frozenset((*node.defs, *node.parameters)))
+    names = {pointer.name: set(several) for pointer, several in found.items()}
+    assert names["p"] == names["f"] == {"x", "y", "s"}
+    assert names["q"] == names["g"] == {"y", "s"}

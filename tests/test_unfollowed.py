@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.planning_time import FLAGS, model
+from sublet.checker import state
 from sublet.compiling import compile
 from sublet.errors import Finding, PlanError, PlanViolation
 from sublet.ir.graph import Graph
@@ -86,9 +88,50 @@ def rotating(seed: int) -> tuple[Any, dict[str, Any]]:
     return proto, {**feeds, "trips": np.int64(3)}
 
 
-def test_a_program_whose_branches_depend_on_each_other_runs_as_unplanned() -> None:
-    """Two branches in a loop that take the same flag swap what they hand on, or neither does."""
-    proto, feeds = rotating(36)
+@pytest.mark.parametrize("seed", [2, 36, 56])
+def test_programs_of_loops_and_branches_run_as_unplanned(seed: int) -> None:
+    proto, feeds = rotating(seed)
     planned = compile(proto, backend="reference")
     unplanned = compile(proto, backend="reference", options=Options(strategy="no_reuse", share=False))
     assert not compare(unplanned, planned, feeds).differences
+
+
+TWICE_CHOSEN = """
+graph @chosen(%x: u8[64], %y: u8[64], %z: u8[64], %flag: bool[], %other: bool[], %n: i64[]) {
+  %a: u8[64], %b: u8[64] = while(%i: i64[]; %p: u8[64] = %x, %q: u8[64] = %y; ) @first body @once {
+    %c: bool[] = onnx.Less(%i, %n)
+    continue if %c
+    next %q, %p;
+  }
+  %f: u8[64], %g: u8[64] = while(%j: i64[]; %r: u8[64] = %x, %s: u8[64] = %z; ) @second body @again {
+    %d: bool[] = onnx.Less(%j, %n)
+    continue if %d
+    %t: u8[64] = case %flag @if {
+      arm @keep { yield %r }
+      arm @take { yield %a }
+    }
+    %u: u8[64] = case %other @then {
+      arm @stay { yield %s }
+      arm @go { yield %t }
+    }
+    next %t, %u;
+  }
+  return %f, %g
+}
+"""
+
+
+def test_ways_to_one_place_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the second loop %r is %x, or what the first one left, which may be %x as well: then the first one chose."""
+    graph = parse(TWICE_CHOSEN)
+    plan = plan_memory(graph)
+    assert followed(plan)
+    assert plan.moves == ()
+    planned = compile(graph, backend="reference")
+    unplanned = compile(graph, backend="reference", options=Options(strategy="no_reuse", share=False))
+    values = {name: np.full(64, i, np.uint8) for i, name in enumerate("xyz")}
+    for n, flag, other in product(range(4), (False, True), (False, True)):
+        feeds = {**values, "flag": np.bool_(flag), "other": np.bool_(other), "n": np.int64(n)}
+        assert not compare(unplanned, planned, feeds).differences
+    monkeypatch.setattr(state, "MOST_WAYS", 1)
+    assert not followed(plan_memory(graph))

@@ -51,22 +51,20 @@ def forbid(moves: tuple[CopiedMove, ...]) -> None:
 def targets(graph: Graph, pointers: Collection[Value]) -> dict[Value, tuple[str, ...]]:
     """For each pointer the names of the values with bytes that it may stand for, in the order they are assigned."""
     assigned = _assigned(graph)
-
-    def resolved(value: Value, seen: dict[Value, None]) -> None:
-        for source in assigned[value]:
-            if source in seen:
-                continue
-            seen[source] = None
+    found: dict[Value, dict[Value, None]] = {pointer: {} for pointer in assigned if pointer in pointers}
+    users: dict[Value, list[Value]] = {}
+    for pointer, direct in found.items():
+        for source in assigned[pointer]:
             if source in pointers:
-                resolved(source, seen)
-
-    found: dict[Value, tuple[str, ...]] = {}
-    for pointer in assigned:
-        if pointer in pointers:
-            seen: dict[Value, None] = {}
-            resolved(pointer, seen)
-            found[pointer] = tuple(source.name for source in seen if source not in pointers)
-    return found
+                users.setdefault(source, []).append(pointer)
+            else:
+                direct[source] = None
+    for source in (todo := list(found)):
+        for pointer in users.get(source, ()):
+            if not found[source].keys() <= found[pointer].keys():
+                found[pointer] |= found[source]
+                todo.append(pointer)
+    return {pointer: tuple(target.name for target in several) for pointer, several in found.items()}
 
 
 def _assigned(graph: Graph) -> Assigned:

@@ -379,7 +379,7 @@ class _Replay:
         """Every byte of the value must lie in its region, or in all where it may lie."""
         pointer, region = state.pointers.get(value.name), here.region(value)
         if pointer is not None:
-            for place, target in pointer.targets.items():
+            for place, target in pointer.each:
                 broken = list(target.broken.within(place.storage, place.offset, place.end))
                 self.findings += [misread(value, place, broken, where, rule)] if broken else []
         elif value.name not in self.layout.pointers and region is not None:

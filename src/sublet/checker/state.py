@@ -1,8 +1,9 @@
 """What holds of every run that comes to a point: what lies where, and what every pointer may stand for.
 
-Pointers are taken one by one. For each of its targets a pointer knows which bytes there are not its own, in the
-runs in which it stands for that target; what another pointer stands for in these runs is not asked. So the state of
-a program with n pointers has as many parts as they have targets, and not as they have combinations of targets.
+Pointers are taken one by one. For each of its targets, and each way to it, a pointer knows which bytes there are not
+its own, in the runs in which it stands for that target; what another pointer stands for in these runs is not asked.
+So the state of a program with n pointers has as many parts as they have targets and ways, and not as they have
+combinations of targets.
 
 The bytes of a pointer are those of its source, or, where sources differ, bytes of a token of its own name. When a
 round or a loop ends, the tokens of its body become of an earlier round: what is pointed at takes the name of
@@ -11,8 +12,9 @@ the pointer, all others are forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import takewhile
 
 from sublet.checker.contents import cut, joined
@@ -22,10 +24,13 @@ from sublet.plan import Region
 Guard = Mapping[str, frozenset[int]]
 """Loops and branches, each with the ways by which it must have been left."""
 
+MOST_WAYS = 16
+"""In so many ways a pointer may have come to stand for one region; what holds of more is joined."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One region that a pointer may stand for.
+    """One way in which a pointer may have come to stand for a region.
 
     broken   which bytes there are not the pointer's own, in the runs in which it stands for this region
     guard    how loops and branches have been left then
@@ -35,6 +40,18 @@ class Target:
     broken: Memory
     guard: Guard
     choices: tuple[str, ...] = ()
+
+    def covers(self, other: Target) -> bool:
+        """Whether nothing but what is broken would be forgotten of the target if it may have come about as the other.
+
+        That is so as well when their guards differ in one node: in the ways of both nothing is lost.
+        """
+        own, others = self.guard, other.guard
+        if self.choices != other.choices[: len(self.choices)] or not own.keys() <= others.keys():
+            return False
+        beyond = [name for name, ways in own.items() if not others[name] <= ways]
+        alike = self.choices == other.choices and own.keys() == others.keys()
+        return not beyond or (len(beyond) == 1 and alike and all(own[n] == others[n] for n in own if n != beyond[0]))
 
     def met(self, other: Target) -> Target:
         """What is known when the target may have come about in either way."""
@@ -48,21 +65,61 @@ class Target:
         same = takewhile(lambda pair: pair[0] == pair[1], zip(self.choices, other.choices, strict=False))
         return Target(broken, guard, tuple(choice for choice, _ in same))
 
+    def by(self, node: str, way: int) -> Target:
+        """The target, of runs that left a node by one of its ways."""
+        return replace(self, guard={**self.guard, node: frozenset([way])})
+
+    def may(self, ways: Mapping[str, int]) -> bool:
+        """Whether it can have come about when loops and branches were left by these ways."""
+        return all(way in self.guard.get(name, (way,)) for name, way in ways.items())
+
     def without(self, nodes: frozenset[str]) -> Target:
         """The target, whatever the ways out of these nodes."""
         return replace(self, guard={name: ways for name, ways in self.guard.items() if name not in nodes})
+
+    def written(self, place: Region, region: Region, foreign: list[Segment]) -> Target:
+        """The target after a write, which leaves these bytes where it meets the place."""
+        broken = self.broken.copy()
+        broken.lay(place.storage, max(place.offset, region.offset), min(place.end, region.end), foreign)
+        return replace(self, broken=broken)
+
+    def outside(self, body: frozenset[str]) -> Target:
+        """The target, whatever was chosen in a body."""
+        return replace(self, choices=tuple(choice for choice in self.choices if choice not in body))
 
     def chosen(self, name: str) -> Target:
         """The target, as that of a pointer which chose it."""
         return self if name in self.choices else replace(self, choices=(*self.choices, name))
 
 
+def together(targets: Iterable[Target]) -> tuple[Target, ...]:
+    """The ways to one region, those that are alike as one."""
+    found: list[Target] = []
+    for target in targets:
+        i = next((i for i, one in enumerate(found) if one is target or one.covers(target)), None)
+        if i is None:
+            found.append(target)
+        else:
+            found[i] = found[i].met(target)
+    return tuple(found) if len(found) <= MOST_WAYS else (reduce(Target.met, found),)
+
+
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """What a pointer stands for: what its bytes are, and the regions where they may lie."""
+    """What a pointer stands for: what its bytes are, and the regions where they may lie, each with the ways to it."""
 
     content: Content
-    targets: Mapping[Region, Target]
+    targets: Mapping[Region, tuple[Target, ...]]
+
+    @property
+    def each(self) -> Iterator[tuple[Region, Target]]:
+        """Every region, with every way to it."""
+        return ((region, target) for region, several in self.targets.items() for target in several)
+
+    def changed(self, change: Callable[[Target], Target]) -> Pointer:
+        """The pointer with other targets."""
+        targets = {region: together(map(change, several)) for region, several in self.targets.items()}
+        return replace(self, targets=targets)
 
     @property
     def nbytes(self) -> int:
@@ -71,24 +128,26 @@ class Pointer:
     @property
     def choice(self) -> str:
         """By whose assignment it was decided which region it is: two pointers of one choice are at the same place."""
-        first, *others = self.targets.values()
-        common = (name for name in first.choices if all(name in other.choices for other in others))
-        return next(common, "") if others else ""
+        if len(self.targets) == 1:
+            return ""
+        first, *others = (target for _, target in self.each)
+        return next((name for name in first.choices if all(name in other.choices for other in others)), "")
 
     @property
     def measure(self) -> object:
         """What tells whether more runs are covered than before."""
-        targets = self.targets.items()
-        places = {place: (target.broken.covered_bytes(), target.guard, target.choices) for place, target in targets}
-        return self.content, places
+        return self.content, {
+            place: [(target.broken.covered_bytes(), target.guard, target.choices) for target in several]
+            for place, several in self.targets.items()
+        }
 
     def met(self, other: Pointer, name: str) -> Pointer:
         """What a pointer of this name may be that is one or the other."""
         if self is other:
             return self
         targets = dict(self.targets)
-        for region, target in other.targets.items():
-            targets[region] = targets[region].met(target) if region in targets else target
+        for region, several in other.targets.items():
+            targets[region] = together((*targets[region], *several)) if region in targets else several
         content = self.content if self.content == other.content else (Piece(name, 0, self.nbytes),)
         met = Pointer(content, targets)
         return met if self.choice == other.choice == met.choice != "" else met.chosen(name)
@@ -97,17 +156,14 @@ class Pointer:
         """The pointer, as one of this name that may stand for any of several regions."""
         if len(self.targets) == 1:
             return self
-        return Pointer(self.content, {region: target.chosen(name) for region, target in self.targets.items()})
+        return self.changed(lambda target: target.chosen(name))
 
     def when(self, ways: Mapping[str, int]) -> Pointer | None:
         """What it may stand for if loops and branches were left by these ways."""
-        if not any(target.guard for target in self.targets.values()):
+        if not any(target.guard for _, target in self.each):
             return self
-        targets = {
-            region: target
-            for region, target in self.targets.items()
-            if all(way in target.guard.get(name, (way,)) for name, way in ways.items())
-        }
+        left = {region: tuple(one for one in several if one.may(ways)) for region, several in self.targets.items()}
+        targets = {region: several for region, several in left.items() if several}
         return Pointer(self.content, targets) if targets else None
 
     def ended(self, name: str, body: frozenset[str], fresh: dict[Content, Content]) -> Pointer:
@@ -115,26 +171,19 @@ class Pointer:
         content = self.content
         if any(piece.token in body for piece in content):
             content = fresh.setdefault(content, (Piece(name, 0, self.nbytes),))
-        targets = self.targets
-        if any(not body.isdisjoint(target.choices) for target in targets.values()):
-            left = {
-                region: tuple(choice for choice in target.choices if choice not in body)
-                for region, target in targets.items()
-            }
-            targets = {region: replace(target, choices=left[region]) for region, target in targets.items()}
-        ended = self if content is self.content and targets is self.targets else Pointer(content, targets)
+        ended = self if content is self.content else replace(self, content=content)
+        if any(not body.isdisjoint(target.choices) for _, target in self.each):
+            ended = ended.changed(lambda target: target.outside(body))
         return ended if ended.choice else ended.chosen(name)
 
     def written(self, region: Region, content: Content, writer: str) -> Pointer:
         """What it is after a write, which may break what it stands for."""
-        targets: dict[Region, Target] | None = None
-        for place, target in self.targets.items():
+        targets: dict[Region, tuple[Target, ...]] | None = None
+        for place, several in self.targets.items():
             if place.storage == region.storage and place.offset < region.end and region.offset < place.end:
-                broken = target.broken.copy()
                 foreign = list(_foreign(place, self.content, region, content, writer))
-                broken.lay(place.storage, max(place.offset, region.offset), min(place.end, region.end), foreign)
                 targets = targets if targets is not None else dict(self.targets)
-                targets[place] = replace(target, broken=broken)
+                targets[place] = tuple(target.written(place, region, foreign) for target in several)
         return self if targets is None else Pointer(self.content, targets)
 
 
@@ -177,11 +226,7 @@ class State:
         for name in names:
             pointer = self.pointers.get(name)
             if pointer is not None:
-                guarded = {
-                    region: replace(target, guard={**target.guard, node: frozenset([way])})
-                    for region, target in pointer.targets.items()
-                }
-                self.pointers[name] = replace(pointer, targets=guarded)
+                self.pointers[name] = pointer.changed(lambda target: target.by(node, way))
 
     def first(self) -> Mapping[str, Region]:
         """Where pointers point, each to the first of its targets."""
@@ -213,7 +258,7 @@ class State:
         for piece in content:
             pointer = self.pointers.get(piece.token)
             elsewhere = pointer is None
-            for place, target in pointer.targets.items() if pointer else ():
+            for place, target in pointer.each if pointer else ():
                 if place.storage == region.storage and place.offset == at - piece.start:
                     found += target.broken.within(region.storage, at, at + piece.length)
                 else:
@@ -228,7 +273,7 @@ class State:
         place, broken = place or region, Memory()
         for segment in self.wrong(region, content):
             broken.lay(place.storage, segment.begin, segment.end, [segment])
-        return Pointer(self.resolve(content), {place: Target(broken, {})})
+        return Pointer(self.resolve(content), {place: (Target(broken, {}),)})
 
     def write(self, region: Region, content: Content, writer: str) -> None:
         """Put resolved bytes into a region."""
@@ -265,10 +310,8 @@ class State:
     def forget_ways(self, nodes: frozenset[str]) -> None:
         """How these nodes were left means nothing any more."""
         for name, pointer in self.pointers.items():
-            if any(not nodes.isdisjoint(target.guard) for target in pointer.targets.values()):
-                self.pointers[name] = replace(
-                    pointer, targets={region: target.without(nodes) for region, target in pointer.targets.items()}
-                )
+            if any(not nodes.isdisjoint(target.guard) for _, target in pointer.each):
+                self.pointers[name] = pointer.changed(lambda target: target.without(nodes))
 
 
 class _Pointed(Mapping[str, Region]):
