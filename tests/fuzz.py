@@ -95,7 +95,7 @@ def options(rng: random.Random, strategy: str) -> Options:
 def one_program(seed: int, tally: Tally, strategies: tuple[str, ...] = (*STRATEGIES, "auto")) -> None:
     """Generate, plan with every strategy, run, mutate. Raises AssertionError naming the seed."""
     rng = random.Random(seed)
-    graph = program(rng, rng.choice([4, 8, 16, 30]))
+    graph = program(rng, rng.choice([4, 8, 16, 30]), recurrent=seed % 3 == 2)
     assert parse(to_text(graph)) == graph, f"seed {seed}: the text form does not give the graph back"
     tally.programs += 1
     tally.nodes += sum(1 for _ in graph.walk())

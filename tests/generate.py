@@ -24,17 +24,22 @@ Scope = list[Value]
 """The values that may be read, in order of definition; a sub-graph starts with a copy."""
 
 
-def program(rng: random.Random, size: int, unit: int = 4, control: bool = True) -> Graph:
-    """A graph of about `size` nodes. Sizes and offsets inside tensors are multiples of `unit` bytes."""
-    return _Writer(rng, size, unit, control).root()
+def program(rng: random.Random, size: int, unit: int = 4, control: bool = True, *, recurrent: bool = False) -> Graph:
+    """A graph of about `size` nodes. Sizes and offsets inside tensors are multiples of `unit` bytes.
+
+    Most steps of a `recurrent` one are loops, whose rows are also carried to the next round, and what such a loop
+    leaves is read together with what it stacked.
+    """
+    return _Writer(rng, size, unit, control, recurrent).root()
 
 
 class _Writer:
-    def __init__(self, rng: random.Random, size: int, unit: int, control: bool) -> None:
+    def __init__(self, rng: random.Random, size: int, unit: int, control: bool, recurrent: bool) -> None:
         self.rng = rng
         self.budget = size
         self.unit = unit
         self.control = control
+        self.recurrent = recurrent
         self.named = 0
 
     # Names, specs and choices
@@ -104,9 +109,9 @@ class _Writer:
     def step(self, scope: Scope, depth: int) -> list[Node]:
         """One more op, branch or loop, with what it needs; its results join the scope."""
         self.budget -= 1
-        if self.control and depth < DEEPEST and self.budget > 2 and self.chance(0.2):
-            return self.case(scope, depth) if self.chance(0.5) else self.loop(scope, depth)
-        return [self.rng.choice(_OPS)(self, scope)]
+        if self.control and depth < DEEPEST and self.budget > 2 and self.chance(0.45 if self.recurrent else 0.2):
+            return self.case(scope, depth) if self.chance(0.2 if self.recurrent else 0.5) else self.loop(scope, depth)
+        return [self.rng.choice(_COMPUTING if self.recurrent and self.chance(0.6) else _OPS)(self, scope)]
 
     def steps(self, scope: Scope, depth: int) -> list[Node]:
         """The nodes of a sub-graph: none, or a few."""
@@ -249,12 +254,14 @@ class _Writer:
         condition = parameters[-1] if carries_condition else before[-1].defs[0]
         inner += slices
         after = self.steps(inner, depth + 1)
-        updates = [self.exactly(inner, value.spec, after) for value in parameters[: len(inits) - carries_condition]]
+        updates = [self.update(inner, value, after) for value in parameters[: len(inits) - carries_condition]]
         if carries_condition:
             after.append(self.below(inner, counter))
             updates.append(after[-1].defs[0])
         made = [value for node in after for value in node.defs if value.plannable]
         rows = [self.rng.choice(made) if made and self.chance(0.6) else self.some(inner) for _ in range(self.few())]
+        if self.recurrent:
+            rows += [value for value in updates if value in made and self.chance(0.7)]
         row_axes = [1 if len(_shape(row)) > 1 and self.chance(0.2) else 0 for row in rows]
         finals = [None if self.chance(0.15) else self.new(init.spec) for init in inits]
         stacked = [None if self.chance(0.1) else self.new(self.stack(*row)) for row in zip(rows, row_axes, strict=True)]
@@ -265,7 +272,30 @@ class _Writer:
             body=body, condition=condition, check=len(before), carried=len(inits),
             slice_axes=tuple(axes), slice_reversed=tuple(self.chance(0.3) for _ in axes),
             row_axes=tuple(row_axes), row_reversed=tuple(self.chance(0.3) for _ in rows),
-        )]  # fmt: skip
+        ), *self.together(scope, finals, stacked)]  # fmt: skip
+
+    def update(self, scope: Scope, parameter: Value, nodes: list[Node]) -> Value:
+        """What a parameter becomes in the next round; in a recurrent program computed from what it was."""
+        if not self.recurrent or self.chance(0.3):
+            return self.exactly(scope, parameter.spec, nodes)
+        op = self.rng.choice(("add", "sub", "matmul", "norm"))
+        outs = [parameter.spec, None] if op == "norm" else [parameter.spec]
+        nodes.append(self.node(op, [parameter, self.some(scope)], outs, scope))
+        return nodes[-1].defs[0]
+
+    def together(self, scope: Scope, finals: Sequence[Value | None], stacked: Sequence[Value | None]) -> list[Node]:
+        """Ops that read both what a loop left and what it stacked, in a recurrent program."""
+        left, whole = ([value for value in several if value is not None] for several in (finals, stacked))
+        nodes: list[Node] = []
+        while self.recurrent and left and whole and self.chance(0.5):
+            operands = [self.rng.choice(whole), self.rng.choice(left)]
+            if self.chance(0.3):
+                operands.reverse()
+            op = self.rng.choice(("norm", "sub", "add", "matmul", "concat"))
+            sizes = {"concat": self.flat(sum(value.nbytes for value in operands)), "matmul": self.spec()}
+            out = sizes.get(op, operands[0].spec)
+            nodes.append(self.node(op, operands, [out, None] if op == "norm" else [out], scope))
+        return nodes
 
     def below(self, scope: Scope, counter: Value) -> Node:
         """True in the first rounds only, for a number of rounds that depends on data."""
@@ -303,6 +333,8 @@ def _without(value: Value, axis: int) -> TensorSpec:
     shape = value.spec.shape
     return TensorSpec(value.spec.dtype, shape[:axis] + shape[axis + 1 :])
 
+
+_COMPUTING: tuple[Callable[[_Writer, Scope], Node], ...] = (_Writer.relu, _Writer.add, _Writer.norm, _Writer.matmul)
 
 _OPS: tuple[Callable[[_Writer, Scope], Node], ...] = (
     _Writer.relu, _Writer.relu, _Writer.add, _Writer.add, _Writer.norm, _Writer.matmul, _Writer.two, _Writer.const,

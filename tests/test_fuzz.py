@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
+from sublet.planning import Options, plan_memory
 from tests.fuzz import Tally, one_program
+from tests.generate import program
 from tests.onnx_check import check_onnx
 
 
@@ -13,6 +17,17 @@ def test_generated_program(seed: int) -> None:
     tally = Tally()
     one_program(seed, tally)
     assert tally.unfollowed == []
+
+
+def test_rows_that_are_carried_are_generated() -> None:
+    """Pointers stand for rows in many plans of the programs that are drawn for that."""
+    found = 0
+    for seed in range(20):
+        graph = program(random.Random(seed), 8, recurrent=True)
+        plan = plan_memory(graph, Options(strategy="best_fit_by_size", alignment=1, in_place_from=0))
+        rows = {placement.value for placement in plan.placements if placement.how == "row"}
+        found += any(not rows.isdisjoint(p.stands_for) for p in plan.placements if p.how == "pointer")
+    assert found >= 5
 
 
 def test_mutants_are_refused() -> None:
