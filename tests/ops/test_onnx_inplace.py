@@ -24,6 +24,8 @@ WIDELY = ("f4", "f8", "i8", "i4", "u1", "i1", "?")
 FLOATS = ("f4", "f8", "f2")
 WHOLE = (9, 37, 29)
 SMALLER = ((9, 37, 29), (29,), (37, 1), (1,), (9, 1, 29), ())
+FEWER = ((9, 37, 29), (29,), ())
+"""For types whose kernels are those of f4 but for the size of an element."""
 LARGE = (16, 25_000)
 
 
@@ -108,11 +110,11 @@ def _scatters(op: str) -> Iterator[Case]:
 def _elementwise(op: str, opset: int) -> Iterator[Case]:
     for dtype in DTYPES if opset == OPSETS[-1] else WIDELY:
         for whole in (WHOLE, LARGE) if (opset, dtype) == (24, "f4") else (WHOLE,):
-            x = _random(whole, dtype, 1)
+            x, smaller = _random(whole, dtype, 1), SMALLER if dtype == "f4" else FEWER
             if op in UNARY:
                 yield from _unary(op, x, opset)
             elif op == "Where":
-                for shape in SMALLER if whole == WHOLE else (LARGE,):
+                for shape in smaller if whole == WHOLE else (LARGE,):
                     condition, other = _random(shape, "?", 2), _random(shape, dtype, 3)
                     yield Case(op, [condition, x, other], {}, "", opset)
                     yield Case(op, [condition, other, x], {}, "", opset)
@@ -121,7 +123,7 @@ def _elementwise(op: str, opset: int) -> Iterator[Case]:
                 attrs = {"direction": "LEFT"} if op == "BitShift" else {}
                 if op == "Mod" and dtype.startswith("f"):
                     attrs = {"fmod": 1}
-                for shape in SMALLER if whole == WHOLE else (LARGE,):
+                for shape in smaller if whole == WHOLE else (LARGE,):
                     other = _random(shape, dtype, 3)
                     yield Case(op, [x, other], attrs, "", opset)
                     if op != "PRelu":

@@ -200,3 +200,18 @@ def test_sessions_of_the_user_are_left_alone(tmp_path: Path) -> None:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 3
     assert ort.InferenceSession(str(path), options).run(None, feeds)
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs"), [("ThresholdedRelu", {"alpha": 0.5}), ("Affine", {}), ("ImageScaler", {"bias": [0.0, 0.0, 0.0]})]
+)
+def test_operators_that_are_no_longer_onnxs_run_where_onnx_runtime_has_them(op: str, attrs: dict[str, Any]) -> None:
+    node = onnx.helper.make_node(op, ["x"], ["y"], **attrs)
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, (1, 3, 4, 4))
+    graph = onnx.helper.make_graph(
+        [node], "old", [x], [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (1, 3, 4, 4))]
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 7)], ir_version=6)
+    fed = np.linspace(-1, 1, 48, dtype=np.float32).reshape(1, 3, 4, 4)
+    (expected,) = ort.InferenceSession(model.SerializeToString()).run(None, {"x": fed})
+    assert np.array_equal(compile(model)(x=fed)["y"], expected)

@@ -43,8 +43,14 @@ LIKE_FIRST_INPUT = frozenset(
 SUM_OUTPUT = {"SkipLayerNormalization": 3, "SkipSimplifiedLayerNormalization": 3, "SkipGroupNorm": 1}
 """Operators with an optional output of the shape of the first input, and its position."""
 
-BEFORE_THEIR_OPSET = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
-"""Operators that ONNX Runtime writes into models whose version of the default operator set has none of that name."""
+EXPERIMENTAL = frozenset(
+    ("Affine", "Crop", "DynamicSlice", "ImageScaler", "ParametricSoftplus", "Scale", "ScaledTanh")
+) | {"ThresholdedRelu"}
+"""Operators of the first operator sets, no longer ONNX's there, that ONNX Runtime has kept kernels for."""
+
+BEFORE_THEIR_OPSET = EXPERIMENTAL | {"LayerNormalization", "SimplifiedLayerNormalization"}
+"""Operators of models whose version of the default operator set has none of that name: those above, and what ONNX
+Runtime's optimiser writes."""
 
 NCHWC_BLOCK = 16
 """The blocked layout rounds channels up to 8 or 16, whichever the processor has; a multiple of 16 is exact."""
