@@ -8,8 +8,8 @@ import pytest
 
 from tests.training.steps import check_step
 
-SEEDS = (*range(12), 13, 15, 16, 17, 19, 20)
-"""Of small steps."""
+SEEDS = (*range(11), 15, 20)
+"""Of small steps; `make fuzz` draws more."""
 
 
 @pytest.mark.parametrize("seed", SEEDS)
