@@ -14,6 +14,7 @@ from sublet.errors import KernelError, RunError
 from sublet.ir.graph import Graph, Node, Value
 from sublet.planning import Options
 from sublet.runtime.executable import Executable
+from sublet.runtime.joining import InTurn
 from sublet.runtime.kernel import Array, Call, Operand
 from sublet.runtime.left import Left, left_by
 from tests.runtime.networks import PythonBackend, PythonKernel
@@ -165,3 +166,19 @@ def test_a_bad_label_leaves_the_weights_as_they_were() -> None:
     assert all(np.array_equal(train.state(name), content) for name, content in before.items())
     train(feeds)
     assert not np.array_equal(train.state("dense/weight"), before["dense/weight"])
+
+
+def test_where_an_earlier_run_failed_is_forgotten() -> None:
+    fails = [True]
+
+    def fail_once() -> None:
+        if fails.pop():
+            raise Stop
+
+    together = InTurn([lambda: None, fail_once])
+    with pytest.raises(Stop):
+        together()
+    assert together.reached == 1
+    fails.append(False)
+    together()
+    assert together.reached is None

@@ -103,7 +103,7 @@ class ByRound:
 
 
 class InTurn:
-    """Several calls as one. `reached` is the number of the call that raised, None when none has."""
+    """Several calls as one. `reached` is the number of the call that raised in the latest run, None when none has."""
 
     __slots__ = ("calls", "reached")
 
@@ -112,7 +112,7 @@ class InTurn:
         self.reached: int | None = None
 
     def __call__(self) -> None:
-        number = 0
+        self.reached, number = None, 0
         try:
             for number, call in enumerate(self.calls):  # noqa: B007
                 call()
