@@ -29,8 +29,7 @@ from tests.interpreter import results_match
 from tests.plan_truth import lies
 from tests.schedules import random_schedule
 
-JUMPING = """
-graph @jumping(%a: u8[24], %seed: u8[4]) {
+CHOSEN = """
   %which: i32[] = test.choose(%seed) {count = 2, low = 0}
   %x: u8[24] = case %which @first {
     arm @one {
@@ -56,8 +55,13 @@ graph @jumping(%a: u8[24], %seed: u8[4]) {
     }
     next %z;
   }
-  return %last
-}
+"""
+"""A loop that may hand on, round after round, what a branch before it has chosen."""
+
+JUMPING = f"""
+graph @jumping(%a: u8[24], %seed: u8[4]) {{
+{CHOSEN}  return %last
+}}
 """
 """A loop that may hand on, round after round, what a branch before it has chosen: its copies follow by jumps."""
 

@@ -21,6 +21,7 @@ from sublet.planning import Options, plan_memory
 from tests import dialect
 from tests.frontends.models import parsed
 from tests.interpreter import results_match
+from tests.plan_files import CHOSEN
 from tests.runtime.loop_models import CARRIED, CONVOLUTION
 
 assert dialect.OPS
@@ -438,36 +439,6 @@ def test_the_arms_of_a_branch_take_turns(then: str, other: str, most: int) -> No
     assert plan.moves == ()
     assert plan.gap == 0
     assert plan.arena_bytes <= most + 64
-
-
-CHOSEN = """
-  %which: i32[] = test.choose(%seed) {count = 2, low = 0}
-  %x: u8[24] = case %which @first {
-    arm @one {
-      %p: u8[24] = test.matmul(%a, %seed)
-      yield %p
-    }
-    arm @two {
-      yield %a
-    }
-  }
-  %last: u8[24] = while(%i: i64[]; %y: u8[24] = %x; ) @loop body @body {
-    %go: bool[] = test.below(%i, %seed)
-    continue if %go
-    %kind: i32[] = test.choose(%y) {count = 2, low = 0}
-    %z: u8[24] = case %kind @second {
-      arm @keep {
-        yield %y
-      }
-      arm @change {
-        %m: u8[24] = test.matmul(%y)
-        yield %m
-      }
-    }
-    next %z;
-  }
-"""
-"""A loop that may hand on, round after round, what a branch before it has chosen."""
 
 
 def test_what_a_branch_before_the_loop_chose_stays_chosen() -> None:
