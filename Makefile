@@ -52,12 +52,10 @@ walk: ## README and docs, step by step, in a clean environment of each of PYTHON
 	  build/walk/bin/python tests/walk.py || exit 1; \
 	done
 
-fuzz: $(VENV)/.installed build/check ## generated programs, mutated plans, kernels at every layout, gradients, the core under sanitizers; SECONDS=600
+fuzz: $(VENV)/.installed build/check ## generated programs, plans, models, kernels and gradients; the core under sanitizers; SECONDS=600
 	build/check 2000 1
-	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600)
-	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) --kind steps
-	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) --kind onnx
-	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) --kind plans
+	for kind in programs steps plans onnx shapes folding; do \
+	  $(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) --kind $$kind || exit 1; done
 	for kind in facts operators gradients; do \
 	  $(BIN)/python -m tests.fuzz_kernels --seconds $(or $(SECONDS),600) --kind $$kind || exit 1; done
 
