@@ -18,6 +18,7 @@ from sublet.viz.compared import compared
 from sublet.viz.rectangles import rectangles
 from tests.test_plan_regions import NET, REGIONS
 from tests.viz.chromium import PROGRAM, Chromium
+from tests.viz.loops import delay_plan
 from tests.viz.synthetic import network_plan, small_plan
 from tests.viz.test_page_in_chromium import Page
 
@@ -37,6 +38,14 @@ def told(page: Page) -> dict[str, str]:
         "[cell.querySelector('dt').innerText, cell.querySelector('dd').innerText])"
     )
     return dict(cells)
+
+
+def drag_over_the_curve(browser: Chromium, begin: float, end: float) -> None:
+    low = browser.evaluate("document.getElementById('stage').getBoundingClientRect().bottom") - 60
+    browser.mouse("Moved", begin, low)
+    browser.mouse("Pressed", begin, low, button="left", clickCount=1)
+    browser.mouse("Moved", end, low, button="left")
+    browser.mouse("Released", end, low, button="left", clickCount=1)
 
 
 def test_regions_have_addresses_of_their_own_and_no_common_gap(browser: Chromium, tmp_path: Path) -> None:
@@ -59,23 +68,59 @@ def test_two_plans_on_one_axis(browser: Chromium, tmp_path: Path) -> None:
     second = plan_memory(parse(NET), Options(strategy="no_reuse", share=False))
     page = Page(browser, compared(rectangles(first), rectangles(second), ("a.json", "b.json")), tmp_path)
     cells = told(page)
-    assert cells["a.json arena"].startswith(human(first.arena_bytes))
-    assert cells["b.json arena"].startswith(human(second.arena_bytes))
-    assert f"{second.arena_bytes - first.arena_bytes:,} B more" in cells["b.json arena"]
-    assert "Gap" not in cells
+    assert cells["Arena of a.json"].startswith(human(first.arena_bytes))
+    assert cells["Arena of b.json"].startswith(human(second.arena_bytes))
+    assert f"{second.arena_bytes - first.arena_bytes:,} B more" in cells["Arena of b.json"]
+    assert len(cells) == 2, "what is told of neither plan by name would be taken for both"
+    lines = page.text("#panel").splitlines()
+    assert lines[0] == "At the peak of a.json"
+    for plan, name in ((first, "a.json"), (second, "b.json")):
+        curve = rectangles(plan).curve
+        live = next(level for point, level in reversed(curve) if point <= first.peak.point)
+        assert lines[lines.index(f"Live in {name}") + 1].startswith(human(live))
     assert not browser.complaints()
+
+
+def test_sums_of_a_span_are_told_of_each_of_two_plans(browser: Chromium, tmp_path: Path) -> None:
+    first = plan_memory(parse(NET))
+    second = plan_memory(parse(NET), Options(strategy="no_reuse", share=False))
+    page = Page(browser, compared(rectangles(first), rectangles(second), ("a.json", "b.json")), tmp_path)
+    drag_over_the_curve(browser, 90, 900)
+    lines = page.text("#panel").splitlines()
+    for name, plan in (("a.json", first), ("b.json", second)):
+        own = lines[lines.index(name) :]
+        most = max(level for _, level in rectangles(plan).curve)
+        assert own[own.index("Live at most") + 1].startswith(human(most))
+        assert own[own.index("Made here") + 1].startswith(f"{len(plan.in_arenas)} tensors")
+
+
+def test_a_value_of_two_plans_does_not_take_turns_with_itself(browser: Chromium, tmp_path: Path) -> None:
+    loop = delay_plan()
+    alone = Page(browser, rectangles(loop), tmp_path).click("s")
+    both = Page(browser, compared(rectangles(loop), rectangles(loop), ("a", "b")), tmp_path).click("s")
+    turns = [line for line in alone if line.startswith("Its places take turns")]
+    assert turns == [line for line in both if line.startswith("Its places take turns")]
+    assert len(turns) == 1
+
+
+def test_two_plans_that_are_not_proven_fit_a_phone(browser: Chromium, tmp_path: Path) -> None:
+    browser.resize(390, 844)
+    try:
+        one = rectangles(plan_memory(parse(NET)), "not checked against its model")
+        page = Page(browser, compared(one, one, ("a" * 60 + ".json", "b.json")), tmp_path)
+        assert browser.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.text("#claimed") == "neither checked against its model"
+        assert browser.evaluate("document.getElementById('claimed').getBoundingClientRect().right") <= 390
+        assert f"b.json {human(one.arena_bytes)}" in page.text("#sums summary")
+    finally:
+        browser.resize(1280, 800)
 
 
 def test_a_drag_over_the_curve_sums_the_span(browser: Chromium, tmp_path: Path) -> None:
     plan = small_plan()
     nodes = tuple(Described(name, f"onnx.{name.title()}", "") for name in plan.points)
     page = Page(browser, rectangles(replace(plan, nodes=nodes)), tmp_path)
-    begin, end = page.at("y")[0] + 4, page.at("late")[0] - 4  # in the points 3 and 5
-    low = browser.evaluate("document.getElementById('stage').getBoundingClientRect().bottom") - 60
-    browser.mouse("Moved", begin, low)
-    browser.mouse("Pressed", begin, low, button="left", clickCount=1)
-    browser.mouse("Moved", end, low, button="left")
-    browser.mouse("Released", end, low, button="left", clickCount=1)
+    drag_over_the_curve(browser, page.at("y")[0] + 4, page.at("late")[0] - 4)  # in the points 3 and 5
     lines = page.text("#panel").splitlines()
     assert lines[0] == "In this span"
     facts = dict(pairwise(lines))
@@ -113,7 +158,8 @@ def test_a_phone_folds_the_figures(browser: Chromium, tmp_path: Path) -> None:
     try:
         page = Page(browser, rectangles(small_plan()), tmp_path)
         assert not page.browser.evaluate("document.getElementById('sums').open")
-        assert "figures and legend" in page.text("#sums summary")
+        arena = human(small_plan().arena_bytes)
+        assert page.text("#sums summary") == f"Arena {arena}: figures and legend"
         assert browser.evaluate("document.documentElement.scrollWidth") <= 390
         assert browser.evaluate("document.getElementById('stage').getBoundingClientRect().top") < 220
     finally:
@@ -130,7 +176,7 @@ def test_advice_is_listed_beside_the_map(browser: Chromium, tmp_path: Path) -> N
     page = Page(browser, picture, tmp_path)
     first, second = page.text("#advice").split("the largest tensor in f16")
     assert "1 KiB" in first
-    assert "2 KiB less; 512 B more outside of it. --order less" in first
+    assert "2 KiB less, 512 B more outside of it: --order less" in first
     assert "what if" in second
     rest = page.text("#panel")
     assert "Tried in vain: --io bound." in rest

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from sublet.bytesize import human
 from sublet.errors import ProblemError
 from sublet.ir.text import parse
 from sublet.packing import Packing, Problem, Region
@@ -13,8 +17,11 @@ from sublet.plan import Described
 from sublet.planning import Options, plan_memory
 from sublet.viz.compared import compared
 from sublet.viz.groups import groups, scopes
+from sublet.viz.png import write_png
 from sublet.viz.rectangles import Picture, packing_rectangles, rectangles
+from sublet.viz.terminal import memory_map
 from tests.test_plan_regions import NET
+from tests.viz.loops import delay_plan
 
 FIRST = plan_memory(parse(NET))
 SECOND = plan_memory(parse(NET), Options(strategy="no_reuse", share=False))
@@ -32,15 +39,18 @@ def in_arena(picture: Picture, name: str) -> list[tuple[str, int, int]]:
 def test_each_plan_keeps_its_own_addresses_at_one_scale() -> None:
     picture = compared(rectangles(FIRST), rectangles(SECOND), ("a.json", "b.json"))
     assert [(arena.name, arena.nbytes) for arena in picture.arenas] == [
-        ("a.json arena", FIRST.arena_bytes),
-        ("b.json arena", SECOND.arena_bytes),
+        ("a.json", FIRST.arena_bytes),
+        ("b.json", SECOND.arena_bytes),
     ]
-    for plan, name in ((FIRST, "a.json arena"), (SECOND, "b.json arena")):
+    for plan, name in ((FIRST, "a.json"), (SECOND, "b.json")):
         expected = sorted((p.value, p.region.offset, p.region.nbytes) for p in plan.in_arenas)
         assert in_arena(picture, name) == expected
     assert len(picture.rectangles) == len(rectangles(FIRST).rectangles) + len(rectangles(SECOND).rectangles)
     assert picture.curve == rectangles(FIRST).curve
-    assert picture.others == (("b.json", rectangles(SECOND).curve),)
+    assert picture.label == "a.json"
+    (beside,) = picture.others
+    assert (beside.label, beside.arena_bytes, beside.curve) == ("b.json", SECOND.arena_bytes, rectangles(SECOND).curve)
+    assert {place.value for place in picture.placements[beside.first :]} == {p.value for p in SECOND.in_arenas}
     assert len({place.buffer for place in picture.placements}) == len(picture.blocks)
     for piece in picture.rectangles:
         place = picture.placements[piece.placement]
@@ -51,9 +61,48 @@ def test_plans_with_regions_and_other_orders_can_be_compared() -> None:
     regions = rectangles(plan_memory(parse(NET), Options(regions=REGIONS)))
     other = rectangles(replace(FIRST, points=(*FIRST.points[:-1], "later", "end")))
     picture = compared(regions, other, ("r", "o"))
-    assert [arena.name for arena in picture.arenas] == ["r fast", "r slow", "o arena"]
+    assert [arena.name for arena in picture.arenas] == ["r fast", "r slow", "o"]
     assert all(low.end < high.begin for low, high in zip(picture.arenas, picture.arenas[1:], strict=False))
     assert picture.points[-2:] == (f"{FIRST.points[-1]} | later", "end")
+
+
+def test_what_is_told_of_one_plan_is_not_told_of_both() -> None:
+    loop = rectangles(delay_plan())
+    picture = compared(loop, rectangles(FIRST), ("loop", "net"))
+    assert (picture.bands, picture.pointers) == ((), ())
+    assert loop.bands
+    assert loop.pointers
+    same = compared(loop, loop, ("a", "b"))
+    assert (same.bands, same.pointers) == (loop.bands, loop.pointers)
+    told = compared(replace(loop, assumed="x is f32[1]"), replace(loop, assumed="y is f32[2]"), ("a", "b"))
+    assert told.assumed == "a: x is f32[1]; b: y is f32[2]"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [("", "", ""), ("old", "", "a: old"), ("", "old", "b: old"), ("old", "old", "neither checked against its model")],
+)
+def test_which_of_two_plans_is_not_proven_is_told(first: str, second: str, expected: str) -> None:
+    picture = compared(rectangles(FIRST, first), rectangles(SECOND, second), ("a", "b"))
+    assert picture.claimed == expected
+
+
+def test_characters_and_pictures_tell_the_arenas_of_both(tmp_path: Path) -> None:
+    picture = compared(rectangles(FIRST), rectangles(SECOND), ("a.json", "a long name.json"))
+    sizes = f"arena {human(FIRST.arena_bytes)} of a.json, {human(SECOND.arena_bytes)} of a long name.json"
+    console = Console(file=StringIO(), width=100, no_color=True)
+    console.print(memory_map(picture, width=100))
+    drawn = console.file.getvalue()
+    assert f"{sizes}; live bytes of a.json" in drawn
+    assert f"peak of a.json {human(FIRST.peak.nbytes)}" in drawn
+    assert "a long n…┤" in drawn
+    assert "together" not in drawn
+    pytest.importorskip("matplotlib", reason="the extra png is not installed")
+    write_png(picture, tmp_path / "both.svg")
+    text = (tmp_path / "both.svg").read_text(encoding="utf-8")
+    for told in (sizes, "live bytes of a.json", "live bytes of a long name.json", "peak of a.json"):
+        assert f"<!-- {told}" in text
+    assert "together" not in text
 
 
 def test_a_packing_has_no_points_to_compare() -> None:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 BUFFERS = ("#77aadd", "#ee8866", "#44bb99", "#eedd88", "#99ddff", "#ffaabb", "#bbcc33", "#c3a6d8")
 CURVE = "#0b62c4"
+OTHER = "#b35900"
+"""The curve of a second plan."""
+
 PEAK = "#c2185b"
 BOUND = "#0b7a4b"
 ARENA = "#5b6472"

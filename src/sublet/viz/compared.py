@@ -6,22 +6,25 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from sublet.errors import ProblemError
-from sublet.viz.arenas import begins
+from sublet.viz.arenas import Arena, begins
 from sublet.viz.groups import Groups
-from sublet.viz.rectangles import Picture
+from sublet.viz.rectangles import Beside, Picture
+
+NEITHER = "neither checked against its model"
 
 
 def compared(first: Picture, second: Picture, names: tuple[str, str]) -> Picture:
-    """The first picture with the arenas of the second above its own; what is said at the side is of the first.
+    """The first picture with the arenas of the second above its own. Peak and figures are those of the first.
 
     `names` are told with the arenas. Points are compared by their number; where different nodes run at one, both
-    are told. Raises ProblemError when one of the pictures is of no plan.
+    are told. Loops and pointers are drawn if they are the same in both.
+    Raises ProblemError when one of the pictures is of no plan.
     """
     if not (first.points and second.points):
         raise ProblemError("only plans can be compared: a packing has no points that another one has, too")
     drawn = (*first.arenas, *second.arenas)
     starts = begins(arena.end - arena.begin for arena in drawn)
-    named = [f"{names[0]} {a.name}" for a in first.arenas] + [f"{names[1]} {a.name}" for a in second.arenas]
+    named = (*_named(names[0], first.arenas), *_named(names[1], second.arenas))
     arenas = tuple(replace(a, begin=b, name=name) for a, b, name in zip(drawn, starts, named, strict=True))
     moved = _moved(second, [b - a.begin for a, b in zip(second.arenas, starts[len(first.arenas) :], strict=True)])
     base = _moved(first, [b - a.begin for a, b in zip(first.arenas, starts, strict=False)])
@@ -30,10 +33,11 @@ def compared(first: Picture, second: Picture, names: tuple[str, str]) -> Picture
         base,
         title=f"{names[0]} and {names[1]}",
         arenas=arenas,
-        claimed=first.claimed or second.claimed,
-        coverage="; ".join(
-            f"{name}: {p.coverage}" for name, p in zip(names, (first, second), strict=True) if p.coverage
-        ),
+        claimed=NEITHER if first.claimed and second.claimed else _each(names, (first.claimed, second.claimed)),
+        coverage=_each(names, (first.coverage, second.coverage)),
+        assumed=_each(names, (first.assumed, second.assumed)),
+        bands=first.bands if first.bands == second.bands else (),
+        pointers=first.pointers if first.pointers == second.pointers else (),
         outside=(*first.outside, *second.outside),
         placements=(*base.placements, *moved.placements),
         rectangles=tuple(
@@ -46,8 +50,19 @@ def compared(first: Picture, second: Picture, names: tuple[str, str]) -> Picture
         points=tuple(_point(*pair) for pair in zip_longest(first.points, second.points, fillvalue="")),
         end=max(first.end, second.end),
         groups=_groups(first.groups, second.groups),
-        others=((names[1], second.curve),),
+        label=names[0],
+        others=(Beside(names[1], second.arena_bytes, second.curve, len(base.placements)),),
     )
+
+
+def _named(name: str, arenas: tuple[Arena, ...]) -> list[str]:
+    """What the arenas of a plan are called: as the plan when there is one."""
+    return [name] if len(arenas) == 1 else [f"{name} {arena.name}" for arena in arenas]
+
+
+def _each(names: tuple[str, str], told: tuple[str, str]) -> str:
+    """What is told of each of two plans."""
+    return "; ".join(f"{name}: {words}" for name, words in zip(names, told, strict=True) if words)
 
 
 def _point(first: str, second: str) -> str:

@@ -70,7 +70,7 @@ def _hash(text: str) -> str:
 def _model(picture: Picture) -> str:
     columns = Columns()
     model = {
-        "title": picture.heading,
+        "title": picture.title,
         "figures": _figures(picture),
         "origin": _number(picture.begin),
         "duration": _number(picture.end - picture.begin),
@@ -90,7 +90,11 @@ def _model(picture: Picture) -> str:
         "assumed": picture.assumed,
         "arenas": [[a.name, _number(a.begin), _number(a.nbytes), _number(a.bound), a.capacity] for a in picture.arenas],
         "budget": None if picture.budget is None else _number(picture.budget),
-        "others": [{"label": label, **_curve(picture, columns, curve)} for label, curve in picture.others],
+        "label": picture.label,
+        "others": [
+            {"label": o.label, "arena": _number(o.arena_bytes), "first": o.first, **_curve(picture, columns, o.curve)}
+            for o in picture.others
+        ],
         "pointers": [[place.value, place.spec, place.stands_for] for place in picture.pointers],
         "advice": None if picture.advice is None else _advice(picture.advice),
         "curve": _curve(picture, columns, picture.curve),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from sublet.errors import SubletError
 from sublet.extras import require
 from sublet.files import write
 from sublet.plan import UNLIMITED
-from sublet.viz.colours import ARENA, BOUND, CURVE, PEAK, mixed, rgb, value_colour
+from sublet.viz.colours import ARENA, BOUND, CURVE, OTHER, PEAK, mixed, rgb, value_colour
 from sublet.viz.rectangles import Picture, Rectangle, live_columns, point_name, reserved
 
 SVG_LIMIT = 5_000
@@ -80,19 +81,22 @@ def _figure(picture: Picture) -> Any:
     above.set_ylabel("address")
     below.set_ylabel("live bytes")
     below.set_xlabel("point of time")
-    figure.legend(*above.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    entries = [panel.get_legend_handles_labels() for panel in (above, below)]
+    named = {label: handle for handles, labels in entries for handle, label in zip(handles, labels, strict=True)}
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure
 
 
 def _figures(picture: Picture) -> str:
     """The figures in one line; what they do not count, or rest on, in lines of their own."""
-    figures = (
+    alone = (
         f"arena {human(picture.arena_bytes)}",
         f"lower bound {human(picture.lower_bound_bytes)}",
         *(() if picture.coverage else (picture.proof,)),
         f"without reuse {human(picture.total_bytes)}",
         f"strategy {_plain(picture.strategy)}",
     )
+    figures = (picture.sizes,) if picture.others else alone
     assumed = f"if {picture.assumed}" if picture.assumed else ""
     notes = (_shortened(_plain(note), NOTE) for note in (picture.coverage, assumed) if note)
     return "\n".join(("    ".join(figures), *notes))
@@ -146,8 +150,13 @@ def _draw_curve(panel: Any, picture: Picture) -> None:
     count = min(span, _CURVE_COLUMNS)
     edges = [picture.begin + span * i / count for i in range(count + 1)]
     levels = live_columns(picture, count)
+    width = 1.2 if count < _CURVE_COLUMNS else 0.6
     panel.stairs(levels, edges, fill=True, color=mixed(CURVE, "#ffffff", 0.84))
-    panel.stairs(levels, edges, color=CURVE, linewidth=1.2 if count < _CURVE_COLUMNS else 0.6)
+    label = f"live bytes{_plain(picture.whose)}" if picture.others else None
+    panel.stairs(levels, edges, color=CURVE, linewidth=width, label=label)
+    for other in picture.others:
+        levels = live_columns(replace(picture, curve=other.curve), count)
+        panel.stairs(levels, edges, color=OTHER, linewidth=width, label=f"live bytes of {_plain(other.label)}")
 
 
 def _draw_bands(panel: Any, picture: Picture, rows: int) -> None:
@@ -179,11 +188,15 @@ def _draw_levels(panel: Any, picture: Picture, *, addresses: bool) -> None:
         panel.axhline(arena.begin + arena.bound, color=BOUND, linewidth=1.3, dashes=(4, 2.5), label=bound)
         if not one:
             panel.axhline(arena.begin, color="#b9c0cb", linewidth=1)
+            told = {"ha": "right", "va": "bottom", "fontsize": 8, "color": ARENA}
+            panel.text(picture.end, arena.begin + arena.nbytes, f"{name} ", **told)
     if not addresses and one:
         panel.axhline(picture.arena_bytes, color=ARENA, linewidth=1.3)
         panel.axhline(picture.lower_bound_bytes, color=BOUND, linewidth=1.3, dashes=(4, 2.5))
     peak = picture.peak
-    label = f"peak {human(peak.nbytes)} at {_shortened(_plain(point_name(picture, peak.point)), 40)}"
+    label = (
+        f"peak{_plain(picture.whose)} {human(peak.nbytes)} at {_shortened(_plain(point_name(picture, peak.point)), 40)}"
+    )
     if picture.end - picture.begin > 400:
         panel.axvline(peak.point + 0.5, color=PEAK, linewidth=1.3, alpha=0.8, label=label)
     else:
@@ -199,8 +212,10 @@ def _unit(colour: str) -> tuple[float, ...]:
 def _draw_axes(panel: Any, picture: Picture, *, own_addresses: bool) -> None:
     ticker = require("matplotlib.ticker", extra="png")
     panel.set_xlim(picture.begin, picture.end)
-    panel.set_ylim(0, picture.height * 1.09)
-    step = 1 << max(0, (picture.height // 6).bit_length())
+    sizes = (picture.arena_bytes, *(other.arena_bytes for other in picture.others))
+    top = picture.height if own_addresses else max(1, picture.peak.nbytes, picture.lower_bound_bytes, *sizes)
+    panel.set_ylim(0, top * 1.09)
+    step = 1 << max(0, (top // (6 if own_addresses else 3)).bit_length())
     if own_addresses and len(picture.arenas) > 1:
         ticks = [(a.begin + at, human(at)) for a in picture.arenas for at in range(0, max(1, a.nbytes), step)]
         panel.set_yticks([at for at, _ in ticks], [text for _, text in ticks])

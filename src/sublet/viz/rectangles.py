@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from sublet.advised import Advised
-from sublet.bytesize import percent
+from sublet.bytesize import human, percent
 from sublet.coverage import assumptions, coverage
 from sublet.errors import ProblemError
 from sublet.packing.problem import Packing, Problem
@@ -47,6 +47,16 @@ class Block:
     live: Ranges
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Another plan in the same picture: what it is called, its figures, and the first of its placements there."""
+
+    label: str
+    arena_bytes: int
+    curve: Curve
+    first: int
+
+
 @dataclass(frozen=True)
 class Picture:
     """What is drawn.
@@ -60,7 +70,8 @@ class Picture:
     arenas      from the lowest address upwards; of each the bytes begin at an address of the picture
     groups      ops and scopes, of the points and of what makes each placement
     budget      bytes that the arena is held against, None for no budget
-    others      curves of other plans on the same axis, by label
+    label       what the plan is called where others are drawn beside it, "" for alone
+    others      other plans on the same axis; title, arenas, placements and what is drawn of them are of all
     bands       the copies of the bodies of loops
     rounds      for each placement in which rounds of loops its value is there; "" for always
     pointers    the values that have no bytes of their own
@@ -100,12 +111,24 @@ class Picture:
     arenas: tuple[Arena, ...] = ()
     groups: Groups = NO_GROUPS
     budget: int | None = None
-    others: tuple[tuple[str, Curve], ...] = ()
+    label: str = ""
+    others: tuple[Beside, ...] = ()
 
     @property
     def heading(self) -> str:
         """The title, and why what is drawn is not proven."""
         return f"{self.title} ({self.claimed})" if self.claimed else self.title
+
+    @property
+    def whose(self) -> str:
+        """Of which plan peak and curve are, where several are drawn."""
+        return f" of {self.label}" if self.others else ""
+
+    @property
+    def sizes(self) -> str:
+        """The arenas of all plans that are drawn, in words."""
+        named = [(self.label, self.arena_bytes), *((other.label, other.arena_bytes) for other in self.others)]
+        return f"arena {', '.join(f'{human(nbytes)} of {label}' for label, nbytes in named)}"
 
     @property
     def gap(self) -> float | None:

@@ -89,17 +89,19 @@ class _Drawing:
     def _quiet(self, text: str) -> Segment:
         return Segment(text, self._style(dim=True))
 
-    def _fitting(self, text: str) -> str:
+    def _fitting(self, text: str, most: int | None = None) -> str:
+        """The text in as many columns as the map has, or in `most`."""
+        room = self.columns if most is None else most
         clean = "".join(letter if letter.isprintable() else "?" for letter in text)
         if self.ascii_only:
             clean = clean.encode("ascii", "replace").decode("ascii")
         dots = "..." if self.ascii_only else "…"
-        return clean if len(clean) <= self.columns else clean[: self.columns - len(dots)] + dots
+        return clean if len(clean) <= room else clean[: room - len(dots)] + dots
 
     def _peak_line(self) -> list[Segment]:
         peak = self.picture.peak
         mark = "v" if self.ascii_only else "▼"
-        told = self._fitting(f"peak {human(peak.nbytes)} at {point_name(self.picture, peak.point)}")
+        told = self._fitting(f"peak{self.picture.whose} {human(peak.nbytes)} at {point_name(self.picture, peak.point)}")
         before = f"{told} {mark}"
         if self.peak + 1 >= len(before):
             text = " " * (self.peak + 1 - len(before)) + before
@@ -115,7 +117,7 @@ class _Drawing:
         height = self.picture.height
         if len(self.picture.arenas) > 1:
             told = [(a.begin + a.nbytes, human(a.nbytes)) for a in self.picture.arenas]
-            told += [(a.begin, self._fitting(a.name)[: _AXIS - 1]) for a in self.picture.arenas]
+            told += [(a.begin, self._fitting(a.name, _AXIS - 1)) for a in self.picture.arenas]
             return {max(0, self.rows - 1 - address * self.rows // height): text for address, text in told}
         step = 1 << max(0, (height * 3 // self.rows).bit_length())
         labels = {self.rows - 1 - address * self.rows // height: human(address) for address in range(0, height, step)}
@@ -190,7 +192,7 @@ class _Drawing:
         """Live bytes in two lines of eight steps each; the peak's column in its colour."""
         bars = _PLAIN_BARS if self.ascii_only else _BARS
         steps = 2 * len(bars)
-        top = max(self.picture.height, 1)
+        top = max(self.picture.arena_bytes, self.picture.peak.nbytes, 1)
         levels = [-(-level * steps // top) for level in live_columns(self.picture, self.columns)]
         labels = ("live", "bytes")
         lines = []
@@ -210,4 +212,6 @@ class _Drawing:
 
 
 def _figures(picture: Picture) -> str:
+    if picture.others:
+        return f"{picture.sizes}; live bytes{picture.whose}"
     return f"arena {human(picture.arena_bytes)}  lower bound {human(picture.lower_bound_bytes)}  {picture.proof}"

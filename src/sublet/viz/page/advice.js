@@ -10,15 +10,22 @@ function showAdvice(panel, model) {
   for (const [kind, what, how, arena, saved, outside] of helping.slice(0, LISTED)) {
     const item = el("li");
     const line = el("div", null, { class: "advice" });
-    const more = Number(outside) > 0 ? `; ${human(outside)} more outside of it` : "";
-    line.append(el("b", what), el("span", human(arena)), el("small", `${human(saved)} less${more}. ${how}`));
+    const more = Number(outside) > 0 ? `, ${human(outside)} more outside of it` : "";
+    line.append(el("b", what), el("span", human(arena)), el("small", `${human(saved)} less${more}: ${how}`));
     if (KINDS[kind]) line.append(el("small", KINDS[kind]));
     item.append(line);
     list.append(item);
   }
   panel.append(list);
   if (!helping.length) panel.append(el("p", "Nothing that was tried."));
-  if (vain.length) panel.append(el("p", `Tried in vain: ${vain.join("; ")}.`));
-  for (const text of failed) panel.append(el("p", `Could not be planned: ${text}`));
+  if (vain.length) panel.append(inVain(vain));
+  for (const text of failed) panel.append(el("p", `Could not be planned: ${text}`, { class: "tried" }));
   if (stopped) panel.append(el("p", `Not all was tried: ${stopped}.`));
+}
+
+// Each idea is kept on one line where it fits.
+function inVain(ideas) {
+  const told = el("p", "Tried in vain: ", { class: "tried" });
+  ideas.forEach((idea, k) => told.append(el("span", k < ideas.length - 1 ? `${idea};` : `${idea}.`), " "));
+  return told;
 }

@@ -14,16 +14,40 @@ function ownAddress(model, a) {
   return typeof a === "bigint" ? a - BigInt(begin) : a - begin;
 }
 
+// Of which plan peak and curve are, where several are drawn.
+const whose = (model) => (model.others.length ? ` of ${model.label}` : "");
+
+// The plans that are drawn: what each is called, its curve, and the places [from, until) that are its own.
+function plansOf(model) {
+  const starts = [0, ...model.others.map(({ first }) => first), model.placements.name.length];
+  return [{ label: model.label, curve: model.curve }, ...model.others.map(({ label, point, bytes }) => ({ label, curve: { point, bytes } }))]
+    .map((plan, k) => ({ ...plan, from: starts[k], until: starts[k + 1] }));
+}
+
+// What is live at a moment, of each plan; `bytes` if it is known exactly of the first.
+const liveRows = (model, t, bytes) => plansOf(model).map(({ label, curve }, k) => [
+  model.others.length ? `Live in ${label}` : "Live", sized(k === 0 && bytes !== undefined ? bytes : levelAt(curve, t)),
+]);
+
+// The arenas in one line: of each plan the sum of its own, and no more than they are of.
+function arenasTold(model) {
+  const plans = [model, ...model.others];
+  const sizes = [model.figures.arena, ...model.others.map(({ arena }) => arena)].map(human);
+  if (plans.length > 1) return plans.map(({ label }, k) => `${label} ${sizes[k]}`).join(", ");
+  return `${several(model) ? "Arenas" : "Arena"} ${sizes[0]}${model.coverage ? " for what is planned" : ""}`;
+}
+
 // The cells of the header: what each arena takes. A gap is not taken between several arenas and one.
 function arenaCells(model) {
   const first = Number(model.arenas[0].bytes);
+  const paired = model.others.length === 1 && model.arenas.length === 2; // one arena each
   return model.arenas.map(({ name, bytes, bound, capacity }, k) => {
     const size = capacity >= 0 ? `${human(bytes)} of ${human(capacity)}` : human(bytes);
     const tight = Number(bytes) === Number(bound) && !model.coverage;
     const more = Number(bytes) - first;
     const change = more ? `, ${exact(Math.abs(more))} B ${more > 0 ? "more" : "less"}` : ", as much";
     const note = tight ? "its lower bound" : `lower bound ${human(bound)}`;
-    return [name, size, `${note}${model.others.length && k ? change : ""}`];
+    return [model.others.length ? `Arena of ${name}` : name, size, `${note}${paired && k ? change : ""}`];
   });
 }
 
@@ -38,9 +62,11 @@ function addressAxis(context, panel, view, model, look) {
 }
 
 // The end of each arena (solid) and its lower bound (dashed): one line when no packing of what lies in it is smaller.
+// Comes back with what is to be written at them, when everything else is drawn.
 function drawArenas(context, panel, view, model, look) {
   const toY = (a) => atByte(panel, view, a);
   const end = panel.x + panel.w - 6;
+  const told = [];
   for (const arena of model.arenas) {
     const tight = Number(arena.bytes) === Number(arena.bound) && !model.coverage;
     const top = arena.begin + Number(arena.bytes);
@@ -48,15 +74,16 @@ function drawArenas(context, panel, view, model, look) {
     const room = arena.capacity >= 0 ? ` of ${human(arena.capacity)}` : "";
     if (levelLine(context, panel, toY(top), look.arena, [])) {
       const size = `${human(arena.bytes)}${room}`;
-      const text = several(model) ? `${arena.name}  ${size}${tight ? " = its lower bound" : ""}` : `arena${tight ? " = lower bound" : ""}  ${size}`;
-      plate(context, text, end, toY(top) - 10, tight ? look.bound : look.arena, look, "right");
+      const text = several(model) ? `${shortened(context, arena.name, panel.w * 0.35)}  ${size}${tight ? " = its lower bound" : ""}` : `arena${tight ? " = lower bound" : ""}  ${size}`;
+      told.push([text, end, toY(top) - 10, tight ? look.bound : look.arena]);
     }
     if (levelLine(context, panel, toY(limit), look.bound, [6, 4]) && !tight) {
-      plate(context, `lower bound  ${human(arena.bound)}`, end, toY(limit) + 11, look.bound, look, "right");
+      told.push([`lower bound  ${human(arena.bound)}`, end, toY(limit) + 11, look.bound]);
     }
     if (arena.begin > 0) levelLine(context, panel, toY(arena.begin), look.frame, []);
     if (model.budget !== null && (!several(model) || model.others.length)) drawBudget(context, panel, toY(arena.begin + Number(model.budget)), model, look);
   }
+  return () => told.forEach(([text, x, y, colour]) => plate(context, text, x, y, colour, look, "right"));
 }
 
 // The budget, where it can be held against one arena.

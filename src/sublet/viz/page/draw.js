@@ -35,11 +35,12 @@ function draw() {
   drawBands(context, map, state.view, model, look);
   drawCurve(context, curve, state.view, model.curve, curveTop, look.curve, look.curveFill);
   for (const other of model.others) drawCurve(context, curve, state.view, other, curveTop, look.other, null);
-  drawArenas(context, map, state.view, model, look);
+  const writeArenas = drawArenas(context, map, state.view, model, look);
   if (!several(model)) drawLevels(context, curve, curveTop, model, look);
   drawFrame(context, map, "address", look);
   drawFrame(context, curve, "live bytes", look);
   drawPeak(context, panels, state.view, model, curveTop, look);
+  writeArenas();
   drawOverlay();
   page.lastDrawMs = performance.now() - start;
 }

@@ -83,6 +83,9 @@ function timeAxis(context, panel, view, model, look) {
   context.fillStyle = look.quiet;
   context.strokeStyle = look.frame;
   if (!named && perPoint >= UPRIGHT && model.pointOps.some(Boolean)) return uprightOps(context, panel, view, model);
+  context.textAlign = "right";
+  context.fillText("point", panel.x - 8, panel.y + panel.h + 7);
+  context.textAlign = "center";
   for (let k = Math.ceil((view.t0 - (named ? 0.5 : 0)) / step); k * step <= view.t1; k++) {
     const t = k * step;
     const x = atTime(panel, view, named ? t + 0.5 : t);
@@ -225,7 +228,8 @@ function firstAfter(sorted, limit) {
   return low;
 }
 
-const liveBytes = (model, t) => model.curve.bytes[firstAfter(model.curve.point, t) - 1] ?? 0;
+const levelAt = (curve, t) => curve.bytes[firstAfter(curve.point, t) - 1] ?? 0;
+const liveBytes = (model, t) => levelAt(model.curve, t);
 
 function levelLine(context, panel, y, colour, dash) {
   if (y < panel.y - 1 || y > panel.y + panel.h + 1) return false;
@@ -287,9 +291,10 @@ function drawPeak(context, panels, view, model, high, look) {
   context.fill();
   context.strokeStyle = look.paper;
   context.stroke();
-  const room = Math.min(220, map.w - 130);
+  const of = model.others.length ? ` of ${shortened(context, model.label, map.w * 0.25)}` : "";
+  const room = Math.min(220, map.w - 130 - context.measureText(of).width);
   const name = model.points.length ? ` at ${shortened(context, pointName(model, model.peak.point), room)}` : "";
-  const text = `▼ peak  ${human(model.peak.exact)}${name}`;
+  const text = `▼ peak${of}  ${human(model.peak.exact)}${name}`;
   const half = context.measureText(text).width / 2;
   plate(context, text, Math.max(map.x + half, Math.min(map.x + map.w - half, middle)), map.y - 12, look.peak, look, "center");
 }

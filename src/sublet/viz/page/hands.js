@@ -28,9 +28,8 @@ function hover(event) {
     showTip(tip, event.clientX, event.clientY, model.placements.name[place], factsOf(model, place));
   } else if (state.pointer) {
     const point = Math.floor(at.t);
-    const live = liveBytes(model, at.t);
     showTip(tip, event.clientX, event.clientY, pointName(model, point), [
-      ["Live", sized(live)],
+      ...liveRows(model, at.t),
       ["Address", at.inMap && at.a >= 0 ? freeText(Math.floor(at.a)) : ""],
     ]);
   } else {

@@ -6,11 +6,13 @@ const BAND_ROWS = 3; // deeper loops are not drawn
 const bandRows = (model) => model.bands.reduce((rows, band) => Math.min(BAND_ROWS, Math.max(rows, band.depth + 1)), 0);
 
 // For each place of a value with several places all of them, in the order of their first rounds.
-function ringsOf(names, rounds) {
+// A value of another plan, from the place `first` on, is another value.
+function ringsOf(names, rounds, first) {
   const places = new Map();
   names.forEach((name, place) => places.set(name, [...(places.get(name) ?? []), place]));
   const rings = new Map();
-  for (const ring of places.values()) {
+  const both = [...places.values()].flatMap((ring) => [ring.filter((place) => place < first), ring.filter((place) => place >= first)]);
+  for (const ring of both) {
     if (ring.length > 1 && ring.some((place) => rounds[place])) ring.forEach((place) => rings.set(place, ring));
   }
   return { places, rings };

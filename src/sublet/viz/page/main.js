@@ -15,13 +15,13 @@ chooser.addEventListener("change", () => {
 });
 darkScheme.addEventListener("change", recolour);
 
-foldButton.hidden = !whole.bands.some((band) => !band.kept);
+foldButton.hidden = whole.others.length > 0 || !whole.bands.some((band) => !band.kept);
 foldButton.addEventListener("click", () => fold(model === whole));
 writeHeader(model);
 writeCoverage(model);
 // On a phone the figures make room for the map until they are asked for.
 const sums = document.getElementById("sums");
-sums.querySelector("summary").textContent = `${human(model.figures.arena)} in all: figures and legend`;
+sums.querySelector("summary").textContent = `${arenasTold(model)}: figures and legend`;
 const narrow = matchMedia("(max-width: 600px)");
 const unfoldSums = () => {
   sums.open = !narrow.matches;

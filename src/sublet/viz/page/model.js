@@ -30,11 +30,11 @@ async function loadModel() {
   const blocks = decoded(source.blocks);
   const curve = decoded(source.curve);
   const [pointOps, pointScopes] = [source.pointOps, source.pointScopes].map((column) => Array.from(decode(column), (at) => words[at]));
-  const { places, rings } = ringsOf(placements.name, Array.from(placements.rounds, (at) => words[at]));
+  const { places, rings } = ringsOf(placements.name, Array.from(placements.rounds, (at) => words[at]), source.others[0]?.first ?? Infinity);
   return {
     ...source, placements, blocks, rings,
     arenas: arenasOf(source.arenas),
-    others: source.others.map(({ label, point, bytes }) => ({ label, point: drawable(decode(point)), bytes: drawable(decode(bytes)) })),
+    others: source.others.map(({ label, arena, first, point, bytes }) => ({ label, arena, first, point: drawable(decode(point)), bytes: drawable(decode(bytes)) })),
     placesOf: places,
     bands: source.bands.map(([label, begin, end, exit, depth, kept, repeats]) => ({ label, begin, end, exit, depth, kept, repeats })),
     pointers: source.pointers.map(([name, spec, targets]) => ({ name, spec, targets })),

@@ -25,8 +25,11 @@ function facts(rows) {
 function writeHeader(model) {
   const figures = model.figures;
   const title = model.title || "packing";
-  document.title = `${title} · memory map`;
+  const unproven = model.figures.claimed;
+  document.title = `${title}${unproven ? ` (${unproven})` : ""} · memory map`;
   document.getElementById("title").textContent = title;
+  document.getElementById("claimed").textContent = unproven;
+  document.getElementById("claimed").hidden = !unproven;
   const times = Number(figures.arena) > 0 ? Number(figures.total) / Number(figures.arena) : 1;
   const blocks = model.blocks.offset.length;
   const names = model.points.length ? model.placesOf.size : model.placements.name.length;
@@ -37,12 +40,13 @@ function writeHeader(model) {
       ["Lower bound", human(figures.lowerBound), model.coverage ? "of what is planned" : figures.boundSource],
       ["Gap", figures.proof, figures.claimed || (figures.gap === 0 ? "no packing is smaller" : "")],
     ]),
-    ...(model.others.length ? [] : [["Without reuse", human(figures.total), times > 1 ? `${exact(times < 100 ? Number(times.toPrecision(3)) : Math.round(times))} × the arena` : ""],
+    ...(model.others.length ? [] : [["Without reuse", human(figures.total), times > 1 ? `${exact(times < 100 ? Number(times.toPrecision(3)) : Math.round(times))} × the ${several(model) ? "arenas" : "arena"}` : ""],
     ["Saved by views", human(figures.views), ""],
     ["Saved in place", human(figures.inplace), ""]]),
-    packing ? ["Buffers", exact(blocks), ""] : ["Tensors", exact(names), `in ${plural(blocks, "buffer", "buffers")}`],
+    ["Buffers", packing ? exact(blocks) : "", ""],
+    ["Tensors", packing || model.others.length ? "" : exact(names), `in ${plural(blocks, "buffer", "buffers")}`],
     ["Strategy", model.others.length ? "" : figures.strategy, ""],
-    ["Alignment", `${exact(figures.alignment)} B`, ""],
+    ["Alignment", model.others.length ? "" : `${exact(figures.alignment)} B`, ""],
     ...(model.others.length ? [] : figures.bound).map(([kind, bytes]) => [`Outside: ${kind}`, human(bytes), ""]),
   ];
   for (const [key, value, note] of cells) {
@@ -117,10 +121,10 @@ function writeLegend(model, mode, colours, look) {
   list.replaceChildren(
     ...mode.legend.map(([tone, text]) => entry(box(css(colours.fills[tone])), text)),
     ...(model.blockPieces.block.length ? [entry(hatch, "kept for the buffer")] : []),
-    entry(line(look.curve, []), "live bytes"),
+    entry(line(look.curve, []), `live bytes${whose(model)}`),
     entry(line(look.arena, []), "arena"),
     entry(line(look.bound, [5, 3]), "lower bound"),
-    entry(line(look.peak, [], true), "peak"),
+    entry(line(look.peak, [], true), `peak${whose(model)}`),
     ...(model.budget === null ? [] : [entry(line(look.peak, [2, 3]), `budget ${human(model.budget)}`)]),
     ...model.others.map(({ label }) => entry(line(look.other, []), `live bytes of ${label}`)),
   );
@@ -223,12 +227,10 @@ function showReuse(panel, model, colourOf, place, reuse, choose) {
 function showPoint(panel, model, colourOf, point, choose) {
   const alive = aliveAt(model, point);
   const atPeak = point === model.peak.point;
-  const of = model.others.length ? ` of ${model.arenas[0].name}` : "";
-  panel.replaceChildren(el("h2", atPeak ? `At the peak${of}` : "At this point"));
-  const bytes = atPeak ? model.peak.exact : liveBytes(model, point);
+  panel.replaceChildren(el("h2", atPeak ? `At the peak${whose(model)}` : "At this point"));
   panel.append(facts([
     ["Point", pointName(model, point)],
-    ["Live", sized(bytes)],
+    ...liveRows(model, point, atPeak ? model.peak.exact : undefined),
     ["Tensors", exact(alive.length)],
   ]));
   const entries = alive.map((i) => {

@@ -1,7 +1,7 @@
 // Sums over a span of time: a drag over the curve of live bytes chooses one.
 
-// What is alive, made and given back in the points [begin, end).
-function sumsOf(model, begin, end) {
+// What of a plan is alive, made and given back in the points [begin, end).
+function sumsOf(model, plan, begin, end) {
   const { left, right, placement, placements } = model;
   const alive = [];
   const made = new Map();
@@ -9,6 +9,7 @@ function sumsOf(model, begin, end) {
   for (let i = 0; i < model.count; i++) {
     if (left[i] >= end || right[i] <= begin) continue;
     const place = placement[i];
+    if (place < plan.from || place >= plan.until) continue;
     const bytes = Number(placements.nbytes[place]);
     alive.push(i);
     if (right[i] <= end) {
@@ -22,8 +23,7 @@ function sumsOf(model, begin, end) {
     const [count, total] = made.get(op) ?? [0, 0];
     made.set(op, [count + 1, total + bytes]);
   }
-  alive.sort((i, j) => model.top[j] - model.bottom[j] - (model.top[i] - model.bottom[i]) || i - j);
-  return { ...sums, alive, byOp: [...made].sort((a, b) => b[1][1] - a[1][1] || (a[0] < b[0] ? -1 : 1)), ...levels(model.curve, begin, end) };
+  return { ...sums, alive, byOp: [...made].sort((a, b) => b[1][1] - a[1][1] || (a[0] < b[0] ? -1 : 1)), ...levels(plan.curve, begin, end) };
 }
 
 // The least, the most and the mean of the live bytes over [begin, end).
@@ -41,12 +41,24 @@ function levels(curve, begin, end) {
 }
 
 function showSpan(panel, model, colourOf, begin, end, choose) {
-  const sums = sumsOf(model, begin, end);
   panel.replaceChildren(el("h2", "In this span"));
   panel.append(facts([
     ["From", pointName(model, begin)],
     ["To", pointName(model, end - 1)],
     ["Points", exact(end - begin)],
+  ]));
+  const size = (i) => model.top[i] - model.bottom[i];
+  const alive = plansOf(model).flatMap((plan) => showSums(panel, model, plan, sumsOf(model, plan, begin, end)));
+  alive.sort((i, j) => size(j) - size(i) || i - j);
+  const entries = alive.map((i) => [model.placement[i], human(model.placements.nbytes[model.placement[i]]), aliveText(model, i)]);
+  section(panel, "Alive here, largest first", entries, (shown) => tensorList(model, colourOf, -1, shown, choose), "Nothing.");
+  panel.scrollTop = 0;
+}
+
+// The sums of one plan, under its name where several are drawn; comes back with what is alive.
+function showSums(panel, model, plan, sums) {
+  if (model.others.length) panel.append(el("h3", plan.label));
+  panel.append(facts([
     ["Live at most", sized(Math.round(sums.most))],
     ["On average", human(Math.round(sums.mean))],
     ["At least", human(Math.round(sums.least))],
@@ -54,10 +66,8 @@ function showSpan(panel, model, colourOf, begin, end, choose) {
     ["Over by its end", `${plural(sums.ended, "tensor", "tensors")}, ${human(sums.endedBytes)}`],
   ]));
   if (sums.byOp.length) {
-    panel.append(el("h3", "Made here, by op"));
+    panel.append(el("h3", model.others.length ? `Made here in ${plan.label}, by op` : "Made here, by op"));
     panel.append(facts(sums.byOp.slice(0, 12).map(([op, [count, bytes]]) => [op, `${human(bytes)} in ${plural(count, "tensor", "tensors")}`])));
   }
-  const entries = sums.alive.map((i) => [model.placement[i], human(model.placements.nbytes[model.placement[i]]), aliveText(model, i)]);
-  section(panel, "Alive here, largest first", entries, (shown) => tensorList(model, colourOf, -1, shown, choose), "Nothing.");
-  panel.scrollTop = 0;
+  return sums.alive;
 }
