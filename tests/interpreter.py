@@ -39,7 +39,7 @@ def results_match(graph: Graph, schedule: Schedule, plan: MemoryPlan, rng: rando
 
     Right means: every node in every round computes what it should, also where nobody reads the
     result, and at the end outputs, weights and what was updated are there. What updates something is run
-    again in the same bytes, with other inputs, from the state and the weights that the first run left.
+    again in the same bytes, with other inputs, from the state and the weights that the runs before left.
     """
     return all(_run_matches(graph, schedule, plan, rng) for _ in range(tries))
 
@@ -50,15 +50,17 @@ def _run_matches(graph: Graph, schedule: Schedule, plan: MemoryPlan, rng: random
     salt = rng.randbytes(4)
     planned = PlannedBytes(graph, plan, fed, salt, rng)
     fresh: Sequence[Value] = values
-    for _ in range(2 if graph.updates else 1):
+    for _ in range((4 if plan.exchanged else 2) if graph.updates else 1):
         meant = OwnBytes(fed, salt)
         trace = Trace()
         _Run(meant, random.Random(0), trace).root(graph, serial(graph))
         try:
             planned.load(fresh)
             _Run(planned, rng, Trace(trace.seen)).root(graph, schedule)
-            lasting = (*graph.outputs, *graph.weights, *graph.updated)
-            if any(planned.read(value) != meant.read(value) for value in lasting):
+            if any(planned.read(value) != meant.read(value) for value in graph.outputs):
+                return False
+            planned.exchange()
+            if any(planned.read(value) != meant.read(value) for value in (*graph.weights, *graph.updated)):
                 return False
         except (Diverged, KeyError):
             return False
@@ -145,6 +147,9 @@ class OwnBytes:
     def assign(self, value: Value, content: bytes) -> None:
         self.write(value, content)
 
+    def update(self, target: Value, content: bytes) -> None:
+        self.write(target, content)
+
     def point(self, pairs: Sequence[tuple[Value, Value]]) -> None:
         """Every value has bytes of its own: nothing points anywhere."""
 
@@ -194,6 +199,23 @@ class PlannedBytes:
         updated = {bound_to(value.name) for value in graph.updated}
         self.read_only = [s.name for s in plan.storages if s.kind in ("weight", "input") and s.name not in updated]
         self.outside: dict[str, bytes] = {}
+        self.cycles = [[bound_to(name) for name in cycle] for cycle in plan.exchanged]
+
+    def exchange(self) -> None:
+        """The run has ended: in each cycle the memory of the next becomes one's own."""
+        for cycle in self.cycles:
+            blocks = [self.storages[name] for name in cycle]
+            self.storages.update(zip(cycle, [*blocks[1:], blocks[0]], strict=True))
+
+    def update(self, target: Value, content: bytes) -> None:
+        """The update of a value, in the memory that will be its own."""
+        if not target.nbytes:
+            return
+        region = self.region(target.name)
+        for cycle in self.cycles:
+            if region.storage in cycle:
+                region = replace(region, storage=cycle[(cycle.index(region.storage) + 1) % len(cycle)])
+        self._storage(region)[region.offset : region.end] = content
 
     def load(self, values: Sequence[Value]) -> None:
         for value in values:
@@ -345,7 +367,9 @@ class _Run:
     def root(self, graph: Graph, schedule: Schedule) -> None:
         """The whole program, and its updates."""
         self.graph(graph, schedule)
-        self.assign([source for _, source in graph.updates], graph.updated)
+        contents = [(target, self.read(source, f"{target} from")) for target, source in graph.updates]
+        for target, content in contents:
+            self.store.update(target, content)
 
     def graph(self, graph: Graph, schedule: Schedule) -> None:
         self.nodes(graph.nodes, schedule)

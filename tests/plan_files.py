@@ -24,6 +24,7 @@ from sublet.plan import MemoryPlan
 from sublet.plan_file import fingerprint, from_json, to_json
 from sublet.planning import Options, plan_memory
 from sublet.sources import planned_model
+from tests.exchanges import exchanging
 from tests.generate import program
 from tests.interpreter import results_match
 from tests.plan_truth import lies
@@ -100,7 +101,9 @@ def judge_files(seed: int, folder: File, count: int = 40) -> Iterator[tuple[str,
 
 def _planned(rng: random.Random) -> tuple[Graph, MemoryPlan]:
     """A program and a plan of it, of many kinds."""
-    graph = parse(JUMPING) if rng.random() < 0.1 else program(rng, rng.choice([3, 6, 12, 20]))
+    kind = rng.random()
+    size = rng.choice([3, 6, 12, 20])
+    graph = parse(JUMPING) if kind < 0.1 else exchanging(rng, size) if kind < 0.2 else program(rng, size)
     chosen = Options(
         strategy=rng.choice(["auto", "auto", "first_fit", "no_reuse"]),
         alignment=rng.choice([1, 4, 8, 64]),

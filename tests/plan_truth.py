@@ -50,6 +50,7 @@ def _told(plan: MemoryPlan) -> dict[str, Any]:
         "nodes": [(node.name, node.op) for node in plan.nodes],
         "points": plan.points,
         "updated": plan.updated,
+        "exchanged": sorted(tuple(min(cycle[i:] + cycle[:i] for i in range(len(cycle)))) for cycle in plan.exchanged),
         "rolled": (rolled, len(plan.rolled)),
         "outside": (frozenset(plan.outside), len(plan.outside)),
         "peak": (plan.peak.point, plan.peak.node, plan.peak.nbytes, sorted(plan.peak.values)),
@@ -129,8 +130,9 @@ def _pairs(graph: Graph, how: str, plan: MemoryPlan) -> Iterator[tuple[str, str]
                 if to is not None:
                     yield from ((source.name, to.name), (to.name, source.name))
     if how == "carry":
-        for target, source in graph.updates:
-            yield from ((target.name, source.name), (source.name, target.name))
+        places = {name: cycle[(i + 1) % len(cycle)] for cycle in plan.exchanged for i, name in enumerate(cycle)}
+        for target, source in ((places.get(to.name, to.name), source.name) for to, source in graph.updates):
+            yield from ((target, source), (source, target))
         for place in plan.placements:
             yield from ((one, other) for one in place.stands_for for other in place.stands_for)
 

@@ -32,14 +32,30 @@ def test_a_plan_tells_what_is_updated(cli: Cli, step: Path, tmp_path: Path) -> N
 
 
 def test_a_plan_tells_what_is_copied(cli: Cli, tmp_path: Path) -> None:
-    path = tmp_path / "exchange.sublet"
-    path.write_text(to_text(updating("", "%w = %v, %v = %w")))
+    path = tmp_path / "copied.sublet"
+    path.write_text(to_text(updating("", "%w = %x, %v = %x")))
     words = " ".join(cli("plan", path)[1].split())
     assert "2 values; copied: 128 B" in words
-    assert "bytes copied at the end of each run: update: 128 B, v to w and 1 more: %v has a place of its own" in words
+    assert "bytes copied at the end of each run: update: 128 B, x to w and 1 more: %x has a place of its own" in words
     status, _, err = cli("plan", path, "--forbid-copies")
     assert status == 2
-    assert "update: 64 bytes from %v to %w" in err
+    assert "update: 64 bytes from %x to %w" in err
+
+
+def test_a_plan_tells_what_is_exchanged(cli: Cli, tmp_path: Path) -> None:
+    model, plan = tmp_path / "exchange.sublet", tmp_path / "plan.json"
+    model.write_text(to_text(updating("", "%w = %v, %v = %w")))
+    status, out, _ = cli("plan", model, "--forbid-copies", "--out", plan)
+    assert status == 0
+    assert "2 values, 2 of which exchange their memory; copied: 0 B" in " ".join(out.split())
+    assert json.loads(cli("show", plan, "--json")[1])["exchanged"] == [["w", "v"]]
+    assert json.loads(cli("check", model, plan, "--json")[1])["claims"]["exchanged"] == "proven"
+    plan.write_text(plan.read_text().replace('"exchanged": [', '"exchanged": [["w", "x"],'))
+    status, out, _ = cli("check", model, plan)
+    assert (status, "[false-exchange]" in out) == (1, True)
+    words = ("run", model, "--random", 1, "--repeat", 5, "--compare", "--poison", "--backend", "numpy", "--json")
+    told = json.loads(cli(*words)[1])
+    assert (told["equal"], told["copied_bytes"]) == (True, 0)
 
 
 def test_a_run_is_compared_and_poisoned_from_the_state_it_is_in(cli: Cli, step: Path) -> None:

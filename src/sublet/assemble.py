@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from sublet.analysis.exchange import Cycle
 from sublet.analysis.flow import Flow
 from sublet.analysis.groups import Member
 from sublet.analysis.liveness import LiveRanges, Pieces, whole_points
@@ -101,6 +102,7 @@ def assemble(
     alignment: int,
     moves: tuple[CopiedMove, ...],
     bound: Mapping[Value, str],
+    exchanged: tuple[Cycle, ...] = (),
 ) -> MemoryPlan:
     """The plan, from the packing of those buffers that have no home."""
     timeline, lives = settled.flow, _lives(settled)
@@ -129,6 +131,7 @@ def assemble(
         moves=moves,
         stopped=packed.stopped,
         updated=tuple(value.name for value in graph.updated),
+        exchanged=exchanged,
         nodes=tuple(Described(node.name, node.op, node.source) for node in graph.walk()),
     )
 

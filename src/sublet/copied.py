@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from sublet.analysis.exchange import Cycle, followers
 from sublet.analysis.flow import Point
 from sublet.analysis.settle import Settled
 from sublet.analysis.windows import obstacle, windows
 from sublet.errors import PlanError
 from sublet.ir.graph import CaseOf, Graph, Value, While
-from sublet.plan import CopiedMove
+from sublet.plan import UPDATE, CopiedMove
 
 SHOWN = 20
 """Moves a message lists."""
@@ -18,12 +19,21 @@ Assigned = dict[Value, list[Value]]
 
 
 def copied_moves(
-    graph: Graph, settled: Settled, bound: Collection[Value], alignment: int, smallest: int, *, unrolled: bool
+    graph: Graph,
+    settled: Settled,
+    bound: Collection[Value],
+    alignment: int,
+    smallest: int,
+    *,
+    unrolled: bool,
+    exchanged: Sequence[Cycle] = (),
 ) -> tuple[CopiedMove, ...]:
     """The moves that cost bytes, each once, whatever the copies of the bodies around it.
 
     `bound` values lie in memory of the caller; `unrolled` tells whether anything was allowed to share bytes at all.
+    What goes to memory that is `exchanged` is told as going to the value whose memory that will be.
     """
+    becomes = {other: name for name, other in followers(exchanged).items()}
     assigned = _assigned(graph)
     parameters = {p: f for node in _loops(graph) for p, f in zip(node.parameters, node.finals, strict=True)}
     tied = {*bound, *(parameter for parameter, final in parameters.items() if final in bound)}
@@ -34,7 +44,8 @@ def copied_moves(
     ]
     for edge, source, to, nbytes, why in moves:
         if nbytes:
-            found.setdefault((edge, source, to), CopiedMove(edge, source.name, to.name, nbytes, why))
+            name = becomes.get(to.name, to.name) if edge == UPDATE else to.name
+            found.setdefault((edge, source, to), CopiedMove(edge, source.name, name, nbytes, why))
     return tuple(found.values())
 
 
@@ -96,7 +107,7 @@ def _carried(settled: Settled, assigned: Assigned, bound: Collection[Value], *, 
         start, end = (instances[value].base if value in instances else value for value in (source, to))
         if not unrolled:
             why = "sharing is switched off"
-        elif point.kind == "update":
+        elif point.kind == UPDATE:
             why = _of_update(settled, source, to)
         elif end in bound:
             why = f"%{end.name}, or what the loop leaves in it, lies in memory of the caller"

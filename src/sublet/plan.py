@@ -15,7 +15,7 @@ from sublet.recipe import PLAIN, Recipe
 from sublet.tensor import DType
 
 ARENA = "arena"
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 UNLIMITED = -1
 UPDATE = "update"
 """The edge at the end of a run on which the updates of the graph are made."""
@@ -250,6 +250,8 @@ class MemoryPlan:
     moves              what loops, branches and updates copy; empty when no byte is moved
     stopped            "timeout" or "interrupt" when the search for a packing was cut short, else ""
     updated            the inputs and weights that every run leaves with another content
+    exchanged          cycles of updated values in memory of their own: when a run has ended, each gets the memory that
+                       the next had, the last that of the first, with what lies there
     nodes              what the names of nodes mean, those of sub-graphs included
     recipe             how the planned graph comes from its model
     """
@@ -277,6 +279,7 @@ class MemoryPlan:
     moves: tuple[CopiedMove, ...] = ()
     stopped: str = ""
     updated: tuple[str, ...] = ()
+    exchanged: tuple[tuple[str, ...], ...] = ()
     nodes: tuple[Described, ...] = ()
     recipe: Recipe = PLAIN
     version: int = FORMAT_VERSION

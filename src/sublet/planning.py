@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from sublet.analysis.exchange import cycles, placed
 from sublet.analysis.flow import Flow, flow
 from sublet.analysis.interference import interference
 from sublet.analysis.liveness import LiveRanges, liveness
@@ -175,14 +176,17 @@ def _proven(
     align = options.alignment
     bound = bound_values(graph, io_bound=options.io == "bound", weights_bound=options.weights == "bound")
     storages = storages_of(bound)
-    settled = _settled(graph, schedule, storages, options, copied)
-    moves = copied_moves(graph, settled, storages, align, options.smallest, unrolled=options.share)
+    exchanged = cycles(graph, storages) if options.share else ()
+    settled = _settled(placed(graph, exchanged), schedule, storages, options, copied)
+    moves = copied_moves(graph, settled, storages, align, options.smallest, unrolled=options.share, exchanged=exchanged)
     if options.forbid_copies:
         forbid(moves)
     planned = tuple(buffer for buffer in settled.buffers if buffer.packed)
     problem = interference(planned, settled.flow, alignment=align, name=graph.name)
     packed = _packed(problem, options, progress)
-    plan = assemble(graph, schedule, settled, storages, packed, alignment=align, moves=moves, bound=bound)
+    plan = assemble(
+        graph, schedule, settled, storages, packed, alignment=align, moves=moves, bound=bound, exchanged=exchanged
+    )
     judged = require_valid(graph, schedule, plan).bound
     if judged.why and not (plan.bound == SEARCH and judged.followed):
         return replace(plan, lower_bound_bytes=judged.proven, bound="peak", proof=judged.proof)

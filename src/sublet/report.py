@@ -35,23 +35,29 @@ def bytes_by_edge(plan: MemoryPlan) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """How many inputs and weights a run leaves with another content, their bytes, and those copied to do so."""
+    """How many inputs and weights a run leaves with another content, their bytes, and those copied to do so.
+
+    `exchanged` counts those that get each other's memory.
+    """
 
     count: int
     nbytes: int
     copied: int
+    exchanged: int
 
     @property
     def words(self) -> str:
         """How many, for people."""
-        return f"{self.count} value{'s' if self.count != 1 else ''}"
+        exchanged = f", {self.exchanged} of which exchange their memory" if self.exchanged else ""
+        return f"{self.count} value{'s' if self.count != 1 else ''}{exchanged}"
 
 
 def updated(plan: MemoryPlan) -> Updated:
     """What a plan updates."""
     sizes = {place.value: place.region.nbytes for place in plan.placements}
     copied = sum(move.nbytes for move in plan.moves if move.edge == UPDATE)
-    return Updated(len(plan.updated), sum(sizes[name] for name in plan.updated), copied)
+    exchanged = sum(map(len, plan.exchanged))
+    return Updated(len(plan.updated), sum(sizes[name] for name in plan.updated), copied, exchanged)
 
 
 def _control(plan: MemoryPlan) -> dict[str, Any]:
@@ -107,6 +113,7 @@ def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) ->
         "bound_bytes": sum(s.nbytes for s in plan.storages if s.kind != ARENA),
         "updated": list(plan.updated),
         "updated_bytes": updated(plan).nbytes,
+        "exchanged": [list(cycle) for cycle in plan.exchanged],
         "alignment": plan.alignment,
         "strategy": plan.strategy,
         "stopped": plan.stopped,

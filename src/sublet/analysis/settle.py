@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from sublet.analysis.content import contents
+from sublet.analysis.exchange import placed
 from sublet.analysis.flow import Flow, Point, flow
 from sublet.analysis.instances import AlsoPointer, Refused, Reusable
 from sublet.analysis.interference import MAX_BUFFERS
@@ -148,6 +149,7 @@ def planned_flow(graph: Graph, plan: MemoryPlan) -> Flow:
     """The flow that a plan was made for. Raises PlanError when the plan's pointers do not make one."""
     names = {placement.value for placement in plan.placements if placement.how == POINTER}
     pointers = frozenset(value for value in graph.values() if value.name in names)
+    graph = placed(graph, plan.exchanged)
     base = flow(graph, plan.schedule)
     if not pointers:
         return base

@@ -5,6 +5,7 @@ plan, and works out for itself which bytes every step reads and writes.
 
     lay_out         the plan by itself: every value has its bytes, inside a storage, aligned
     check_form      the schedule runs every node of this graph once
+    check_exchange  memory that updated values exchange: what is proven is proven of a graph whose updates go there
     contents        what the bytes of every value are: views and parts are their sources' bytes
     check_order     data are there before they are read
     Actions         what every node reads and writes
@@ -25,6 +26,7 @@ from sublet.analysis.schedule import Schedule
 from sublet.checker.bound import Standing
 from sublet.checker.claims import LABELS, PROVEN, check_claims
 from sublet.checker.contents import contents, sources
+from sublet.checker.exchange import as_exchanged, check_exchange
 from sublet.checker.layout import lay_out
 from sublet.checker.order import check_form, check_order
 from sublet.checker.races import check_races
@@ -58,7 +60,7 @@ def judge(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> Judgement:
     findings = check_bytes(graph, schedule, plan)
     if findings:
         return Judgement(findings)
-    claims = check_claims(graph, schedule, plan)
+    claims = check_claims(as_exchanged(graph, plan), schedule, plan)
     return Judgement(tuple(claims.findings), claims.unproven, claims.bound)
 
 
@@ -70,9 +72,10 @@ def check(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> tuple[Finding, 
 def check_bytes(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> tuple[Finding, ...]:
     """Those of a run alone; none is a proof that running the schedule in these regions reads the right bytes."""
     layout, findings = lay_out(graph, plan)
-    malformed = [*check_form(graph, schedule)]
+    malformed = [*check_form(graph, schedule), *check_exchange(graph, plan)]
     if malformed or any(finding.rule == "illegal-graph" for finding in findings):
         return (*findings, *malformed)
+    graph = as_exchanged(graph, plan)
     origins = {node.name: sources(node) for node in graph.walk() if not isinstance(node, While | CaseOf)}
     known = contents(graph, origins)
     findings += check_order(graph, schedule)

@@ -32,7 +32,7 @@ STOPPED = ("", "timeout", "interrupt")
 PROVEN = (
     *("graph", "alignment", "arena_bytes", "lower_bound_bytes", "total_bytes", "view_bytes", "inplace_bytes"),
     *("storages", "placements", "live", "buffers", "sharing", "stands_for", "outside", "peak", "points", "rolled"),
-    *("moves", "updated", "nodes"),
+    *("moves", "updated", "exchanged", "nodes"),
 )
 """What a plan says that follows from its model and its regions."""
 LABELS = ("strategy", "stopped", "moves.why", "recipe.by", "recipe.order", "storages.capacity", "nodes.source")

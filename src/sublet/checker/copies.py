@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sublet.checker.exchange import owners
 from sublet.checker.kinship import is_step, lies_at, steps
 from sublet.checker.walk import Visit, Walk
 from sublet.errors import Finding
 from sublet.ir.graph import CaseOf, Graph, Value, While
-from sublet.plan import POINTER, CopiedMove, MemoryPlan
+from sublet.plan import POINTER, UPDATE, CopiedMove, MemoryPlan
 
 Copied = dict[tuple[str, str], list[tuple[frozenset[str], int]]]
 """(edge, destination): each time bytes are copied, the names of the source, and how many."""
@@ -20,9 +21,11 @@ Copied = dict[tuple[str, str], list[tuple[frozenset[str], int]]]
 def check_moves(plan: MemoryPlan, walk: Walk) -> Iterator[Finding]:
     """The plan lists each copy that some run makes, and no other."""
     actual: Copied = {}
+    becomes = owners(plan)
     for visit in walk.visits:
         for destination, source, nbytes in _copied(walk, visit):
-            several = actual.setdefault((walk.moment(visit).edge, destination.name), [])
+            edge, name = walk.moment(visit).edge, destination.name
+            several = actual.setdefault((edge, becomes.get(name, name) if edge == UPDATE else name), [])
             if (source, nbytes) not in several:
                 several.append((source, nbytes))
     listed: dict[tuple[str, str], list[CopiedMove]] = {}

@@ -86,6 +86,7 @@ class Contents:
         raw = raw_bytes(checked(value.spec, array, name))
         self._memory.bring(storage, raw, name, max(1, value.spec.dtype.bits // 8))
         self._bound.add(value)
+        self._memory.callers.add(storage)
         self._state.set(value)
         if value not in self._weights:
             return False

@@ -23,7 +23,7 @@ from sublet.runtime.given import by_name, listed
 from sublet.runtime.kernel import Array, Cell
 from sublet.runtime.kernels import Kernels, bind_node
 from sublet.runtime.left import left_by
-from sublet.runtime.memory import Memory, Raw, array_of, raw_bytes
+from sublet.runtime.memory import Memory, Places, Raw, array_of, raw_bytes
 from sublet.runtime.program import Program, Watch, build, unwatched
 from sublet.runtime.rounds import stacked_outputs
 from sublet.runtime.state import State
@@ -91,7 +91,8 @@ class Executable:
         self._contents = Contents(graph, self._memory, self._state, weights, self.inputs, self.outputs)
         self._stacked = stacked_outputs(graph)
         self._workers = Workers()
-        self._program: Program | None = None
+        self._program: Program | None = None  # the one that ran last
+        self._programs: dict[tuple[int, ...], Program] = {}  # by where memory is that runs exchange
         self._lock = Lock()
         self._kept = kept_bytes
         self._allocated = Allocated(reason=NOT_YET)
@@ -118,7 +119,7 @@ class Executable:
     def prepare(self) -> None:
         """Choose the kernels, allocate and bind, which the first run would do otherwise."""
         with self._lock:
-            self._bind_program()
+            self._program = self._program or self._bind_program()
 
     def bind(self, name: str, memory: Any) -> None:
         """Let an input, output or weight, or a whole arena, be the caller's memory.
@@ -138,6 +139,7 @@ class Executable:
                 if self._contents.bind(name, memory):
                     self._kernels = None  # they were chosen for the content it had
             self._program = None
+            self._programs.clear()
 
     @property
     def updated(self) -> tuple[str, ...]:
@@ -152,7 +154,7 @@ class Executable:
         is not updated, or was not given yet.
         """
         with self._lock:
-            return self._result(self._state.readable(self._updated(name), name), copy=True)
+            return self._held(self._state.readable(self._updated(name), name))
 
     def set_state(self, name: str, content: Any) -> None:
         """Let the next run start from another content of an updated input or weight, which is copied.
@@ -252,7 +254,7 @@ class Executable:
                 program = self._built(watch, None if serial else self._workers)
                 program.run()
                 if left is not None:
-                    left.update((name, self._result(self._updated(name), copy=True)) for name in self.updated)
+                    left.update((name, self._held(self._updated(name))) for name in self.updated)
                 return self._results(copy=True)
             finally:
                 for name, arena in before.items():
@@ -263,7 +265,8 @@ class Executable:
         return build(self.graph, self.plan.schedule, self.flow, self._memory, bind, workers, watch)
 
     def _results(self, *, copy: bool) -> dict[str, Any]:
-        return {name: self._result(value, copy=copy) for name, value in self.outputs.items()}
+        places = self._memory.ended()
+        return {name: self._result(value, places, copy=copy) for name, value in self.outputs.items()}
 
     def _chosen(self) -> Kernels:
         if self._kernels is None:
@@ -292,17 +295,24 @@ class Executable:
         return self._memory.present_bytes + sum(content_bytes(cell.content) for cell in self._memory.cells.values())
 
     def _bind_program(self) -> Program:
-        if self._program is None:
-            self._program = self._built(unwatched, self._workers)
-        return self._program
+        """The program for where memory is now. Those for where it will be after other runs are bound with it."""
+        if self._memory.arrangement not in self._programs:
+            with self._memory.put_back():
+                while (arrangement := self._memory.arrangement) not in self._programs:
+                    self._programs[arrangement] = self._built(unwatched, self._workers)
+                    self._memory.turn()
+        return self._programs[self._memory.arrangement]
 
     def _execute(self) -> None:
-        program = self._bind_program()
+        program = self._program = self._bind_program()
         with self._state.running(lambda: left_by(self.graph, self.plan, self.flow, program.failed)):
             program.run()
 
-    def _result(self, value: Value, *, copy: bool) -> Any:
-        operand = self._memory.here().operand(value)
+    def _held(self, value: Value) -> Any:
+        return self._result(value, self._memory.here(), copy=True)
+
+    def _result(self, value: Value, places: Places, *, copy: bool) -> Any:
+        operand = places.operand(value)
         if isinstance(operand, Cell):
             return operand.content
         assert isinstance(value.spec, TensorSpec)

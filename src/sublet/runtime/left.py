@@ -1,14 +1,15 @@
 """What a run that failed midway left of the state: told from the plan, for which nothing is kept while running.
 
 The bytes of an updated value are written at known points: where another value that lies there is defined, and at the
-end, if its new content does not lie there already. Before the first of these points it is as it was; after the last
-it holds what the run gave it.
+end, if its new content does not lie there already. Memory that is exchanged changes hands after all points. Before the
+first of these points the value is as it was; after the last it holds what the run gave it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sublet.analysis.exchange import placed
 from sublet.analysis.flow import Flow
 from sublet.ir.graph import Graph, Value
 from sublet.plan import UPDATE, MemoryPlan, Region
@@ -77,7 +78,8 @@ def _writes(graph: Graph, plan: MemoryPlan, flow: Flow) -> dict[Value, list[int]
                 defined.setdefault(name, []).append(number)
     last = next(number for number, point in enumerate(flow.points) if point.kind == UPDATE)
     writes: dict[Value, list[int]] = {}
-    for target, source in graph.updates:
+    exchanged = {name for cycle in plan.exchanged for name in cycle}
+    for target, source in placed(graph, plan.exchanged).updates:
         home = homes.get(target.name)
         writes[target] = [
             number
@@ -87,6 +89,8 @@ def _writes(graph: Graph, plan: MemoryPlan, flow: Flow) -> dict[Value, list[int]
         ]
         if home is None or homes.get(source.name) != home:
             writes[target].append(last)
+        if target.name in exchanged:  # after all points: what lies in its memory was another value's
+            writes[target].append(len(flow.points))
     return writes
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sublet.analysis.exchange import followers
 from sublet.errors import RunError
 from sublet.ir.graph import Graph, Value
 from sublet.plan import ARENA, POINTER, Context, MemoryPlan, Placement, Region, Storage, Stride, bound_to
@@ -64,7 +66,7 @@ def raw_bytes(array: NDArray[Any]) -> Raw:
 class Memory:
     """Allocates the storages of a plan, unless the caller brings them, and knows where every value lies.
 
-    Invariant: an array handed out by `operand` stays valid until `bring` changes its storage.
+    Invariant: an array handed out by `operand` stays valid until `bring` changes its storage, or `turn` its name.
     """
 
     def __init__(self, graph: Graph, plan: MemoryPlan) -> None:
@@ -84,6 +86,7 @@ class Memory:
         self.cells = {value.name: Cell(value.name) for value in graph.values() if not value.plannable}
         self._raw: dict[str, Raw] = {}
         self.arenas = tuple(storage.name for storage in plan.storages if storage.kind == ARENA)
+        self.callers: set[str] = set()  # storages of values that the caller bound
         updated = {bound_to(value.name) for value in graph.updated}
         self._written = [s.name for s in plan.storages if s.kind not in READ_ONLY or s.name in updated]
 
@@ -119,6 +122,31 @@ class Memory:
             if other != storage and other in self._raw and np.may_share_memory(self._raw[other], raw[:needed]):
                 raise RunError(f"{what}: shares memory with {other!r}, and the network writes to one of them")
         self._raw[storage] = raw[:needed]
+
+    @property
+    def stay(self) -> dict[str, str]:
+        """For each value of a cycle in which the caller bound one the value whose memory it would get."""
+        return followers([cycle for cycle in self.plan.exchanged if not self.callers.isdisjoint(map(bound_to, cycle))])
+
+    def turn(self) -> None:
+        """Let all other values of cycles get each other's memory: what lies there is theirs from now on."""
+        gets, stay = followers(self.plan.exchanged), self.stay
+        turned = {bound_to(name): self.raw(bound_to(other)) for name, other in gets.items() if name not in stay}
+        self._raw.update(turned)  # at one go: an interrupt comes before or after
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Afterwards all memory has the names that it had before."""
+        before = dict(self._raw)
+        try:
+            yield
+        finally:
+            self._raw.update(before)
+
+    @property
+    def arrangement(self) -> tuple[int, ...]:
+        """Where the memory of the values in cycles is now."""
+        return tuple(self.raw(bound_to(name)).ctypes.data for cycle in self.plan.exchanged for name in cycle)
 
     def region(
         self,
@@ -170,6 +198,11 @@ class Memory:
         """The bytes of a region."""
         return self.raw(region.storage)[region.offset : region.end]
 
+    def ended(self) -> Places:
+        """Where values lie when a run has ended: what is in exchanged memory, under another name."""
+        becomes = {bound_to(other): bound_to(name) for name, other in followers(self.plan.exchanged).items()}
+        return Places(self, becomes=becomes)
+
     def here(self, context: Context = (), pointed: Mapping[str, Region] | None = None) -> Places:
         """Where values lie in copies of the bodies around, when pointers stand for `pointed`."""
         return Places(self, context, pointed)
@@ -177,16 +210,21 @@ class Memory:
 
 @dataclass(frozen=True)
 class Places:
-    """Where values lie at one moment; without `pointed` or `rounds`, as it is in the run."""
+    """Where values lie at one moment; without `pointed` or `rounds`, as it is in the run.
+
+    `becomes` gives the names that storages have got since.
+    """
 
     memory: Memory
     context: Context = ()
     pointed: Mapping[str, Region] | None = None
     rounds: Mapping[str, int] | None = None
+    becomes: Mapping[str, str] = field(default_factory=dict)
 
     def region(self, value: Value) -> Region:
         """The region of a planned value."""
-        return self.memory.region(value, self.context, self.pointed, self.rounds)
+        region = self.memory.region(value, self.context, self.pointed, self.rounds)
+        return replace(region, storage=self.becomes[region.storage]) if region.storage in self.becomes else region
 
     def bytes_of(self, value: Value) -> Raw:
         """The bytes of a planned value."""

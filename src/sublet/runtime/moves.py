@@ -1,4 +1,4 @@
-"""What loops and branches do themselves: parallel moves, slices in, rows out. They count the bytes they move."""
+"""What loops, branches and updates do themselves: parallel moves, slices in, rows out. They count bytes they move."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import numpy as np
 
 from sublet.errors import RunError
 from sublet.ir.graph import CaseOf, Value, While
+from sublet.plan import bound_to
 from sublet.runtime.dtypes import NUMPY, packed
 from sublet.runtime.kernel import Array, Call, Cell, Operand
+from sublet.runtime.memory import Memory
 from sublet.tensor import TensorSpec
 
 Pair = tuple[Operand, Operand]
@@ -57,6 +59,21 @@ def parallel_move(pairs: Sequence[Pair], moved: Moved) -> Call:
         moved.add(nbytes)
 
     return all_read_first if clash else in_order
+
+
+def exchanging(memory: Memory, moved: Moved) -> Call:
+    """A call that lets updated values exchange their memory, as the plan says, when a run has ended.
+
+    Memory that the caller bound stays that of its value: through cycles with any of it contents are copied.
+    """
+    pairs = [(memory.raw(bound_to(other)), memory.raw(bound_to(name))) for name, other in memory.stay.items()]
+    copy = parallel_move(pairs, moved)
+
+    def exchange() -> None:
+        copy()
+        memory.turn()
+
+    return exchange
 
 
 def _same_place(a: Operand, b: Operand) -> bool:

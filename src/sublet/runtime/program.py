@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from sublet.analysis.exchange import placed
 from sublet.analysis.flow import Flow, Point
 from sublet.analysis.schedule import Schedule
 from sublet.analysis.windows import windows
@@ -23,6 +24,7 @@ from sublet.runtime.moves import (
     Moved,
     Step,
     check_moves,
+    exchanging,
     fetcher,
     nothing,
     open_rows,
@@ -88,10 +90,12 @@ def build(
     builder = _Builder(timeline, memory, bind, workers, watch)
     start = builder.point("start", None, nothing)
     body = builder.graph(graph, schedule)
+    graph = placed(graph, memory.plan.exchanged)
     sources = [source for _, source in graph.updates]
     update = builder.move("update", None, sources, graph.updated) if sources else nothing
     end = builder.point("end", None, nothing)
-    calls = tuple(call for call in (start, *body, update, end) if call is not nothing)
+    exchange = builder.exchange()
+    calls = tuple(call for call in (start, *body, update, end, exchange) if call is not nothing)
     return Program(calls, builder.moved, timeline.points, builder.span)
 
 
@@ -134,6 +138,14 @@ class _Builder:
         watched = self._watch(self._next - 1, action)
         self._spans[watched] = Span(self._next - 1, self._next)
         return watched
+
+    def exchange(self) -> Call:
+        """After all points: memory changes hands."""
+        if not self._memory.plan.exchanged:
+            return nothing
+        call, count = exchanging(self._memory, self.moved), len(self._points)
+        self._spans[call] = Span(count, count + 1)
+        return call
 
     def graph(self, graph: Graph, schedule: Schedule) -> list[Call]:
         return self.steps(graph, schedule, 0, len(schedule.steps))

@@ -1,0 +1,88 @@
+"""Updates that exchange memory: `update %w = %v, %v = %w` moves no byte where both weights lie in memory of their own.
+
+Such memory need not hold the same value in every run. In a *cycle* (w, v, u) of values, w gets after a run the memory
+that v had, v that of u, u that of w. An update then goes to the memory that its target will have: the program is
+planned and run with the updates of `placed`, and when it has ended the storages take each other's names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import lcm
+
+from sublet.ir.graph import Graph, Node, Value
+from sublet.ops import lookup
+
+MOST_TURNS = 6
+"""After at most so many runs all memory has its first names again: a program is bound for each run until then."""
+
+Cycle = tuple[str, ...]
+"""Names of updated values. Each gets after a run the memory that the next had, the last that of the first."""
+
+
+def cycles(graph: Graph, bound: Collection[Value]) -> tuple[Cycle, ...]:
+    """The exchanges that spare copies: an updated value becomes what another of the `bound` ones held.
+
+    Where the last of a row of such values becomes something else, that is made in the memory of the first.
+    """
+    kept: list[Cycle] = []
+    turns = 1
+    for cycle in sorted(_cycles(_becomes(graph, bound)), key=lambda cycle: -len(cycle) * cycle[0].nbytes):
+        if lcm(turns, len(cycle)) <= MOST_TURNS:
+            turns = lcm(turns, len(cycle))
+            kept.append(tuple(value.name for value in cycle))
+    return tuple(kept)
+
+
+def followers(found: Sequence[Cycle]) -> dict[str, str]:
+    """For each value of the cycles the one whose memory it gets."""
+    return {name: other for cycle in found for name, other in zip(cycle, (*cycle[1:], cycle[0]), strict=True)}
+
+
+def placed(graph: Graph, found: Sequence[Cycle]) -> Graph:
+    """The graph with each update going to the value whose memory its target gets."""
+    gets = followers(found)
+    sources = {gets.get(target.name, target.name): source for target, source in graph.updates}
+    return replace(graph, updates=tuple((value, sources[value.name]) for value in graph.updated))
+
+
+def _becomes(graph: Graph, bound: Collection[Value]) -> Mapping[Value, Value]:
+    """Of updated values which other one's content each takes over, no content taken twice."""
+    updated, makers = set(graph.updated), {value: node for node in graph.nodes for value in node.defs}
+    whole = {target: _origin(source, updated, makers) for target, source in graph.updates if target in bound}
+    staying = {target for target, origin in whole.items() if target == origin}
+    found: dict[Value, Value] = {}
+    taken = set(staying)
+    for target, origin in whole.items():
+        if target not in staying and origin in whole and origin not in taken and target.spec == origin.spec:
+            found[target] = origin
+            taken.add(origin)
+    return found
+
+
+def _origin(value: Value, updated: Collection[Value], makers: Mapping[Value, Node]) -> Value:
+    """The value of which another is the same bytes: an updated one, or one that is made."""
+    while value not in updated and value in makers:
+        node = makers[value]
+        shares = () if node.subgraphs else lookup(node.op).views(node)
+        bases = (node.inputs[share.input] for share in shares if node.outputs[share.output] == value)
+        base = next((base for base in bases if base is not None and base.nbytes == value.nbytes), None)
+        if base is None:
+            break
+        value = base
+    return value
+
+
+def _cycles(becomes: Mapping[Value, Value]) -> Iterator[list[Value]]:
+    """The cycles, and the rows closed to cycles."""
+    taken, seen = set(becomes.values()), set[Value]()
+    for first in (*(value for value in becomes if value not in taken), *becomes):
+        cycle: list[Value] = []
+        value: Value | None = first
+        while value is not None and value not in seen:
+            seen.add(value)
+            cycle.append(value)
+            value = becomes.get(value)
+        if cycle and cycle[0].nbytes:
+            yield cycle
