@@ -21,6 +21,7 @@ Key = tuple[str, frozenset[Any]]
 def lies(graph: Graph, plan: MemoryPlan, was: MemoryPlan) -> list[str]:
     """What a plan says that is not so; `was` is a true plan of the same graph, which it was made from."""
     found = [name for name, one in _told(plan).items() if one != _told(was)[name]]
+    found += _lives(plan, was)
     found += [f"sum {name}" for name, one in _sums(plan).items() if getattr(plan, name) != one]
     found += [f"how of {place.value}" for place in plan.placements if not _shared(graph, plan, place)]
     return [*found, *_bound(plan, was)]
@@ -28,6 +29,22 @@ def lies(graph: Graph, plan: MemoryPlan, was: MemoryPlan) -> list[str]:
 
 def _key(place: Placement) -> Key:
     return place.value, frozenset(place.copies)
+
+
+def _lives(plan: MemoryPlan, was: MemoryPlan) -> Iterator[str]:
+    """Lives are those of the plan as it was made; but what pointers stand for may be kept on ways that no run takes."""
+    before = {_key(place): _points(place) for place in was.placements}
+    pointed = {value for place in plan.placements for value in place.stands_for}
+    for place in plan.placements:
+        more = _points(place) - before.get(_key(place), set())
+        first = min(before.get(_key(place), set()), default=0)
+        kept = place.value in pointed and all(point > first for point in more)
+        if not before.get(_key(place), set()) <= _points(place) or (more and not kept):
+            yield f"live of {place.value}"
+
+
+def _points(place: Placement) -> set[int]:
+    return {point for begin, end in place.live for point in range(begin, min(end, begin + 10_000))}
 
 
 def _groups(plan: MemoryPlan) -> dict[int, frozenset[Key]]:
@@ -56,7 +73,6 @@ def _told(plan: MemoryPlan) -> dict[str, Any]:
         "peak": (plan.peak.point, plan.peak.node, plan.peak.nbytes, sorted(plan.peak.values)),
         "moves": sorted((m.edge, m.source, m.destination, m.nbytes) for m in plan.moves),
         "buffers": frozenset(_groups(plan).values()),
-        "live": {_key(place): place.live for place in plan.placements},
         "placed": {
             _key(p): (p.spec, p.region.nbytes, p.producer, frozenset(p.stands_for), len(p.stands_for), p.how == POINTER)
             for p in plan.placements

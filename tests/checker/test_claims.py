@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sublet.checker import LABELS, PROVEN, check, check_bytes, judge
+from sublet.checker.lives import union
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.plan import MemoryPlan, Storage
@@ -149,6 +150,26 @@ def test_what_only_a_search_has_refuted_is_told_and_can_be_refuted_again() -> No
     lie = replace(loose, lower_bound_bytes=loose.arena_bytes, bound="search", proof=())
     found = refuted(lie, judge(graph, loose.schedule, lie))
     assert [finding.rule for finding in found.findings] == ["false-bound"]
+
+
+def test_a_life_may_go_a_way_that_no_run_takes_but_not_begin_before_the_bytes_are_written() -> None:
+    graph = parse(JUMPING)
+    plan = plan_memory(graph, Options(strategy="no_reuse"))
+
+    def kept_at(value: str, point: int) -> MemoryPlan:
+        """The plan that says of the first place of a value that it is alive at one more point."""
+        number = next(i for i, place in enumerate(plan.placements) if place.value == value)
+        place = plan.placements[number]
+        points = sorted({point, *(at for begin, end in place.live for at in range(begin, end))})
+        longer = replace(place, live=union((at, at + 1) for at in points))
+        return replace(plan, placements=(*plan.placements[:number], longer, *plan.placements[number + 1 :]))
+
+    later = plan.points.index("next loop @2")
+    assert rules(graph, kept_at("a", later)) == set(), "by the order alone, the loop may end in its first copy"
+    for value in ("m", "p"):
+        assert rules(graph, kept_at(value, later)) == set()
+        assert rules(graph, kept_at(value, 0)) == {"false-live"}
+        assert rules(graph, kept_at(value, plan.points.index("branch first"))) == {"false-live"}
 
 
 def test_changed_plan_files_are_refused_or_still_true(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from sublet.checker.blocks import blocks, check_apart, check_groups
 from sublet.checker.bound import Standing, check_bound
 from sublet.checker.copies import check_moves, check_targets
 from sublet.checker.kinship import ties
-from sublet.checker.lives import Ranges, conceivable, needed, within
+from sublet.checker.lives import Ranges, conceivable, needed, union, within, written
 from sublet.checker.timeline import TooLongError, timeline
 from sublet.checker.walk import Places, TooManyStatesError, Walk
 from sublet.errors import Finding
@@ -79,7 +79,7 @@ def _check_lives(graph: Graph, plan: MemoryPlan, walk: Walk, found: Claims) -> N
     constants = {value.name for value in graph.constants}
     lasting = [i for i, place in enumerate(plan.placements) if place.value in constants and place.how != POINTER]
     least, most = needed(walk, lasting), conceivable(walk, lasting)
-    findings = [*_lives(plan, least, most)]
+    findings = [*_lives(plan, least, most), *_kept_early(plan, walk, least)]
     standing: dict[str, set[int]] = {}
     for visit in walk.visits:
         for (kind, name), number in visit.state.items():
@@ -230,6 +230,14 @@ def _lives(plan: MemoryPlan, least: Mapping[int, Ranges], most: Mapping[int, Ran
         elif not within(place.live, most.get(i, ())):
             what = f"is said to be live in {place.live}, but can only be in {most.get(i, ())}"
             yield _of(place, "false-live", what)
+
+
+def _kept_early(plan: MemoryPlan, walk: Walk, least: Mapping[int, Ranges]) -> Iterator[Finding]:
+    """Nothing is kept for bytes that nobody can have written."""
+    for i, place in enumerate(plan.placements):
+        known = least.get(i, ())
+        if place.how != POINTER and place.live != known and not within(place.live, union((*known, *written(walk, i)))):
+            yield _of(place, "false-live", f"is said to be live in {place.live}, where it may not be written yet")
 
 
 def _peak(plan: MemoryPlan, live: Mapping[int, Ranges], known: Mapping[int, object]) -> Iterator[Finding]:

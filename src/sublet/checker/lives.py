@@ -1,7 +1,8 @@
 """When the bytes of every placement are needed: from the point that writes them to the last that may read them.
 
 `needed` follows every state of the pointers by itself: at these points some run needs the bytes. `conceivable` knows
-the points, but not the states: a planner that keeps bytes along a way that no run takes may say so, but no more.
+the points, but not the states: a planner that keeps bytes along a way that no run takes may say so, but no more, and
+not before they are `written`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,17 @@ def conceivable(walk: Walk, lasting: Collection[int]) -> dict[int, Ranges]:
     for visit in together:
         visit.reads = tuple(reads[visit.point])
     return _always(_live(together), walk, lasting)
+
+
+def written(walk: Walk, number: int) -> Ranges:
+    """The points that some way leads to from one that writes a placement, when states are not told apart."""
+    reached = {visit.point for visit in walk.visits if number in visit.writes}
+    todo = list(reached)
+    while todo:
+        after = set(walk.timeline.followers[todo.pop()]) - reached
+        reached |= after
+        todo += after
+    return union((point, point + 1) for point in reached)
 
 
 def _always(found: dict[int, Ranges], walk: Walk, lasting: Collection[int]) -> dict[int, Ranges]:
