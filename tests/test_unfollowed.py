@@ -11,14 +11,19 @@ import numpy as np
 import pytest
 
 from benchmarks.planning_time import FLAGS, model
-from sublet.checker import state
+from sublet.checker import check_bytes, state
 from sublet.compiling import compile
 from sublet.errors import Finding, PlanError, PlanViolation
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
+from sublet.plan import POINTER
 from sublet.planning import Options, plan_memory
 from sublet.runtime.comparing import compare
 from sublet.unfollowed import NOT_FOLLOWED, followed, unfollowed
+from tests import dialect
+from tests.interpreter import results_match
+
+assert dialect.OPS
 
 REPLAY = import_module("sublet.checker.replay")  # the package has a function of this name
 
@@ -135,3 +140,33 @@ def test_ways_to_one_place_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
         assert not compare(unplanned, planned, feeds).differences
     monkeypatch.setattr(state, "MOST_WAYS", 1)
     assert not followed(plan_memory(graph))
+
+
+def taken_twice(second: str) -> Graph:
+    """Two parameters take one value: %d has bytes of its own, because it goes to memory of the caller's; %e points."""
+    return parse(f"""
+graph @twice(%x: u8[8]) {{
+  weights %w: u8[8]
+  %f: u8[8], %g: u8[8], %h: u8[8] = while(%i: i64[]; %a: u8[8] = %w, %e: u8[8] = %w, %d: u8[8] = %x; ) @loop body @b {{
+    %c: bool[] = test.below(%i, %d)
+    continue if %c
+    %s: u8[8] = test.slice(%e)
+    %t: u8[8] = test.slice(%d)
+    %u: u8[8] = test.relu(%a)
+    next %s, %t, %{second};
+  }}
+  return %f, %h
+}}
+""")
+
+
+@pytest.mark.parametrize("strategy", ["first_fit", "best_fit_by_size", "search"])
+def test_bytes_that_two_names_are_given_to_are_followed_by_both(strategy: str) -> None:
+    program = taken_twice("t")
+    plan = plan_memory(program, Options(strategy=strategy, io="bound", alignment=1, in_place_from=0))
+    assert followed(plan)
+    assert {place.value for place in plan.placements if place.how == POINTER} == {"e", "g"}
+    assert results_match(program, plan.schedule, plan, random.Random(1), 20)
+    other = taken_twice("u")
+    assert {finding.rule for finding in check_bytes(other, plan.schedule, plan)} == {"clobbered"}
+    assert not results_match(other, plan.schedule, plan, random.Random(1), 20)

@@ -20,12 +20,16 @@ from sublet.plan import Region
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Bytes that hold `content` afterwards. Not `touched`: they were in place and only changed their name."""
+    """Bytes that hold `content` afterwards. Not `touched`: they were in place and only changed their name.
+
+    `source` is what they were before, if they are only given another name.
+    """
 
     region: Region
     content: Content
     touched: bool = True
     value: str = ""
+    source: Content = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +150,7 @@ class Actions:
             region = None if target.name in self.layout.pointers else self.layout.region(target)
             if region is not None:
                 touched = self.layout.region(source) != region
-                writes.append(Write(region, self.content(target), touched, target.name))
+                writes.append(Write(region, self.content(target), touched, target.name, self.content(source)))
         return Action(where, tuple(dict.fromkeys(source for source, _ in pairs)), tuple(writes))
 
     def _stepped(self, node: While, steps: Iterable[tuple[Value, Value, int, bool]], *, whole: bool) -> Iterator[Write]:

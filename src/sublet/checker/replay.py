@@ -9,8 +9,7 @@ Invariant: the memory at the head of a round holds no token of the body, see `st
 own are written anew by entry and back edge, so their regions hold them.
 
 Rules: clobbered (other bytes lie where a value is read), undefined (nothing known lies there),
-output-lost, weight-clobbered, update-lost, too-many-states, bad-jumps; and those of `overlaps`, for each copy of a
-body.
+output-lost, weight-clobbered, update-lost, too-many-states, bad-jumps; and those of `overlaps`, in each copy.
 """
 
 from __future__ import annotations
@@ -281,17 +280,18 @@ class _Replay:
         for value, where in dict.fromkeys((value, action.where) for action in actions for value in action.reads):
             self.read(value, state, here, where)
         writes = dict.fromkeys((write, action.where) for action in actions for write in action.writes)
-        resolved = [(write, state.resolve(write.content), where) for write, where in writes]
+        resolved = [(w, state.resolve(w.content), state.resolve(w.source), where) for w, where in writes]
+        named: Callable[[Content], Content] | None = None
         state.pointers |= targets
         if ends_round is not None:
             latest = (name + LATEST for name in self.layout.cells.of_round(node.name))
             self._lose(state, [name for name in latest if name in self.layout.cells.known])
             state.pointers |= rows
-            state.end(self._of_body(ends_round)[0], keeping={value.name for value in ends_round.parameters})
-        for write, content, where in resolved:
+            named = state.end(self._of_body(ends_round)[0], keeping={value.name for value in ends_round.parameters})
+        for write, content, source, where in resolved:
             for spoilt in self.layout.cells.spoilt(write.region) if write.touched else ():
                 state.forget(spoilt, where)
-            state.write(write.region, content, where)
+            state.write(write.region, content, where, named(source) if named else source)
 
     def _actions(self, node: Node | None, state: State, here: Layout, build: Build) -> list[Action]:
         """What happens here, for the different places of operands that are pointers; looked at each by itself."""

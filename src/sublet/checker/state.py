@@ -176,12 +176,17 @@ class Pointer:
             ended = ended.changed(lambda target: target.outside(body))
         return ended if ended.choice else ended.chosen(name)
 
-    def written(self, region: Region, content: Content, writer: str) -> Pointer:
-        """What it is after a write, which may break what it stands for."""
+    def written(self, region: Region, content: Content, writer: str, source: Content) -> Pointer:
+        """What it is after a write, which may break what it stands for.
+
+        It does not where the bytes, by the name that they had, are its own.
+        """
         targets: dict[Region, tuple[Target, ...]] | None = None
         for place, several in self.targets.items():
             if place.storage == region.storage and place.offset < region.end and region.offset < place.end:
                 foreign = list(_foreign(place, self.content, region, content, writer))
+                if source and foreign and not any(_foreign(place, self.content, region, source, writer)):
+                    continue
                 targets = targets if targets is not None else dict(self.targets)
                 targets[place] = tuple(target.written(place, region, foreign) for target in several)
         return self if targets is None else Pointer(self.content, targets)
@@ -275,19 +280,19 @@ class State:
             broken.lay(place.storage, segment.begin, segment.end, [segment])
         return Pointer(self.resolve(content), {place: (Target(broken, {}),)})
 
-    def write(self, region: Region, content: Content, writer: str) -> None:
-        """Put resolved bytes into a region."""
+    def write(self, region: Region, content: Content, writer: str, source: Content = ()) -> None:
+        """Put resolved bytes into a region, which other pointers may know as what their `source` was."""
         self.memory.write(region.storage, region.offset, content, writer)
-        self._touch(region, content, writer)
+        self._touch(region, content, writer, source)
 
     def forget(self, region: Region, writer: str) -> None:
         """Let nothing be known of a region."""
         self.memory.forget(region, writer)
         self._touch(region, (), writer)
 
-    def _touch(self, region: Region, content: Content, writer: str) -> None:
+    def _touch(self, region: Region, content: Content, writer: str, source: Content = ()) -> None:
         for name, pointer in self.pointers.items():
-            after = pointer.written(region, content, writer)
+            after = pointer.written(region, content, writer, source)
             if after is not pointer:
                 self.pointers[name] = after
 
@@ -296,16 +301,18 @@ class State:
         if names:
             self.pointers = {name: pointer for name, pointer in self.pointers.items() if name not in names}
 
-    def end(self, body: frozenset[str], keeping: Collection[str] = ()) -> None:
+    def end(self, body: frozenset[str], keeping: Collection[str] = ()) -> Callable[[Content], Content]:
         """A round of a body, or its loop, is over: from now on its tokens mean other bytes.
 
-        Its pointers are dropped but for the parameters of the next round.
+        Its pointers are dropped but for the parameters of the next round. Comes back with what a content of before
+        is called from now on: nothing, when no pointer has kept it.
         """
         self.drop([name for name in self.pointers if name in body and name not in keeping])
         fresh: dict[Content, Content] = {}
         for name, pointer in sorted(self.pointers.items()):
             self.pointers[name] = pointer.ended(name, body, fresh)
         self.memory = self.memory.renamed(lambda token: None if token in body else token)
+        return lambda content: fresh.get(content, () if any(piece.token in body for piece in content) else content)
 
     def forget_ways(self, nodes: frozenset[str]) -> None:
         """How these nodes were left means nothing any more."""
