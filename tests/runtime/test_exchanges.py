@@ -10,7 +10,7 @@ import pytest
 
 import sublet
 from sublet.errors import KernelError, RunError
-from sublet.ir.graph import Graph
+from sublet.ir.graph import Graph, While
 from sublet.planning import Options
 from sublet.runtime.executable import Executable
 from sublet.runtime.left import Span, left_by
@@ -157,10 +157,17 @@ def test_what_is_interrupted_while_memory_changes_hands_is_uncertain() -> None:
     assert [value.name for value in left.uncertain] == ["w", "v"]
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_generated_exchanges_run_as_unplanned(seed: int) -> None:
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_generated_exchanges_run_as_unplanned(first: int) -> None:
+    assert sum(check_runs(seed) for seed in range(first, first + 10)) >= 20
+
+
+def check_runs(seed: int) -> int:
+    """How many runs of one program there were; each is compared."""
     rng = random.Random(seed)
     graph, salt = exchanging(rng, rng.choice((2, 6))), [b""]
+    if any(isinstance(node, While) and node.rows for node in graph.walk()):
+        return 0  # such a loop may end before all rows are written: the others are anything
     options = Options(strategy="first_fit", alignment=8, io=rng.choice(("arena", "bound")), in_place_from=0)
     content = {
         value: np.frombuffer(rng.randbytes(value.nbytes), np.uint8).reshape(value.spec.shape)  # type: ignore[union-attr]
@@ -174,12 +181,12 @@ def test_generated_exchanges_run_as_unplanned(seed: int) -> None:
     )
     mine = np.array(given["s0"])
     bound.bind("s0", mine)
-    for _ in range(RUNS):
+    for done in range(RUNS):
         salt[0] = rng.randbytes(4)
         try:
             expected = unplanned(feeds)
         except RunError:
-            return  # a loop that goes on beyond its sequences
+            return done  # a loop that goes on beyond its sequences
         left: dict[str, Any] = {}
         runs = [sublet.run_poisoned(planned, feeds, left), planned(feeds), bound(feeds)]
         after = [left, states(planned), states(bound)]
@@ -191,3 +198,4 @@ def test_generated_exchanges_run_as_unplanned(seed: int) -> None:
         feeds = {name: content for name, content in feeds.items() if name not in planned.updated}
     for executable in (unplanned, planned, bound):
         executable.close()
+    return RUNS
