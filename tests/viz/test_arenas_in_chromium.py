@@ -151,6 +151,14 @@ def test_a_budget_is_drawn(browser: Chromium, tmp_path: Path) -> None:
     plan = small_plan()
     page = Page(browser, replace(rectangles(plan), budget=plan.arena_bytes // 2), tmp_path)
     assert "budget" in page.text("#legend")
+    assert "Budget" not in told(page)
+
+
+def test_a_budget_of_several_arenas_is_a_figure_and_no_line(browser: Chromium, tmp_path: Path) -> None:
+    plan = plan_memory(parse(NET), Options(regions=REGIONS))
+    page = Page(browser, replace(rectangles(plan), budget=1 << 20), tmp_path)
+    assert "budget" not in page.text("#legend")
+    assert told(page)["Budget"] == "1 MiB for all arenas"
 
 
 def test_a_phone_folds_the_figures(browser: Chromium, tmp_path: Path) -> None:

@@ -81,14 +81,13 @@ function drawArenas(context, panel, view, model, look) {
       told.push([`lower bound  ${human(arena.bound)}`, end, toY(limit) + 11, look.bound]);
     }
     if (arena.begin > 0) levelLine(context, panel, toY(arena.begin), look.frame, []);
-    if (model.budget !== null && (!several(model) || model.others.length)) drawBudget(context, panel, toY(arena.begin + Number(model.budget)), model, look);
+    const budget = toY(arena.begin + Number(model.budget));
+    if (hasBudgetLine(model) && levelLine(context, panel, budget, look.peak, [2, 3])) {
+      told.push([`budget  ${human(model.budget)}`, panel.x + 8, budget - 10, look.peak, "left"]);
+    }
   }
-  return () => told.forEach(([text, x, y, colour]) => plate(context, text, x, y, colour, look, "right"));
+  return () => told.forEach(([text, x, y, colour, align]) => plate(context, text, x, y, colour, look, align ?? "right"));
 }
 
-// The budget, where it can be held against one arena.
-function drawBudget(context, panel, y, model, look) {
-  if (levelLine(context, panel, y, look.peak, [2, 3])) {
-    plate(context, `budget  ${human(model.budget)}`, panel.x + 8, y - 10, look.peak, look, "left");
-  }
-}
+// A budget is a line where it can be held against one arena; else a figure.
+const hasBudgetLine = (model) => model.budget !== null && (!several(model) || model.others.length > 0);

@@ -40,6 +40,7 @@ function writeHeader(model) {
       ["Lower bound", human(figures.lowerBound), model.coverage ? "of what is planned" : figures.boundSource],
       ["Gap", figures.proof, figures.claimed || (figures.gap === 0 ? "no packing is smaller" : "")],
     ]),
+    ["Budget", model.budget === null || hasBudgetLine(model) ? "" : human(model.budget), "for all arenas"],
     ...(model.others.length ? [] : [["Without reuse", human(figures.total), times > 1 ? `${exact(times < 100 ? Number(times.toPrecision(3)) : Math.round(times))} × the ${several(model) ? "arenas" : "arena"}` : ""],
     ["Saved by views", human(figures.views), ""],
     ["Saved in place", human(figures.inplace), ""]]),
@@ -125,7 +126,7 @@ function writeLegend(model, mode, colours, look) {
     entry(line(look.arena, []), "arena"),
     entry(line(look.bound, [5, 3]), "lower bound"),
     entry(line(look.peak, [], true), `peak${whose(model)}`),
-    ...(model.budget === null ? [] : [entry(line(look.peak, [2, 3]), `budget ${human(model.budget)}`)]),
+    ...(!hasBudgetLine(model) ? [] : [entry(line(look.peak, [2, 3]), `budget ${human(model.budget)}`)]),
     ...model.others.map(({ label }) => entry(line(look.other, []), `live bytes of ${label}`)),
   );
 }
