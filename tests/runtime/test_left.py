@@ -150,6 +150,7 @@ def goes_on(executable: Executable, left: Left, feeds: Mapping[str, Any]) -> Non
             executable(feeds)
         executable.set_state(value.name, held)
     executable(feeds)
+    assert set(what_it_left(executable).updated) == set(executable.graph.updated), "interrupted once it has ended"
 
 
 def test_a_bad_label_leaves_the_weights_as_they_were() -> None:

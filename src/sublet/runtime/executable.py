@@ -22,7 +22,7 @@ from sublet.runtime.dtypes import packed, plain
 from sublet.runtime.given import by_name, listed
 from sublet.runtime.kernel import Array, Cell
 from sublet.runtime.kernels import Kernels, bind_node
-from sublet.runtime.left import left_by
+from sublet.runtime.left import UNBEGUN, left_by
 from sublet.runtime.memory import Memory, Places, Raw, array_of, raw_bytes
 from sublet.runtime.program import Program, Watch, build, unwatched
 from sublet.runtime.rounds import stacked_outputs
@@ -305,6 +305,7 @@ class Executable:
 
     def _execute(self) -> None:
         program = self._program = self._bind_program()
+        program.failed = UNBEGUN
         with self._state.running(lambda: left_by(self.graph, self.plan, self.flow, program.failed)):
             program.run()
 

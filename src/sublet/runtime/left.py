@@ -26,6 +26,10 @@ class Span:
     end: int
 
 
+UNBEGUN = Span(0, 0)
+"""Nothing has run."""
+
+
 @dataclass(frozen=True, slots=True)
 class Left:
     """Updated values by what they hold after a run that failed.

@@ -18,7 +18,7 @@ from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.plan import Context, Region, Rolled, Stride
 from sublet.runtime.joining import Guarded, guarded, joined
 from sublet.runtime.kernel import Call, Operand
-from sublet.runtime.left import Span
+from sublet.runtime.left import UNBEGUN, Span
 from sublet.runtime.memory import Memory, Places
 from sublet.runtime.moves import (
     Moved,
@@ -52,14 +52,15 @@ class Program:
     """A bound program: `calls` run it once.
 
     moved    counts what its loops, branches and updates copied
-    failed   the points of the step that raised, once one has
+    failed   the points of the step that raised; UNBEGUN before, and none after all points once a run has ended
     """
 
     def __init__(self, calls: tuple[Call, ...], moved: Moved, points: tuple[Point, ...], span: SpanOf) -> None:
         self.calls = calls
         self.moved = moved
         self.points = points
-        self.failed = Span(0, 0)
+        self.failed = UNBEGUN
+        self._ended = Span(len(points) + 1, len(points) + 1)
         self._span = span
 
     def run(self) -> None:
@@ -72,6 +73,7 @@ class Program:
         except BaseException:
             self.failed = self._span(call)
             raise
+        self.failed = self._ended
 
 
 def build(
