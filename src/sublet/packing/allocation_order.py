@@ -115,13 +115,16 @@ def _packing(problem: Problem, unplaced: Unplaced, graph: AllocationGraph, strat
 
 def largest_first(unplaced: Unplaced) -> Turn:
     """All chains of the largest size that waits, those with the most unplaced conflicts first."""
+    sizes = np.array([chain.size for chain in unplaced.chains], dtype=np.int64)
+    members = [cluster.members for cluster in unplaced.clusters]
+    positions = np.array([position for cluster in members for position in cluster], dtype=np.int64)
+    firsts = np.cumsum([0, *map(len, members)])[:-1]
 
     def turn() -> Iterator[Chain]:
-        size = max(unplaced.chains[index].size for index in unplaced.waiting)
-        left = unplaced.conflicts_left.tolist()
-        largest = [index for index in unplaced.waiting if unplaced.chains[index].size == size]
-        largest.sort(key=lambda index: (-sum(left[position] for position in unplaced.clusters[index].members), index))
-        return (unplaced.chains[index] for index in largest)
+        waiting = np.fromiter(unplaced.waiting, dtype=np.int64)
+        largest = waiting[sizes[waiting] == sizes[waiting].max()]
+        left = np.add.reduceat(unplaced.conflicts_left[positions], firsts)[largest]
+        return (unplaced.chains[index] for index in largest[np.lexsort((largest, -left))].tolist())
 
     return turn
 

@@ -17,11 +17,18 @@ import numpy as np
 from sublet.packing.allocation_graph import Chain
 from sublet.packing.allocation_order import Turn, Unplaced, fill
 from sublet.packing.problem import Packing, Problem
-from sublet.packing.succession import Positions
 
 
-class ChainsOfLarger:
-    """The single buffers (no companions) in order of size, to find the largest that fits a chain."""
+Candidate = tuple[tuple[int, int, int, tuple[int, ...]], Chain]
+"""A chain behind what it is ordered by."""
+
+
+class Candidates:
+    """The chain of a cluster, alone and with larger single buffers (no companions) around it.
+
+    Fewer and fewer buffers wait, so that the largest of some stays the largest until it is inserted itself: what
+    was found around a buffer holds until then.
+    """
 
     def __init__(self, unplaced: Unplaced) -> None:
         self._unplaced = unplaced
@@ -30,34 +37,48 @@ class ChainsOfLarger:
             for index, (chain, cluster) in enumerate(zip(unplaced.chains, unplaced.clusters, strict=True))
             if chain.buffers and len(cluster.members) == 1
         }
-        degrees = unplaced.degrees.tolist()
-        order = sorted(self._index_of, key=lambda buffer: (-unplaced.sizes[buffer], -degrees[buffer], buffer))
+        self._degrees: list[int] = unplaced.degrees.tolist()
+        order = sorted(self._index_of, key=lambda buffer: (-unplaced.sizes[buffer], -self._degrees[buffer], buffer))
         self._by_size = np.array(order, dtype=np.int64)
         self._larger_than: dict[int, int] = {}  # size -> how many buffers are larger
         for rank, buffer in enumerate(order):
             self._larger_than.setdefault(unplaced.sizes[buffer], rank)
+        self._found: dict[int, tuple[list[int], list[Candidate]]] = {}
 
-    def around(self, chain: Chain) -> Iterator[Chain]:
-        """The chain with a larger buffer before it, after it, and both."""
+    def of(self, index: int) -> list[Candidate]:
+        """The chain of cluster `index` and, with a larger buffer before it, after it, and both, longer ones."""
+        neighbours, candidates = self._found.get(index, ([], []))
+        if not candidates or any(neighbour not in self._unplaced.waiting for neighbour in neighbours):
+            before, after = self._around(index)
+            neighbours, candidates = [*before, *after], self._joined(before, index, after)
+            self._found[index] = neighbours, candidates
+        return candidates
+
+    def _around(self, index: int) -> tuple[list[int], list[int]]:
+        """The cluster of the largest waiting buffer that fits before, and of the one that fits after, if any."""
+        chain = self._unplaced.chains[index]
         buffer = chain.buffers[0]
         if buffer not in self._index_of:
-            return
+            return [], []
         larger = self._by_size[: self._larger_than[chain.size]]
         larger = larger[self._unplaced.is_waiting[larger]]
-        first = self._largest(larger[self._unplaced.succession.hops_to(larger, buffer) > 0])
-        last = self._largest(larger[self._unplaced.succession.hops_from(buffer, larger) > 0])
-        if first is not None:
-            yield _joined(first, chain)
-        if last is not None:
-            yield _joined(chain, last)
-        if first is not None and last is not None:
-            yield _joined(first, chain, last)
+        before = larger[self._unplaced.succession.hops_to(larger, buffer) > 0]
+        after = larger[self._unplaced.succession.hops_from(buffer, larger) > 0]
+        return [self._index_of[b] for b in before[:1].tolist()], [self._index_of[b] for b in after[:1].tolist()]
 
-    def _largest(self, by_size: Positions) -> Chain | None:
-        return self._unplaced.chains[self._index_of[int(by_size[0])]] if len(by_size) else None
+    def _joined(self, before: list[int], index: int, after: list[int]) -> list[Candidate]:
+        chains = self._unplaced.chains
+        alone = chains[index]
+        longer = [[first, index] for first in before] + [[index, last] for last in after]
+        longer += [[first, index, last] for first in before for last in after]
+        return [self._ranked(alone), *(self._ranked(_joined([chains[i] for i in several])) for several in longer)]
+
+    def _ranked(self, chain: Chain) -> Candidate:
+        conflicts = sum(self._degrees[buffer] for buffer in chain.buffers)
+        return (-chain.size, -conflicts, -len(chain.buffers), chain.buffers), chain
 
 
-def _joined(*chains: Chain) -> Chain:
+def _joined(chains: list[Chain]) -> Chain:
     return Chain(
         tuple(chain.buffers[0] for chain in chains),
         max(chain.size for chain in chains),
@@ -67,23 +88,17 @@ def _joined(*chains: Chain) -> Chain:
 
 def most_conflicts_first(unplaced: Unplaced) -> Turn:
     """Chains around the waiting buffers with the most conflicts, placed ones counted too."""
-    larger = ChainsOfLarger(unplaced)
+    candidates = Candidates(unplaced)
     degrees = unplaced.degrees.tolist()
     degree = [sum(degrees[position] for position in cluster.members) for cluster in unplaced.clusters]
 
     def turn() -> Iterator[Chain]:
         most = max(degree[index] for index in unplaced.waiting)
-        chains: list[Chain] = []
+        chains: list[Candidate] = []
         for index in unplaced.waiting:
             if degree[index] == most:
-                chains.append(unplaced.chains[index])
-                chains.extend(larger.around(unplaced.chains[index]))
-        chains.sort(key=rank)
-        return iter(chains)
-
-    def rank(chain: Chain) -> tuple[int, int, int, tuple[int, ...]]:
-        conflicts = sum(degrees[buffer] for buffer in chain.buffers)
-        return -chain.size, -conflicts, -len(chain.buffers), chain.buffers
+                chains += candidates.of(index)
+        return (chain for _, chain in sorted(chains))
 
     return turn
 

@@ -22,7 +22,8 @@ from sublet.packing.problem import Packing, Problem
 
 EFFORT = 100_000_000
 """Steps (placements or postponements) times buffers after which a search ends: a few seconds, as a step
-costs more the more buffers there are."""
+costs more the more buffers there are. One more piece of a life costs as much as `PIECE` buffers."""
+PIECE = 4
 MOST_STEPS = 1_000_000
 DECISION_EFFORT = 10_000_000
 """The same when only a given capacity has to be reached, which mostly takes far less."""
@@ -63,7 +64,8 @@ class Found:
 
 def usual_effort(problem: Problem) -> int:
     """The steps of a search that nobody limits."""
-    return min(MOST_STEPS, 1 + EFFORT // max(1, len(problem.buffers)))
+    buffers, gaps = len(problem.buffers), sum(len(buffer.gaps) for buffer in problem.buffers)
+    return min(MOST_STEPS, 1 + EFFORT // max(1, buffers + PIECE * gaps))
 
 
 def searchable(problem: Problem) -> bool:
