@@ -7,7 +7,9 @@ When the checker refuses a plan that points, the same is done again with fewer p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -129,10 +131,11 @@ def plan_memory(
     model = as_model(network)
     options = options or Options()
     verify(model.graph)
-    plans = [
-        _planned(model.graph, order, options, progress)
-        for order in ((schedule,) if schedule is not None else schedules(model.graph, options))
-    ]
+    with _uncollected():
+        plans = [
+            _planned(model.graph, order, options, progress)
+            for order in ((schedule,) if schedule is not None else schedules(model.graph, options))
+        ]
     plan = min(plans, key=lambda plan: plan.arena_bytes)
     order = OWN if schedule is not None else GIVEN if plan is plans[0] else LESS
     return replace(
@@ -141,6 +144,18 @@ def plan_memory(
         max_trips=tuple((model.max_trips if max_trips is None else max_trips).items()),
         recipe=replace(model.recipe, order=order),
     )
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without garbage collection: planning makes millions of records and hardly a cycle, and would wait for it."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def schedules(graph: Graph, options: Options) -> tuple[Schedule, ...]:

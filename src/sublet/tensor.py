@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from math import prod
 
@@ -73,14 +73,17 @@ _BY_TEXT = {dtype.text: dtype for dtype in DType}
 class TensorSpec:
     """Shape and data type of a dense row-major tensor.
 
+    `nbytes` are the bytes of the elements, sub-byte types packed and rounded up to a whole byte.
     Invariant: every dimension is an int >= 0 and `nbytes` is at most `MAX_BYTES`.
     Raises SubletError when that does not hold.
     """
 
     dtype: DType
     shape: tuple[int, ...] = ()
+    nbytes: int = field(init=False, repr=False, compare=False)  # kept, as planning asks for it all the time
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "nbytes", (self.size * self.dtype.bits + 7) // 8)
         if any(extent < 0 for extent in self.shape):
             raise SubletError(f"negative dimension in shape {list(self.shape)}")
         if any(extent > MAX_BYTES for extent in self.shape) or self.nbytes > MAX_BYTES:
@@ -90,11 +93,6 @@ class TensorSpec:
     def size(self) -> int:
         """Number of elements."""
         return prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the elements, sub-byte types packed and rounded up to a whole byte."""
-        return (self.size * self.dtype.bits + 7) // 8
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"

@@ -74,6 +74,7 @@ class Instances:
         self.rules: dict[Value, Callable[[Value], Value]] = {}  # how carried values are named
         self.made: dict[Value, Instance] = {}
         self.steps = 0  # of the search for free instances
+        self._named: dict[tuple[Value, str], Value] = {}
         self._now: dict[Value, Candidates] = {}
         self._several: dict[Candidates, Value] = {}
         self._roots: dict[Value, Value] = {}
@@ -111,9 +112,14 @@ class Instances:
 
     def named(self, base: Value, context: Context, mark: str = "") -> Value:
         """The instance of `base` for a context; the value itself where nothing is unrolled."""
+        if not context and not mark:
+            self.made.setdefault(base, Instance(base))
+            return base
         suffix = ".".join(str(copy) for _, copy in context) + mark
-        instance = Value(f"{base.name}@{suffix}", base.spec, base.literal) if suffix else base
-        self.made.setdefault(instance, Instance(base))
+        instance = self._named.get((base, suffix))
+        if instance is None:
+            instance = self._named[base, suffix] = Value(f"{base.name}@{suffix}", base.spec, base.literal)
+            self.made.setdefault(instance, Instance(base))
         return instance
 
     def written(self, instance: Value, context: Context) -> Value:

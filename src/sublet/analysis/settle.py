@@ -29,6 +29,9 @@ from sublet.plan import POINTER, MemoryPlan
 MOST_TRIES = 8
 """So often is a program laid out with more pointers; what is still copied then is copied."""
 
+MOST_LAID_OUT = 20_000
+"""Points after which a program is not laid out once more."""
+
 SHORT_ENOUGH = 2048
 """Points that may be laid out for any program; a longer one may become twice as long."""
 
@@ -121,6 +124,7 @@ def _settle(
     if not current.copies and not carried:
         return current
     roles, reusable, longest = _Roles(graph), _reusable(current.flow, current.ranges), _longest(current.flow)
+    best, points = None if carried else plain, len(plain.flow.points)
     outside = (*roles.from_outside, *graph.updated, *roles.outlasting_updates(graph))
     refused = {**known, **dict.fromkeys(outside, "")}
     for _ in range(MOST_TRIES):
@@ -134,10 +138,13 @@ def _settle(
                 break
             except Refused as found:
                 pointers = roles.without(found, pointers, refused, halving=attempt < MOST_TRIES)
-        current = laid_out(unrolled, live, share)
+        current, points = laid_out(unrolled, live, share), points + len(unrolled.points)
         if not current.flow.serial and sum(buffer.packed for buffer in current.buffers) > MAX_BUFFERS:
-            return plain
-    return replace(current, refused=refused)
+            break
+        best = current if best is None or _moved(current) <= _moved(best) else best
+        if points > MOST_LAID_OUT:
+            break
+    return replace(best or plain, refused=refused)
 
 
 def _longest(base: Flow) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+import numpy as np
+
 from sublet.checker.walk import Visit, Walk
 
 Ranges = tuple[tuple[int, int], ...]
@@ -111,7 +113,9 @@ def _mask(numbers: Iterable[int]) -> int:
 
 
 def _bits(mask: int) -> list[int]:
-    return [i for i, bit in enumerate(reversed(bin(mask)[2:])) if bit == "1"]
+    octets = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), dtype=np.uint8)
+    found: list[int] = np.flatnonzero(np.unpackbits(octets, bitorder="little")).tolist()
+    return found
 
 
 def union(pieces: Iterable[tuple[int, int]]) -> Ranges:
