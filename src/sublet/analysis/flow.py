@@ -151,7 +151,7 @@ class _Builder:
 
     def finished(self, graph: Graph) -> Flow:
         if self.refused:
-            raise Refused(self.refused)
+            raise Refused(self.refused, self.length)
         return Flow(
             tuple(self.points),
             tuple(map(tuple, self.followers)),

@@ -47,10 +47,11 @@ class AlsoPointer(Exception):
 
 
 class Refused(Exception):
-    """The program cannot be laid out with these pointers, for all these reasons."""
+    """The program cannot be laid out with these pointers, for all these reasons, as so many points have shown."""
 
-    def __init__(self, reasons: Iterable[AlsoPointer | Unrollable]) -> None:
+    def __init__(self, reasons: Iterable[AlsoPointer | Unrollable], points: int) -> None:
         self.reasons = tuple(reasons)
+        self.points = points
         super().__init__("; ".join(map(str, self.reasons)))
 
 

@@ -30,7 +30,7 @@ MOST_TRIES = 8
 """So often is a program laid out with more pointers; what is still copied then is copied."""
 
 MOST_LAID_OUT = 20_000
-"""Points after which a program is not laid out once more."""
+"""Points after which a program is not laid out once more, and what is too dear is given up at once."""
 
 SHORT_ENOUGH = 2048
 """Points that may be laid out for any program; a longer one may become twice as long."""
@@ -137,7 +137,9 @@ def _settle(
                 unrolled = flow(graph, schedule, pointers, reusable, longest)
                 break
             except Refused as found:
-                pointers = roles.without(found, pointers, refused, halving=attempt < MOST_TRIES)
+                points += found.points
+                halving = attempt < MOST_TRIES and points <= MOST_LAID_OUT
+                pointers = roles.without(found, pointers, refused, halving=halving)
         current, points = laid_out(unrolled, live, share), points + len(unrolled.points)
         if not current.flow.serial and sum(buffer.packed for buffer in current.buffers) > MAX_BUFFERS:
             break
