@@ -28,10 +28,11 @@ class Accesses:
     def step(self, name: str, context: Context) -> Iterator[None]:
         """Around the replay of a step: what is noted meanwhile is touched by it, and by the steps around."""
         touched = self.of_step.setdefault(name, {}).setdefault(context, {})
+        known = len(touched)  # and by the steps around, from its replay before
         self._open.append(touched)
         yield
         self._open.pop()
-        if self._open:
+        if self._open and len(touched) > known:
             self._open[-1].update(touched)
 
     def note(self, action: Action, here: Layout) -> None:
