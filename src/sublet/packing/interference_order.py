@@ -18,7 +18,6 @@ from sublet.packing.allocation_graph import Chain
 from sublet.packing.allocation_order import Turn, Unplaced, fill
 from sublet.packing.problem import Packing, Problem
 
-
 Candidate = tuple[tuple[int, int, int, tuple[int, ...]], Chain]
 """A chain behind what it is ordered by."""
 
