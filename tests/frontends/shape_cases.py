@@ -70,6 +70,19 @@ SAMPLE = (
 )
 """Operators whose cases are quickly collected: one or more of every file of rules."""
 
+OF_RANK = (
+    *(
+        "LayerNormalization",
+        "RMSNormalization",
+        "GroupNormalization",
+        "MeanVarianceNormalization",
+        "Resize",
+        "Upsample",
+    ),
+    *("Softmax", "ReduceSum", "ArgMax", "Conv", "MaxPool", "Gather", "TopK", "Transpose", "LSTM"),
+)
+"""Operators that demand something of the rank of an operand."""
+
 
 @cache
 def seeds(operators: tuple[str, ...] = ()) -> tuple[Seed, ...]:
@@ -122,6 +135,14 @@ def mutated(rng: np.random.Generator, seed: Seed) -> dict[str, Array]:
             shape.insert(axis, int(rng.integers(1, 3)))
         arrays[name] = np.resize(arrays[name], shape).astype(arrays[name].dtype)
     return arrays
+
+
+def with_scalars(operators: tuple[str, ...]) -> Iterator[tuple[Seed, dict[str, Array]]]:
+    """The cases of some operators, each operand in turn made a scalar."""
+    for seed in seeds(operators):
+        for name, array in seed.data.items():
+            if array.shape and array.size:
+                yield seed, {**seed.data, name: np.resize(array, ()).astype(array.dtype)}
 
 
 def model_of(seed: Seed, arrays: dict[str, Array]) -> onnx.ModelProto:

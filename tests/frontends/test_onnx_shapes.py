@@ -31,6 +31,12 @@ def test_what_onnx_runtime_refuses_is_refused_and_the_rest_has_its_shapes(seed: 
     assert shape_cases.check(seed, 40, shape_cases.SAMPLE) == 40
 
 
+def test_a_scalar_is_refused_where_onnx_runtime_refuses_it() -> None:
+    found = {(seed.name, what) for seed, arrays in shape_cases.with_scalars(shape_cases.OF_RANK)
+             for what in shape_cases.judged(seed, arrays)}  # fmt: skip
+    assert not found
+
+
 def test_models_of_unknown_shapes_are_planned_as_they_come_out() -> None:
     fates = {unknown_models.check(seed) for seed in range(30)}
     assert fates == {"ran", "refused", "believed"}

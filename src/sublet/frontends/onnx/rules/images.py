@@ -40,7 +40,10 @@ def columns_to_image(seen: Seen) -> None:
 
 
 def resize(seen: Seen) -> None:
-    """Two numbers of a region for every axis."""
+    """A scale or a size for every axis, and two numbers of a region."""
+    scales, sizes = (2, 3) if seen.version >= 11 else (1, 2)
+    for position, what in ((scales, "the scales"), (sizes, "the sizes")):
+        _one_for_each_axis(seen, position, what)
     data, region = seen.shape(0), seen.shape(1)
     cropped = seen.text("coordinate_transformation_mode") == "tf_crop_and_resize"
     axes = seen.wholes("axes")
@@ -48,6 +51,21 @@ def resize(seen: Seen) -> None:
         count = size_of(region)
         fits = count is None or count in (2 * len(axes or data), 2 * len(data))
         demand(fits, f"the region, {count} numbers, does not have two for each axis of {shown(data)}")
+
+
+def _one_for_each_axis(seen: Seen, position: int, what: str) -> None:
+    """Nothing, or a number for every axis that is resized."""
+    data, numbers = seen.shape(0), seen.shape(position)
+    if data is not None and numbers is not None:
+        demand(len(numbers) == 1, f"{what} are {shown(numbers)}, not a vector")
+        count = len(seen.wholes("axes") or data)
+        if numbers[0] != 0:
+            same(numbers[0], count, f"{what}, {shown(numbers)}, are not one for each axis of {shown(data)}")
+
+
+def upsample(seen: Seen) -> None:
+    """A scale for every axis."""
+    _one_for_each_axis(seen, 1, "the scales")
 
 
 def deformed_conv(seen: Seen) -> None:

@@ -43,6 +43,7 @@ def instance_normalization(seen: Seen) -> None:
 def group_normalization(seen: Seen) -> None:
     """The channels make up groups."""
     data, groups = seen.shape(0), seen.whole("num_groups", 1)
+    demand(data is None or len(data) > 1, f"{shown(data or ())} has no channels")
     if data is not None and len(data) > 1 and data[1] is not None:
         demand(data[1] % max(groups, 1) == 0, f"{data[1]} channels do not make {groups} groups")
         length = data[1] if seen.version >= 21 else groups
@@ -53,10 +54,15 @@ def group_normalization(seen: Seen) -> None:
 def layer_normalization(seen: Seen) -> None:
     """The scale and the bias broadcast to the operand."""
     data = seen.shape(0)
-    if data is not None and data:
+    if data is not None:
         seen.axis(-1, len(data))
         broadcast_to(seen.shape(1), data, "the scale")
         broadcast_to(seen.shape(2), data, "the bias")
+
+
+def mean_variance_normalization(seen: Seen) -> None:
+    """There is an axis."""
+    demand(seen.shape(0) != (), "a scalar has no axis")
 
 
 def slope(seen: Seen) -> None:
