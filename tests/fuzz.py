@@ -38,6 +38,7 @@ from sublet.packing import STRATEGIES, pack
 from sublet.plan import MemoryPlan
 from sublet.planning import Options, plan_memory
 from sublet.unfollowed import followed
+from tests.exchanges import exchanging
 from tests.frontends import shape_cases, unknown_models
 from tests.frontends.folding import compare
 from tests.generate import program
@@ -95,7 +96,8 @@ def options(rng: random.Random, strategy: str) -> Options:
 def one_program(seed: int, tally: Tally, strategies: tuple[str, ...] = (*STRATEGIES, "auto")) -> None:
     """Generate, plan with every strategy, run, mutate. Raises AssertionError naming the seed."""
     rng = random.Random(seed)
-    graph = program(rng, rng.choice([4, 8, 16, 30]), recurrent=seed % 3 == 2)
+    size = rng.choice([4, 8, 16, 30])
+    graph = exchanging(rng, size) if seed % 10 == 6 else program(rng, size, recurrent=seed % 3 == 2)
     assert parse(to_text(graph)) == graph, f"seed {seed}: the text form does not give the graph back"
     tally.programs += 1
     tally.nodes += sum(1 for _ in graph.walk())
