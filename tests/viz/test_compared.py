@@ -95,7 +95,7 @@ def test_characters_and_pictures_tell_the_arenas_of_both(tmp_path: Path) -> None
     drawn = console.file.getvalue()
     assert f"{sizes}; live bytes of a.json" in drawn
     assert f"peak of a.json {human(FIRST.peak.nbytes)}" in drawn
-    assert "a long n…┤" in drawn
+    assert "a lo…json┤" in drawn
     assert "together" not in drawn
     pytest.importorskip("matplotlib", reason="the extra png is not installed")
     write_png(picture, tmp_path / "both.svg")

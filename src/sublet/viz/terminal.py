@@ -89,14 +89,18 @@ class _Drawing:
     def _quiet(self, text: str) -> Segment:
         return Segment(text, self._style(dim=True))
 
-    def _fitting(self, text: str, most: int | None = None) -> str:
-        """The text in as many columns as the map has, or in `most`."""
-        room = self.columns if most is None else most
+    def _both_ends(self, name: str) -> str:
+        """A name in the margin: of two plans the beginnings differ, of the regions of one the ends."""
+        most, dots = _AXIS - 1, "~" if self.ascii_only else "…"
+        kept = (most - len(dots)) // 2
+        return self._fitting(name if len(name) <= most else name[:kept] + dots + name[-kept:])
+
+    def _fitting(self, text: str) -> str:
         clean = "".join(letter if letter.isprintable() else "?" for letter in text)
         if self.ascii_only:
             clean = clean.encode("ascii", "replace").decode("ascii")
         dots = "..." if self.ascii_only else "…"
-        return clean if len(clean) <= room else clean[: room - len(dots)] + dots
+        return clean if len(clean) <= self.columns else clean[: self.columns - len(dots)] + dots
 
     def _peak_line(self) -> list[Segment]:
         peak = self.picture.peak
@@ -117,7 +121,7 @@ class _Drawing:
         height = self.picture.height
         if len(self.picture.arenas) > 1:
             told = [(a.begin + a.nbytes, human(a.nbytes)) for a in self.picture.arenas]
-            told += [(a.begin, self._fitting(a.name, _AXIS - 1)) for a in self.picture.arenas]
+            told += [(a.begin, self._both_ends(a.name)) for a in self.picture.arenas]
             return {max(0, self.rows - 1 - address * self.rows // height): text for address, text in told}
         step = 1 << max(0, (height * 3 // self.rows).bit_length())
         labels = {self.rows - 1 - address * self.rows // height: human(address) for address in range(0, height, step)}
