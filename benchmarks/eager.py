@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.passes.rewriting import reads_inside
+from sublet.ir.walk import reads_inside
 from sublet.tensor import DType, TensorSpec
 
 Tensor = torch.Tensor

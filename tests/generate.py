@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from sublet.ir.graph import Attr, CaseOf, Graph, Node, Value, While
+from sublet.runtime.moves import round_limit
 from sublet.tensor import DType, Spec, TensorSpec, Unplannable
 from tests import dialect
+from tests.interpreter import ROUNDS
 
 assert dialect.OPS
 
@@ -238,7 +241,8 @@ class _Writer:
     def loop(self, scope: Scope, depth: int) -> list[Node]:
         setup: list[Node] = []
         inits, sequences = self.carries(scope), self.sequences(scope)
-        carries_condition = self.chance(0.3)
+        captured = self.chosen_flag(scope, setup) if self.chance(0.15) else None
+        carries_condition = captured is None and self.chance(0.3)
         if carries_condition:
             setup.append(self.below(scope, self.some(scope)))
             inits.append(setup[-1].defs[0])
@@ -267,12 +271,26 @@ class _Writer:
         stacked = [None if self.chance(0.1) else self.new(self.stack(*row)) for row in zip(rows, row_axes, strict=True)]
         scope.extend(value for value in (*finals, *stacked) if value is not None)
         body = Graph(self.name("body"), (counter, *parameters, *slices), (*before, *after), (*updates, *rows))
-        return [*setup, While(
+        node = While(
             self.name("n"), "while", (*inits, *sequences), (*finals, *stacked),
             body=body, condition=condition, check=len(before), carried=len(inits),
             slice_axes=tuple(axes), slice_reversed=tuple(self.chance(0.3) for _ in axes),
             row_axes=tuple(row_axes), row_reversed=tuple(self.chance(0.3) for _ in rows),
-        ), *self.together(scope, finals, stacked)]  # fmt: skip
+        )  # fmt: skip
+        limit = round_limit(node)
+        if captured and limit is not None and limit <= max(ROUNDS):
+            node = replace(node, condition=captured)
+        return [*setup, node, *self.together(scope, finals, stacked)]
+
+    def chosen_flag(self, scope: Scope, nodes: list[Node]) -> Value:
+        """A condition from outside of its loop, which ends at once or by its slices and rows."""
+        flags = [self.below(scope, self.some(scope)) for _ in range(2)]
+        choose = self.node("choose", [self.some(scope)], [INDEX], scope, low=0, count=2)
+        arms = tuple(Graph(self.name("arm"), (), (), flag.defs) for flag in flags)
+        output = self.new(FLAG)
+        nodes += [*flags, choose, CaseOf(self.name("n"), "case", choose.defs, (output,), arms=arms)]
+        scope.append(output)
+        return output if self.chance(0.7) else flags[0].defs[0]
 
     def update(self, scope: Scope, parameter: Value, nodes: list[Node]) -> Value:
         """What a parameter becomes in the next round; in a recurrent program computed from what it was."""

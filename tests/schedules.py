@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 from sublet.analysis.schedule import Schedule, Step
-from sublet.ir.graph import Graph, Node, Value, While, captures
+from sublet.ir.graph import Graph, Node, Value, While
+from sublet.ir.walk import captures
 
 
 def random_schedule(rng: random.Random, graph: Graph, streams: int, check: int = 0) -> Schedule:

@@ -18,7 +18,7 @@ SOURCE = ROOT / "src" / "sublet"
 FLOORS = [
     ["errors"],
     ["cache", "extras", "files", "printable", "bytesize", "tensor", "packing"],
-    ["ir.graph", "ir"],
+    ["ir.graph", "ir.walk", "ir"],
     ["recipe", "advised"],
     ["ops"],
     ["ir.printer", "ir.parser", "ir.text", "ir.verify", "ir.emitter", "ir.scratch"],
@@ -48,6 +48,7 @@ CHECKER_MAY_REACH = (
     "tensor",
     "ops",
     "ir.graph",
+    "ir.walk",
     "ir",
     "analysis.schedule",
     "analysis",

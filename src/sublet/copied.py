@@ -10,6 +10,7 @@ from sublet.analysis.settle import Settled
 from sublet.analysis.windows import obstacle, windows
 from sublet.errors import PlanError
 from sublet.ir.graph import CaseOf, Graph, Value, While
+from sublet.ir.walk import assignments
 from sublet.plan import UPDATE, CopiedMove
 
 SHOWN = 20
@@ -82,17 +83,9 @@ def _assigned(graph: Graph) -> Assigned:
     """For each value that control flow assigns, what it may be assigned; a loop's output as its parameter."""
     found: Assigned = {}
     for node in graph.walk():
-        if isinstance(node, While):
-            ends = zip(node.parameters, node.finals, node.inits, node.updates, strict=True)
-            for parameter, final, init, update in ends:
-                found[parameter] = [init, update]
-                if final is not None:
-                    found[final] = [parameter, init, update]
-        elif isinstance(node, CaseOf):
-            ways = [arm.outputs for arm in node.arms] + ([node.fallbacks] if node.fallbacks else [])
-            for output, *sources in zip(node.outputs, *ways, strict=True):
-                if output is not None:
-                    found[output] = sources
+        for to, sources in assignments(node):
+            beyond = found[sources[0]] if isinstance(node, While) and to not in node.parameters else []
+            found[to] = [*sources, *beyond]
     return found
 
 

@@ -11,11 +11,11 @@ from sublet.builder.lines import at_line, user_line
 from sublet.builder.tensor import Tensor
 from sublet.errors import GradientError, SpecError
 from sublet.ir.graph import Graph, Value
+from sublet.ir.walk import needs
 from sublet.model import Model, as_model
 from sublet.ops.nn.command import spec_of
 from sublet.optimizers import Optimizer
 from sublet.passes.autodiff import backward, differentiable, reached
-from sublet.passes.autodiff_paths import all_reads
 from sublet.passes.late_updates import with_late_updates
 from sublet.passes.order import ordered
 from sublet.passes.pipeline import run_passes, simplify
@@ -58,7 +58,7 @@ def _require_inside(graph: WrittenGraph, target: Value, values: Sequence[Value])
     """Raise GradientError when `target` depends on `values` by nodes outside the loop or branch that is open."""
     inside = graph.emit.nodes
     outer = reached([node for emit in graph.around for node in emit.nodes], values).difference(values)
-    read = [target, *(value for node in inside for value in all_reads(node))]
+    read = [target, *(value for node in inside for value in needs(node))]
     via = next((value for value in read if value in outer and target in reached(inside, [value])), None)
     if via is not None:
         raise GradientError(

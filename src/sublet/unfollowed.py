@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from sublet.errors import Finding
-from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ir.graph import Graph, Value
+from sublet.ir.walk import assignments
 from sublet.plan import MemoryPlan
 
 NOT_FOLLOWED = "the checker could not follow what it points at"
@@ -21,7 +22,7 @@ def unfollowed(
 
     When they name nothing new, or `by_name` is false, nothing may be a pointer.
     """
-    assigned = {node.name: frozenset(_assigned(node)) for node in graph.walk() if node.subgraphs}
+    assigned = {node.name: frozenset(to for to, _ in assignments(node)) for node in graph.walk() if node.subgraphs}
     words = {word.strip("%,:;()") for finding in findings for word in f"{finding.where} {finding.what}".split()}
     named = [
         values for name, values in assigned.items() if name in words or any(value.name in words for value in values)
@@ -33,12 +34,3 @@ def unfollowed(
 def followed(plan: MemoryPlan) -> bool:
     """Whether the checker could follow all that planning would have pointed at."""
     return all(move.why != NOT_FOLLOWED for move in plan.moves)
-
-
-def _assigned(node: Node) -> Iterator[Value]:
-    """What a loop or branch assigns."""
-    if isinstance(node, While):
-        yield from node.parameters
-        yield from (final for final in node.finals if final is not None)
-    elif isinstance(node, CaseOf):
-        yield from node.defs

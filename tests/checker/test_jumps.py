@@ -117,7 +117,7 @@ def test_a_pointer_that_changes_without_copies() -> None:
 def with_jumps() -> list[tuple[Graph, MemoryPlan]]:
     """Plans that have jumps: this one, and some of random programs."""
     cases = [(GRAPH, PLAN)]
-    for seed in (138, 327, 358):
+    for seed in (57, 133, 158):
         graph = program(random.Random(seed), 14)
         cases.append((graph, plan_memory(graph, Options(strategy="best_fit_by_size", alignment=1, in_place_from=0))))
     return cases

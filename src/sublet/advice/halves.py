@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, replace
 from sublet.advice.pieces import Cut, Piece, piece
 from sublet.ir.emitter import Names
 from sublet.ir.graph import Graph, Node, Value
+from sublet.ir.walk import reads_inside, results
 from sublet.passes.live_bytes import blocks_of
-from sublet.passes.rewriting import readers, reads_inside, results
+from sublet.passes.rewriting import readers
 from sublet.tensor import DType, TensorSpec
 
 REACH = 6

@@ -9,9 +9,9 @@ from sublet.analysis.schedule import Schedule
 from sublet.budget import buffers_at_peak
 from sublet.bytesize import human
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ir.walk import reads_inside, renamed, results
 from sublet.ops import lookup
 from sublet.passes.on_demand import computed_from_constants
-from sublet.passes.rewriting import reads_inside, renamed, results
 from sublet.plan import MemoryPlan
 from sublet.tensor import DType, TensorSpec
 

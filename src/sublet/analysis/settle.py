@@ -24,6 +24,7 @@ from sublet.analysis.sharing import SharedBuffer, copied, permitted
 from sublet.analysis.windows import windows
 from sublet.errors import PlanError
 from sublet.ir.graph import CaseOf, Graph, Value, While
+from sublet.ir.walk import assignments
 from sublet.plan import POINTER, MemoryPlan
 
 MOST_TRIES = 8
@@ -211,28 +212,20 @@ class _Roles:
         self._beside: dict[Value, frozenset[Value]] = {}
         self._outputs: set[Value] = set()
         self._links: dict[Value, Value] = {}
-        self._sources: dict[Value, tuple[Value | None, ...]] = {}
+        self._sources: dict[Value, tuple[Value, ...]] = {}
         self.from_outside: set[Value] = set()  # what takes a value that cannot be planned is always copied
         for node in graph.walk():
+            for to, sources in assignments(node):
+                self._sources[to] = sources
+                if not all(source.plannable for source in sources):
+                    self.from_outside.add(to)
             if isinstance(node, While):
-                ends = zip(node.parameters, node.finals, node.inits, node.updates, strict=True)
-                for parameter, final, init, update in ends:
-                    self._beside[parameter] = frozenset(node.parameters)
-                    self._sources[parameter] = (init, update)
-                    if not (init.plannable and update.plannable):
-                        self.from_outside.add(parameter)
-                    if final is not None:
-                        self._sources[final] = (parameter,)
-                        self._final[parameter] = final
-                        self._parameter[final] = parameter
+                self._beside |= dict.fromkeys(node.parameters, frozenset(node.parameters))
+                ends = [(p, final) for p, final in zip(node.parameters, node.finals, strict=True) if final is not None]
+                self._final.update(ends)
+                self._parameter.update((final, parameter) for parameter, final in ends)
             elif isinstance(node, CaseOf):
                 self._outputs.update(node.defs)
-                ways = [arm.outputs for arm in node.arms] + ([node.fallbacks] if node.fallbacks else [])
-                for output, *sources in zip(node.outputs, *ways, strict=True):
-                    if output is not None:
-                        self._sources[output] = tuple(sources)
-                    if output is not None and not all(source and source.plannable for source in sources):
-                        self.from_outside.add(output)
 
     def outlasting_updates(self, graph: Graph) -> set[Value]:
         """The outputs that may be an input or weight which is updated before they are read."""
@@ -240,7 +233,7 @@ class _Roles:
         for output in graph.outputs:
             reached = {output: None}
             for value in (todo := [output]):
-                fresh = [source for source in self._sources.get(value, ()) if source and source not in reached]
+                fresh = [source for source in self._sources.get(value, ()) if source not in reached]
                 reached.update(dict.fromkeys(fresh))
                 todo += fresh
             if any(target in reached for target in graph.updated):
@@ -276,7 +269,7 @@ class _Roles:
         """A parameter, and those of its loop that it, or one that it stands for, takes in the next round."""
         found, todo, seen = {parameter}, [self._sources[parameter][1]], set[Value]()
         for value in todo:
-            if value is None or value in seen:
+            if value in seen:
                 continue
             seen.add(value)
             if value in self._beside[parameter] and value not in found:

@@ -6,7 +6,8 @@ from collections import OrderedDict
 
 from sublet.analysis.schedule import Schedule, Step
 from sublet.errors import ProblemError
-from sublet.ir.graph import Graph, Node, While, captures
+from sublet.ir.graph import Graph, Node, While
+from sublet.ir.walk import makers, needs
 
 MAX_NODES = 32_768
 """Nodes of a program with several streams: who comes before whom is held for all pairs, in bits."""
@@ -38,10 +39,10 @@ def _streamed(graph: Graph, streams: int, check: int) -> Schedule:
     last: OrderedDict[int, str] = OrderedDict.fromkeys(range(useful), "")  # node by stream, longest alone first
     steps: list[Step] = []
     stream_of: dict[str, int] = {}
-    for node, needs in dependencies(graph, check):
-        ends = [name for name in reversed(needs) if last[stream_of[name]] == name]
+    for node, first in dependencies(graph, check):
+        ends = [name for name in reversed(first) if last[stream_of[name]] == name]
         stream = stream_of[ends[0]] if ends else next(iter(last))
-        waits = tuple(name for name in needs if stream_of[name] != stream)
+        waits = tuple(name for name in first if stream_of[name] != stream)
         stream_of[node.name] = stream
         last[stream] = node.name
         last.move_to_end(stream)
@@ -60,14 +61,11 @@ def _evaluation_nodes(node: Node) -> int:
 
 def dependencies(graph: Graph, check: int) -> list[tuple[Node, list[str]]]:
     """Each node with the names of the nodes of this graph it needs, in graph order."""
-    producer = {value: i for i, node in enumerate(graph.nodes) for value in node.defs}
+    made = makers(graph.nodes)
     found = []
     for i, node in enumerate(graph.nodes):
-        reads = [*node.uses, *(value for sub in node.subgraphs for value in captures(sub))]
-        if isinstance(node, While) and node.condition in producer:
-            reads.append(node.condition)
-        needs = {producer[value] for value in reads if value in producer}
+        first = {made[value] for value in needs(node) if value in made}
         if i >= check:
-            needs.update(range(check))
-        found.append((node, [graph.nodes[j].name for j in sorted(needs)]))
+            first.update(range(check))
+        found.append((node, [graph.nodes[j].name for j in sorted(first)]))
     return found

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import count, product
 
 from sublet.analysis.instances import AlsoPointer, Candidates, Instances, Unrollable
-from sublet.ir.graph import CaseOf, Value, While
+from sublet.ir.graph import Value, While
+from sublet.ir.walk import assignments
 from sublet.plan import Context, Jump, Rolled
 
 MAX_COPIES = 64
@@ -254,20 +255,12 @@ def _single(ways: Ways) -> Iterator[tuple[tuple[str, int], ...]]:
 
 def _carried(node: While, positions: list[int], pointers: frozenset[Value]) -> frozenset[Value]:
     """The values of the body whose bytes the pointer parameters may come to stand for."""
-    sources: dict[Value, list[Value]] = {}
+    sources: dict[Value, tuple[Value, ...]] = {}
     inner_parameters: set[Value] = set()
     for inner in node.body.walk():
+        sources.update(assignments(inner))
         if isinstance(inner, While):
             inner_parameters.update(inner.parameters)
-            for i, (parameter, final) in enumerate(zip(inner.parameters, inner.finals, strict=True)):
-                sources[parameter] = [inner.inits[i], inner.updates[i]]
-                if final is not None:
-                    sources[final] = [parameter]
-        elif isinstance(inner, CaseOf):
-            for i, output in enumerate(inner.outputs):
-                if output is not None:
-                    ways = [arm.outputs[i] for arm in inner.arms]
-                    sources[output] = ways + ([inner.fallbacks[i]] if inner.fallbacks else [])
     own = {value for value in node.body.values() if value not in node.parameters}
     todo = [node.updates[i] for i in positions]
     seen: set[Value] = set()

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 from sublet.analysis.schedule import Schedule, happens_before
 from sublet.errors import Finding
-from sublet.ir.graph import Graph, Node, Value, While, captures
+from sublet.ir.graph import Graph, While
+from sublet.ir.walk import needs
 
 MOST_STREAMS = 1 << 16
 
@@ -66,16 +67,6 @@ def _missing_waits(graph: Graph, schedule: Schedule, before: list[int]) -> Itera
             if source is not None and not before[i] >> position[source.name] & 1:
                 what = f"reads {value} without being ordered after node {source.name}, which makes it"
                 yield Finding("missing-wait", f"node {node.name}", what, f"wait for {source.name}")
-
-
-def needs(node: Node) -> tuple[Value, ...]:
-    """The values of the surrounding graphs that a node and its sub-graphs read."""
-    values = list(node.uses)
-    for sub in node.subgraphs:
-        values += captures(sub)
-    if isinstance(node, While):
-        values.append(node.condition)
-    return tuple(dict.fromkeys(values))
 
 
 def _check_first(node: While, body: Schedule) -> Iterator[Finding]:

@@ -30,7 +30,8 @@ from sublet.checker.overlaps import check_overlaps
 from sublet.checker.rounds import Run
 from sublet.checker.state import Pointer, State
 from sublet.errors import Finding
-from sublet.ir.graph import CaseOf, Graph, Node, Value, While, captures
+from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ir.walk import needs
 from sublet.plan import Context, Region, Rolled
 
 MOST_TARGETS = 64
@@ -148,7 +149,7 @@ class _Replay:
             return {}
         last = dict.fromkeys(assigned, 0)
         for i, node in enumerate(steps):
-            last.update(dict.fromkeys(self._tokens([*_read(node), *node.defs]) & assigned, i))
+            last.update(dict.fromkeys(self._tokens([*needs(node), *node.defs]) & assigned, i))
         kept = self._tokens(results)
         droppable: dict[int, set[str]] = {}
         for name in sorted(assigned - kept):
@@ -234,7 +235,7 @@ class _Replay:
         """One round of one copy. Returns the state after the exit edge and that at the end of the round."""
         edge, state = partial(self.edge, node, context=context), head.copy()
         edge(state, build=lambda actions: actions.head(node))
-        late = (value for after in node.body.nodes[node.check :] for value in _read(after))
+        late = (value for after in node.body.nodes[node.check :] for value in needs(after))
         later = [*node.body.outputs, node.condition, *late]
         state = self.nodes(node.body.nodes[: node.check], body, state, context, later)
         edge(state, build=lambda actions: actions.test(node))
@@ -393,8 +394,3 @@ class _Replay:
 def _pairs(sources: Sequence[Value], targets: Sequence[Value | None]) -> list[tuple[Value, Value]]:
     """The parts of a parallel assignment; what nobody takes is not assigned."""
     return [(source, to) for source, to in zip(sources, targets, strict=True) if to is not None]
-
-
-def _read(node: Node) -> list[Value]:
-    """What a node and its sub-graphs read of the graph around."""
-    return [*node.uses, *(value for sub in node.subgraphs for value in captures(sub))]

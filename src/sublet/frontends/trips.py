@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
 
 from sublet.errors import ModelError
-from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ir.graph import Graph, Value, While
+from sublet.ir.walk import reads, renamed
 from sublet.printable import printable
 from sublet.tensor import TensorSpec, Unplannable
-
-T = TypeVar("T", Value, Value | None)
 
 EVERY = ""
 """Stands for every loop."""
@@ -54,7 +52,7 @@ def with_max_trips(graph: Graph, max_trips: Mapping[str, int]) -> Graph:
             changed |= _stacked(loop, chosen[0], readers)
     if not changed:
         return graph
-    return _with(graph, changed)
+    return renamed(graph, changed)
 
 
 def _names(loop: While) -> tuple[str, ...]:
@@ -65,8 +63,7 @@ def _readers(graph: Graph) -> dict[Value, str]:
     """For each value a node or sub-graph that reads it, in words."""
     found: dict[Value, str] = {}
     for node in graph.walk():
-        inner = (value for sub in node.subgraphs for value in sub.outputs)
-        for value in (*node.uses, *inner, *((node.condition,) if isinstance(node, While) else ())):
+        for value in reads(node):
             found.setdefault(value, f"node {node.name!r}")
     for target, source in graph.updates:
         found.setdefault(source, f"the update of {printable(target.name)!r}")
@@ -86,23 +83,3 @@ def _stacked(loop: While, trips: int, readers: Mapping[Value, str]) -> dict[Valu
             shape = (*row.spec.shape[:axis], trips, *row.spec.shape[axis:])
             changed[whole] = replace(whole, spec=TensorSpec(row.spec.dtype, shape))
     return changed
-
-
-def _with(graph: Graph, changed: Mapping[Value, Value]) -> Graph:
-    """The graph with other values in the place of some, in sub-graphs too."""
-
-    def new(values: tuple[T, ...]) -> tuple[T, ...]:
-        return tuple(value if value is None else changed.get(value, value) for value in values)
-
-    def node_of(node: Node) -> Node:
-        node = replace(node, inputs=new(node.inputs), outputs=new(node.outputs))
-        if isinstance(node, While):
-            (condition,) = new((node.condition,))
-            return replace(node, body=_with(node.body, changed), condition=condition)
-        if isinstance(node, CaseOf):
-            return replace(node, arms=tuple(_with(arm, changed) for arm in node.arms))
-        return node
-
-    nodes, outputs = tuple(map(node_of, graph.nodes)), new(graph.outputs)
-    updates = tuple((target, changed.get(source, source)) for target, source in graph.updates)
-    return replace(graph, nodes=nodes, outputs=outputs, updates=updates)

@@ -221,21 +221,3 @@ class Graph:
             yield from node.defs
             for sub in node.subgraphs:
                 yield from sub.values()
-
-
-def captures(graph: Graph) -> tuple[Value, ...]:
-    """The values a sub-graph reads but does not define, in order of first use."""
-    defined = set(graph.values())
-    captured: dict[Value, None] = {}
-
-    def use(values: tuple[Value, ...]) -> None:
-        captured.update((value, None) for value in values if value not in defined)
-
-    for node in graph.walk():
-        use(node.uses)
-        if isinstance(node, While):
-            use((node.condition,))
-        for sub in node.subgraphs:
-            use(sub.outputs)
-    use(graph.outputs)
-    return tuple(captured)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ir.graph import Graph, Node, Value
+from sublet.ir.walk import mapped
 from sublet.tensor import DType, TensorSpec
 
 
@@ -19,16 +20,12 @@ def _level(graph: Graph, nbytes: Mapping[str, int], taken: set[str]) -> Graph:
     nodes: list[Node] = []
     for node in graph.nodes:
         scratch = nbytes.get(node.name, 0)
-        if isinstance(node, While):
-            nodes.append(replace(node, body=_level(node.body, nbytes, taken)))
-        elif isinstance(node, CaseOf):
-            nodes.append(replace(node, arms=tuple(_level(arm, nbytes, taken) for arm in node.arms)))
-        elif scratch:
+        if scratch and not node.subgraphs:
             name = f"{node.name}.scratch"
             while name in taken:
                 name += "_"
             taken.add(name)
             nodes.append(replace(node, scratch=Value(name, TensorSpec(DType.U8, (scratch,)))))
         else:
-            nodes.append(node)
+            nodes.append(mapped(node, lambda sub: _level(sub, nbytes, taken)))
     return replace(graph, nodes=tuple(nodes))

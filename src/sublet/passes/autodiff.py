@@ -14,12 +14,13 @@ from dataclasses import replace
 from sublet.errors import GradientError
 from sublet.ir.emitter import Emitter
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ir.walk import needs
 from sublet.ops import lookup
 from sublet.ops.nn.command import pick, spec_of
 from sublet.passes.accumulate import Box, Contributions, box_of
 from sublet.passes.autodiff_case import branch_gradient
 from sublet.passes.autodiff_level import Flow, Level, Trail, makers_of, needed, refuse
-from sublet.passes.autodiff_paths import all_reads, differentiable, reached, spread
+from sublet.passes.autodiff_paths import differentiable, reached, spread
 from sublet.passes.autodiff_while import loop_gradient
 from sublet.tensor import TensorSpec
 
@@ -115,7 +116,7 @@ def _walk_back(level: Level, nodes: Sequence[Node], found: Contributions) -> Non
     scope, source = emit.scope, emit.source
     for node in reversed(nodes):
         flowing = any(value in active and value in found for value in node.defs)
-        if not flowing or not any(value in active for value in all_reads(node)):
+        if not flowing or not any(value in active for value in needs(node)):
             continue
         emit.scope, emit.source = f"grad/{node.name}/", node.source
         for value, grad, box in _flows(level, node, found):

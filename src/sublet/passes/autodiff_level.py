@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from sublet.errors import GradientError
 from sublet.ir.emitter import Emitter
-from sublet.ir.graph import CaseOf, Graph, Node, Value, While, captures
+from sublet.ir.graph import Graph, Node, Value
+from sublet.ir.walk import captures, needs, renamed_in
 from sublet.ops import lookup
 from sublet.passes.accumulate import Box, Contributions
-from sublet.passes.autodiff_paths import all_reads
 from sublet.tensor import DType, TensorSpec
 
 SCALAR = TensorSpec(DType.I64)
@@ -102,7 +102,7 @@ def needed(
     wanted, kept = set(outputs), list[Node]()
     for node in reversed(nodes):
         if node.name in always or any(value in wanted for value in node.defs):
-            wanted.update(all_reads(node))
+            wanted.update(needs(node))
             kept.append(node)
     return kept[::-1]
 
@@ -110,24 +110,6 @@ def needed(
 def taken(graph: Graph, inner: set[Value]) -> list[Value]:
     """The values of `inner` that a graph of another level captures, in order of first use."""
     return [value for value in captures(graph) if value in inner]
-
-
-def with_values(node: Node, now: Mapping[Value, Value]) -> Node:
-    """The node with other values read in the place of some, in its sub-graphs too."""
-
-    def of(value: Value) -> Value:
-        return now.get(value, value)
-
-    def inside(graph: Graph) -> Graph:
-        nodes = tuple(with_values(inner, now) for inner in graph.nodes)
-        return replace(graph, nodes=nodes, outputs=tuple(map(of, graph.outputs)))
-
-    node = replace(node, inputs=tuple(None if value is None else of(value) for value in node.inputs))
-    if isinstance(node, While):
-        return replace(node, body=inside(node.body), condition=of(node.condition))
-    if isinstance(node, CaseOf):
-        return replace(node, arms=tuple(map(inside, node.arms)))
-    return node
 
 
 CHEAP = frozenset(
@@ -189,8 +171,8 @@ class Reads:
         now: dict[Value, Value] = {}
         for node in nodes:
             emit.source = node.source
-            self._fetch(emit, all_reads(node), now)
-            emit.nodes.append(with_values(node, now))
+            self._fetch(emit, needs(node), now)
+            emit.nodes.append(renamed_in(node, now))
         self._fetch(emit, outputs, now)
         return tuple(now.get(value, value) for value in outputs)
 
@@ -210,7 +192,7 @@ class Reads:
                 for old in maker.outputs
             )
             name = next(new.name for new in outputs if new is not None)
-            emit.nodes.append(replace(with_values(maker, now), name=name, outputs=outputs))
+            emit.nodes.append(replace(renamed_in(maker, now), name=name, outputs=outputs))
             now.update((old, new) for old, new in zip(maker.outputs, outputs, strict=True) if old and new)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sublet.ir.graph import CaseOf, Node, Value, While, captures
+from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.ops.nn.shapes import FLOATS
 from sublet.tensor import TensorSpec
 
@@ -102,13 +102,3 @@ def carries_between(node: While, targets: Iterable[Value]) -> set[int]:
             return found
         found = more
         wanted.update(node.updates[i] for i in found if differentiable(node.updates[i]))
-
-
-def all_reads(node: Node) -> tuple[Value, ...]:
-    """What a node reads at its own level: its inputs, and what its sub-graphs capture."""
-    found = dict.fromkeys(node.uses)
-    for sub in node.subgraphs:
-        found.update(dict.fromkeys(captures(sub)))
-        if isinstance(node, While) and node.condition not in set(sub.values()):
-            found[node.condition] = None
-    return tuple(found)

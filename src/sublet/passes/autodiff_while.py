@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from sublet.ir.graph import Graph, Node, Value, While, captures
+from sublet.ir.graph import Graph, Node, Value, While
+from sublet.ir.walk import captures
 from sublet.ops.nn.command import spec_of
 from sublet.passes.accumulate import Contributions
 from sublet.passes.autodiff_level import SCALAR, Flow, Level, defined, needed, refuse, zeros

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ir.walk import reads_inside, renamed, results
 from sublet.ops import lookup
-from sublet.passes.rewriting import reads_inside, renamed, results
 
 
 def with_late_constants(graph: Graph) -> Graph:

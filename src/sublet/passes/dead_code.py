@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.passes.rewriting import is_pure, readers, results, updates_of
+from sublet.ir.walk import results
+from sublet.passes.rewriting import is_pure, readers
 
 
 def without_dead_code(graph: Graph) -> Graph:
@@ -25,7 +26,7 @@ def without_dead_code(graph: Graph) -> Graph:
     needed = set(results(graph))
     nodes = _live(graph.nodes, needed)
     changed = replace(graph, nodes=tuple(nodes))
-    counts, targets = readers(changed), {target for target, _ in updates_of(graph)}
+    counts, targets = readers(changed), {target for target, _ in graph.updates}
     weights = tuple(v for v in graph.weights if v.literal is None or counts[v] or v in targets)
     return replace(changed, weights=weights)
 

@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ir.walk import renamed
 from sublet.passes.literals import Elements, computed
-from sublet.passes.rewriting import Rewriter, constants_of, renamed
+from sublet.passes.rewriting import Rewriter, constants_of
 from sublet.tensor import TensorSpec
 
 ROUNDS = 100

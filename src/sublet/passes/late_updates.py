@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sublet.ir.graph import Graph, Node
+from sublet.ir.walk import reads_inside, results
 from sublet.passes.live_bytes import blocks_of
-from sublet.passes.rewriting import is_pure, reads_inside, results
+from sublet.passes.rewriting import is_pure
 
 
 def with_late_updates(graph: Graph, measure: Callable[[Graph], tuple[int, ...]]) -> Graph:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sublet.ir.graph import Graph, Node, Value
+from sublet.ir.walk import reads_inside
 from sublet.ops import lookup
-from sublet.passes.rewriting import reads_inside, updates_of
 
 
 @dataclass
@@ -84,7 +84,7 @@ def blocks_of(graph: Graph, nodes: Sequence[Node], wanted: Iterable[Value], extr
     """The blocks of some nodes of a level, in order, after which the `wanted` values are needed."""
     made = Blocks()
     block: dict[Value, int] = {}
-    updates = {source: target for target, source in updates_of(graph)}
+    updates = {source: target for target, source in graph.updates}
     kept = {*wanted, *graph.weights, *updates.values()}
 
     def new(value: Value) -> int:

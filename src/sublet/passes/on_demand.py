@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from sublet.ir.graph import Graph, Node, Value
+from sublet.ir.walk import reads_inside
 from sublet.passes.live_bytes import blocks_of
 from sublet.passes.order import reordered
-from sublet.passes.rewriting import is_pure, reads_inside
+from sublet.passes.rewriting import is_pure
 
 
 def on_demand(graph: Graph) -> Graph:

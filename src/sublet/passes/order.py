@@ -20,9 +20,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ir.walk import makers, reads_inside, results
 from sublet.passes.greedy_orders import ORDERS, DataFlow
 from sublet.passes.live_bytes import blocks_of
-from sublet.passes.rewriting import is_pure, reads_inside, results, updates_of
+from sublet.passes.rewriting import is_pure
 
 ROUNDS = 8
 """Times that orders are made from the best one so far, at most."""
@@ -101,7 +102,7 @@ def _best(
 
 def data_flow(nodes: Sequence[Node], also: Sequence[tuple[int, int]] = ()) -> DataFlow:
     """Who waits for whom: by what is read, and by the pairs (first, then) in `also`."""
-    maker = {value: i for i, node in enumerate(nodes) for value in node.defs}
+    maker = makers(nodes)
     before = [{maker[value] for value in reads_inside(node) if value in maker} - {i} for i, node in enumerate(nodes)]
     _keep_effects(nodes, before)
     for first, then in also:
@@ -126,13 +127,13 @@ def _keep_effects(nodes: Sequence[Node], before: list[set[int]]) -> None:
 def _constrained(graph: Graph, nodes: Sequence[Node]) -> DataFlow:
     """The data flow, with what writes over an updated value after all that reads it, unless these wait for it."""
     flow = data_flow(nodes)
-    maker = {value: i for i, node in enumerate(nodes) for value in node.defs}
-    readers: dict[Value, list[int]] = {target: [] for target, _ in updates_of(graph)}
+    maker = makers(nodes)
+    readers: dict[Value, list[int]] = {target: [] for target, _ in graph.updates}
     for i, node in enumerate(nodes):
         for value in reads_inside(node) & readers.keys():
             readers[value].append(i)
     pairs: list[tuple[int, int]] = []
-    for target, source in updates_of(graph):
+    for target, source in graph.updates:
         writer = maker.get(source)
         if writer is not None and target in nodes[writer].uses:
             later = _following(flow, writer)

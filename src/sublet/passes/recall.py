@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 
 from sublet.ir.emitter import Emitter
 from sublet.ir.graph import Graph, Node, Value
+from sublet.ir.walk import reads_inside, results
 from sublet.ops import lookup
 from sublet.ops.nn.command import pick, spec_of
 from sublet.passes.live_bytes import blocks_of
-from sublet.passes.rewriting import reads_inside, results
 
 ROUNDS = 4
 """How often a new peak is looked at."""

@@ -15,40 +15,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sublet.ir.emitter import Emitter, Literals, Names
-from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ir.graph import Graph, Node, Value, While
+from sublet.ir.walk import mapped, reads, reads_inside, renamed, results, tested, with_inputs, with_results
 from sublet.ops import lookup
-
-Updates = tuple[tuple[Value, Value], ...]
-
-
-def updates_of(graph: Graph) -> Updates:
-    """The (target, source) pairs assigned when a run ends."""
-    return graph.updates
-
-
-def results(graph: Graph) -> tuple[Value, ...]:
-    """What a graph is computed for: its outputs, and the sources of its updates."""
-    return (*graph.outputs, *(source for _, source in updates_of(graph)))
-
-
-def with_results(graph: Graph, of: Callable[[Value], Value]) -> Graph:
-    """The graph with `of(value)` in place of each output and source of an update."""
-    changed = replace(graph, outputs=tuple(map(of, graph.outputs)))
-    updates = tuple((target, of(source)) for target, source in updates_of(graph))
-    return replace(changed, updates=updates) if updates else changed
 
 
 def constants_of(graph: Graph) -> tuple[Value, ...]:
     """The weights whose elements are known, and stay what they are."""
-    targets = {target for target, _ in updates_of(graph)}
-    return tuple(value for value in graph.weights if value.literal is not None and value not in targets)
-
-
-def reads(node: Node) -> tuple[Value, ...]:
-    """What a node reads at its own level: inputs, and what its sub-graphs give or test."""
-    if isinstance(node, While):
-        return (*node.uses, *node.body.outputs, node.condition)
-    return (*node.uses, *(value for sub in node.subgraphs for value in sub.outputs))
+    return tuple(value for value in graph.constants if value.literal is not None)
 
 
 def readers(graph: Graph) -> Counter[Value]:
@@ -59,34 +33,11 @@ def readers(graph: Graph) -> Counter[Value]:
     return counts
 
 
-def reads_inside(node: Node) -> set[Value]:
-    """All that a node and the nodes of its sub-graphs read, what is defined in there included."""
-    found = set(reads(node))
-    for sub in node.subgraphs:
-        for inner in sub.nodes:
-            found |= reads_inside(inner)
-    return found
-
-
 def is_pure(node: Node) -> bool:
     """Whether a node, with its sub-graphs, does nothing but compute its outputs."""
     if node.subgraphs:
         return all(is_pure(inner) for sub in node.subgraphs for inner in sub.nodes)
     return lookup(node.op).pure
-
-
-def with_inputs(node: Node, of: Callable[[Value], Value]) -> Node:
-    """The node with `of(value)` in place of each of its inputs."""
-    inputs = tuple(None if value is None else of(value) for value in node.inputs)
-    return node if inputs == node.inputs else replace(node, inputs=inputs)
-
-
-def _with_subgraphs(node: Node, change: Callable[[Graph], Graph]) -> Node:
-    if isinstance(node, While):
-        return replace(node, body=change(node.body))
-    if isinstance(node, CaseOf):
-        return replace(node, arms=tuple(map(change, node.arms)))
-    return node
 
 
 Readers = Mapping[Value, Sequence[str]]
@@ -103,23 +54,21 @@ def by_runs(graph: Graph, change: Run) -> Graph:
 
 
 def _inside(node: Node, change: Run) -> Node:
-    if isinstance(node, CaseOf):
-        return replace(node, arms=tuple(by_runs(arm, change) for arm in node.arms))
     if not isinstance(node, While):
-        return node
-    readers = _readers(node.body, (node.condition,))
+        return mapped(node, lambda arm: by_runs(arm, change))
+    readers = _readers(node.body, tested(node))
     before = change(node.body.nodes[: node.check], readers)
     after = change(node.body.nodes[node.check :], readers)
     nodes = tuple(_inside(inner, change) for inner in (*before, *after))
     return replace(node, body=replace(node.body, nodes=nodes), check=len(before))
 
 
-def _readers(graph: Graph, tested: Sequence[Value] = ()) -> dict[Value, list[str]]:
+def _readers(graph: Graph, also: Sequence[Value] = ()) -> dict[Value, list[str]]:
     readers: dict[Value, list[str]] = {}
     for node in graph.nodes:
         for value in reads_inside(node):
             readers.setdefault(value, []).append(node.name)
-    for value in (*results(graph), *tested):
+    for value in (*results(graph), *also):
         readers.setdefault(value, []).append("")
     return readers
 
@@ -201,10 +150,7 @@ class Rewriter:
 
     def _one(self, node: Node) -> Sequence[Node]:
         node = with_inputs(node, self.of)
-        if isinstance(node, While):
-            node = self._loop(node)
-        elif isinstance(node, CaseOf):
-            node = replace(node, arms=tuple(map(self._arm, node.arms)))
+        node = self._loop(node) if isinstance(node, While) else mapped(node, self._arm)
         put = self.step(node, self)
         self.place(put)
         return put
@@ -232,24 +178,3 @@ class Rewriter:
         self.leave(arm)
         self.depth -= 1
         return changed
-
-
-def renamed(graph: Graph, names: Mapping[Value, Value], *, definitions: bool = True) -> Graph:
-    """The graph with other values in the place of some, where they are read and, if so wished, defined."""
-
-    def of(value: Value) -> Value:
-        return names.get(value, value)
-
-    def level(graph: Graph) -> Graph:
-        inputs = tuple(map(of, graph.inputs)) if definitions else graph.inputs
-        return with_results(replace(graph, nodes=tuple(map(one, graph.nodes)), inputs=inputs), of)
-
-    def one(node: Node) -> Node:
-        node = with_inputs(node, of)
-        if definitions:
-            node = replace(node, outputs=tuple(None if value is None else of(value) for value in node.outputs))
-        if isinstance(node, While):
-            return replace(node, condition=of(node.condition), body=level(node.body))
-        return _with_subgraphs(node, level)
-
-    return level(graph)
