@@ -33,8 +33,8 @@ MOST_BUFFERS = {
     "best_fit_by_lifetime": 50_000,
     "best_fit_by_area": 50_000,
     "best_fit_by_interference": 50_000,
-    "allocation_graph": 6_000,
-    "allocation_graph_by_interference": 3_000,
+    "allocation_graph": 4_000,
+    "allocation_graph_by_interference": 2_000,
 }
 
 ENDLESS = 1 << 62

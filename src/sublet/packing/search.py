@@ -30,7 +30,9 @@ DECISION_EFFORT = 10_000_000
 LARGE = 2_000
 """From so many buffers on, packings are first repacked where they are highest."""
 REPACK_STEPS = 30_000
-"""Steps of that when nobody limits them: half a second, however large the problem, as each looks at a window."""
+REPACK_SHARE = 3
+"""Steps of that when nobody limits them, and for each buffer: seconds, however large the problem, as each looks at a
+window."""
 MOST_OVERLAPS = 5_000_000
 """The search stores every pair of buffers alive together; with more it would take gigabytes."""
 SEARCH = "search"
@@ -111,7 +113,7 @@ def _repacked(problem: Problem, bound: Bound, incumbent: Packing, limits: Limits
         return Found(incumbent, bound, 0, "")
     stop = _Stop(limits.deadline)
     known = np.array(incumbent.offsets, dtype=np.int64)
-    effort = limits.effort or REPACK_STEPS
+    effort = limits.effort or min(REPACK_STEPS, REPACK_SHARE * len(problem.buffers))
     offsets, steps, interrupted = core_of(problem).repack(bound.bytes, known, limits.seed, effort, stop)
     packing = _smaller(incumbent, packing_of(problem, offsets, SEARCH))
     return Found(packing, bound, steps, "interrupt" if interrupted else stop.reason)
