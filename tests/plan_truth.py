@@ -71,7 +71,7 @@ def _told(plan: MemoryPlan) -> dict[str, Any]:
         "rolled": (rolled, len(plan.rolled)),
         "outside": (frozenset(plan.outside), len(plan.outside)),
         "peak": (plan.peak.point, plan.peak.node, plan.peak.nbytes, sorted(plan.peak.values)),
-        "moves": sorted((m.edge, m.source, m.destination, m.nbytes) for m in plan.moves),
+        "moves": sorted((str(m.edge), m.source, m.destination, m.nbytes) for m in plan.moves),
         "buffers": frozenset(_groups(plan).values()),
         "placed": {
             _key(p): (p.spec, p.region.nbytes, p.producer, frozenset(p.stands_for), len(p.stands_for), p.how == POINTER)

@@ -36,7 +36,7 @@ def test_a_plan_that_moves_nothing_is_not_refused() -> None:
 
 def test_slices_and_rows_are_moves() -> None:
     moves = plan_memory(parse(SLICED)).moves
-    assert [(m.edge, m.source, m.destination, m.nbytes) for m in moves] == [
+    assert [(str(m.edge), m.source, m.destination, m.nbytes) for m in moves] == [
         ("fetch turn", "xs", "part", 64),
         ("next turn", "part", "all", 64),
     ]
@@ -114,7 +114,10 @@ graph @g(%flag: bool[], %x: f32[16], %n: i64[]) {
 
 def test_a_copy_names_what_is_assigned_where_that_stands_for_one_of_several() -> None:
     moves = plan_memory(parse(DELAYED_CHOICE), Options(io="bound")).moves
-    assert {(m.edge, m.source, m.destination) for m in moves} == {("enter turn", "first", "q"), ("next turn", "p", "q")}
+    assert {(str(m.edge), m.source, m.destination) for m in moves} == {
+        ("enter turn", "first", "q"),
+        ("next turn", "p", "q"),
+    }
 
 
 class Counted(frozenset[Value]):

@@ -79,7 +79,7 @@ def test_what_follows_is_made_in_memory_that_is_free(
 
 def test_what_cannot_be_made_there_is_told_as_an_update_of_its_target() -> None:
     plan = plan_memory(updating("%n: f32[16] = onnx.Neg(%x) %o: f32[16] = onnx.Add(%n, %w)", "%w = %v, %v = %n", "%o"))
-    assert [(m.edge, m.source, m.destination, m.nbytes) for m in plan.moves] == [("update", "n", "v", 64)]
+    assert [(str(m.edge), m.source, m.destination, m.nbytes) for m in plan.moves] == [("update", "n", "v", 64)]
     assert plan.exchanged == (("w", "v"),)
 
 

@@ -125,7 +125,7 @@ def assemble(
         placements=placements,
         outside=tuple(_outside(graph, bound)),
         peak=_peak(planned, timeline, lives),
-        points=tuple(str(point) for point in timeline.points),
+        points=tuple(point.planned for point in timeline.points),
         proof=packed.bound.members,
         rolled=timeline.rolled,
         moves=moves,

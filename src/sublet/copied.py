@@ -11,7 +11,7 @@ from sublet.analysis.windows import obstacle, windows
 from sublet.errors import PlanError
 from sublet.ir.graph import CaseOf, Graph, Value, While
 from sublet.ir.walk import assignments
-from sublet.plan import UPDATE, CopiedMove
+from sublet.plan import UPDATE, CopiedMove, Edge
 
 SHOWN = 20
 """Moves a message lists."""
@@ -38,14 +38,14 @@ def copied_moves(
     assigned = _assigned(graph)
     parameters = {p: f for node in _loops(graph) for p, f in zip(node.parameters, node.finals, strict=True)}
     tied = {*bound, *(parameter for parameter, final in parameters.items() if final in bound)}
-    found: dict[tuple[str, Value, Value], CopiedMove] = {}
+    found: dict[tuple[Edge, Value, Value], CopiedMove] = {}
     moves = [
         *_carried(settled, assigned, tied, unrolled=unrolled),
         *_sliced(graph, settled, alignment, smallest, unrolled=unrolled),
     ]
     for edge, source, to, nbytes, why in moves:
         if nbytes:
-            name = becomes.get(to.name, to.name) if edge == UPDATE else to.name
+            name = becomes.get(to.name, to.name) if edge.kind == UPDATE else to.name
             found.setdefault((edge, source, to), CopiedMove(edge, source.name, name, nbytes, why))
     return tuple(found.values())
 
@@ -89,7 +89,7 @@ def _assigned(graph: Graph) -> Assigned:
     return found
 
 
-Found = Iterator[tuple[str, Value, Value, int, str]]
+Found = Iterator[tuple[Edge, Value, Value, int, str]]
 
 
 def _carried(settled: Settled, assigned: Assigned, bound: Collection[Value], *, unrolled: bool) -> Found:
@@ -108,10 +108,9 @@ def _carried(settled: Settled, assigned: Assigned, bound: Collection[Value], *, 
             why = f"%{end.name} may also be a value that has no place in the plan"
         else:
             why = settled.refused.get(end) or "what it would stand for changes while it is needed"
-        edge = f"{point.kind} {point.node.name}" if point.node else point.kind
         if start in settled.flow.pointers and start not in assigned.get(end, (start,)):  # an update has one source
             start = _assigner(point, start, end, assigned)
-        yield edge, start, end, to.nbytes, why
+        yield point.edge, start, end, to.nbytes, why
 
 
 def _assigner(point: Point, start: Value, end: Value, assigned: Assigned) -> Value:
@@ -170,7 +169,7 @@ def _sliced(graph: Graph, settled: Settled, alignment: int, smallest: int, *, un
                 why = _otherwise_needed(kind, part, whole, pointing=key not in told)
             edge, what = ("fetch", "a slice is copied") if kind == "slice" else ("next", "a row is copied")
             source, to = (whole, part) if kind == "slice" else (part, whole)
-            yield f"{edge} {node.name}", source, to, part.nbytes, f"{what}: {why}"
+            yield Edge(edge, node.name), source, to, part.nbytes, f"{what}: {why}"
 
 
 def _otherwise_needed(kind: str, part: Value, whole: Value, *, pointing: bool) -> str:

@@ -15,10 +15,10 @@ from sublet.recipe import PLAIN, Recipe
 from sublet.tensor import DType
 
 ARENA = "arena"
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 UNLIMITED = -1
-UPDATE = "update"
-"""The edge at the end of a run on which the updates of the graph are made."""
+RUN, UPDATE = "run", "update"
+"""Kinds of points: a node runs; at the end of a run, the updates of the graph are made."""
 
 POINTER = "pointer"
 """How a value lives that has no bytes of its own: it stands for what control flow assigned to it last."""
@@ -28,6 +28,30 @@ SLICE, ROW = "slice", "row"
 
 Context = tuple[tuple[str, int], ...]
 """The copy of the body of each rolled loop around a node, as (loop, copy) pairs from the root down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Where control flow moves values: the kind of point (see `analysis.flow`) and the loop or branch, "" for none."""
+
+    kind: str
+    node: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.node}" if self.node else self.kind
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One moment of a run: what happens (see `analysis.flow`), to which node, in which copy of the bodies around."""
+
+    kind: str
+    node: str = ""
+    copies: Context = ()
+
+    def __str__(self) -> str:
+        what = self.node if self.kind == RUN else str(Edge(self.kind, self.node))
+        return what + "".join(f" @{copy}" for _, copy in self.copies)
 
 
 def bound_to(value: str) -> str:
@@ -168,16 +192,15 @@ class Rolled:
 class CopiedMove:
     """Bytes that a loop or branch moves when it passes an edge of the control flow, or the updates at the end.
 
-    edge     the kind of the edge and the node (see `analysis.flow`): "enter" and "exit" are passed once a run of the
-             loop, "yield" once a run of the branch, "fetch" and "next" once a round. On a fetch a slice is copied out
-             of its sequence, on a next the rows are copied into the stacked outputs, if they do not lie there. "update"
-             comes once a run, after all nodes
+    edge     "enter" and "exit" are passed once a run of the loop, "yield" once a run of the branch, "fetch" and "next"
+             once a round. On a fetch a slice is copied out of its sequence, on a next the rows are copied into the
+             stacked outputs, if they do not lie there. "update" comes once a run, after all nodes
     source, destination   values of the program; in an unrolled loop some copies of the body may move nothing
     nbytes   bytes copied each time
     why      the reason, for people
     """
 
-    edge: str
+    edge: Edge
     source: str
     destination: str
     nbytes: int
@@ -242,7 +265,7 @@ class MemoryPlan:
     total_bytes        sum of all planned tensors, each once and with bytes of its own: no reuse at all
     view_bytes, inplace_bytes   part of that sum which needs no buffer thanks to views and parts,
                        and to in-place outputs and carries
-    points             names of what runs at each point of time, for pictures and messages
+    points             what happens at each point of time
     dims               the dimension bindings the model was read with
     max_trips          the declared maxima of rounds it was read with, by loop; "" stands for every loop
     proof              the buffers that prove the lower bound: no two of them may overlap
@@ -271,7 +294,7 @@ class MemoryPlan:
     placements: tuple[Placement, ...]
     outside: tuple[Outside, ...]
     peak: Peak
-    points: tuple[str, ...]
+    points: tuple[Point, ...]
     dims: tuple[tuple[str, int], ...] = ()
     max_trips: tuple[tuple[str, int], ...] = ()
     proof: tuple[int, ...] = ()

@@ -8,7 +8,7 @@ from typing import Any
 
 from sublet.budget import EVERY, Verdict, buffers_at_peak, most_bytes
 from sublet.coverage import planned_values
-from sublet.plan import ARENA, OPEN, POINTER, UPDATE, MemoryPlan, Region
+from sublet.plan import ARENA, OPEN, POINTER, UPDATE, Edge, MemoryPlan, Region
 from sublet.recipe import Recipe
 from sublet.viz.loops import turns
 
@@ -21,12 +21,12 @@ def multiview(plan: MemoryPlan) -> tuple[str, ...]:
     return tuple(value for value, several in regions.items() if len(several) > 1)
 
 
-def bytes_by_edge(plan: MemoryPlan) -> dict[str, int]:
+def bytes_by_edge(plan: MemoryPlan) -> dict[Edge, int]:
     """The most bytes that control flow moves when it passes an edge; without those that move none.
 
     A destination takes one source each time: which one depends on the arm, or the copy of the body.
     """
-    edges: dict[str, dict[str, int]] = {}
+    edges: dict[Edge, dict[str, int]] = {}
     for move in plan.moves:
         to = edges.setdefault(move.edge, {})
         to[move.destination] = max(move.nbytes, to.get(move.destination, 0))
@@ -55,7 +55,7 @@ class Updated:
 def updated(plan: MemoryPlan) -> Updated:
     """What a plan updates."""
     sizes = {place.value: place.region.nbytes for place in plan.placements}
-    copied = sum(move.nbytes for move in plan.moves if move.edge == UPDATE)
+    copied = sum(move.nbytes for move in plan.moves if move.edge.kind == UPDATE)
     exchanged = sum(map(len, plan.exchanged))
     return Updated(len(plan.updated), sum(sizes[name] for name in plan.updated), copied, exchanged)
 
@@ -77,10 +77,10 @@ def _control(plan: MemoryPlan) -> dict[str, Any]:
         "pointers": {p.value: list(p.stands_for) for p in plan.placements if p.how == POINTER},
         "multiview": list(multiview(plan)),
         "moves": [
-            {"edge": m.edge, "source": m.source, "destination": m.destination, "nbytes": m.nbytes, "why": m.why}
+            {"edge": str(m.edge), "source": m.source, "destination": m.destination, "nbytes": m.nbytes, "why": m.why}
             for m in plan.moves
         ],
-        "bytes_by_edge": bytes_by_edge(plan),
+        "bytes_by_edge": {str(edge): nbytes for edge, nbytes in bytes_by_edge(plan).items()},
     }
 
 

@@ -13,7 +13,7 @@ from sublet.checker import LABELS, PROVEN, check, check_bytes, judge
 from sublet.checker.lives import union
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
-from sublet.plan import MemoryPlan, Storage
+from sublet.plan import MemoryPlan, Point, Storage
 from sublet.planning import Options, plan_memory
 from sublet.refutation import refuted
 from tests.generate import program
@@ -164,12 +164,12 @@ def test_a_life_may_go_a_way_that_no_run_takes_but_not_begin_before_the_bytes_ar
         longer = replace(place, live=union((at, at + 1) for at in points))
         return replace(plan, placements=(*plan.placements[:number], longer, *plan.placements[number + 1 :]))
 
-    later = plan.points.index("next loop @2")
+    later = plan.points.index(Point("next", "loop", (("loop", 2),)))
     assert rules(graph, kept_at("a", later)) == set(), "by the order alone, the loop may end in its first copy"
     for value in ("m", "p"):
         assert rules(graph, kept_at(value, later)) == set()
         assert rules(graph, kept_at(value, 0)) == {"false-live"}
-        assert rules(graph, kept_at(value, plan.points.index("branch first"))) == {"false-live"}
+        assert rules(graph, kept_at(value, plan.points.index(Point("branch", "first")))) == {"false-live"}
 
 
 def test_changed_plan_files_are_refused_or_still_true(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_a_condition_that_depends_on_what_is_carried(limit: float, backend: str)
 def test_a_scan_copies_only_slices_and_rows(backend: str) -> None:
     case = Case(parsed(SCAN), backend)
     case.check(case.feeds())
-    assert {move.edge.split()[0]: move.nbytes for move in case.planned.plan.moves} == {"fetch": 64, "next": 64}
+    assert {move.edge.kind: move.nbytes for move in case.planned.plan.moves} == {"fetch": 64, "next": 64}
     assert case.planned.copied_bytes == 9 * (64 + 64)
 
 

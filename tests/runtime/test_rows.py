@@ -285,7 +285,7 @@ def test_one_sequence_sliced_twice_and_viewed(backend: str) -> None:
 def test_memory_of_the_caller(io: Any) -> None:
     planned = checked(scan(), "onnxruntime", Options(in_place_from=0, io=io, weights="arena"))
     assert {"x", "y"} <= set(strides(planned.plan))
-    assert [move.edge.split()[0] for move in planned.plan.moves] == ([] if io == "arena" else ["enter"])
+    assert [move.edge.kind for move in planned.plan.moves] == ([] if io == "arena" else ["enter"])
 
 
 def test_an_arm_computes_a_row() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 
 from sublet.analysis.schedule import Schedule, Step
-from sublet.plan import ARENA, MemoryPlan, Outside, Peak, Placement, Region, Storage
+from sublet.plan import ARENA, RUN, MemoryPlan, Outside, Peak, Placement, Point, Region, Storage
 from sublet.viz.rectangles import rectangles
 
 OPS = ("Conv", "Relu", "MatMul", "Add", "Softmax", "Resize", "Concat", "Mul")
@@ -43,7 +43,7 @@ def plan_of(
         placements=tuple(placements),
         outside=outside,
         peak=peak or Peak(0, points[0] if points else "", arena, ()),
-        points=points,
+        points=tuple(Point(RUN, name) for name in points),
     )
 
 
@@ -138,4 +138,4 @@ def with_peak(plan: MemoryPlan) -> MemoryPlan:
     curve = rectangles(plan).curve
     point, nbytes = max(curve, key=lambda step: (step[1], -step[0]))
     values = tuple(place.value for place in plan.placements if place.begin <= point < place.end)
-    return replace(plan, peak=Peak(point, plan.points[point], nbytes, values), lower_bound_bytes=nbytes)
+    return replace(plan, peak=Peak(point, str(plan.points[point]), nbytes, values), lower_bound_bytes=nbytes)

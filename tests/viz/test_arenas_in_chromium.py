@@ -118,7 +118,7 @@ def test_two_plans_that_are_not_proven_fit_a_phone(browser: Chromium, tmp_path: 
 
 def test_a_drag_over_the_curve_sums_the_span(browser: Chromium, tmp_path: Path) -> None:
     plan = small_plan()
-    nodes = tuple(Described(name, f"onnx.{name.title()}", "") for name in plan.points)
+    nodes = tuple(Described(name, f"onnx.{name.title()}", "") for name in map(str, plan.points))
     page = Page(browser, rectangles(replace(plan, nodes=nodes)), tmp_path)
     drag_over_the_curve(browser, page.at("y")[0] + 4, page.at("late")[0] - 4)  # in the points 3 and 5
     lines = page.text("#panel").splitlines()
@@ -133,7 +133,9 @@ def test_a_drag_over_the_curve_sums_the_span(browser: Chromium, tmp_path: Path) 
 
 def test_nodes_can_be_coloured_by_op_and_by_scope(browser: Chromium, tmp_path: Path) -> None:
     plan = network_plan(40)
-    nodes = tuple(Described(name, f"onnx.{name.rpartition('/')[2].partition('_')[0]}", "") for name in plan.points)
+    nodes = tuple(
+        Described(name, f"onnx.{name.rpartition('/')[2].partition('_')[0]}", "") for name in map(str, plan.points)
+    )
     page = Page(browser, rectangles(replace(plan, nodes=nodes)), tmp_path)
     modes = browser.evaluate("Array.from(document.getElementById('mode').options, (o) => o.text)")
     assert {"by op", "by scope"} <= set(modes)

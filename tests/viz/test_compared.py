@@ -13,7 +13,7 @@ from sublet.bytesize import human
 from sublet.errors import ProblemError
 from sublet.ir.text import parse
 from sublet.packing import Packing, Problem, Region
-from sublet.plan import Described
+from sublet.plan import RUN, Described, Point
 from sublet.planning import Options, plan_memory
 from sublet.viz.compared import compared
 from sublet.viz.groups import groups, scopes
@@ -59,7 +59,7 @@ def test_each_plan_keeps_its_own_addresses_at_one_scale() -> None:
 
 def test_plans_with_regions_and_other_orders_can_be_compared() -> None:
     regions = rectangles(plan_memory(parse(NET), Options(regions=REGIONS)))
-    other = rectangles(replace(FIRST, points=(*FIRST.points[:-1], "later", "end")))
+    other = rectangles(replace(FIRST, points=(*FIRST.points[:-1], Point(RUN, "later"), Point("end"))))
     picture = compared(regions, other, ("r", "o"))
     assert [arena.name for arena in picture.arenas] == ["r fast", "r slow", "o"]
     assert all(low.end < high.begin for low, high in zip(picture.arenas, picture.arenas[1:], strict=False))
@@ -139,6 +139,7 @@ def test_the_module_that_an_exporter_noted_is_the_scope() -> None:
 
 
 def test_points_and_placements_know_their_ops() -> None:
-    found = groups(("start", "a @1 @2", "loop"), [Described("a", "onnx.com.microsoft.Gelu", "x.py:3")], ("a", ""))
+    points = (Point("start"), Point(RUN, "a", (("outer", 1), ("inner", 2))), Point("exit", "a"))
+    found = groups(points, [Described("a", "onnx.com.microsoft.Gelu", "x.py:3")], ("a", ""))
     assert found.point_ops == ("", "Gelu", "")
     assert (found.ops, found.sources) == (("Gelu", ""), ("x.py:3", ""))

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from sublet.ir.text import parse
-from sublet.plan import Jump, Rolled
+from sublet.plan import Jump, Point, Rolled
 from sublet.planning import Options, plan_memory
 from sublet.report import as_json
 from sublet.viz.loops import bands, rounds_of, turns
@@ -41,8 +41,9 @@ def test_a_band_for_each_copy_of_a_body() -> None:
         (False, True),
     ]
     for copy, band in enumerate(found):
-        assert (plan.points[band.begin], plan.points[band.end - 1]) == (f"round turn @{copy}", f"next turn @{copy}")
-    assert [plan.points[band.exit] for band in found] == ["exit turn"] * 4
+        ends = Point("round", "turn", (("turn", copy),)), Point("next", "turn", (("turn", copy),))
+        assert (plan.points[band.begin], plan.points[band.end - 1]) == ends
+    assert [plan.points[band.exit] for band in found] == [Point("exit", "turn")] * 4
     assert len({band.exit for band in found}) == 4
 
 
@@ -50,7 +51,20 @@ def test_a_loop_that_is_not_unrolled_is_one_band() -> None:
     plan = plan_memory(parse(DELAY), Options(share=False))
     [band] = bands(plan)
     assert (band.label, band.kept, band.exit) == ("turn: every round", True, -1)
-    assert plan.points[band.begin : band.begin + 1] == ("round turn",)
+    assert plan.points[band.begin] == Point("round", "turn")
+
+
+def test_nodes_that_are_called_like_points_draw_no_loop() -> None:
+    plan = plan_memory(
+        parse("""
+    graph @net(%a: f32[64]) {
+      %b: f32[64] = onnx.Relu(%a) @"round y"
+      %c: f32[64] = onnx.Softmax(%b) @"next y"
+      return %c
+    }
+    """)
+    )
+    assert bands(plan) == ()
 
 
 def test_a_loop_in_a_loop_lies_in_its_bands() -> None:
@@ -157,5 +171,5 @@ def test_json_lists_loops_pointers_and_moves() -> None:
 
 
 def test_hostile_points_only_mislead_the_picture() -> None:
-    plan = replace(delay_plan(), points=("round turn @0",) * len(delay_plan().points))
+    plan = replace(delay_plan(), points=(Point("round", "turn", (("turn", 0),)),) * len(delay_plan().points))
     assert bands(plan) == ()

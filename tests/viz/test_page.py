@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from sublet.errors import SubletError
+from sublet.plan import RUN, Point
 from sublet.viz.columns import Columns
 from sublet.viz.page import html, write_html
 from sublet.viz.rectangles import rectangles
@@ -68,7 +69,7 @@ def test_the_policy_allows_exactly_the_script_and_the_style_of_the_page() -> Non
 
 def test_no_name_gets_into_the_markup() -> None:
     hostile = "</script><script>alert(1)</script>"
-    plan = replace(small_plan(), graph=hostile, points=(hostile,) * 7)
+    plan = replace(small_plan(), graph=hostile, points=(Point(RUN, hostile),) * 7)
     page = html(rectangles(plan))
     assert "alert" not in page
     assert page.count("<script") == 2

@@ -11,6 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from sublet.plan import RUN, Point
 from sublet.viz.grid import FREE, grid
 from sublet.viz.rectangles import Picture, rectangles
 from sublet.viz.terminal import memory_map
@@ -117,7 +118,7 @@ def test_a_cell_shows_the_block_that_fills_most_of_it() -> None:
 
 def test_names_cannot_move_the_cursor() -> None:
     plan = small_plan()
-    points = ("\x1b[2J", "evil\rname\n\x07", *plan.points[2:])
+    points = (Point(RUN, "\x1b[2J"), Point(RUN, "evil\rname\n\x07"), *plan.points[2:])
     placements = tuple(replace(place, value=f"{place.value}\x1b[31m") for place in plan.placements)
     text = printed(rectangles(replace(plan, points=points, placements=placements)), 80, 24)
     assert "\x1b" not in text

@@ -29,7 +29,8 @@ from sublet.analysis.schedule import Schedule, happens_before
 from sublet.analysis.unroll import Copies, Way
 from sublet.analysis.windows import Window, windows
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.plan import Context, Rolled
+from sublet.plan import Context, Edge, Rolled
+from sublet.plan import Point as PlanPoint
 
 STEPS = 64
 """Steps of the search for free places that count as one point."""
@@ -38,8 +39,6 @@ MOST_TARGETS = 16
 """A pointer that may stand for more at one moment is none."""
 
 Moves = tuple[tuple[Value, Value], ...]
-Edge = tuple[str, str]
-"""A kind of point, and the name of the node."""
 Choices = tuple[tuple[Value, Candidates], ...]
 
 
@@ -67,10 +66,18 @@ class Point:
     original: Node | None = None
     choices: Choices = ()
 
+    @property
+    def edge(self) -> Edge:
+        """The point, as one at which control flow moves values."""
+        return Edge(self.kind, self.node.name if self.node else "")
+
+    @property
+    def planned(self) -> PlanPoint:
+        """The point, as plans have it."""
+        return PlanPoint(self.kind, self.node.name if self.node else "", self.copies)
+
     def __str__(self) -> str:
-        name = self.node.name if self.node else ""
-        copy = "".join(f" @{copy}" for _, copy in self.copies)
-        return (name if self.kind == "run" else f"{self.kind} {name}".strip()) + copy
+        return str(self.planned)
 
 
 @dataclass(frozen=True)
@@ -369,6 +376,6 @@ class _Builder:
         pairs = [(s, d) for s, d in zip(sources, destinations, strict=True) if d is not None]
         real = tuple((s, d) for s, d in pairs if d not in self.now.pointers)
         for source in self.now.stand_for(s for s, d in pairs if d in self.now.pointers):
-            self.pointed.setdefault(source, set()).add((kind, node.name if node else ""))
+            self.pointed.setdefault(source, set()).add(Edge(kind, node.name if node else ""))
         read = (*(s for s, _ in pairs), *uses)
         return self.emit(kind, node, read, (*(d for _, d in real), *defs), real)

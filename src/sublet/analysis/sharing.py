@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sublet.analysis.content import contents
-from sublet.analysis.flow import Edge, Flow, Point
+from sublet.analysis.flow import Flow, Point
 from sublet.analysis.groups import Group, Member, add
 from sublet.analysis.liveness import LiveRanges, Pieces
 from sublet.analysis.merging import Copy, Merger, Permitted
@@ -27,6 +27,7 @@ from sublet.analysis.order import Concurrency
 from sublet.analysis.windows import SMALLEST, Window, obstacle
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops import Share, lookup
+from sublet.plan import Edge
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def _lodge(merger: Merger, flow: Flow, alignment: int, smallest: int) -> None:
     """
     edges = ("next", "exit") if flow.serial else ("next",)
     handed: dict[Value, set[tuple[Value, Edge]]] = {}
-    moved = [(source, ("", "")) for point in flow.points for source, _ in point.moves]
+    moved = [(source, Edge("")) for point in flow.points for source, _ in point.moves]
     for source, edge in (*moved, *((source, edge) for source, passed in flow.pointed.items() for edge in passed)):
         for segment in merger.contents.get(source, ()):
             handed.setdefault(segment.token, set()).add((source, edge))
@@ -174,7 +175,7 @@ def _stays_a_row(
     row, loop, whole = window.value, window.loop.name, ranges.halves[window.whole]
     standing = aliases.get(row, [])
     known = all(
-        edge[0] in edges and edge[1] == loop and (value == row if edge[0] == "next" else value in standing)
+        edge.kind in edges and edge.node == loop and (value == row if edge.kind == "next" else value in standing)
         for value, edge in on
     )
     lives = [piece for alias in standing for piece in ranges.halves.get(alias, ())]

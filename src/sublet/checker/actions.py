@@ -15,7 +15,7 @@ from sublet.checker.contents import Source, cut
 from sublet.checker.layout import Layout
 from sublet.checker.memory import Content
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.plan import Region
+from sublet.plan import UPDATE, Region
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,11 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """First all reads, then all writes."""
+    """What happens at one go, of this kind (see `analysis.flow`; rows are stored before values go on): first all reads,
+    then all writes.
+    """
 
+    kind: str
     where: str
     reads: tuple[Value, ...] = ()
     writes: tuple[Write, ...] = ()
@@ -73,7 +76,7 @@ class Actions:
                 writes.append(self._write(out, region, source))
         untouched = set() if computes else in_place - needed
         reads = [value for i, value in enumerate(node.inputs) if value is not None and i not in untouched]
-        return Action(f"node {node.name}", tuple(dict.fromkeys(reads)), tuple(_merged(writes)))
+        return Action("run", f"node {node.name}", tuple(dict.fromkeys(reads)), tuple(_merged(writes)))
 
     def _coincides(self, node: Node, region: Region, source: Source) -> bool:
         operand = None if source.input is None else node.inputs[source.input]
@@ -88,47 +91,49 @@ class Actions:
 
     def index(self, node: CaseOf) -> Action:
         """A branch reads its index."""
-        return Action(f"case {node.name}, index", node.uses[:1])
+        return Action("branch", f"case {node.name}, index", node.uses[:1])
 
     def end_of_arm(self, node: CaseOf, position: int) -> Action:
         """The end of an arm, or, after the last, of the way that takes the fallbacks."""
         if position < len(node.arms):
-            return self.moves(f"case {node.name}, end of arm {position}", node.arms[position].outputs, node.outputs)
-        return self.moves(f"case {node.name}, fallbacks", node.fallbacks, node.outputs)
+            return self.moves(
+                "yield", f"case {node.name}, end of arm {position}", node.arms[position].outputs, node.outputs
+            )
+        return self.moves("yield", f"case {node.name}, fallbacks", node.fallbacks, node.outputs)
 
     def enter(self, node: While) -> Action:
         """The initial values become the parameters."""
-        enter = self.moves(f"loop {node.name}, entry", node.inits, node.parameters)
-        return Action(enter.where, enter.reads, (*enter.writes, *self._fresh(_stacked(node))))
+        enter = self.moves("enter", f"loop {node.name}, entry", node.inits, node.parameters)
+        return Action("enter", enter.where, enter.reads, (*enter.writes, *self._fresh(_stacked(node))))
 
     def head(self, node: While) -> Action:
         """A round begins: the counter."""
-        return Action(f"loop {node.name}, start of a round", writes=tuple(self._fresh(node.body.inputs[:1])))
+        return Action("round", f"loop {node.name}, start of a round", writes=tuple(self._fresh(node.body.inputs[:1])))
 
     def test(self, node: While) -> Action:
         """The condition is read."""
-        return Action(f"loop {node.name}, condition", (node.condition,))
+        return Action("check", f"loop {node.name}, condition", (node.condition,))
 
     def fetch(self, node: While) -> Action:
         """One slice of every sequence."""
         reads = tuple(dict.fromkeys(node.sequences))
         steps = zip(node.slices, node.sequences, node.slice_axes, node.slice_reversed, strict=True)
-        return Action(f"loop {node.name}, slices", reads, tuple(self._stepped(node, steps, whole=False)))
+        return Action("fetch", f"loop {node.name}, slices", reads, tuple(self._stepped(node, steps, whole=False)))
 
     def store(self, node: While) -> Action:
         """The rows go to their sequences."""
         steps = zip(node.rows, node.stacked, node.row_axes, node.row_reversed, strict=True)
         stored = [(row, out, axis, backwards) for row, out, axis, backwards in steps if out is not None]
         reads = tuple(dict.fromkeys((*(row for row, *_ in stored), *_stacked(node))))
-        return Action(f"loop {node.name}, rows", reads, tuple(self._stepped(node, stored, whole=True)))
+        return Action("store", f"loop {node.name}, rows", reads, tuple(self._stepped(node, stored, whole=True)))
 
     def back(self, node: While) -> Action:
         """The updates become the parameters of the next round."""
-        return self.moves(f"loop {node.name}, end of a round", node.updates, node.parameters)
+        return self.moves("next", f"loop {node.name}, end of a round", node.updates, node.parameters)
 
     def leave(self, node: While) -> Action:
         """The parameters become the outputs."""
-        return self.moves(f"loop {node.name}, exit", node.parameters, node.finals)
+        return self.moves("exit", f"loop {node.name}, exit", node.parameters, node.finals)
 
     def update(self, graph: Graph) -> Action:
         """At the end of the run the sources become the content of what is updated: the same bytes, elsewhere."""
@@ -138,9 +143,9 @@ class Actions:
             if region is not None:
                 touched = self.layout.region(source) != region
                 writes.append(Write(region, self.content(source), touched, target.name))
-        return Action("the update at the end", tuple(dict.fromkeys(s for _, s in graph.updates)), tuple(writes))
+        return Action(UPDATE, "the update at the end", tuple(dict.fromkeys(s for _, s in graph.updates)), tuple(writes))
 
-    def moves(self, where: str, sources: Sequence[Value], targets: Sequence[Value | None]) -> Action:
+    def moves(self, kind: str, where: str, sources: Sequence[Value], targets: Sequence[Value | None]) -> Action:
         """A parallel assignment. Every target is new bytes, also where it already lies in place; but a pointer
         only comes to stand for its source.
         """
@@ -151,7 +156,7 @@ class Actions:
             if region is not None:
                 touched = self.layout.region(source) != region
                 writes.append(Write(region, self.content(target), touched, target.name, self.content(source)))
-        return Action(where, tuple(dict.fromkeys(source for source, _ in pairs)), tuple(writes))
+        return Action(kind, where, tuple(dict.fromkeys(source for source, _ in pairs)), tuple(writes))
 
     def _stepped(self, node: While, steps: Iterable[tuple[Value, Value, int, bool]], *, whole: bool) -> Iterator[Write]:
         """Slices fetched, or rows stored in wholes: nothing is touched where they already lie there."""

@@ -58,7 +58,7 @@ def check_claims(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> Claims:
     except TooLongError:
         found.findings.append(Finding("false-points", "the plan", f"lists {len(plan.points)} points, and has more"))
         return found
-    if tuple(str(moment) for moment in points.moments) != plan.points:
+    if tuple(moment.point for moment in points.moments) != plan.points:
         found.findings.append(Finding("false-points", "the plan", "lists other points than the program has"))
         return found
     try:
@@ -259,9 +259,9 @@ def _peak(plan: MemoryPlan, live: Mapping[int, Ranges], known: Mapping[int, obje
         if place.buffer >= 0 and not place.strides and any(begin <= at < end for begin, end in place.live)
     }
     peak = plan.peak
-    if (peak.point, peak.node, peak.nbytes) != (at, plan.points[at], best):
+    if (peak.point, peak.node, peak.nbytes) != (at, str(plan.points[at]), best):
         what = f"is said to be {peak.nbytes} bytes at point {peak.point}, {peak.node!r}"
-        yield Finding("false-peak", "the peak", f"{what}, but is {best} at point {at}, {plan.points[at]!r}")
+        yield Finding("false-peak", "the peak", f"{what}, but is {best} at point {at}, {str(plan.points[at])!r}")
     elif set(peak.values) != alive or len(peak.values) != len(alive):
         yield Finding("false-peak", "the peak", "names other values than are alive there")
 

@@ -11,10 +11,11 @@ from sublet.checker.exchange import owners
 from sublet.checker.kinship import is_step, lies_at, steps
 from sublet.checker.walk import Visit, Walk
 from sublet.errors import Finding
-from sublet.ir.graph import CaseOf, Graph, Value, While
-from sublet.plan import POINTER, UPDATE, CopiedMove, MemoryPlan
+from sublet.ir.graph import Graph, Value, While
+from sublet.ir.walk import assignments
+from sublet.plan import POINTER, UPDATE, CopiedMove, Edge, MemoryPlan
 
-Copied = dict[tuple[str, str], list[tuple[frozenset[str], int]]]
+Copied = dict[tuple[Edge, str], list[tuple[frozenset[str], int]]]
 """(edge, destination): each time bytes are copied, the names of the source, and how many."""
 
 
@@ -25,10 +26,10 @@ def check_moves(plan: MemoryPlan, walk: Walk) -> Iterator[Finding]:
     for visit in walk.visits:
         for destination, source, nbytes in _copied(walk, visit):
             edge, name = walk.moment(visit).edge, destination.name
-            several = actual.setdefault((edge, becomes.get(name, name) if edge == UPDATE else name), [])
+            several = actual.setdefault((edge, becomes.get(name, name) if edge.kind == UPDATE else name), [])
             if (source, nbytes) not in several:
                 several.append((source, nbytes))
-    listed: dict[tuple[str, str], list[CopiedMove]] = {}
+    listed: dict[tuple[Edge, str], list[CopiedMove]] = {}
     for move in plan.moves:
         known = listed.setdefault((move.edge, move.destination), [])
         where = f"edge {move.edge}"
@@ -92,17 +93,5 @@ def check_targets(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
 
 def _assigned(graph: Graph) -> dict[str, list[str]]:
     """What control flow may assign to each value."""
-    found: dict[str, list[str]] = {}
-    for node in graph.walk():
-        if isinstance(node, While):
-            pairs = [*zip(node.inits, node.parameters, strict=True), *zip(node.updates, node.parameters, strict=True)]
-            ends: list[tuple[Value, Value | None]] = [*pairs, *zip(node.parameters, node.finals, strict=True)]
-        elif isinstance(node, CaseOf):
-            ways = [arm.outputs for arm in node.arms] + ([node.fallbacks] if node.fallbacks else [])
-            ends = [pair for way in ways for pair in zip(way, node.outputs, strict=True)]
-        else:
-            continue
-        for source, to in ends:
-            if to is not None:
-                found.setdefault(to.name, []).append(source.name)
-    return found
+    pairs = (pair for node in graph.walk() for pair in assignments(node))
+    return {to.name: [source.name for source in sources] for to, sources in pairs}

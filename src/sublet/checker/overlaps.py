@@ -24,12 +24,12 @@ def check_overlaps(node: Node | None, action: Action, layout: Layout) -> Iterato
         yield from _inputs_overwritten(node, action, layout)
         yield from _outputs_overlap(node, action, layout)
         return
-    slices = action.where.endswith(", slices")  # two of one sequence may both lie there
+    slices = action.kind == "fetch"  # two of one sequence may both lie there
     targets = [(write.region, write.value) for write in action.writes if write.touched or not slices]
     for (one_region, one), (other_region, other) in overlapping(targets):
         what = f"moves %{one} to {span(one_region)} and %{other} to {span(other_region)} at once"
         yield Finding("moves-overlap", action.where, what, "place them apart")
-    if slices or action.where.endswith(", rows"):
+    if action.kind in ("fetch", "store"):
         yield from _clobbered_while_read(action, layout)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from sublet.analysis.schedule import Schedule
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.plan import UPDATE, Context, Rolled
+from sublet.plan import UPDATE, Context, Edge, Point, Rolled
 
 Pairs = tuple[tuple[Value, Value], ...]
 Records = Mapping[tuple[str, Context], Rolled]
@@ -42,13 +42,14 @@ class Moment:
     path: tuple[tuple[int, int], ...] = ()
 
     @property
-    def edge(self) -> str:
+    def edge(self) -> Edge:
         """The edge of control flow, as `CopiedMove` names it."""
-        return f"{self.kind} {self.node.name}" if self.node else self.kind
+        return Edge(self.kind, self.node.name if self.node else "")
 
-    def __str__(self) -> str:
-        what = self.node.name if self.kind == "run" and self.node else self.edge
-        return what + "".join(f" @{copy}" for _, copy in self.context)
+    @property
+    def point(self) -> Point:
+        """The point of the plan."""
+        return Point(self.kind, self.node.name if self.node else "", self.context)
 
 
 @dataclass(frozen=True, slots=True)

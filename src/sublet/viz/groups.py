@@ -8,10 +8,10 @@ beside. A picture groups nodes by the first parts of that path, so many that the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sublet.plan import Described
+from sublet.plan import RUN, Described, Point
 
 MOST_GROUPS = 16
 """Groups that a picture still tells apart."""
@@ -21,7 +21,6 @@ FEWEST_GROUPS = 3
 
 _BETWEEN = re.compile(r"[/.]")
 _MODULE = re.compile(r"in ([^,]+)")
-_COPY = re.compile(r"( @\d+)+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +37,11 @@ class Groups:
 NO_GROUPS = Groups()
 
 
-def groups(points: Sequence[str], nodes: Sequence[Described], producers: Sequence[str]) -> Groups:
-    """The groups of points by their names, and of placements by the nodes that make them."""
+def groups(points: Sequence[Point], nodes: Sequence[Described], producers: Sequence[str]) -> Groups:
+    """The groups of points by the nodes that run there, and of placements by those that make them."""
     by_name = {node.name: node for node in nodes}
     scope_of = dict(zip(by_name, scopes(list(by_name.values())), strict=True))
-    ran = [_node_of(point, by_name) for point in points]
+    ran = [by_name.get(point.node) if point.kind == RUN else None for point in points]
     made = [by_name.get(name) for name in producers]
     return Groups(
         tuple(_op(node) for node in ran),
@@ -56,11 +55,6 @@ def groups(points: Sequence[str], nodes: Sequence[Described], producers: Sequenc
 def _op(node: Described | None) -> str:
     """The op without its dialect: of "onnx.com.microsoft.FusedConv" what people call it."""
     return node.op.rpartition(".")[2] if node else ""
-
-
-def _node_of(point: str, by_name: Mapping[str, Described]) -> Described | None:
-    """The node that runs at a point; in a copy of a loop's body its name has a mark."""
-    return by_name.get(point) or by_name.get(_COPY.sub("", point))
 
 
 def scopes(nodes: Sequence[Described]) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -32,11 +31,10 @@ class Band:
 
 
 def bands(plan: MemoryPlan) -> tuple[Band, ...]:
-    """The bands of all loops, in the order of time; found by the names of the points."""
-    found = sorted((*_rolled(plan), *_plain(plan)), key=lambda band: (band.begin, -band.end))
+    """The bands of all loops, in the order of time."""
     around: list[int] = []
     placed: list[Band] = []
-    for band in found:
+    for band in sorted(_bands(plan), key=lambda band: (band.begin, -band.end)):
         while around and around[-1] <= band.begin:
             around.pop()
         placed.append(replace(band, depth=len(around)))
@@ -44,35 +42,25 @@ def bands(plan: MemoryPlan) -> tuple[Band, ...]:
     return tuple(placed)
 
 
-def _rolled(plan: MemoryPlan) -> Iterator[Band]:
-    position = {name: i for i, name in reversed(list(enumerate(plan.points)))}
-    for record in plan.rolled:
-        name = record.loop + _marks(record.within)
-        leave = position.get(f"exit {name}", -1)
-        for copy in range(record.first + record.ring):
-            begin, end = (position.get(f"{kind} {name} @{copy}") for kind in ("round", "next"))
-            if begin is not None and end is not None:
-                label = f"{record.loop}: {rounds_of(record, copy)}"
-                exit_ = leave + copy if leave >= 0 else -1
-                first = record.first
-                yield Band(record.loop, label, begin, end + 1, exit_, kept=copy == first, repeats=copy >= first)
-
-
-def _plain(plan: MemoryPlan) -> Iterator[Band]:
-    """Loops whose body is there once, or once in each copy of a body around it."""
-    unrolled = {f"round {record.loop}{_marks(record.within)} @" for record in plan.rolled}
-    for begin, name in enumerate(plan.points):
-        if not name.startswith("round ") or any(name.startswith(start) for start in unrolled):
+def _bands(plan: MemoryPlan) -> Iterator[Band]:
+    """One band for each copy of each body, from the first point of a round to its last."""
+    records = {(record.loop, record.within): record for record in plan.rolled}
+    at: dict[tuple[str, str, Context], int] = {}
+    for i, point in enumerate(plan.points):
+        at.setdefault((point.kind, point.node, point.copies), i)
+    for (kind, loop, copies), begin in at.items():
+        end = at.get(("next", loop, copies), -1) + 1
+        if kind != "round" or end <= begin:
             continue
-        last = f"next {name.removeprefix('round ')}"
-        end = next((i for i in range(begin, len(plan.points)) if plan.points[i] == last), None)
-        if end is not None:
-            loop = re.sub(r"( @\d+)*$", "", name.removeprefix("round "))
-            yield Band(loop, f"{loop}: every round", begin, end + 1)
-
-
-def _marks(context: Context) -> str:
-    return "".join(f" @{copy}" for _, copy in context)
+        (_, copy), within = copies[-1] if copies else ("", 0), copies[:-1]
+        record = records.get((loop, within))
+        if record is None:
+            yield Band(loop, f"{loop}: every round", begin, end)
+            continue
+        left = at.get(("exit", loop, within), -1)  # by the first copy; by the others right after
+        label, first = f"{loop}: {rounds_of(record, copy)}", record.first
+        exit_ = left + copy if left >= 0 else -1
+        yield Band(loop, label, begin, end, exit_, kept=copy == first, repeats=copy >= first)
 
 
 def rounds_of(record: Rolled, copy: int) -> str:

@@ -10,7 +10,7 @@ from rich.text import Text
 from sublet.budget import buffers_at_peak
 from sublet.bytesize import human, percent
 from sublet.coverage import assumptions, coverage, planned_values
-from sublet.plan import ARENA, POINTER, UPDATE, MemoryPlan, Placement
+from sublet.plan import ARENA, POINTER, UPDATE, Edge, MemoryPlan, Placement
 from sublet.printable import printable
 from sublet.report import bytes_by_edge, multiview, updated
 from sublet.viz.buffers import SHOWN, buffer_table
@@ -25,7 +25,7 @@ def summary(plan: MemoryPlan, claimed: str = "") -> RenderableType:
     if plan.schedule.bodies:
         parts += [Text(), *_loops(plan)]
     if copied := updated(plan).copied:
-        parts += [Text(), Text("bytes copied at the end of each run:"), _edge(plan, UPDATE, copied)]
+        parts += [Text(), Text("bytes copied at the end of each run:"), _edge(plan, Edge(UPDATE), copied)]
     if plan.stopped:
         parts.insert(1, Text(f"the search was stopped by {plan.stopped}: the best so far", "yellow"))
     if plan.outside:
@@ -100,7 +100,7 @@ def _pointers(plan: MemoryPlan) -> list[Placement]:
 def _loops(plan: MemoryPlan) -> list[RenderableType]:
     """How loops are unrolled, and what loops and branches move: nothing, or so much on each edge."""
     pointers, several = len(_pointers(plan)), len(multiview(plan))
-    edges = {edge: nbytes for edge, nbytes in bytes_by_edge(plan).items() if edge != UPDATE}
+    edges = {edge: nbytes for edge, nbytes in bytes_by_edge(plan).items() if edge.kind != UPDATE}
     lines: list[RenderableType] = [Text(printable(turns(record))) for record in plan.rolled[:SHOWN]]
     if len(plan.rolled) > SHOWN:
         lines.append(Text(f"and {len(plan.rolled) - SHOWN} more loops like these"))
@@ -117,7 +117,7 @@ def _loops(plan: MemoryPlan) -> list[RenderableType]:
     return lines
 
 
-def _edge(plan: MemoryPlan, edge: str, nbytes: int) -> Text:
+def _edge(plan: MemoryPlan, edge: Edge, nbytes: int) -> Text:
     """What an edge moves, and why, by its first move."""
     moves = [move for move in plan.moves if move.edge == edge]
     more = f" and {len(moves) - 1} more" if len(moves) > 1 else ""
