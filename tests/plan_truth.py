@@ -27,19 +27,22 @@ def lies(graph: Graph, plan: MemoryPlan, was: MemoryPlan) -> list[str]:
     return [*found, *_bound(plan, was)]
 
 
-def _key(place: Placement) -> Key:
-    return place.value, frozenset(place.copies)
+def _key(plan: MemoryPlan, place: Placement) -> Key:
+    """A value, and in which copies of bodies it is there; that of a body which has one copy says nothing."""
+    single = {(record.loop, record.within) for record in plan.rolled if record.copies == 1}
+    several = {tuple(c for i, c in enumerate(copy) if (c[0], copy[:i]) not in single) for copy in place.copies}
+    return place.value, frozenset(several - {()})
 
 
 def _lives(plan: MemoryPlan, was: MemoryPlan) -> Iterator[str]:
     """Lives are those of the plan as it was made; but what pointers stand for may be kept on ways that no run takes."""
-    before = {_key(place): _points(place) for place in was.placements}
+    before = {_key(was, place): _points(place) for place in was.placements}
     pointed = {value for place in plan.placements for value in place.stands_for}
     for place in plan.placements:
-        more = _points(place) - before.get(_key(place), set())
-        first = min(before.get(_key(place), set()), default=0)
+        more = _points(place) - before.get(_key(plan, place), set())
+        first = min(before.get(_key(plan, place), set()), default=0)
         kept = place.value in pointed and all(point > first for point in more)
-        if not before.get(_key(place), set()) <= _points(place) or (more and not kept):
+        if not before.get(_key(plan, place), set()) <= _points(place) or (more and not kept):
             yield f"live of {place.value}"
 
 
@@ -51,7 +54,7 @@ def _groups(plan: MemoryPlan) -> dict[int, frozenset[Key]]:
     groups: dict[int, set[Key]] = {}
     for place in plan.placements:
         if place.buffer >= 0:
-            groups.setdefault(place.buffer, set()).add(_key(place))
+            groups.setdefault(place.buffer, set()).add(_key(plan, place))
     return {number: frozenset(keys) for number, keys in groups.items()}
 
 
@@ -74,7 +77,14 @@ def _told(plan: MemoryPlan) -> dict[str, Any]:
         "moves": sorted((str(m.edge), m.source, m.destination, m.nbytes) for m in plan.moves),
         "buffers": frozenset(_groups(plan).values()),
         "placed": {
-            _key(p): (p.spec, p.region.nbytes, p.producer, frozenset(p.stands_for), len(p.stands_for), p.how == POINTER)
+            _key(plan, p): (
+                p.spec,
+                p.region.nbytes,
+                p.producer,
+                frozenset(p.stands_for),
+                len(p.stands_for),
+                p.how == POINTER,
+            )
             for p in plan.placements
         },
         "count": len(plan.placements),
