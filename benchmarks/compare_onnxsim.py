@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.models.wheels import bound, real_models
-from sublet.bytesize import human
+from sublet.base.bytesize import human
 from sublet.frontends.onnx.model import from_proto
-from sublet.planning import plan_memory
+from sublet.planning.pipeline import plan_memory
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import sublet
 from benchmarks import eager
 from benchmarks.networks import text, vision
 from sublet import layers, nn
-from sublet.builder.tensor import Tensor
 from sublet.ir.graph import Graph
-from sublet.model import Model
+from sublet.ir.model import Model
+from sublet.nn.tensor import Tensor
 from sublet.tensor import TensorSpec
 
 RATE, MOMENTUM = 1e-4, 0.9

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from sublet.cli import main
+from sublet.cli.app import main
 
 
 class Cli:

@@ -21,9 +21,9 @@ import numpy as np
 import onnx
 from onnx.backend.test import BackendTest
 
+from sublet.api.onnx_backend import SubletBackend, SubletRep
 from sublet.errors import SubletError
 from sublet.ir.graph import CaseOf, Graph, While
-from sublet.onnx_backend import SubletBackend, SubletRep
 from sublet.ops.op import lookup
 from sublet.runtime.poison import run_poisoned
 from sublet.tensor import Unplannable

@@ -29,15 +29,15 @@ from sublet.analysis.interference import interference
 from sublet.analysis.liveness import LiveRanges, liveness
 from sublet.analysis.settle import Settled, settle
 from sublet.analysis.sharing import SharedBuffer, share
-from sublet.assemble import always_live, assemble, bound_values, homes_of, in_one_arena, storages_of
 from sublet.checker import check_bytes
 from sublet.frontends.onnx.foldable import FOLDABLE
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
 from sublet.packing import STRATEGIES, pack
 from sublet.plan import MemoryPlan
-from sublet.planning import Options, plan_memory
-from sublet.unfollowed import followed
+from sublet.planning.assemble import always_live, assemble, bound_values, homes_of, in_one_arena, storages_of
+from sublet.planning.pipeline import Options, plan_memory
+from sublet.planning.unfollowed import followed
 from tests.exchanges import exchanging
 from tests.frontends import shape_cases, unknown_models
 from tests.frontends.folding import compare

@@ -14,10 +14,10 @@ from hashlib import shake_128
 
 import numpy as np
 
-from sublet.analysis.schedule import Schedule, happens_before, serial
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops.op import lookup
 from sublet.plan import POINTER, Context, MemoryPlan, Placement, Region, bound_to
+from sublet.plan.schedule import Schedule, happens_before, serial
 from sublet.runtime.moves import round_limit
 from sublet.tensor import TensorSpec
 

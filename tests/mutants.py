@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from sublet.analysis.schedule import Schedule, Step
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops.op import lookup
 from sublet.plan import ARENA, POINTER, Jump, MemoryPlan, Placement, Rolled
+from sublet.plan.schedule import Schedule, Step
 from tests.plans import moved, with_arena
 
 Mutation = Callable[[random.Random, MemoryPlan], MemoryPlan | None]

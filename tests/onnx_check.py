@@ -17,9 +17,9 @@ import onnxruntime as ort
 import sublet
 from sublet.packing import STRATEGIES, Region
 from sublet.plan import bound_to
-from sublet.planning import Options
+from sublet.planning.pipeline import Options
+from sublet.planning.unfollowed import followed
 from sublet.tensor import TensorSpec
-from sublet.unfollowed import followed
 from tests.onnx_generate import Program
 from tests.onnx_several import onnx_program
 

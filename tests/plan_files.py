@@ -15,15 +15,15 @@ from dataclasses import replace
 from pathlib import Path as File
 from typing import Any
 
+from sublet.api.sources import planned_model
 from sublet.checker import judge
 from sublet.errors import SubletError
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
 from sublet.packing import Region
 from sublet.plan import MemoryPlan
-from sublet.plan_file import fingerprint, from_json, to_json
-from sublet.planning import Options, plan_memory
-from sublet.sources import planned_model
+from sublet.plan.file import fingerprint, from_json, to_json
+from sublet.planning.pipeline import Options, plan_memory
 from tests.exchanges import exchanging
 from tests.generate import program
 from tests.interpreter import results_match

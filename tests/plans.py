@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sublet.analysis.schedule import Schedule, serial
 from sublet.ir.graph import Graph, Value
 from sublet.plan import ARENA, MemoryPlan, Outside, Peak, Placement, Region, Storage, bound_to
+from sublet.plan.schedule import Schedule, serial
 from sublet.tensor import Unplannable
 
 Place = int | tuple[str, int]

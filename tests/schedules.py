@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from sublet.analysis.schedule import Schedule, Step
 from sublet.ir.graph import Graph, Node, Value, While
 from sublet.ir.walk import captures
+from sublet.plan.schedule import Schedule, Step
 
 
 def random_schedule(rng: random.Random, graph: Graph, streams: int, check: int = 0) -> Schedule:

@@ -7,9 +7,9 @@ from io import StringIO
 
 from rich.console import Console
 
-from sublet.budget import Outcome, buffers_at_peak, verdict
 from sublet.ir.text import parse
-from sublet.planning import Options, plan_memory
+from sublet.plan.verdict import Outcome, buffers_at_peak, verdict
+from sublet.planning.pipeline import Options, plan_memory
 from sublet.viz.verdict import verdict_words
 
 TEXT = """

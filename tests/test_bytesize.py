@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet.bytesize import human, parse_bytes
+from sublet.base.bytesize import human, parse_bytes
 from sublet.errors import SubletError
 
 

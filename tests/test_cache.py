@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sublet.cache import add_entry, cache_root, entry, remove_entry
+from sublet.base.cache import add_entry, cache_root, entry, remove_entry
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,12 @@ import pytest
 
 from sublet.analysis.flow import flow
 from sublet.analysis.liveness import liveness
-from sublet.analysis.schedule import serial
 from sublet.analysis.sharing import share
 from sublet.errors import TextError
 from sublet.ir.text import parse, to_text
-from sublet.ir.verify import findings
-from sublet.planning import Options, plan_memory
+from sublet.ops.verify import findings
+from sublet.plan.schedule import serial
+from sublet.planning.pipeline import Options, plan_memory
 
 CASES = Path(__file__).parent / "cases"
 DIVIDER = "--- expect\n"

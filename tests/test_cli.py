@@ -13,9 +13,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from sublet.base.extras import require
 from sublet.errors import MissingExtraError
-from sublet.extras import require
-from sublet.plan_file import load, save
+from sublet.plan.file import load, save
 from tests.commands import Cli
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sublet.plan_file import load, save
+from sublet.plan.file import load, save
 from tests.commands import Cli
 from tests.runtime.networks import inception
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sublet.bytesize import human
+from sublet.base.bytesize import human
 from sublet.ir.text import parse
-from sublet.plan_file import save
-from sublet.planning import Options, plan_memory
+from sublet.plan.file import save
+from sublet.planning.pipeline import Options, plan_memory
 from tests.commands import Cli
 from tests.test_plan_regions import NET
 

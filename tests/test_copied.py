@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sublet.compiling import compile
-from sublet.copied import targets
+from sublet.api.compiling import compile
 from sublet.errors import PlanError
 from sublet.ir.graph import CaseOf, Value, While
 from sublet.ir.text import parse
-from sublet.planning import Options, plan_memory
+from sublet.planning.copied import targets
+from sublet.planning.pipeline import Options, plan_memory
 
 LOOP = """
 graph @loop(%x: f32[16], %y: f32[16], %xs: f32[8,16], %n: i64[]) {{

@@ -14,17 +14,17 @@ import pytest
 from matplotlib.text import Text
 from rich.console import Console
 
-from sublet.budget import Outcome, verdict
 from sublet.checker import check
 from sublet.errors import PlanError
 from sublet.ir.text import parse
 from sublet.plan import MemoryPlan
-from sublet.plan_file import from_json, to_json
-from sublet.planning import Options, plan_memory
-from sublet.report import as_json
+from sublet.plan.file import from_json, to_json
+from sublet.plan.verdict import Outcome, verdict
+from sublet.planning.pipeline import Options, plan_memory
 from sublet.viz.page import html
 from sublet.viz.png import _figure, write_png
 from sublet.viz.rectangles import rectangles
+from sublet.viz.report import as_json
 from sublet.viz.summary import summary
 from sublet.viz.terminal import memory_map
 from sublet.viz.verdict import verdict_words

@@ -16,7 +16,7 @@ def test_plans_do_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
     files = []
     for seed in ("1", "4242"):
         out = tmp_path / f"{seed}.json"
-        words = [sys.executable, "-m", "sublet.cli", "plan", LIGHT / "light_inception_v1.onnx", "--streams", "2"]
+        words = [sys.executable, "-m", "sublet", "plan", LIGHT / "light_inception_v1.onnx", "--streams", "2"]
         subprocess.run(
             [*words, "--out", out], check=True, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True
         )

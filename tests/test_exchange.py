@@ -12,10 +12,10 @@ import pytest
 from sublet.checker import check, check_bytes
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
-from sublet.ir.verify import verify
+from sublet.ops.verify import verify
 from sublet.plan import MemoryPlan, Region, bound_to
-from sublet.plan_file import from_json, to_json
-from sublet.planning import Options, plan_memory
+from sublet.plan.file import from_json, to_json
+from sublet.planning.pipeline import Options, plan_memory
 from tests.exchanges import exchanging
 from tests.interpreter import results_match
 from tests.plans import own_bytes

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sublet.planning import Options, plan_memory
+from sublet.planning.pipeline import Options, plan_memory
 from tests.fuzz import Tally, one_program
 from tests.generate import program
 from tests.onnx_check import check_onnx

@@ -6,8 +6,8 @@ import pytest
 
 from sublet.errors import GraphError
 from sublet.ir.text import parse
-from sublet.ir.verify import MAX_LOOPS
-from sublet.planning import plan_memory
+from sublet.ops.verify import MAX_LOOPS
+from sublet.planning.pipeline import plan_memory
 
 
 def test_a_value_doubled_forty_times() -> None:

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import pytest
 
-from sublet.analysis.schedule import Schedule, Step, serial
 from sublet.checker import check, check_bytes
 from sublet.frontends.onnx.model import from_proto
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
 from sublet.plan import Jump, MemoryPlan, Rolled
-from sublet.planning import Options, plan_memory
+from sublet.plan.schedule import Schedule, Step, serial
+from sublet.planning.pipeline import Options, plan_memory
 from tests import dialect
 from tests.frontends.models import parsed
 from tests.interpreter import results_match

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from sublet.analysis.schedule import serial
 from sublet.analysis.streams import streamed
 from sublet.ir.text import parse
-from sublet.plan_file import fingerprint, from_json, load, save, to_json
-from sublet.planning import Options, plan_memory
+from sublet.plan.file import fingerprint, from_json, load, save, to_json
+from sublet.plan.schedule import serial
+from sublet.planning.pipeline import Options, plan_memory
 
 TEXT = """
 graph @net(%x: f32[16], %flag: bool[]) {

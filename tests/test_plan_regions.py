@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from sublet import Options, check, parse, plan_memory, verdict
-from sublet.cli import main
+from sublet.cli.app import main
+from sublet.cli.packing_report import parse_regions
 from sublet.errors import CapacityError, ProblemError, SubletError
 from sublet.packing import Lifetimes, Problem, Region, check_packing, read_csv, read_problem
 from sublet.packing.problem import Packing
 from sublet.packing.regions import part_of
-from sublet.packing_report import parse_regions
-from sublet.plan_file import load, save
+from sublet.plan.file import load, save
 from sublet.viz.rectangles import rectangles
 
 NET = """

@@ -12,7 +12,7 @@ from sublet.checker import state as states
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.plan import MemoryPlan
-from sublet.planning import plan_memory
+from sublet.planning.pipeline import plan_memory
 from tests import dialect
 
 assert dialect.OPS

@@ -16,9 +16,9 @@ from benchmarks.models.convolutional import MOBILENET_STAGES
 from benchmarks.models.quantized import qdq_mobilenet_v2
 from benchmarks.models.wheels import light_models
 from sublet import Options
+from sublet.api.sources import planned_model
 from sublet.errors import PlanError, ProblemError
-from sublet.plan_file import load, save, to_json
-from sublet.sources import planned_model
+from sublet.plan.file import load, save, to_json
 from tests.commands import Cli
 
 pytest.importorskip("onnxruntime")
@@ -97,7 +97,7 @@ def test_the_commands_agree(cli: Cli, tmp_path: Path) -> None:
 def test_dequantised_weights_run_on_demand() -> None:
     model = sublet.Model(sublet.frontends.onnx.model.from_proto(quantized()).graph)
     names = [node.name for node in model.graph.nodes]
-    early = sublet.plan_memory(model, schedule=sublet.analysis.schedule.serial(model.graph))
+    early = sublet.plan_memory(model, schedule=sublet.plan.schedule.serial(model.graph))
     plan = sublet.plan_memory(model)
     assert plan.arena_bytes < early.arena_bytes / 2
     assert [step.node for step in plan.schedule.steps] != names

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from sublet.analysis.schedule import happens_before
 from sublet.analysis.streams import streamed
 from sublet.errors import ProblemError
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
-from sublet.planning import Options, plan_memory
+from sublet.plan.schedule import happens_before
+from sublet.planning.pipeline import Options, plan_memory
 
 
 def wide(nodes: int) -> Graph:

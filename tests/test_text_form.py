@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from sublet.analysis.schedule import serial
 from sublet.checker import check
 from sublet.errors import TextError
 from sublet.ir.parser import MAX_DEPTH
 from sublet.ir.text import parse, to_text
-from sublet.plan_file import load, save
-from sublet.planning import plan_memory
+from sublet.plan.file import load, save
+from sublet.plan.schedule import serial
+from sublet.planning.pipeline import plan_memory
 from sublet.tensor import DType
 
 ROOT = Path(__file__).parent.parent

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from benchmarks.planning_time import FLAGS, model
+from sublet.api.compiling import compile
 from sublet.checker import check_bytes, state
-from sublet.compiling import compile
 from sublet.errors import Finding, PlanError, PlanViolation
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.plan import POINTER
-from sublet.planning import Options, plan_memory
+from sublet.planning.pipeline import Options, plan_memory
+from sublet.planning.unfollowed import NOT_FOLLOWED, followed, unfollowed
 from sublet.runtime.comparing import compare
-from sublet.unfollowed import NOT_FOLLOWED, followed, unfollowed
 from tests import dialect
 from tests.interpreter import results_match
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from sublet.analysis.schedule import Schedule, Step
 from sublet.checker import check
 from sublet.errors import PlanError
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.plan import MemoryPlan, Region, bound_to
-from sublet.plan_file import fingerprint, from_json, to_json
-from sublet.planning import Options, plan_memory
+from sublet.plan.file import fingerprint, from_json, to_json
+from sublet.plan.schedule import Schedule, Step
+from sublet.planning.pipeline import Options, plan_memory
 from tests import dialect
 from tests.interpreter import results_match
 

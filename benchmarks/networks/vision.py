@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sublet import layers, nn
-from sublet.builder.graph import graph_of
-from sublet.builder.tensor import Tensor
+from sublet.nn.graph import graph_of
+from sublet.nn.tensor import Tensor
 
 
 def conv_norm(x: Tensor, channels: int, kernel: int | tuple[int, int], name: str, **attrs: int) -> Tensor:

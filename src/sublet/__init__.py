@@ -1,30 +1,31 @@
 """Sublet gives a neural network the smallest memory it can run in, proves the plan right, and shows it."""
 
-from sublet import layers, nn
-from sublet.advised import Advice, Advised
-from sublet.advising import advise
-from sublet.budget import Verdict, verdict
-from sublet.builder.graph import Graph
-from sublet.builder.tensor import Tensor
+from sublet import nn
+from sublet.api.advising import advise
+from sublet.api.compiling import compile
 from sublet.checker import check
-from sublet.compiling import compile
 from sublet.errors import SubletError
 from sublet.frontends.model import read_model
 from sublet.ir.graph import CaseOf, Node, Value, While
+from sublet.ir.model import Model
 from sublet.ir.text import parse, to_text
-from sublet.model import Model
-from sublet.optimizers import LAMB, SGD, Adam, AdamW, Clipped, RMSProp
+from sublet.nn import layers
+from sublet.nn.graph import Graph
+from sublet.nn.optimizers import LAMB, SGD, Adam, AdamW, Clipped, RMSProp
+from sublet.nn.tensor import Tensor
+from sublet.nn.training import gradients, less_memory, train_step
 from sublet.packing import STRATEGIES, pack
 from sublet.plan import MemoryPlan
-from sublet.plan_file import load, save
-from sublet.planning import Options, plan_memory
+from sublet.plan.advised import Advice, Advised
+from sublet.plan.file import load, save
+from sublet.plan.verdict import Verdict, verdict
+from sublet.planning.pipeline import Options, plan_memory
 from sublet.runtime.commands import command
 from sublet.runtime.comparing import compare
 from sublet.runtime.executable import Executable
 from sublet.runtime.memory import aligned_bytes
 from sublet.runtime.poison import run_poisoned
 from sublet.tensor import DType, TensorSpec, Unplannable
-from sublet.training import gradients, less_memory, train_step
 
 __all__ = [
     "LAMB",

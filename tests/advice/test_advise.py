@@ -14,13 +14,13 @@ import pytest
 
 import sublet
 from sublet import Options
-from sublet.advice.ideas import Idea, ideas
-from sublet.advice.tried import tried
-from sublet.advised import Advised
 from sublet.errors import ProblemError
 from sublet.frontends.onnx.model import from_proto
-from sublet.model import Model
+from sublet.ir.model import Model
 from sublet.packing import Region
+from sublet.plan.advised import Advised
+from sublet.planning.advice.ideas import Idea, ideas
+from sublet.planning.advice.tried import tried
 from tests.commands import Cli
 from tests.runtime.networks import inception
 

@@ -12,11 +12,11 @@ import pytest
 
 import sublet
 from benchmarks.models.builder import Builder
-from sublet.advice.halves import Halved, halved, halves
-from sublet.advice.pieces import Cut
 from sublet.frontends.model import model_of
 from sublet.frontends.onnx.model import from_proto
-from sublet.model import Constant, Model
+from sublet.ir.model import Constant, Model
+from sublet.planning.advice.halves import Halved, halved, halves
+from sublet.planning.advice.pieces import Cut
 
 pytest.importorskip("onnxruntime")
 

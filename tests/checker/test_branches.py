@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sublet.analysis.schedule import serial
 from sublet.checker import check_bytes
 from sublet.ir.text import parse
+from sublet.plan.schedule import serial
 from tests import dialect
 from tests.plans import plan_at
 

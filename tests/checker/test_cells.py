@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from sublet.analysis.schedule import Schedule, Step, serial
 from sublet.checker import check_bytes
 from sublet.ir.text import parse
 from sublet.plan import MemoryPlan, Rolled, Stride
+from sublet.plan.schedule import Schedule, Step, serial
 from tests import dialect
 from tests.plans import plan_at
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from sublet.analysis.schedule import Schedule, serial
 from sublet.checker import check_bytes
 from sublet.ir.graph import Graph
 from sublet.ir.text import to_text
-from sublet.ir.verify import verify
+from sublet.ops.verify import verify
 from sublet.plan import MemoryPlan
-from sublet.planning import Options, plan_memory
+from sublet.plan.schedule import Schedule, serial
+from sublet.planning.pipeline import Options, plan_memory
 from tests.generate import program
 from tests.interpreter import results_match
 from tests.mutants import JUMP_MUTATIONS, MUTATIONS, mutants, tighter

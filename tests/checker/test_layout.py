@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from sublet.analysis.schedule import serial
 from sublet.checker import check_bytes, require_valid
 from sublet.errors import PlanViolation
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.plan import MemoryPlan, Placement, Region, Storage
+from sublet.plan.schedule import serial
 from tests import dialect
 from tests.plans import moved, own_bytes, plan_at, with_arena
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from sublet.analysis.schedule import serial
 from sublet.checker import check_bytes
 from sublet.ir.graph import CaseOf, Graph, While
 from sublet.ir.text import parse
+from sublet.plan.schedule import serial
 from tests import dialect
 from tests.plans import own_bytes, plan_at
 

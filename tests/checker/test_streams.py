@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sublet.analysis.schedule import Schedule, Step, serial
 from sublet.checker import check_bytes
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
+from sublet.plan.schedule import Schedule, Step, serial
 from tests import dialect
 from tests.plans import own_bytes, plan_at
 

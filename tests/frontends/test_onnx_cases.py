@@ -14,7 +14,7 @@ import pytest
 from sublet.frontends.onnx.model import Imported, from_proto
 from sublet.frontends.onnx.types import TensorType, read_type, spec_of
 from sublet.ir.text import parse, to_text
-from sublet.ir.verify import findings
+from sublet.ops.verify import findings
 from sublet.tensor import TensorSpec
 from tests.frontends.reference import run
 

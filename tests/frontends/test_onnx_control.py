@@ -11,7 +11,7 @@ import pytest
 from sublet.errors import ModelError
 from sublet.frontends.onnx.model import Imported, from_proto
 from sublet.ir.graph import CaseOf, While
-from sublet.ir.verify import findings
+from sublet.ops.verify import findings
 from sublet.tensor import TensorSpec, Unplannable
 from tests.frontends.models import parsed
 from tests.frontends.reference import run

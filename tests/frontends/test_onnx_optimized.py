@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.models.architectures import SMALL
-from sublet.compiling import compile
+from sublet.api.compiling import compile
 from sublet.errors import ModelError
 from sublet.frontends.onnx.model import from_proto
 from sublet.frontends.onnx.optimized import CACHE, MODEL, REFUSAL, WEIGHTS, load_optimized, optimized

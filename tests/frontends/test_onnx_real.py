@@ -11,7 +11,7 @@ from benchmarks.models.wheels import DIMS, ModelsUnavailableError, RealModel, li
 from sublet.frontends.onnx.model import from_proto, load
 from sublet.ir.graph import CaseOf
 from sublet.ir.text import parse, to_text
-from sublet.ir.verify import findings
+from sublet.ops.verify import findings
 from sublet.tensor import DType, TensorSpec
 from tests.frontends.reference import run
 

@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 from typer.testing import CliRunner
 
 import sublet
-from sublet.cli import app
+from sublet.cli.app import app
 from sublet.errors import ModelError, RunError
 from sublet.frontends.onnx.model import from_proto
 from sublet.frontends.onnx.optimized import optimized

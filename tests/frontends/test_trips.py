@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 import pytest
 
-from sublet.compiling import compile
+from sublet.api.compiling import compile
 from sublet.errors import ModelError, RunError
 from sublet.frontends.model import bounded, model_of, read_model
 from sublet.frontends.onnx.model import from_proto
 from sublet.plan import bound_to
-from sublet.planning import Options, plan_memory
+from sublet.planning.pipeline import Options, plan_memory
 from sublet.tensor import TensorSpec, Unplannable
 from tests.frontends.models import parsed
 

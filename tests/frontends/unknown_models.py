@@ -17,12 +17,12 @@ from onnx import helper, numpy_helper
 from rich.console import Console
 
 import sublet
-from sublet.budget import verdict
 from sublet.errors import ModelError, RunError
 from sublet.frontends.model import model_of
 from sublet.frontends.onnx.model import Imported, from_proto
 from sublet.frontends.onnx.optimized import optimized
-from sublet.planning import plan_memory
+from sublet.plan.verdict import verdict
+from sublet.planning.pipeline import plan_memory
 from sublet.runtime.dtypes import NUMPY
 from sublet.tensor import TensorSpec
 from sublet.viz.verdict import verdict_words

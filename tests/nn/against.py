@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sublet.base.extras import require
 from sublet.errors import SpecError
-from sublet.extras import require
-from sublet.ir.emitter import Emitter
 from sublet.ir.graph import Graph, Value
+from sublet.ops.emitter import Emitter
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Example
 from sublet.passes.autodiff import backward, differentiable

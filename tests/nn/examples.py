@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sublet.ir.emitter import Emitter
 from sublet.ir.graph import Graph, Value
+from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import Command, Example
 from sublet.runtime.dtypes import NUMPY
 from sublet.tensor import DType, TensorSpec

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 import sublet
-from sublet.builder.tensor import Tensor
 from sublet.errors import SubletError
-from sublet.training import less_memory
+from sublet.nn.tensor import Tensor
+from sublet.nn.training import less_memory
 from tests.layouts import ALIGNMENTS
 from tests.nn import uses
 from tests.nn.examples import FORM, spec_of_text

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from sublet import parse
+from sublet.base.extras import installed, require
 from sublet.errors import GraphError, SpecError, SubletError, TextError
-from sublet.extras import installed, require
-from sublet.ir.emitter import Emitter
 from sublet.ir.graph import Graph, Node, Value
-from sublet.ir.verify import verify
+from sublet.ops.emitter import Emitter
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Command, Example, Required
+from sublet.ops.verify import verify
 from sublet.passes.autodiff import backward, differentiable
 from sublet.runtime.torch_backend import Torch
 from sublet.tensor import DType, TensorSpec

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sublet.ir.emitter import Emitter
 from sublet.ir.graph import Graph, Value
 from sublet.ops import lookup
+from sublet.ops.emitter import Emitter
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Example
 from sublet.ops.op import Share

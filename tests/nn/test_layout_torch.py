@@ -12,9 +12,9 @@ import pytest
 import sublet
 from sublet import nn
 from sublet.errors import SpecError
-from sublet.ir.emitter import Emitter
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops import lookup
+from sublet.ops.emitter import Emitter
 from sublet.ops.nn.layout import bounds, cut
 from sublet.ops.op import Share
 from sublet.runtime.torch_backend import Torch

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sublet.ir.emitter import Emitter
 from sublet.ir.graph import Graph, Node, Value
+from sublet.ops.emitter import Emitter
 from sublet.runtime.aten import optimizer as kernels
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.nn_reference import NnReference

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import sublet
-from sublet.extras import installed
-from sublet.ir.emitter import Emitter
+from sublet.base.extras import installed
 from sublet.ir.graph import Graph, Value
-from sublet.ir.verify import verify
 from sublet.ops import lookup
+from sublet.ops.emitter import Emitter
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Command, Example
 from sublet.ops.op import Share
+from sublet.ops.verify import verify
 from sublet.passes.autodiff import backward, differentiable
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.kernel import Backend

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx.backend.test.loader import load_model_tests
 
-from sublet.compiling import BACKENDS
+from sublet.api.compiling import BACKENDS
 from sublet.errors import SubletError
 from sublet.frontends.model import Model, model_of
 from sublet.frontends.onnx.model import from_proto

@@ -127,7 +127,7 @@ def test_ctrl_c_during_a_search_keeps_the_best_so_far(tmp_path: Path) -> None:
     # At this alignment the peak cannot be reached, nor is that easily proved: the search goes on.
     problem, out = tmp_path / "aligned.csv", tmp_path / "packed.csv"
     problem.write_text("\n".join([rows[0] + ",alignment", *(f"{row},1536" for row in rows[1:])]) + "\n")
-    words = [sys.executable, "-m", "sublet.cli", "pack", problem, "--timeout", "60", "--out", out, "--json"]
+    words = [sys.executable, "-m", "sublet", "pack", problem, "--timeout", "60", "--out", out, "--json"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         time.sleep(6)  # long enough to be searching, on a busy machine too
         process.send_signal(signal.SIGINT)

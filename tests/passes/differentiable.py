@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from sublet.ir.emitter import Emitter
 from sublet.ir.graph import CaseOf, Graph, Value, While
+from sublet.ops.emitter import Emitter
 from sublet.tensor import DType, TensorSpec
 
 VECTOR = TensorSpec(DType.F64, (4,))

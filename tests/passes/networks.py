@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from sublet.ir.emitter import Emitter
 from sublet.ir.graph import Graph, Value
+from sublet.ops.emitter import Emitter
 from sublet.passes.autodiff import backward
 from sublet.tensor import DType, TensorSpec
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 import sublet
-from sublet.ir.emitter import Emitter
 from sublet.ir.graph import CaseOf, Graph, Value, While
+from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
 from sublet.runtime.dtypes import NUMPY
 from sublet.tensor import DType, TensorSpec

@@ -11,7 +11,7 @@ from sublet.errors import GradientError
 from sublet.ir.graph import CaseOf
 from sublet.ir.text import parse
 from sublet.passes.autodiff import gradients
-from sublet.planning import plan_memory
+from sublet.planning.pipeline import plan_memory
 from tests.passes.differences import check, run, value_of
 
 PIECEWISE = parse("""

@@ -12,7 +12,7 @@ from sublet.ir.text import parse
 from sublet.passes.autodiff import gradients
 from sublet.passes.order import ordered
 from sublet.passes.pipeline import simplify
-from sublet.planning import plan_memory
+from sublet.planning.pipeline import plan_memory
 from tests.passes.differences import run, value_of
 
 torch = pytest.importorskip("torch")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sublet
 from sublet import parse
-from sublet.analysis.schedule import serial
 from sublet.passes.constants import with_late_constants as run
+from sublet.plan.schedule import serial
 from tests.passes.text import becomes, stays
 
 ZEROS = '= nn.fill() {shape = [2], dtype = "f32", value = 0.0}'

@@ -10,7 +10,7 @@ import sublet
 from sublet import layers, nn
 from sublet.ir.graph import Graph
 from sublet.ops.nn.command import PREFIX
-from sublet.planning import Options, plan_memory
+from sublet.planning.pipeline import Options, plan_memory
 
 
 def step(batch: int, width: int) -> Graph:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sublet.analysis.schedule import serial
 from sublet.ir.text import parse
 from sublet.passes.on_demand import computed_from_constants, on_demand
-from sublet.planning import Options, plan_memory
+from sublet.plan.schedule import serial
+from sublet.planning.pipeline import Options, plan_memory
 from tests.passes.programs import program
 
 CHAIN = """

@@ -6,11 +6,11 @@ import pytest
 
 import sublet
 from sublet import Options, parse
-from sublet.analysis.schedule import serial
-from sublet.ir.verify import verify
+from sublet.ops.verify import verify
 from sublet.passes.greedy_orders import ORDERS
 from sublet.passes.live_bytes import blocks_of
 from sublet.passes.order import data_flow, ordered
+from sublet.plan.schedule import serial
 from tests.passes.networks import training_step
 from tests.passes.programs import program, same
 from tests.passes.text import becomes, stays

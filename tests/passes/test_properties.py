@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet.ir.verify import verify
+from sublet.ops.verify import verify
 from sublet.passes.chains import with_chains
 from sublet.passes.pipeline import PASSES, run_passes, simplify
 from tests.passes.programs import nodes_of, program, same

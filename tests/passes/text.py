@@ -7,7 +7,7 @@ from textwrap import dedent
 
 from sublet import parse, to_text
 from sublet.ir.graph import Graph
-from sublet.ir.verify import verify
+from sublet.ops.verify import verify
 
 
 def becomes(run: Callable[[Graph], Graph], before: str, after: str) -> None:

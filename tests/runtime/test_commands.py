@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import sublet
-from sublet.analysis.schedule import serial
 from sublet.errors import GraphError, KernelError, RunError
 from sublet.ir.graph import Graph, Node
 from sublet.ir.text import parse, to_text
 from sublet.ops.op import Share
 from sublet.plan import MemoryPlan
-from sublet.plan_file import from_json, to_json
-from sublet.planning import Options
+from sublet.plan.file import from_json, to_json
+from sublet.plan.schedule import serial
+from sublet.planning.pipeline import Options
 from tests.runtime.networks import CHAIN, LOOP, PythonBackend
 
 W = np.full(16, 3, np.float32)

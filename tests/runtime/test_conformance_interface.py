@@ -12,10 +12,10 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.backend.test import BackendTest
 
-import sublet.onnx_backend as backend
+import sublet.api.onnx_backend as backend
+from sublet.api.onnx_backend import KEPT
 from sublet.errors import ModelError, RunError, SubletError
-from sublet.onnx_backend import KEPT
-from sublet.planning import Options
+from sublet.planning.pipeline import Options
 
 F32 = TensorProto.FLOAT
 REFERENCE: dict[str, Any] = {"backend": "reference"}

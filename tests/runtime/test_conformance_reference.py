@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from sublet.api.onnx_backend import run_model
 from sublet.errors import KernelError, ModelError, RunError
-from sublet.onnx_backend import run_model
 
 RNG = np.random.default_rng(7)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sublet.compiling import compile
+from sublet.api.compiling import compile
 from sublet.errors import GraphError, KernelError, ModelError, TextError
 from sublet.ir.text import parse
 from sublet.runtime.executable import Executable

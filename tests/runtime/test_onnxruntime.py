@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.models.architectures import SMALL
 from benchmarks.models.wheels import RealModel, light_models
-from sublet.compiling import compile
-from sublet.planning import Options
+from sublet.api.compiling import compile
+from sublet.planning.pipeline import Options
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.executable import Executable
 from sublet.runtime.ort_backend import OnnxRuntime

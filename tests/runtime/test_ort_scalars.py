@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sublet.compiling import compile
+from sublet.api.compiling import compile
 from sublet.runtime.ort_backend import OnnxRuntime
 from sublet.runtime.ort_scalars import FUNCTIONS
 from tests.frontends.models import parsed

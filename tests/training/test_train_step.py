@@ -10,8 +10,8 @@ import pytest
 
 import sublet
 from sublet import layers, nn
-from sublet.builder.tensor import Tensor
 from sublet.errors import GradientError, SpecError
+from sublet.nn.tensor import Tensor
 
 X = np.linspace(-1, 1, 24).reshape(6, 4)
 T = np.stack([X.sum(1) > 0, X[:, 0] > 0], 1).astype(np.float64)

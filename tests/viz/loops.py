@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sublet.ir.text import parse
 from sublet.plan import MemoryPlan
-from sublet.planning import plan_memory
+from sublet.planning.pipeline import plan_memory
 
 DELAY = """
 graph @delay(%x: f32[1024], %y: f32[1024], %n: i64[]) {

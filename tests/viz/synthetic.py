@@ -6,8 +6,8 @@ from bisect import insort
 from dataclasses import replace
 from random import Random
 
-from sublet.analysis.schedule import Schedule, Step
 from sublet.plan import ARENA, RUN, MemoryPlan, Outside, Peak, Placement, Point, Region, Storage
+from sublet.plan.schedule import Schedule, Step
 from sublet.viz.rectangles import rectangles
 
 OPS = ("Conv", "Relu", "MatMul", "Add", "Softmax", "Resize", "Concat", "Mul")

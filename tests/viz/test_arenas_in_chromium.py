@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from sublet.advised import Advice, Advised
-from sublet.bytesize import human
+from sublet.base.bytesize import human
 from sublet.ir.text import parse
 from sublet.plan import Described
-from sublet.planning import Options, plan_memory
+from sublet.plan.advised import Advice, Advised
+from sublet.planning.pipeline import Options, plan_memory
 from sublet.viz.compared import compared
 from sublet.viz.rectangles import rectangles
 from tests.test_plan_regions import NET, REGIONS

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sublet.bytesize import human
+from sublet.base.bytesize import human
 from sublet.errors import ProblemError
 from sublet.ir.text import parse
 from sublet.packing import Packing, Problem, Region
 from sublet.plan import RUN, Described, Point
-from sublet.planning import Options, plan_memory
+from sublet.planning.pipeline import Options, plan_memory
 from sublet.viz.compared import compared
 from sublet.viz.groups import groups, scopes
 from sublet.viz.png import write_png

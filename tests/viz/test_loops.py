@@ -10,10 +10,10 @@ from rich.console import Console
 
 from sublet.ir.text import parse
 from sublet.plan import Jump, Point, Rolled
-from sublet.planning import Options, plan_memory
-from sublet.report import as_json
+from sublet.planning.pipeline import Options, plan_memory
 from sublet.viz.loops import bands, rounds_of, turns
 from sublet.viz.rectangles import rectangles
+from sublet.viz.report import as_json
 from sublet.viz.summary import summary
 from tests.viz.loops import DELAY, delay_plan
 from tests.viz.synthetic import small_plan

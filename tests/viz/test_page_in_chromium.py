@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from sublet.bytesize import human
+from sublet.base.bytesize import human
+from sublet.ir.recipe import Recipe
 from sublet.packing.problem import Buffer, Packing, Problem
 from sublet.plan import ARENA, MemoryPlan, Outside, Placement, Region
-from sublet.recipe import Recipe
 from sublet.viz.page import write_html
 from sublet.viz.rectangles import Picture, packing_rectangles, rectangles
 from tests.viz.chromium import PROGRAM, Chromium

@@ -25,12 +25,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from sublet.analysis.instances import AlsoPointer, Candidates, Instance, Instances, Refused, Reusable, Unrollable, never
-from sublet.analysis.schedule import Schedule, happens_before
 from sublet.analysis.unroll import Copies, Way
 from sublet.analysis.windows import Window, windows
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.plan import Context, Edge, Rolled
 from sublet.plan import Point as PlanPoint
+from sublet.plan.schedule import Schedule, happens_before
 
 STEPS = 64
 """Steps of the search for free places that count as one point."""

@@ -19,13 +19,13 @@ from sublet.analysis.interference import MAX_BUFFERS
 from sublet.analysis.liveness import LiveRanges, liveness
 from sublet.analysis.merging import take_turns
 from sublet.analysis.order import Concurrency
-from sublet.analysis.schedule import Schedule
 from sublet.analysis.sharing import SharedBuffer, copied, permitted
 from sublet.analysis.windows import windows
 from sublet.errors import PlanError
 from sublet.ir.graph import CaseOf, Graph, Value, While
 from sublet.ir.walk import assignments
 from sublet.plan import POINTER, MemoryPlan
+from sublet.plan.schedule import Schedule
 
 MOST_TRIES = 8
 """So often is a program laid out with more pointers; what is still copied then is copied."""

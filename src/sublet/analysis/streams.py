@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from sublet.analysis.schedule import Schedule, Step
 from sublet.errors import ProblemError
 from sublet.ir.graph import Graph, Node, While
 from sublet.ir.walk import makers, needs
+from sublet.plan.schedule import Schedule, Step
 
 MAX_NODES = 32_768
 """Nodes of a program with several streams: who comes before whom is held for all pairs, in bits."""

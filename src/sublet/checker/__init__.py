@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sublet.analysis.schedule import Schedule
 from sublet.checker.bound import Standing
 from sublet.checker.claims import LABELS, PROVEN, check_claims
 from sublet.checker.contents import contents, sources
@@ -34,6 +33,7 @@ from sublet.checker.replay import replay
 from sublet.errors import Finding, PlanViolation
 from sublet.ir.graph import CaseOf, Graph, While
 from sublet.plan import MemoryPlan
+from sublet.plan.schedule import Schedule
 
 __all__ = ["LABELS", "PROVEN", "Judgement", "Standing", "check", "check_bytes", "judge", "require_valid"]
 

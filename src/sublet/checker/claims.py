@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from sublet.analysis.schedule import Schedule
 from sublet.checker.blocks import blocks, check_apart, check_groups
 from sublet.checker.bound import Standing, check_bound
 from sublet.checker.copies import check_moves, check_targets
@@ -24,6 +23,7 @@ from sublet.checker.walk import Places, TooManyStatesError, Walk
 from sublet.errors import Finding
 from sublet.ir.graph import Graph, Value
 from sublet.plan import ARENA, POINTER, UNLIMITED, MemoryPlan, Placement, Region
+from sublet.plan.schedule import Schedule
 from sublet.tensor import Unplannable
 
 MOST_ALIGNMENT = 1 << 32

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sublet.analysis.schedule import Schedule, happens_before
 from sublet.errors import Finding
 from sublet.ir.graph import Graph, While
 from sublet.ir.walk import needs
+from sublet.plan.schedule import Schedule, happens_before
 
 MOST_STREAMS = 1 << 16
 

@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from sublet.analysis.schedule import Schedule, happens_before
 from sublet.checker.accesses import Accesses, Touched
 from sublet.checker.cells import Cells, this_round
 from sublet.checker.layout import span
 from sublet.errors import Finding
 from sublet.ir.graph import Graph
 from sublet.plan import Region
+from sublet.plan.schedule import Schedule, happens_before
 
 
 class Access(NamedTuple):

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 
-from sublet.analysis.schedule import Schedule
 from sublet.checker.accesses import Accesses
 from sublet.checker.actions import Action, Actions
 from sublet.checker.cells import LATEST, this_round
@@ -33,6 +32,7 @@ from sublet.errors import Finding
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ir.walk import needs
 from sublet.plan import Context, Region, Rolled
+from sublet.plan.schedule import Schedule
 
 MOST_TARGETS = 64
 """A plan in which a pointer can stand for more regions at one moment is not followed."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sublet.analysis.schedule import Schedule
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.plan import UPDATE, Context, Edge, Point, Rolled
+from sublet.plan.schedule import Schedule
 
 Pairs = tuple[tuple[Value, Value], ...]
 Records = Mapping[tuple[str, Context], Rolled]

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from sublet.base.files import read_text
 from sublet.errors import ModelError
-from sublet.files import read_text
 from sublet.frontends.onnx.model import Imported, load
 from sublet.frontends.onnx.optimized import load_optimized
 from sublet.frontends.trips import Trips, trips_of, with_max_trips
+from sublet.ir.model import Model
+from sublet.ir.recipe import AS_IS
 from sublet.ir.text import parse
-from sublet.model import Model
-from sublet.recipe import AS_IS
 
 ONNX_SUFFIX = ".onnx"
 TEXT_SUFFIX = ".sublet"

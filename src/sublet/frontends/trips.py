@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from sublet.base.printable import printable
 from sublet.errors import ModelError
 from sublet.ir.graph import Graph, Value, While
 from sublet.ir.walk import reads, renamed
-from sublet.printable import printable
 from sublet.tensor import TensorSpec, Unplannable
 
 EVERY = ""

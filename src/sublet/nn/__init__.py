@@ -12,9 +12,9 @@ from difflib import get_close_matches
 from inspect import Parameter, Signature, signature
 from typing import Any
 
-from sublet.builder.lines import at_line
-from sublet.builder.tensor import Tensor
 from sublet.errors import SpecError
+from sublet.nn.lines import at_line
+from sublet.nn.tensor import Tensor
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import PREFIX, Command, Required
 

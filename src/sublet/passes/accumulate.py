@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from sublet.ir.emitter import Emitter
 from sublet.ir.graph import Node, Value
+from sublet.ops.emitter import Emitter
 from sublet.ops.nn import command
 from sublet.ops.nn.command import PREFIX, spec_of
 from sublet.tensor import TensorSpec

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sublet.errors import GradientError
-from sublet.ir.emitter import Emitter
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ir.walk import needs
 from sublet.ops import lookup
+from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import pick, spec_of
 from sublet.passes.accumulate import Box, Contributions, box_of
 from sublet.passes.autodiff_case import branch_gradient

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from sublet.ir.emitter import Emitter
 from sublet.ir.graph import CaseOf, Graph, Node, Value
 from sublet.ir.walk import captures
+from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
 from sublet.passes.accumulate import Contributions
 from sublet.passes.autodiff_level import Flow, Level, Reads, defined, needed, taken, zeros

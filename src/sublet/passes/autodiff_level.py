@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sublet.errors import GradientError
-from sublet.ir.emitter import Emitter
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.walk import captures, needs, renamed_in
 from sublet.ops import lookup
+from sublet.ops.emitter import Emitter
 from sublet.passes.accumulate import Box, Contributions
 from sublet.tensor import DType, TensorSpec
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sublet.ir.emitter import Emitter
 from sublet.ir.graph import Node, Value, While
+from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
 from sublet.passes.accumulate import part_of
 from sublet.passes.autodiff_level import SCALAR

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sublet.ir.emitter import Emitter
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
 from sublet.passes.autodiff_level import SCALAR, Level, Reads, defined, refuse, taken
 from sublet.passes.autodiff_rounds import Lane, Rounds, bound_of, lane_of, told_count

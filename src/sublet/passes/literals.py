@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from sublet.ir.emitter import CONSTANT_ELEMENTS
 from sublet.ir.graph import Node, Value
+from sublet.ops.emitter import CONSTANT_ELEMENTS
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import PREFIX
 from sublet.tensor import DType, TensorSpec

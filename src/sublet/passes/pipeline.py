@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from sublet.errors import Finding, GraphError, SubletError
 from sublet.ir.graph import Graph
-from sublet.ir.verify import findings
-from sublet.ir.verify import verify as verify_graph
+from sublet.ops.verify import findings
+from sublet.ops.verify import verify as verify_graph
 from sublet.passes.algebra import without_needless_work
 from sublet.passes.chains import with_chains
 from sublet.passes.common import without_common

@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sublet.ir.emitter import Emitter
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.walk import reads_inside, results
 from sublet.ops import lookup
+from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import pick, spec_of
 from sublet.passes.live_bytes import blocks_of
 

@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sublet.ir.emitter import Emitter, Literals, Names
 from sublet.ir.graph import Graph, Node, Value, While
 from sublet.ir.walk import mapped, reads, reads_inside, renamed, results, tested, with_inputs, with_results
 from sublet.ops import lookup
+from sublet.ops.emitter import Emitter, Literals, Names
 
 
 def constants_of(graph: Graph) -> tuple[Value, ...]:

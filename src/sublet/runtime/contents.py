@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.printable import printable
 from sublet.errors import RunError
 from sublet.ir.graph import Graph, Value
 from sublet.plan import bound_to
-from sublet.printable import printable
 from sublet.runtime.given import checked, content_for, in_place, listed
 from sublet.runtime.memory import Memory, array_of, raw_bytes
 from sublet.runtime.state import State

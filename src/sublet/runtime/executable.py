@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from sublet.analysis.settle import planned_flow
+from sublet.base.printable import printable
 from sublet.errors import PlanError, RunError
 from sublet.ir.graph import Graph, Value
 from sublet.plan import MemoryPlan, Region
-from sublet.plan_file import fingerprint
-from sublet.printable import printable
+from sublet.plan.file import fingerprint
 from sublet.runtime.contents import Contents
 from sublet.runtime.dtypes import packed, plain
 from sublet.runtime.given import by_name, listed

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from sublet.analysis.exchange import placed
 from sublet.analysis.flow import Flow
+from sublet.base.printable import printable
 from sublet.ir.graph import Graph, Value
 from sublet.plan import UPDATE, MemoryPlan, Region
-from sublet.printable import printable
 
 SHOWN = 5
 

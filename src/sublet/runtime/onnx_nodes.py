@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sublet.extras import require
+from sublet.base.extras import require
 from sublet.ir.graph import Attr, Node
 from sublet.ops.onnx import PREFIX
 

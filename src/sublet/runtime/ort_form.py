@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sublet.base.extras import require
 from sublet.errors import SubletError
-from sublet.extras import require
 from sublet.ir.graph import Node, Value
 from sublet.ops.onnx import PREFIX
 from sublet.ops.onnx_inplace import BINARY, EXTREMES, UNARY, VARIADIC

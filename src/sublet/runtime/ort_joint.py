@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sublet.extras import require
+from sublet.base.extras import require
 from sublet.runtime.copying import Copies
 from sublet.runtime.kernel import Array, Call
 from sublet.runtime.onnx_nodes import single_node

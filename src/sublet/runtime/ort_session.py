@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sublet.extras import require
+from sublet.base.extras import require
 from sublet.plan import Stride
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.kernel import Array, Call

@@ -16,8 +16,8 @@ from typing import Any
 
 from sublet.analysis.flow import Point
 from sublet.analysis.liveness import merge
+from sublet.base.files import write
 from sublet.errors import RunError
-from sublet.files import write
 from sublet.plan import ARENA, Placement
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Call

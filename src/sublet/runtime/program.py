@@ -11,11 +11,11 @@ from typing import Any
 
 from sublet.analysis.exchange import placed
 from sublet.analysis.flow import Flow, Point
-from sublet.analysis.schedule import Schedule
 from sublet.analysis.windows import windows
 from sublet.errors import RunError
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.plan import Context, Region, Rolled, Stride
+from sublet.plan.schedule import Schedule
 from sublet.runtime.joining import Guarded, guarded, joined
 from sublet.runtime.kernel import Call, Operand
 from sublet.runtime.left import UNBEGUN, Span

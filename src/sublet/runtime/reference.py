@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.extras import require
 from sublet.errors import RunError
-from sublet.extras import require
 from sublet.ir.graph import Node, Value
 from sublet.ops.onnx import PREFIX
 from sublet.runtime.dtypes import NUMPY, pack, packed, unpack

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from sublet.base.printable import printable
 from sublet.errors import RunError
 from sublet.ir.graph import Graph, Value
-from sublet.printable import printable
 from sublet.runtime.left import Left
 from sublet.runtime.memory import Memory, Raw
 

@@ -12,7 +12,7 @@ from functools import partial
 from queue import SimpleQueue
 from threading import Event, Lock, Thread
 
-from sublet.analysis.schedule import Step
+from sublet.plan.schedule import Step
 from sublet.runtime.kernel import Call
 from sublet.runtime.moves import nothing
 

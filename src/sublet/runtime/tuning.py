@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from sublet.cache import add_entry, entry, remove_entry
+from sublet.base.cache import add_entry, entry, remove_entry
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.runtime.copying import byte_copies
 from sublet.runtime.dtypes import array_over

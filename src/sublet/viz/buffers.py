@@ -6,10 +6,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from sublet.budget import LiveBuffer
-from sublet.bytesize import human
+from sublet.base.bytesize import human
+from sublet.base.printable import printable
 from sublet.plan import MemoryPlan, Placement
-from sublet.printable import printable
+from sublet.plan.verdict import LiveBuffer
 
 SHOWN = 12
 """Buffers in a table; the rest is summed up in one line."""

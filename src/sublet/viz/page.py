@@ -13,8 +13,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from sublet.advised import Advised
-from sublet.files import write
+from sublet.base.files import write
+from sublet.plan.advised import Advised
 from sublet.viz.columns import Columns
 from sublet.viz.rectangles import Curve, Picture, reserved
 

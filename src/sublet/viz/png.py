@@ -8,10 +8,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from sublet.bytesize import human
+from sublet.base.bytesize import human
+from sublet.base.extras import require
+from sublet.base.files import write
 from sublet.errors import SubletError
-from sublet.extras import require
-from sublet.files import write
 from sublet.plan import UNLIMITED
 from sublet.viz.colours import ARENA, BOUND, CURVE, OTHER, PEAK, mixed, rgb, value_colour
 from sublet.viz.rectangles import Picture, Rectangle, live_columns, point_name, reserved

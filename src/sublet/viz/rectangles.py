@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
-from sublet.advised import Advised
-from sublet.bytesize import human, percent
-from sublet.coverage import assumptions, coverage
+from sublet.base.bytesize import human, percent
 from sublet.errors import ProblemError
 from sublet.packing.problem import Packing, Problem
 from sublet.plan import ARENA, POINTER, UNLIMITED, MemoryPlan, Peak, Placement, Region, Storage, fragmentation
+from sublet.plan.advised import Advised
+from sublet.plan.coverage import assumptions, coverage
 from sublet.viz.arenas import Arena, begins
 from sublet.viz.groups import NO_GROUPS, Groups, groups
 from sublet.viz.loops import Band, bands, when

@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 from rich.style import Style
 
-from sublet.bytesize import human
+from sublet.base.bytesize import human
 from sublet.viz.colours import BUFFERS, mixed
 from sublet.viz.grid import FREE, grid, name_letters
 from sublet.viz.rectangles import Picture, live_columns, point_name

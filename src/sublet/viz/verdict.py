@@ -5,11 +5,11 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from sublet.budget import EVERY, Outcome, Verdict
-from sublet.bytesize import human
-from sublet.coverage import assumptions, named
+from sublet.base.bytesize import human
+from sublet.base.printable import printable
 from sublet.plan import MemoryPlan
-from sublet.printable import printable
+from sublet.plan.coverage import assumptions, named
+from sublet.plan.verdict import EVERY, Outcome, Verdict
 from sublet.viz.buffers import buffer_table
 
 

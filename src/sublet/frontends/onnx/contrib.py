@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from sublet.extras import require
+from sublet.base.extras import require
 from sublet.frontends.onnx.program import Known
 from sublet.frontends.onnx.types import TensorType, Type
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sublet.base.extras import require
 from sublet.errors import ModelError
-from sublet.extras import require
 from sublet.frontends.onnx.foldable import FILTERS, INTEGERS, SAME_ORDER, foldable, guarded
 from sublet.frontends.onnx.infer import schema_of
 from sublet.frontends.onnx.program import Known, Program

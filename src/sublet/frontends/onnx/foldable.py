@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sublet.extras import require
+from sublet.base.extras import require
 from sublet.frontends.onnx.weights import Array
 from sublet.tensor import DType
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from sublet.base.extras import require
 from sublet.errors import ModelError
-from sublet.extras import require
 from sublet.frontends.onnx.contradictions import DATA_ELEMENTS, contradiction, seen, tell
 from sublet.frontends.onnx.contrib import BEFORE_THEIR_OPSET, contrib_types
 from sublet.frontends.onnx.file import domain_of

@@ -22,7 +22,7 @@ from sublet.frontends.onnx.program import ATTEMPTS_PER_NODE, Program, Scope
 from sublet.frontends.onnx.prune import prune
 from sublet.frontends.onnx.weights import Weight
 from sublet.ir.graph import Graph, Value
-from sublet.recipe import PLAIN, Recipe
+from sublet.ir.recipe import PLAIN, Recipe
 
 if TYPE_CHECKING:
     import onnx

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sublet.cache import add_entry, entry, remove_entry
+from sublet.base.cache import add_entry, entry, remove_entry
+from sublet.base.extras import require
+from sublet.base.printable import printable
 from sublet.errors import Finding, ModelError
-from sublet.extras import require
 from sublet.frontends.onnx.dims import bind_inputs
 from sublet.frontends.onnx.file import all_nodes, inlined, opsets_of, read_model
 from sublet.frontends.onnx.model import Imported, from_proto
@@ -30,8 +31,7 @@ from sublet.frontends.onnx.outputs import with_written_outputs
 from sublet.frontends.onnx.runtime_types import inferred_types, session_options, session_over
 from sublet.frontends.onnx.types import TensorType, spec_of, write_type
 from sublet.frontends.onnx.weights import Weight, external_file, of_array
-from sublet.printable import printable
-from sublet.recipe import Recipe
+from sublet.ir.recipe import Recipe
 from sublet.runtime.dtypes import NUMPY, packed
 from sublet.tensor import TensorSpec
 

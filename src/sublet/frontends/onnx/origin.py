@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from sublet.printable import printable
+from sublet.base.printable import printable
 
 if TYPE_CHECKING:
     import onnx

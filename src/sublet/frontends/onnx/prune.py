@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TypeVar
 
-from sublet.extras import require
+from sublet.base.extras import require
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops.onnx_outputs import written_outputs
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sublet.extras import require
+from sublet.base.extras import require
 from sublet.frontends.onnx.file import all_nodes
 from sublet.frontends.onnx.types import Dims, TensorType, spec_of, write_type
 from sublet.tensor import TensorSpec

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sublet.base.extras import require
 from sublet.errors import ModelError, SubletError
-from sublet.extras import require
 from sublet.tensor import DType, Spec, TensorSpec, Unplannable
 
 if TYPE_CHECKING:

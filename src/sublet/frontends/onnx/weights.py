@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sublet.base.extras import require
 from sublet.errors import ModelError
-from sublet.extras import require
 from sublet.frontends.onnx.types import TensorType, Type, spec_of
 from sublet.tensor import DType, Spec, TensorSpec
 

@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from sublet.extras import require
+from sublet.base.extras import require
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import spec_of
 from sublet.runtime.kernel import Array, Call

@@ -1,0 +1,1 @@
+"""What users call: reading what they bring, compiling it, advice."""

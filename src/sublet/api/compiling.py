@@ -1,0 +1,203 @@
+"""From a model to something that runs: read it, choose kernels, plan, prove, bind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sublet.api.sources import AUTO, Optimize, first_of, level, source_of
+from sublet.base.extras import installed, require
+from sublet.checker import require_valid
+from sublet.errors import PlanError, RunError
+from sublet.frontends.trips import Trips
+from sublet.ir.graph import Graph, Value
+from sublet.ir.model import Model
+from sublet.ir.recipe import AS_IS
+from sublet.ir.scratch import with_scratch
+from sublet.nn.graph import Graph as WrittenGraph
+from sublet.plan import MemoryPlan
+from sublet.plan.file import fingerprint
+from sublet.planning.pipeline import Options, Progress, plan_memory
+from sublet.runtime.commands import Commands, uses_commands
+from sublet.runtime.dtypes import NUMPY
+from sublet.runtime.executable import Executable
+from sublet.runtime.given import listed
+from sublet.runtime.kernel import Array, Backend
+from sublet.runtime.kernels import choose_kernels, scratch_of
+from sublet.runtime.memory import aligned_bytes
+from sublet.runtime.nn_reference import NnReference
+from sublet.runtime.numpy_backend import Numpy
+from sublet.runtime.ort_backend import OnnxRuntime
+from sublet.runtime.reference import Reference
+from sublet.runtime.torch_backend import Torch
+from sublet.runtime.tuning import WORKSPACE_BYTES, Tuner
+from sublet.runtime.workspace import bytes_in_use, growth
+from sublet.tensor import TensorSpec
+
+BACKENDS: dict[str, Callable[[Model], Backend]] = {
+    "onnxruntime": lambda model: OnnxRuntime(model.opsets),
+    "torch": lambda model: Torch(),
+    "numpy": lambda model: Numpy(),
+    "reference": lambda model: Reference(model.opsets),
+}
+"""Makes the backend of a name for a model; the fastest first."""
+
+NEEDS = {"onnxruntime": "onnxruntime", "torch": "torch"}
+"""The package that a backend needs."""
+
+WIDE = 64
+"""Bytes of a line of the cache. Convolutions are up to 15 % slower over weights that are not aligned to it."""
+
+
+def compile(
+    model: str | Path | WrittenGraph | Graph | Model | Any,
+    *,
+    dims: Mapping[str, int] | None = None,
+    max_trips: Trips = None,
+    backend: str | Backend | Sequence[str | Backend] = AUTO,
+    optimize: Optimize = AUTO,
+    assume: Mapping[str, str] | None = None,
+    options: Options | None = None,
+    plan: MemoryPlan | None = None,
+    arena: Any = None,
+    weights: Mapping[str, Array] | None = None,
+    autotune: bool = False,
+    workspace: int = WORKSPACE_BYTES,
+    progress: Progress | None = None,
+) -> Executable:
+    """An Executable of a model: a file, an ONNX ModelProto, a graph written in Python, a `Model`, a training step.
+
+    `max_trips` declares how many rounds loops make at most, `assume` tells unknown shapes: see `read_model`.
+    `backend` names where kernels come from, in order of preference; "auto" takes the fastest installed and
+    falls back on the reference. `optimize="onnxruntime"` lets ONNX Runtime's optimiser rewrite an ONNX model
+    first ("onnxruntime-extended" and "onnxruntime-basic" are lower levels of it), "none" takes it as it is, and "auto"
+    asks that of it when its backend goes first; with a plan it is what the plan is for.
+    `plan` is a plan made elsewhere; `arena` is memory to run in. `autotune` times, where several backends but the
+    reference compute a node, each of them on this machine, takes the fastest and remembers it in the cache; it may take
+    `workspace` bytes to do so. Backends differ in the last bits. Ops of `sublet.command` run with every backend.
+    Raises ModelError for a model that cannot be read, RunError when no backend computes a node or a weight is
+    missing, PlanError when `plan` was not made for this model, PlanViolation when it is wrong.
+    """
+    names = _chosen_backends(backend)
+    source = to_run(model, dims, max_trips=max_trips, backend=backend, optimize=optimize, assume=assume, plan=plan)
+    graph, told = source.graph, dict((*source.recipe.conditions, *(plan.assumed if plan else ())))
+    backends = _made_backends(names, source)
+    contents = _weights(source, weights or {})
+    arrays = {v: contents[v] for v in graph.constants if isinstance(v.spec, TensorSpec)}
+    preferred = _fastest(source, names, arrays, workspace) if autotune else {}
+    in_use = bytes_in_use()
+    scratch = scratch_of(choose_kernels(graph, backends, arrays, preferred, told))
+    graph = with_scratch(graph, dict(scratch))
+    kept = growth(in_use)
+    if plan is None:
+        recipe = replace(source.recipe, scratch=scratch)
+        plan = plan_memory(replace(source, graph=graph, recipe=recipe), options, progress=progress)
+    elif why := _other_recipe(plan, scratch, source):
+        raise PlanError(why)
+    elif fingerprint(graph, plan.schedule) == plan.fingerprint:  # or the executable refuses it
+        require_valid(graph, plan.schedule, plan)
+    executable = Executable(
+        graph,
+        plan,
+        lambda constants: choose_kernels(source.graph, backends, constants, preferred, told),
+        contents,
+        source.inputs,
+        source.outputs,
+        kept,
+        source.remark,
+    )
+    if arena is not None:
+        executable.bind("arena", arena)
+    return executable
+
+
+def to_run(
+    model: Any,
+    dims: Mapping[str, int] | None = None,
+    *,
+    max_trips: Trips = None,
+    backend: str | Backend | Sequence[str | Backend] = AUTO,
+    optimize: str = AUTO,
+    assume: Mapping[str, str] | None = None,
+    plan: MemoryPlan | None = None,
+) -> Model:
+    """The model that `compile` runs when it is given these: an optimiser keeps no names that shapes are assumed of."""
+    wanted = level(AS_IS if assume and optimize == AUTO else optimize, first_of(_chosen_backends(backend)), plan)
+    changed, assume = (plan.recipe.changed, dict(plan.recipe.assumed)) if plan else ("", assume)
+    return source_of(model, dims, max_trips=max_trips, optimize=wanted, changed=changed, assume=assume)
+
+
+def _other_recipe(plan: MemoryPlan, asked: Sequence[tuple[str, int]], source: Model) -> str:
+    """That the kernels need other scratch memory than a plan has, or that it hides on what it rests; "" for neither."""
+    if plan.recipe.scratch == asked:
+        hidden = set(source.recipe.declared) - set(plan.recipe.declared)
+        return "the plan leaves out types that only the model's file declares: plan it again" if hidden else ""
+    had, now = (max((nbytes for _, nbytes in several), default=0) for several in (plan.recipe.scratch, asked))
+    return (
+        f"the kernels of {len(asked)} nodes ask for scratch memory, {now:,} bytes at most; the plan has some for "
+        f"{len(plan.recipe.scratch)} nodes, {had:,} bytes at most: plan with these backends (sublet run --save-plan)"
+    )
+
+
+def _made_backends(names: Sequence[str | Backend], source: Model) -> list[Backend]:
+    made = [BACKENDS[entry](source) if isinstance(entry, str) else entry for entry in names]
+    if "reference" in names:
+        made.append(NnReference())
+    return [Commands(), *made] if uses_commands(source.graph) else made
+
+
+def _fastest(
+    source: Model, names: Sequence[str | Backend], constants: Mapping[Value, Array], workspace: int
+) -> dict[str, str]:
+    """The fastest backend by node. The backends made for it are dropped again, with the sessions they opened."""
+    candidates = [made for made in _made_backends(names, source) if not isinstance(made, Reference | NnReference)]
+    return Tuner(candidates, source.opsets, workspace).choices(source.graph, constants)
+
+
+def _chosen_backends(chosen: str | Backend | Sequence[str | Backend]) -> list[str | Backend]:
+    names: list[str | Backend]
+    if chosen == AUTO:
+        names = [name for name in BACKENDS if name not in NEEDS or installed(NEEDS[name])]
+    elif isinstance(chosen, str) or not isinstance(chosen, Sequence):
+        names = [chosen]
+    else:
+        names = list(chosen)
+    unknown = [name for name in names if isinstance(name, str) and name not in BACKENDS]
+    if unknown:
+        raise RunError(f"there is no backend {unknown[0]!r}; there are {AUTO}, {', '.join(BACKENDS)}")
+    for name in names if chosen != AUTO else ():
+        if isinstance(name, str) and name in NEEDS:
+            require(NEEDS[name], extra=NEEDS[name])
+    return names
+
+
+def _weights(model: Model, given: Mapping[str, Array]) -> dict[Any, Any]:
+    contents: dict[Any, Any] = {}
+    missing: list[str] = []
+    for value in model.graph.weights:
+        if value.name in given:
+            contents[value] = given[value.name]
+        elif value.name in model.weights:
+            contents[value] = _aligned(model.weights[value.name].array())
+        elif value.literal is not None and isinstance(value.spec, TensorSpec):
+            contents[value] = np.array(value.literal, NUMPY[value.spec.dtype]).reshape(value.spec.shape)
+        else:
+            missing.append(value.name)
+    if missing:
+        raise RunError(f"{len(missing)} weight(s) have no content: give {listed(missing)} in `weights`")
+    return contents
+
+
+def _aligned(array: Any) -> Any:
+    """The array, moved to where kernels read it fastest: a vector should not lie across two lines of the cache."""
+    if not isinstance(array, np.ndarray) or array.nbytes < WIDE or array.dtype.hasobject:
+        return array
+    if array.flags.c_contiguous and array.ctypes.data % WIDE == 0:
+        return array
+    moved = aligned_bytes(array.nbytes, WIDE).view(array.dtype).reshape(array.shape)
+    moved[...] = array
+    return moved

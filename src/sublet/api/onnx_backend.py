@@ -1,0 +1,208 @@
+"""ONNX's backend interface: Sublet as `onnx.backend` knows runtimes, for whoever already speaks to one.
+
+    import sublet.api.onnx_backend as backend
+    rep = backend.prepare(model)
+    outputs = rep.run([x, y])
+
+Open dimensions take the extents of the inputs of each run; executables are kept, one for each set of shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sublet.api.compiling import compile
+from sublet.api.sources import AUTO
+from sublet.base.extras import require
+from sublet.errors import RunError
+from sublet.frontends.model import model_of
+from sublet.frontends.onnx.file import all_nodes, domain_of
+from sublet.frontends.onnx.model import from_proto
+from sublet.frontends.onnx.types import STRING, TensorType, read_type
+from sublet.planning.pipeline import Options
+from sublet.runtime.executable import Executable
+
+if TYPE_CHECKING:
+    import onnx
+    from onnx.backend.base import Backend, BackendRep, namedtupledict
+else:
+    base = require("onnx.backend.base", extra="onnx")
+    Backend, BackendRep, namedtupledict = base.Backend, base.BackendRep, base.namedtupledict
+
+Key = tuple[tuple[str, tuple[int, ...]], ...]
+"""The shapes, by name, of the inputs that may have another shape in another run."""
+
+KEPT = 8
+"""Executables a prepared model keeps, of as many sets of input shapes."""
+
+
+class SubletRep(BackendRep):
+    """A prepared model. `run` may be called with inputs of any shapes the model allows."""
+
+    def __init__(self, model: onnx.ModelProto, backend: str, options: Options | None) -> None:
+        """Raises ModelError for a malformed model, RunError when no backend computes a node."""
+        defaults = {tensor.name for tensor in model.graph.initializer}
+        defaults.update(tensor.values.name for tensor in model.graph.sparse_initializer)
+        self.inputs = tuple(value.name for value in model.graph.input)
+        self.required = tuple(name for name in self.inputs if name not in defaults)
+        self.outputs = tuple(value.name for value in model.graph.output)
+        self._result = namedtupledict("Outputs", self.outputs)
+        self._model, self._backend, self._options = model, backend, options
+        self._closed = {value.name for value in model.graph.input if value.name not in defaults and _closed(value)}
+        self._executables: dict[Key, Executable] = {}
+        self._lock = Lock()
+        if self._closed.issuperset(self.required):
+            self.executable({})
+
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """The outputs of one run, in the model's order; they also go by their names.
+
+        `inputs` are given by name, or in the model's order: all of them, or those that have no default. A single
+        array is the only input. Raises RunError for inputs that do not fit the model.
+        """
+        feeds = self.feeds(inputs)
+        results = self.executable(feeds)(feeds)
+        outputs: tuple[Any, ...] = self._result(*(results[name] for name in self.outputs))
+        return outputs
+
+    def feeds(self, inputs: Any) -> dict[str, Any]:
+        """The inputs by name. Raises RunError when one is missing or not the model's."""
+        if isinstance(inputs, Mapping):
+            wrong = [f"the model has no input {name!r}" for name in inputs if name not in self.inputs]
+            wrong += [f"the input {name!r} is missing" for name in self.required if name not in inputs]
+            if wrong:
+                raise RunError(f"{wrong[0]}; the model's inputs are {', '.join(self.inputs) or 'none'}")
+            return dict(inputs)
+        given = [inputs] if isinstance(inputs, np.ndarray) else list(inputs)
+        for names in (self.required, self.inputs):
+            if len(names) == len(given):
+                return dict(zip(names, given, strict=True))
+        wanted = ", ".join(self.required) or "none"
+        raise RunError(f"{len(given)} inputs were given; the model takes {len(self.required)}: {wanted}")
+
+    def executable(self, feeds: Mapping[str, Any]) -> Executable:
+        """The executable for inputs of these shapes; compiled when there is none yet."""
+        decisive = [name for name in self.inputs if name in feeds and name not in self._closed]
+        key = tuple((name, _shape(name, feeds[name])) for name in decisive)
+        with self._lock:
+            found = self._executables.pop(key, None) or self._compile(key)
+            self._executables[key] = found  # the latest used is the last
+            if len(self._executables) > KEPT:
+                self._executables.pop(next(iter(self._executables))).close()
+        return found
+
+    def _compile(self, shapes: Key) -> Executable:
+        model = model_of(from_proto(self._model, shapes=dict(shapes)))
+        return compile(model, backend=self._backend, options=self._options)
+
+
+def _shape(name: str, content: Any) -> tuple[int, ...]:
+    try:
+        return np.shape(content)
+    except ValueError as error:
+        raise RunError(f"input {name!r} is no array: {error}") from None
+
+
+def _closed(value: onnx.ValueInfoProto) -> bool:
+    """Whether the file fixes the shape of an input, or it is no tensor."""
+    type = read_type(value.type)
+    if not isinstance(type, TensorType):
+        return True
+    return type.dims is not None and all(extent is not None and extent >= 0 for extent in type.dims)
+
+
+class SubletBackend(Backend):
+    """What `onnx.backend.test.BackendTest` and other users of the interface call.
+
+    `kernels` is where kernels come from when nobody says: "auto", or a name `sublet.compile` knows.
+    """
+
+    kernels = AUTO
+
+    @classmethod
+    def prepare(
+        cls,
+        model: onnx.ModelProto,
+        device: str = "CPU",
+        backend: str | None = None,
+        options: Options | None = None,
+        **kwargs: Any,
+    ) -> SubletRep:
+        """The model, ready to run. `backend` and `options` are those of `sublet.compile`.
+
+        Raises RunError for another device than the CPU; see `SubletRep` for more.
+        """
+        if not cls.supports_device(device):
+            raise RunError(f"there is no device {device!r}; Sublet runs on 'CPU'")
+        return SubletRep(model, backend or cls.kernels, options)
+
+    @classmethod
+    def run_model(cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:
+        """Prepare and run once."""
+        return cls.prepare(model, device, **kwargs).run(inputs)
+
+    @classmethod
+    def run_node(
+        cls, node: onnx.NodeProto, inputs: Any, device: str = "CPU", outputs_info: Any = None, **kwargs: Any
+    ) -> tuple[Any, ...]:
+        """Run one operator on `inputs`: by name, or in the order of the node's inputs that are not left out.
+
+        `opset_version` is the version of the default operator set; the newest when it is not given. What
+        `outputs_info` tells is found without it.
+        """
+        version = kwargs.pop("opset_version", None)
+        names = list(dict.fromkeys(name for name in node.input if name))
+        given = [inputs] if isinstance(inputs, np.ndarray) else inputs
+        feeds = dict(given) if isinstance(given, Mapping) else dict(zip(names, given, strict=False))
+        if len(given) != len(names) or any(name not in feeds for name in names):
+            raise RunError(f"{len(given)} inputs were given; {node.op_type} takes {', '.join(names) or 'none'}")
+        return cls.prepare(_model_of_node(node, feeds, version), device, **kwargs).run(feeds)
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """Whether it is the CPU, "CPU" or "CPU:0"."""
+        return device in ("CPU", "CPU:0")
+
+
+def _model_of_node(node: onnx.NodeProto, feeds: Mapping[str, Any], version: int | None) -> onnx.ModelProto:
+    """A model of one node."""
+    helper, defs = require("onnx.helper", extra="onnx"), require("onnx.defs", extra="onnx")
+    inputs = [helper.make_value_info(name, _type_of(name, content)) for name, content in feeds.items()]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
+    newest = {"": int(defs.onnx_opset_version())}
+    for schema in defs.get_all_schemas():
+        newest[schema.domain] = max(schema.since_version, newest.get(schema.domain, 1))
+    domains = dict.fromkeys(["", *(domain_of(inner.domain) for inner in all_nodes(iter([node])))])
+    versions = {domain: newest.get(domain, 1) for domain in domains} | ({"": version} if version else {})
+    imports = [helper.make_opsetid(domain, number) for domain, number in versions.items()]
+    graph = helper.make_graph([node], node.op_type, inputs, outputs)
+    model: onnx.ModelProto = helper.make_model(graph, opset_imports=imports)
+    return model
+
+
+def _type_of(name: str, content: Any) -> onnx.TypeProto:
+    """The type of an input, of any shape. Raises RunError for what is neither a tensor nor a sequence of them."""
+    helper = require("onnx.helper", extra="onnx")
+    proto: onnx.TypeProto
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        element = _type_of(name, content[0] if content else np.zeros(0, np.float32))
+        proto = helper.make_sequence_type_proto(element)
+        return proto
+    dtype = np.asarray(content).dtype
+    try:
+        kind = STRING if content is not None and dtype.kind in "OUS" else helper.np_dtype_to_tensor_dtype(dtype)
+    except (KeyError, ValueError, TypeError):
+        raise RunError(f"input {name!r}: {type(content).__name__} is no tensor of a type ONNX has") from None
+    proto = helper.make_tensor_type_proto(kind, None)
+    return proto
+
+
+prepare = SubletBackend.prepare
+run_model = SubletBackend.run_model
+run_node = SubletBackend.run_node
+supports_device = SubletBackend.supports_device
+is_compatible = SubletBackend.is_compatible

@@ -1,0 +1,141 @@
+"""What `sublet.compile` and the commands are given, as a model: read, rewritten as asked, or as a plan says it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from sublet.base.extras import installed
+from sublet.errors import PlanError, RunError
+from sublet.frontends.model import bounded, model_of, read_model
+from sublet.frontends.onnx.model import from_proto
+from sublet.frontends.onnx.optimized import ALL, depends_on, optimized
+from sublet.frontends.trips import Trips
+from sublet.ir.graph import Graph
+from sublet.ir.model import Model
+from sublet.ir.recipe import AS_IS, GIVEN, Recipe
+from sublet.ir.scratch import with_scratch
+from sublet.nn.graph import Graph as WrittenGraph
+from sublet.nn.training import less_memory
+from sublet.passes.on_demand import on_demand
+from sublet.plan import MemoryPlan
+from sublet.plan.file import fingerprint
+from sublet.plan.schedule import is_serial, serial
+
+Optimize = Literal["auto", "onnxruntime", "onnxruntime-extended", "onnxruntime-basic", "none"]
+"""Who rewrites an ONNX model before it is planned: a level of ONNX Runtime's optimiser, or nobody."""
+
+AUTO: Literal["auto"] = "auto"
+PASSES = {"": lambda model: model, less_memory.__name__: less_memory}
+"""What a recipe may say was done to the nodes."""
+
+TEXT_OPSETS = {"": 21, "com.microsoft": 1}
+"""The operator sets that "onnx.X" means in a graph which comes from no ONNX file."""
+
+
+def level(optimize: str, first: str, plan: MemoryPlan | None = None) -> str:
+    """What `optimize` asks for when kernels come from the backend `first` before others: never "auto".
+
+    With a plan, what the plan is for. Raises RunError for a word it cannot be, PlanError when the plan is for another.
+    """
+    if optimize not in get_args(Optimize):
+        raise RunError(f"optimize={optimize!r} must be one of {', '.join(get_args(Optimize))}")
+    if plan is not None and optimize not in (AUTO, plan.recipe.optimize):
+        raise PlanError(
+            f"optimize={optimize!r} does not go with this plan: it is for the graph {plan.recipe.words}. Drop it, or "
+            "plan again"
+        )
+    if plan is not None:
+        return plan.recipe.optimize
+    if optimize == AUTO:
+        return ALL if first == ALL and installed(ALL) else AS_IS
+    return optimize
+
+
+def source_of(
+    model: Any,
+    dims: Mapping[str, int] | None = None,
+    *,
+    max_trips: Trips = None,
+    optimize: str = AS_IS,
+    changed: str = "",
+    assume: Mapping[str, str] | None = None,
+) -> Model:
+    """A file, an ONNX ModelProto, a graph or a `Model` as a model.
+
+    What is read here is rewritten and changed as asked; a graph or `Model` is what the caller made of it.
+    """
+    source = bounded(_model(model, dims, optimize, assume or {}), max_trips)
+    if changed not in PASSES:
+        raise PlanError(f"the plan is for a graph changed by {changed[:80]!r}, which this Sublet does not know")
+    if not isinstance(model, Model | WrittenGraph | Graph):
+        source = PASSES[changed](source)
+    return source if source.opsets else replace(source, opsets=TEXT_OPSETS)
+
+
+def planned_model(path: str | Path, plan: MemoryPlan) -> Model:
+    """The model in a file with the graph that a plan is for, made again as the plan's recipe says.
+
+    Raises PlanError when what comes out is another graph.
+    """
+    recipe = plan.recipe
+    made = source_of(
+        path,
+        dict(plan.dims),
+        max_trips=dict(plan.max_trips),
+        optimize=recipe.optimize,
+        changed=recipe.changed,
+        assume=dict(recipe.assumed),
+    )
+    made = replace(made, graph=with_scratch(made.graph, dict(recipe.scratch)))
+    if fingerprint(made.graph, plan.schedule) != plan.fingerprint:
+        raise PlanError(f"this is not a plan of {path}: {why_another(made.recipe, recipe)}Plan the model again.")
+    if made.recipe.optimize != recipe.optimize or (recipe.optimize == AS_IS and recipe.by):
+        raise PlanError(f"the plan says that it is for the graph {recipe.words}; it is for that {made.recipe.words}.")
+    if made.recipe.declared != recipe.declared:
+        raise PlanError(
+            f"the plan holds on other declared types than those that {path} alone tells. Plan the model again."
+        )
+    if (dict(made.dims), dict(made.max_trips)) != (dict(plan.dims), dict(plan.max_trips)):
+        raise PlanError(f"the plan was made for other dimensions or rounds than {path} has. Plan the model again.")
+    own = serial(on_demand(made.graph))
+    if recipe.order == GIVEN and is_serial(plan.schedule) and plan.schedule != own:
+        raise PlanError(f"this plan of {path} says that it is in the model's own order, and is in another one")
+    return made
+
+
+def why_another(made: Recipe, planned: Recipe) -> str:
+    """Why a recipe may have given another graph this time; "" when nothing but the model can be the reason."""
+    if planned.optimize == AS_IS:
+        return "the graph, or its order, is another one. "
+    if made.optimize == AS_IS:
+        return "ONNX Runtime's optimiser rewrote the model then, and refuses it here. "
+    if made.by != planned.by:
+        return f"the plan is for the graph that {planned.by} made of it; here {depends_on()} makes another one. "
+    return f"the graph {planned.words} is another one. "
+
+
+def first_of(backends: Sequence[Any]) -> str:
+    """The name of the backend asked first."""
+    return next((entry if isinstance(entry, str) else str(entry.name) for entry in backends), "")
+
+
+def _model(model: Any, dims: Mapping[str, int] | None, optimize: str, assume: Mapping[str, str]) -> Model:
+    read_so = isinstance(model, Model) and dict(model.recipe.assumed) == assume
+    if assume and not read_so and (optimize != AS_IS or isinstance(model, Model | WrittenGraph | Graph)):
+        raise RunError("assume= names values of an ONNX model as it is in its file: read it so, with optimize='none'")
+    if isinstance(model, Model):
+        return model
+    if isinstance(model, WrittenGraph):
+        return model.model()
+    if isinstance(model, Graph):
+        return Model(model)
+    if isinstance(model, str | Path):
+        return read_model(model, dims, optimize=optimize, assume=assume)
+    if hasattr(model, "graph") and hasattr(model, "opset_import"):
+        if optimize != AS_IS:
+            return model_of(optimized(model, dims, level=optimize))
+        return model_of(from_proto(model, dims, assume=assume))
+    raise RunError(f"{type(model).__name__} is no model: give a path, an ONNX ModelProto, a Model or a Graph")

@@ -1,1 +1,0 @@
-"""Writing graphs in Python."""

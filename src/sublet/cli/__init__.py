@@ -1,0 +1,1 @@
+"""The command line: `app` has the commands."""

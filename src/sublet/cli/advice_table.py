@@ -1,0 +1,49 @@
+"""Advice in words and figures, for a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from sublet.base.bytesize import human
+from sublet.base.printable import printable
+from sublet.plan.advised import Advice, Advised
+
+MAKERS = {"option": "your choice", "model": "same network", "what-if": "what if"}
+
+
+def advice_table(advised: Advised) -> RenderableType:
+    """What would lower the arena, what saves most first; and what was tried in vain."""
+    parts: list[RenderableType] = [Text("What would lower the arena, each figure from a plan:", "bold")]
+    if advised.helping:
+        table = Table(box=None, padding=(0, 2), header_style="dim")
+        for name in ("saves", "arena"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("kind", no_wrap=True)
+        table.add_column("change", overflow="fold")
+        for each in advised.helping:
+            row = human(each.saved_bytes), human(each.arena_bytes), MAKERS[each.kind]
+            table.add_row(*row, Text(printable(f"{each.what}: {each.how}{_elsewhere(each)}")))
+        parts.append(table)
+    else:
+        parts.append(Text("nothing that was tried"))
+    vain = [f"{each.how if each.kind == 'option' else each.what} ({_figure(each)})" for each in advised.vain]
+    if vain:
+        parts.append(Text(printable(f"No help: {', '.join(vain)}."), "dim"))
+    parts += [Text(printable(f"Could not be planned: {failed}"), "dim") for failed in advised.failed]
+    if advised.stopped:
+        parts.append(Text(f"Not everything was tried: {advised.stopped}.", "yellow"))
+    return Group(*parts)
+
+
+def _elsewhere(each: Advice) -> str:
+    if each.outside_bytes == 0:
+        return ""
+    more = "more" if each.outside_bytes > 0 else "less"
+    return f" ({human(abs(each.outside_bytes))} {more} outside the arena)"
+
+
+def _figure(each: Advice) -> str:
+    more = f", with {each.unplanned} more values that could not be planned" if each.unplanned > 0 else ""
+    return f"{human(each.arena_bytes)}{more}"

@@ -1,0 +1,222 @@
+"""The command line: `sublet plan | check | show | run | pack`.
+
+Exit status: 0 it fits (or the plan is right), 1 it does not, 2 the input is bad, 3 nobody can tell whether it fits.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sublet.api.sources import planned_model
+from sublet.base.bytesize import parse_bytes
+from sublet.checker import judge
+from sublet.cli.console import (
+    BAD_INPUT,
+    Html,
+    Json,
+    Model,
+    Png,
+    RegionTexts,
+    Strategy,
+    Timeout,
+    answered,
+    answers,
+    packing_progress,
+    print_json,
+    refuse_overwriting,
+    tell,
+)
+from sublet.cli.packing_report import (
+    capacity_words,
+    parse_regions,
+    regions_json,
+    report_json,
+    show_regions,
+    show_report,
+    stacked,
+)
+from sublet.cli.plan import plan
+from sublet.cli.run import run
+from sublet.cli.showing import draw, names_apart, print_map, show_both, show_judgement, show_plan
+from sublet.errors import ProblemError
+from sublet.packing import Lifetimes, pack, place_in_regions
+from sublet.packing.csv_format import write_csv
+from sublet.packing.files import read_problem
+from sublet.plan.coverage import planned_values
+from sublet.plan.file import load
+from sublet.planning.refutation import refuted
+from sublet.viz.compared import compared
+from sublet.viz.rectangles import packing_rectangles, rectangles
+from sublet.viz.report import as_json
+
+app = typer.Typer(
+    name="sublet",
+    help="The smallest memory a neural network can run in: planned, proven, shown.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
+"""What is raised for a wrong option or argument. Typer exports only its kinds."""
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        answers().print(f"sublet {version('sublet')}")
+        raise typer.Exit
+
+
+Effort = Annotated[int | None, typer.Option(help="Limit the search to this many steps.", min=1, metavar="STEPS")]
+
+
+app.command()(plan)
+
+
+@app.command()
+@answered
+def check(
+    model: Model,
+    plan_path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan written by `sublet plan --out`.")],
+    search: Annotated[
+        bool, typer.Option("--search", help="Refute again what only a search has refuted below the lower bound.")
+    ] = False,
+    as_json_: Json = False,
+) -> None:
+    """Replay a plan against its model, byte by byte; prove all it says; report every violation."""
+    made = load(plan_path)
+    judged = judge(planned_model(model, made).graph, made.schedule, made)
+    if search:
+        judged = refuted(made, judged)
+    if as_json_:
+        violations = [str(finding) for finding in judged.findings]
+        covered = {"planned": len(planned_values(made)), "not_counted": [value.value for value in made.not_counted]}
+        told = {"valid": not violations, "violations": violations, "claims": judged.claims}
+        print_json({**told, **covered, "assumed": dict(made.assumed)})
+    else:
+        show_judgement(made, judged)
+    if judged.findings:
+        raise typer.Exit(1)
+
+
+@app.command()
+@answered
+def show(
+    plan_path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan written by `sublet plan --out`.")],
+    other: Annotated[Path | None, typer.Argument(metavar="[OTHER]", help="A plan to draw beside it.")] = None,
+    model: Annotated[Path | None, typer.Option(help="The model it is for: check the plan before it is shown.")] = None,
+    html: Html = None,
+    png: Png = None,
+    as_json_: Json = False,
+) -> None:
+    """Show a plan from its file; with --model, only if all that it says is true. Two plans are drawn on one axis."""
+    refuse_overwriting([path for path in (plan_path, other, model) if path is not None], html, png)
+    made = load(plan_path)
+    judged = None if model is None else judge(planned_model(model, made).graph, made.schedule, made)
+    if judged is not None and judged.findings:
+        show_judgement(made, judged)
+        raise typer.Exit(1)
+    claimed = "not checked against its model" if judged is None else ""
+    picture = rectangles(made, claimed)
+    if other is not None:
+        beside, names = load(other), names_apart(plan_path, other)
+        picture = compared(picture, rectangles(beside, "not checked against its model"), names)
+    draw(picture, html, png)
+    if as_json_:
+        more = {} if other is None else {"other": as_json(beside, None, None)}
+        print_json({"claims": None if judged is None else judged.claims, **as_json(made, None, None), **more})
+    elif other is not None:
+        show_both((made, beside), names)
+        print_map(picture)
+    else:
+        show_plan(made, picture, claimed)
+
+
+app.command()(run)
+
+
+@app.command(name="pack")
+@answered
+def pack_(
+    problem: Annotated[Path, typer.Argument(help="MiniMalloc's CSV, or a partial order as JSON.", show_default=False)],
+    strategy: Strategy = "auto",
+    capacity: Annotated[str | None, typer.Option(metavar="BYTES", help="Exit 1 if the packing takes more.")] = None,
+    region: RegionTexts = None,
+    lifetimes: Annotated[
+        Lifetimes, typer.Option(help="Whether a buffer is alive at its lower and upper time; idealloc has all three.")
+    ] = Lifetimes.half_open,
+    timeout: Timeout = None,
+    effort: Effort = None,
+    seed: Annotated[int, typer.Option(help="Of the search's randomness.", min=0)] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the problem with its offsets as CSV.")] = None,
+    html: Html = None,
+    png: Png = None,
+    as_json_: Json = False,
+) -> None:
+    """Pack the buffers of a problem into one arena, or into memory regions."""
+    refuse_overwriting(problem, out, html, png)
+    limit = None if capacity is None else parse_bytes(capacity)
+    question = read_problem(problem, lifetimes)
+    if region:
+        if limit is not None:
+            raise ProblemError("--capacity is for one arena: with --region every region has its own")
+        with packing_progress() as progress:
+            placed = place_in_regions(
+                question, parse_regions(region), strategy, timeout, progress, effort=effort, seed=seed
+            )
+        if out is not None:
+            write_csv(question, placed.offsets, out, lifetimes=lifetimes, regions=placed.names())
+        picture = packing_rectangles(question, stacked(placed))
+        draw(picture, html, png)
+        if as_json_:
+            print_json(regions_json(placed))
+        else:
+            show_regions(answers(), placed)
+            print_map(picture)
+        return
+    with packing_progress() as progress:
+        report = pack(question, strategy, timeout, progress, capacity=limit, effort=effort, seed=seed)
+    if out is not None:
+        write_csv(question, report.packing, out, lifetimes=lifetimes)
+    picture = packing_rectangles(question, report.packing, report.bound.bytes, report.bound.kind)
+    draw(picture, html, png)
+    if as_json_:
+        print_json(report_json(report, limit))
+    else:
+        if limit is not None:
+            answers().print(capacity_words(report, limit))
+        show_report(answers(), report)
+        print_map(picture)
+    if limit is not None and report.packing.arena_bytes > limit:
+        raise typer.Exit(1)
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """The smallest memory a neural network can run in: planned, proven, shown."""
+
+
+def main() -> None:
+    """Run the command line; with `--json` a mistake in the words themselves is an object too."""
+    if "--json" not in sys.argv:
+        app()
+        return
+    try:
+        sys.exit(app(standalone_mode=False))
+    except USAGE_ERROR as error:
+        tell(error, error.format_message(), in_json=True)
+        sys.exit(BAD_INPUT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What `sublet pack` prints, and how memory regions are written on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from sublet.base.bytesize import human, parse_bytes, percent
+from sublet.base.printable import printable
+from sublet.errors import ProblemError
+from sublet.packing import Packing, Region, RegionPacking, Report
+
+DEARER = 10
+"""How many times the cost of the region before, when no costs are told."""
+
+
+def parse_regions(texts: Sequence[str]) -> tuple[Region, ...]:
+    """Regions written "sram=512KiB@1": a name, a capacity, and the cost of reading or writing one byte.
+
+    Without any costs the regions come cheapest first, and cost 1, 10, 100, ... Raises ProblemError or
+    SubletError naming what is wrong.
+    """
+    regions = []
+    told = [text for text in texts if "@" in text]
+    for position, text in enumerate(texts):
+        name, equals, rest = text.partition("=")
+        size, at, cost = rest.partition("@")
+        if not equals or (at and not (cost.isascii() and cost.isdigit() and len(cost) <= 30)):
+            raise ProblemError(f"region {text[:80]!r}: write NAME=BYTES or NAME=BYTES@COST, such as sram=512KiB@1")
+        if told and not at:
+            raise ProblemError(f"region {text[:80]!r}: give every region a cost (@COST), or none")
+        regions.append(Region(name.strip(), parse_bytes(size), int(cost) if at else DEARER**position))
+    return tuple(regions)
+
+
+def show_report(console: Console, report: Report) -> None:
+    """The arena, its bound, and what was tried."""
+    packing, bound = report.packing, report.bound
+    console.print(f"arena        {packing.arena_bytes:,} bytes ({human(packing.arena_bytes)}) by {packing.strategy}")
+    console.print(f"lower bound  {bound.bytes:,} bytes ({bound.kind}), gap {percent(report.gap)}")
+    for name, nbytes, seconds in report.tried:
+        console.print(f"  {name:<32}{nbytes:>16,} bytes {seconds:8.3f} s", style="dim")
+    if report.stopped:
+        console.print(f"stopped by {report.stopped}: the best so far", style="yellow")
+
+
+def capacity_words(report: Report, capacity: int) -> Text:
+    """Whether the packing fits; that none does is said only where the bound proves it."""
+    arena, least = report.packing.arena_bytes, report.bound.bytes
+    if arena <= capacity:
+        return Text(f"Fits the capacity of {human(capacity)}: {human(capacity - arena)} to spare.", "green")
+    if least > capacity:
+        return Text(f"Cannot fit the capacity of {human(capacity)}: no packing takes less than {human(least)}.", "red")
+    head = f"This packing does not fit the capacity of {human(capacity)}: {human(arena - capacity)} too much"
+    return Text(f"{head}. Not proven that none does: the lower bound is {human(least)}.", "red")
+
+
+def report_json(report: Report, limit: int | None) -> dict[str, Any]:
+    """A report as one object; sizes and offsets are bytes.
+
+    Without a capacity everything fits. `proven` tells whether `fits` holds of every packing.
+    """
+    fits = limit is None or report.packing.arena_bytes <= limit
+    return {
+        "arena_bytes": report.packing.arena_bytes,
+        "lower_bound_bytes": report.bound.bytes,
+        "bound": report.bound.kind,
+        "strategy": report.packing.strategy,
+        "seconds": report.seconds,
+        "capacity_bytes": limit,
+        "fits": fits,
+        "proven": fits or report.bound.bytes > (limit or 0),
+        "gap": report.gap,
+        "steps": report.steps,
+        "stopped": report.stopped,
+        "tried": [{"strategy": name, "arena_bytes": size, "seconds": took} for name, size, took in report.tried],
+        "offsets": list(report.packing.offsets),
+    }
+
+
+def show_regions(console: Console, packing: RegionPacking) -> None:
+    """One row a region, and what all of it costs."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("region")
+    for title in ("arena", "capacity", "used", "buffers", "cost/byte", "cost"):
+        table.add_column(title, justify="right")
+    for share in packing.shares:
+        region = share.region
+        used = f"{share.arena_bytes / region.capacity:.1%}" if region.capacity else "-"
+        sizes = (human(share.arena_bytes), human(region.capacity), used)
+        name = escape(printable(region.name))
+        table.add_row(name, *sizes, f"{len(share.members):,}", f"{region.cost:,}", f"{share.cost:,}")
+    console.print(table)
+    console.print(f"cost         {packing.cost:,}")
+    console.print(f"lower bound  {packing.least_cost:,}, gap {percent(packing.gap)}")
+    if packing.stopped:
+        console.print(f"stopped by {packing.stopped}: the best so far", style="yellow")
+
+
+def regions_json(packing: RegionPacking) -> dict[str, Any]:
+    """A packing into regions as one object; `offsets` and `region_of` are in the order of the problem."""
+    return {
+        "regions": [
+            {
+                "name": share.region.name,
+                "capacity_bytes": share.region.capacity,
+                "cost_per_byte": share.region.cost,
+                "arena_bytes": share.arena_bytes,
+                "strategy": share.strategy,
+                "buffers": len(share.members),
+                "cost": share.cost,
+            }
+            for share in packing.shares
+        ],
+        "arena_bytes": packing.arena_bytes,
+        "cost": packing.cost,
+        "lower_bound_cost": packing.least_cost,
+        "gap": packing.gap,
+        "seconds": packing.seconds,
+        "stopped": packing.stopped,
+        "offsets": list(packing.offsets),
+        "region_of": list(packing.names()),
+    }
+
+
+def stacked(packing: RegionPacking) -> Packing:
+    """One packing for a picture: the regions on top of each other, in the order they were given."""
+    begins, top = [], 0
+    for share in packing.shares:
+        begins.append(top)
+        top += share.arena_bytes
+    placed = zip(packing.offsets, packing.region_of, strict=True)
+    return Packing(tuple(begins[region] + offset for offset, region in placed), top, "regions")

@@ -1,0 +1,156 @@
+"""The command `sublet plan`: plan a model, prove the plan, show it, and say what would need less."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from sublet.api.advising import advise_on
+from sublet.api.compiling import to_run
+from sublet.base.bytesize import human
+from sublet.base.extras import installed
+from sublet.cli.advice_table import advice_table
+from sublet.cli.console import (
+    Assume,
+    Budget,
+    Dim,
+    Html,
+    Json,
+    MaxDim,
+    MaxTrips,
+    Model,
+    Optimizer,
+    Order,
+    Orders,
+    Png,
+    Question,
+    RegionTexts,
+    Strategy,
+    Timeout,
+    advice_progress,
+    answered,
+    answers,
+    bound_dims,
+    bound_trips,
+    leave,
+    packing_progress,
+    print_json,
+    print_warnings,
+    refuse_overwriting,
+    told_shapes,
+    warned,
+)
+from sublet.cli.packing_report import parse_regions
+from sublet.cli.showing import draw, show_plan
+from sublet.frontends.model import is_onnx
+from sublet.frontends.onnx.optimized import ALL
+from sublet.ir.model import Model as Source
+from sublet.ir.recipe import AS_IS
+from sublet.plan import MemoryPlan
+from sublet.plan.file import save
+from sublet.planning.advice.tried import SECONDS
+from sublet.planning.other_order import OtherOrder, other_order
+from sublet.planning.pipeline import Options, plan_memory
+from sublet.viz.rectangles import rectangles
+from sublet.viz.report import as_json
+
+
+class Where(StrEnum):
+    arena = "arena"
+    bound = "bound"
+
+
+Forbid = Annotated[
+    bool, typer.Option("--forbid-copies", help="Exit 2 if loops, branches or updates move bytes; say which.")
+]
+Advise = Annotated[
+    bool, typer.Option("--advise", help=f"Say what would lower the arena; no change is begun after {SECONDS:g} s.")
+]
+
+
+@answered
+def plan(
+    model: Model,
+    dim: Dim = None,
+    max_trips: MaxTrips = None,
+    optimize: Optimizer = AS_IS,
+    order: Orders = Order.given,
+    strategy: Strategy = "auto",
+    align: Annotated[int, typer.Option(help="Every tensor's offset is a multiple of this many bytes.")] = 64,
+    budget: Budget = None,
+    assume: Assume = None,
+    max_dim: MaxDim = None,
+    io: Annotated[Where, typer.Option(help="Where inputs and outputs lie.")] = Where.arena,
+    weights: Annotated[Where, typer.Option(help="Where weights lie.")] = Where.bound,
+    streams: Annotated[int, typer.Option(help="How many streams may run at the same time.")] = 1,
+    region: RegionTexts = None,
+    timeout: Timeout = None,
+    forbid_copies: Forbid = False,
+    advise: Advise = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the plan as JSON.")] = None,
+    html: Html = None,
+    png: Png = None,
+    as_json_: Json = False,
+) -> None:
+    """Plan the memory of a model, prove the plan, and show it."""
+    refuse_overwriting(model, out, html, png)
+    question, started = Question(budget, max_dim), perf_counter()
+    dims, trips, shapes = bound_dims(dim), bound_trips(max_trips), told_shapes(assume)
+    source = to_run(model, dims, max_trips=trips, optimize=optimize, assume=shapes)
+    options = Options(
+        strategy=strategy,
+        alignment=align,
+        io=io.value,
+        weights=weights.value,
+        streams=streams,
+        timeout=timeout,
+        regions=parse_regions(region or ()),
+        forbid_copies=forbid_copies,
+        order=order.value,
+    )
+    with packing_progress() as progress:
+        made = plan_memory(source, options, progress=progress)
+        seconds = perf_counter() - started
+        other = other_order(source, options, made, progress)
+    decision = question.answer(made)
+    if out is not None:
+        save(made, out)
+    with advice_progress() as trying:
+        advised = advise_on(model, source, options, made, trying=trying) if advise else None
+    picture = replace(rectangles(made), advice=advised, budget=question.budget)
+    draw(picture, html, png)
+    if as_json_:
+        more = {**warned(source), "other_order": other.content, **(advised.content if advised else {})}
+        print_json({**as_json(made, seconds, decision), **more})
+    else:
+        show_plan(made, picture, decision=decision)
+        _remark(made, other, source)
+        _rewritten_when_run(model, optimize)
+        if advised is not None:
+            answers().print(Text(), advice_table(advised))
+    leave(decision)
+
+
+def _remark(made: MemoryPlan, other: OtherOrder, source: Source) -> None:
+    """What else is to know about the graph that was planned."""
+    answers().print()
+    if source.remark:
+        answers().print(Text(source.remark, "yellow"))
+    print_warnings(source)
+    if other.arena_bytes is not None and other.arena_bytes < made.arena_bytes:
+        saved = f"{human(other.arena_bytes)}, {human(made.arena_bytes - other.arena_bytes)} less"
+        answers().print(Text(f"Another order needs {saved}: --order less", "yellow"))
+    else:
+        answers().print(Text(other.words, "dim"))
+
+
+def _rewritten_when_run(model: Path, optimize: str) -> None:
+    """That `sublet run` would plan another graph, where it would."""
+    if optimize == AS_IS and is_onnx(model) and installed(ALL):
+        answers().print(Text(f"`sublet run` has {ALL} rewrite the model first: --optimize auto plans that.", "dim"))

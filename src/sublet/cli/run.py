@@ -1,0 +1,219 @@
+"""The command `sublet run`: plan a model, run it in exactly its arena, and tell what that took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any
+
+import typer
+
+from sublet.api.compiling import BACKENDS, compile, to_run
+from sublet.api.sources import AUTO
+from sublet.cli.console import (
+    Assume,
+    Budget,
+    Dim,
+    Json,
+    MaxDim,
+    MaxTrips,
+    Model,
+    Optimizer,
+    Order,
+    Orders,
+    Question,
+    answered,
+    answers,
+    bound_dims,
+    bound_trips,
+    leave,
+    packing_progress,
+    print_json,
+    print_warnings,
+    refuse_overwriting,
+    told_shapes,
+    warned,
+)
+from sublet.cli.feeding import files_of, missing_inputs, random_arrays, read_inputs, write_arrays
+from sublet.cli.run_report import RunReport, as_json, for_people
+from sublet.errors import PlanError, RunError
+from sublet.ir.graph import Value
+from sublet.ir.model import Model as Source
+from sublet.plan import MemoryPlan
+from sublet.plan.file import load, save
+from sublet.planning.pipeline import Options
+from sublet.runtime.comparing import compare, equal_bits, one_by_one
+from sublet.runtime.executable import Executable
+from sublet.runtime.poison import run_poisoned
+from sublet.runtime.profile import Cost, Profile
+
+PACKAGES = {"reference": ("onnx", "numpy"), "numpy": ("numpy",), "onnxruntime": ("onnxruntime",)}
+"""What computes, by backend."""
+
+UNPLANNED = Options(strategy="no_reuse", share=False)
+
+BackendName = Annotated[str, typer.Option("--backend", metavar="B", help=f"{AUTO}, or one of {', '.join(BACKENDS)}.")]
+Autotune = Annotated[bool, typer.Option("--autotune", help="Time the backends on this machine, take the fastest.")]
+Feed = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input", metavar="NAME=FILE", help="An input from .npy or .npz, or a number; FILE.npz alone gives several."
+    ),
+]
+Planned = Annotated[
+    Path | None, typer.Option("--plan", metavar="PLAN", help="Use a plan written by `sublet plan --out`.")
+]
+
+
+Chance = Annotated[
+    int | None, typer.Option("--random", min=0, metavar="SEED", help="Fill what is not given from chance.")
+]
+Poison = Annotated[bool, typer.Option("--poison", help="Run with all bytes poisoned that nobody needs.")]
+NoReuse = Annotated[bool, typer.Option("--no-reuse", help="Every tensor has bytes of its own.")]
+Compared = Annotated[
+    bool, typer.Option("--compare", help="Exit 1 unless equal to a run without reuse, also in poison.")
+]
+SavePlan = Annotated[Path | None, typer.Option("--save-plan", metavar="PLAN", help="Write the plan that ran as JSON.")]
+Trace = Annotated[Path | None, typer.Option("--profile", metavar="TRACE", help="Write a trace for Perfetto, as JSON.")]
+
+
+@answered
+def run(
+    model: Model,
+    plan: Planned = None,
+    dim: Dim = None,
+    max_trips: MaxTrips = None,
+    input_: Feed = None,
+    random: Chance = None,
+    compare_: Compared = False,
+    poison: Poison = False,
+    no_reuse: NoReuse = False,
+    backend: BackendName = AUTO,
+    optimize: Optimizer = AUTO,
+    order: Orders | None = None,
+    autotune: Autotune = False,
+    streams: Annotated[int | None, typer.Option(min=1, help="How many streams may run at the same time.")] = None,
+    repeat: Annotated[int, typer.Option(min=1, max=1_000_000, metavar="N", help="Time so many runs.")] = 1,
+    budget: Budget = None,
+    max_dim: MaxDim = None,
+    assume: Assume = None,
+    save_plan: SavePlan = None,
+    profile: Trace = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the outputs as .npz.")] = None,
+    as_json_: Json = False,
+) -> None:
+    """Plan a model, run it in exactly its arena, and tell what that took."""
+    feeds, question, shapes = input_ or [], Question(budget, max_dim), told_shapes(assume)
+    refuse_overwriting([model, *([plan] if plan else []), *files_of(feeds)], out, save_plan, profile)
+    decided = {"dim": dim, "max-trips": max_trips, "no-reuse": no_reuse, "streams": streams, "order": order}
+    made = _plan_of(plan, {**decided, "assume": assume})
+    dims, trips = (bound_dims(dim), bound_trips(max_trips)) if made is None else (dict(made.dims), dict(made.max_trips))
+    chosen: dict[str, Any] = {"backend": backend, "optimize": optimize, "autotune": autotune}
+    source = to_run(model, dims, max_trips=trips, backend=backend, optimize=optimize, assume=shapes, plan=made)
+    inputs, weights = _contents(source, model, feeds, random)
+
+    def compiled(options: Options, plan: MemoryPlan | None = None) -> Executable:
+        with packing_progress() as progress:
+            return compile(source, **chosen, options=options, plan=plan, weights=weights, progress=progress)
+
+    executable = compiled(UNPLANNED if no_reuse else _options(streams, order), made)
+    if save_plan is not None:
+        save(executable.plan, save_plan)
+    outputs = executable.measured(inputs)
+    report = RunReport(
+        executable,
+        seconds=_timed(executable, inputs, repeat),
+        versions=_versions(executable),
+        verdicts=_verdicts(executable, compiled(UNPLANNED) if compare_ else None, inputs, poison),
+        slowest=() if profile is None else _profiled(executable, inputs, profile),
+        decision=question.answer(executable.plan),
+    )
+    if out is not None:
+        write_arrays(outputs, out)
+    if as_json_:
+        print_json({**as_json(report), **warned(source)})
+    else:
+        answers().print(for_people(report))
+        print_warnings(source)
+    if not report.equal:
+        raise typer.Exit(1)
+    leave(report.decision)
+
+
+def _options(streams: int | None, order: Order | None) -> Options:
+    return Options(streams=streams or 1, order=(order or Order.given).value)
+
+
+def _plan_of(path: Path | None, decided: Mapping[str, object]) -> MemoryPlan | None:
+    """The plan in a file, and none of the options that it has decided."""
+    if path is None:
+        return None
+    for option, given in decided.items():
+        if given:
+            raise PlanError(f"--{option} cannot go with --plan: {path} has decided that. Drop one of them")
+    return load(path)
+
+
+def _contents(source: Source, model: Path, feeds: list[str], seed: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The inputs, and the weights that the model has no content for."""
+    graph = source.graph
+    inputs = dict(zip(source.inputs or [value.name for value in graph.inputs], graph.inputs, strict=True))
+    bare = [value for value in graph.weights if value.name not in source.weights and value.literal is None]
+    weights = {value.name: value for value in bare}
+    wanted: dict[str, Value] = {**inputs, **weights}
+    given = read_inputs(feeds, wanted)
+    open_ = {name: value for name, value in wanted.items() if name not in given}
+    if open_ and seed is None:
+        raise RunError(f"{model}: {missing_inputs(open_, len(wanted))}")
+    contents = given | random_arrays(open_, seed or 0)
+    return {name: contents[name] for name in inputs}, {name: contents[name] for name in weights}
+
+
+def _timed(executable: Executable, inputs: Mapping[str, Any], repeat: int) -> list[float]:
+    seconds = []
+    for _ in range(repeat):
+        started = perf_counter()
+        executable(inputs)
+        seconds.append(perf_counter() - started)
+    return seconds
+
+
+def _verdicts(
+    executable: Executable, unplanned: Executable | None, inputs: Mapping[str, Any], poison: bool
+) -> dict[str, tuple[str, ...]]:
+    """How the runs that were asked for differ from the plain run, which has succeeded before."""
+    verdicts: dict[str, tuple[str, ...]] = {}
+    try:
+        if unplanned is not None:
+            verdicts["compare"] = compare(unplanned, executable, inputs).differences
+        if poison:
+            plain, poisoned = executable.watched(inputs, one_by_one, serial=True), run_poisoned(executable, inputs)
+            wrong = [name for name in plain if not equal_bits(plain[name], poisoned[name])]
+            verdicts["poison"] = tuple(f"output {name}: the poisoned run differs" for name in wrong)
+    except RunError as error:
+        verdicts["poison"] = (str(error),)
+    return verdicts
+
+
+def _profiled(executable: Executable, inputs: Mapping[str, Any], path: Path) -> tuple[Cost, ...]:
+    """One more run, watched; what it told is written even when it is interrupted."""
+    profile = Profile(executable)
+    try:
+        executable.watched(inputs, profile.watch)
+    finally:
+        profile.save(path)
+    return profile.slowest()
+
+
+def _versions(executable: Executable) -> dict[str, str]:
+    names = ["sublet", *(name for backend in executable.nodes_of_backends for name in PACKAGES.get(backend, ()))]
+    return {name: _version(name) for name in names}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

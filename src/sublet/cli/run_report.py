@@ -1,0 +1,179 @@
+"""What `sublet run` says about a run: one flat object for programs, a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from sublet.base.bytesize import human
+from sublet.base.printable import printable
+from sublet.plan import ARENA
+from sublet.plan.coverage import assumptions
+from sublet.plan.verdict import Verdict
+from sublet.runtime.executable import Executable
+from sublet.runtime.profile import Cost
+from sublet.viz.report import decision_json, recipe_json, updated
+from sublet.viz.verdict import verdict_words
+
+SHOWN = 12
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """An executable that has run, and what was seen.
+
+    seconds    of each timed run, copying inputs and outputs included
+    versions   of the packages that compute
+    verdicts   "compare" and "poison", as far as asked for: how the runs differ, nothing when they agree
+    slowest    the points of a profiled run, the longest first
+    decision   whether the plan that ran fits the budget asked about
+    """
+
+    executable: Executable
+    seconds: Sequence[float]
+    versions: dict[str, str]
+    verdicts: dict[str, tuple[str, ...]]
+    slowest: Sequence[Cost] = ()
+    decision: Verdict | None = None
+
+    @property
+    def equal(self) -> bool:
+        """Whether all runs that were compared agree."""
+        return not any(self.verdicts.values())
+
+
+def as_json(report: RunReport) -> dict[str, Any]:
+    """Bytes, seconds, and verdicts; None for what this system does not tell."""
+    executable, memory = report.executable, report.executable.memory
+    content: dict[str, Any] = {
+        "graph": executable.plan.graph,
+        "arena_bytes": memory.arena,
+        "arenas": {storage.name: storage.nbytes for storage in executable.plan.storages if storage.kind == ARENA},
+        "lower_bound_bytes": executable.plan.lower_bound_bytes,
+        "input_bytes": memory.inputs,
+        "output_bytes": memory.outputs,
+        "weight_bytes": memory.weights,
+        "scratch_bytes": memory.scratch,
+        "outside_values": memory.outside_values,
+        "outside_bytes": memory.outside,
+        "updated": list(executable.updated),
+        "updated_bytes": updated(executable.plan).nbytes,
+        "workspace_bytes": memory.allocated.total_bytes,
+        "held_bytes": memory.allocated.held_bytes,
+        "peak_bytes": memory.allocated.peak_bytes,
+        "workspace_unknown": memory.allocated.reason,
+        "copied_bytes": executable.copied_bytes,
+        "seconds": median(report.seconds),
+        "least_seconds": min(report.seconds),
+        "runs": len(report.seconds),
+        "streams": executable.plan.schedule.streams,
+        "steps": len(executable.plan.points),
+        "nodes": {name or "moves bytes only": count for name, count in executable.nodes_of_backends.items()},
+        "remark": executable.remark,
+        "versions": report.versions,
+        "recipe": recipe_json(executable.plan.recipe),
+        "dims": dict(executable.plan.dims),
+    }
+    if report.decision is not None:
+        content |= decision_json(report.decision)
+    for verdict, differences in report.verdicts.items():
+        content[verdict] = list(differences)
+    if report.verdicts:
+        content["equal"] = report.equal
+    if report.slowest:
+        content["slowest"] = [
+            {"point": str(cost.point), "op": _op(cost), "runs": cost.runs, "seconds": cost.seconds}
+            for cost in report.slowest[:SHOWN]
+        ]
+    return content
+
+
+def for_people(report: RunReport) -> RenderableType:
+    """The verdict on a budget, the figures, the slowest steps when there is a profile, then how the runs compare."""
+    parts: list[RenderableType] = []
+    if report.decision is not None:
+        parts.append(verdict_words(report.decision, report.executable.plan))
+    parts.append(_figures(report))
+    if report.slowest:
+        parts += [Text(), _slowest(report.slowest)]
+    for verdict, differences in report.verdicts.items():
+        if not differences:
+            parts.append(Text(f"{verdict}: equal, bit for bit", "green"))
+        parts += [Text(f"{verdict}: {printable(difference)}", "red") for difference in differences[:SHOWN]]
+    return Group(*parts)
+
+
+def _figures(report: RunReport) -> Table:
+    executable, memory = report.executable, report.executable.memory
+    kept = updated(executable.plan)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    rows = [
+        ("arena", human(memory.arena), f"{memory.arena:,} bytes: all planned tensors"),
+        ("scratch", human(memory.scratch), "of that: the most one kernel asked for"),
+        ("inputs", human(memory.inputs), "bound to memory outside the arena"),
+        ("outputs", human(memory.outputs), "bound to memory outside the arena"),
+        ("weights", human(memory.weights), "bound to memory outside the arena"),
+        ("outside", human(memory.outside), f"{memory.outside_values} values that could not be planned"),
+        ("workspace", *_workspace(report)),
+        ("updated", human(kept.nbytes), f"of all that, kept for the next run: {kept.words}"),
+        ("copied", human(executable.copied_bytes), "moved by loops, branches and updates"),
+        ("graph", "", printable(executable.plan.recipe.words)),
+        ("time", f"{median(report.seconds):.4g} s", _times(report.seconds)),
+        ("steps", str(len(executable.plan.points)), _backends(report)),
+        ("remark", "", executable.remark),
+        ("assumed", "", assumptions(executable.plan)),
+    ]
+    optional = {"scratch": memory.scratch, "outside": memory.outside_values}
+    optional |= {"inputs": memory.inputs, "outputs": memory.outputs, "copied": executable.copied_bytes}
+    optional |= {"remark": len(executable.remark), "assumed": len(executable.plan.assumed), "updated": kept.count}
+    for name, figure, remark in rows:
+        if optional.get(name, 1):
+            table.add_row(name, figure, remark)
+    return table
+
+
+def _workspace(report: RunReport) -> tuple[str, str]:
+    found = report.executable.memory.allocated
+    if found.total_bytes is None or found.held_bytes is None or found.peak_bytes is None:
+        return "unknown", found.reason
+    parts = f"{human(found.held_bytes)} kept, {human(found.peak_bytes)} at times"
+    return human(found.total_bytes), f"taken by libraries on their own: {parts}"
+
+
+def _times(seconds: Sequence[float]) -> str:
+    return "one run" if len(seconds) == 1 else f"median of {len(seconds)} runs, the fastest {min(seconds):.4g} s"
+
+
+def _backends(report: RunReport) -> str:
+    streams = report.executable.plan.schedule.streams
+    nodes = [
+        f"{count} nodes by {name}" if name else f"{count} that only move bytes"
+        for name, count in report.executable.nodes_of_backends.items()
+    ]
+    return ", ".join([*nodes, *([f"{streams} streams"] if streams > 1 else [])])
+
+
+def _slowest(costs: Sequence[Cost]) -> Table:
+    whole = sum(cost.seconds for cost in costs) or 1.0
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for name in ("ms", "share", "runs"):
+        table.add_column(name, justify="right")
+    for name in ("step", "op"):
+        table.add_column(name, overflow="fold")
+    for cost in costs[:SHOWN]:
+        figures = f"{cost.seconds * 1e3:.3f}", f"{cost.seconds / whole:.1%}", str(cost.runs)
+        table.add_row(*figures, Text(printable(str(cost.point))), Text(printable(_op(cost))))
+    return table
+
+
+def _op(cost: Cost) -> str:
+    return cost.point.node.op if cost.point.node else ""

@@ -1,0 +1,306 @@
+"""Loops and branches of a graph that is being written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from sublet.errors import SpecError
+from sublet.ir import graph as ir
+from sublet.ir.graph import CaseOf, Value, While
+from sublet.nn.levels import Levels
+from sublet.nn.lines import at_line, user_line
+from sublet.nn.tensor import Tensor
+from sublet.ops.emitter import Emitter
+from sublet.ops.nn.command import spec_of
+from sublet.ops.nn.shapes import FLOATS
+from sublet.tensor import DType, Spec, TensorSpec, Unplannable
+
+
+class Loop:
+    """A loop, written inside `with`.
+
+        with g.while_({"h": h0}, over={"x": xs}) as loop:
+            h = nn.tanh(loop["x"] @ w + loop["h"] @ u)
+            loop.next(h=h)
+            loop.stack(hs=h)
+        last, all_of_them = loop["h"], loop["hs"]
+
+    Inside, `loop["h"]` is the value at the head of the round; afterwards it is the final value, and `loop["hs"]`
+    the rows. `loop.counter` is the number of the round. `loop.check(condition)` ends the loop where the condition
+    is false; what is written before it is computed once more than what is written after. When a check may end the
+    loop early, rows of rounds that were not made hold anything; without `max_trips` what is stacked lies outside
+    the plan.
+    """
+
+    def __init__(
+        self,
+        levels: Levels,
+        carried: dict[str, Tensor],
+        over: dict[str, Tensor],
+        rounds: int | None,
+        max_trips: int | None,
+        backwards: bool,
+        name: str,
+    ) -> None:
+        self._levels, self._name, self._line = levels, name, user_line()
+        twice = [key for key in carried if key in over]
+        if twice:
+            raise SpecError(at_line(f"the loop carries {twice[0]!r}, and takes steps of it: use two names"))
+        self._inits = {key: levels.read(tensor) for key, tensor in carried.items()}
+        self._sequences = {key: levels.read(tensor) for key, tensor in over.items()}
+        lengths = {key: tensor.shape[:1] for key, tensor in over.items()}
+        if len({*lengths.values(), *([(rounds,)] if rounds is not None else [])}) > 1 or () in lengths.values():
+            raise SpecError(
+                at_line(f"a loop needs sequences of one length and as many rounds, not {lengths}, {rounds}")
+            )
+        self._rounds = _counted(next((length[0] for length in lengths.values()), rounds), "rounds", 0)
+        self._max_trips, self._backwards = _counted(max_trips, "max_trips", 1), backwards
+        self._open: bool | None = None
+        self._updates: dict[str, Value] | None = None
+        self._rows: dict[str, Value] = {}
+        self._condition: Value | None = None
+        self._check = 0
+        self._given: dict[str, Tensor] = {}
+
+    def __enter__(self) -> Loop:
+        if self._open is not None:
+            raise SpecError(at_line(f"the loop at {self._line} is written already: make another"))
+        self._open = True
+        levels = self._levels
+        level = levels.push(f"the body of the loop at {self._line}")
+        names, scope = level.emit.names, level.emit.scope + self._name
+
+        def fresh(key: str, spec: Spec) -> Value:
+            return levels.tensor(Value(names.fresh(f"{scope}.{key}"), spec)).value
+
+        self._counter = fresh("round", TensorSpec(DType.I64))
+        self._parameters = {key: fresh(key, init.spec) for key, init in self._inits.items()}
+        self._slices = {
+            key: fresh(key, TensorSpec(spec_of(value).dtype, spec_of(value).shape[1:]))
+            for key, value in self._sequences.items()
+        }
+        self._number = levels.tensor(self._counter)
+        self._given = {key: levels.tensor(v) for key, v in {**self._parameters, **self._slices}.items()}
+        return self
+
+    @property
+    def counter(self) -> Tensor:
+        """The number of the round, from 0; an i64 scalar."""
+        self._inside()
+        return self._number
+
+    def __getitem__(self, key: str) -> Tensor:
+        if self._open is None:
+            self._inside()
+        if key not in self._given:
+            later = "; rows are known after the loop" if key in self._rows else ""
+            raise SpecError(at_line(f"the loop has no {key!r}; it has {', '.join(self._given) or 'nothing'}{later}"))
+        return self._given[key]
+
+    def _inside(self) -> None:
+        """Raise SpecError unless the body is being written."""
+        if not self._open:
+            when = "over" if self._open is False else "not open: write its body in `with g.while_(...) as loop:`"
+            raise SpecError(at_line(f"the loop at {self._line} is {when}"))
+
+    def check(self, condition: Tensor) -> None:
+        """Go on only if `condition`, one bool, is true; otherwise the loop ends before the rest of this round."""
+        self._inside()
+        if self._condition is not None:
+            raise SpecError(at_line("the loop has a check already; join conditions by &"))
+        value = self._levels.read(condition)
+        if condition.dtype is not DType.BOOL or spec_of(condition.value).size != 1:
+            raise SpecError(at_line(f"{condition!r} is no condition: it must be one bool"))
+        self._condition = value
+        self._check = len(self._levels.emit.nodes)
+
+    def next(self, **updates: Tensor) -> None:
+        """What the carried values are in the next round; one for each of them."""
+        self._inside()
+        if self._updates is not None:
+            raise SpecError(at_line("the loop has its next values already"))
+        if updates.keys() != self._inits.keys():
+            missing = ", ".join(self._inits) or "nothing"
+            raise SpecError(at_line(f"the loop carries {missing}; next was given {', '.join(updates) or 'nothing'}"))
+        values = {key: self._levels.read(tensor) for key, tensor in updates.items()}
+        for key, value in values.items():
+            if value.spec != self._inits[key].spec:
+                raise SpecError(
+                    at_line(f"{key!r} starts as {self._inits[key].spec}, and cannot become {updates[key]!r}")
+                )
+        self._updates = values
+
+    def stack(self, **rows: Tensor) -> None:
+        """Collect one row a round along a new axis 0."""
+        self._inside()
+        for key, tensor in rows.items():
+            if key in self._rows or key in self._given:
+                raise SpecError(at_line(f"the loop has {key!r} already; give the rows another name"))
+            self._rows[key] = self._levels.read(tensor)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        levels = self._levels
+        level = levels.pop()
+        self._open = False
+        if kind is not None:
+            return
+        updates = self._updates if self._updates is not None else {} if not self._inits else None
+        if updates is None:
+            raise SpecError(at_line(f"the loop at {self._line} carries {', '.join(self._inits)}: say loop.next(...)"))
+        condition = self._limit(level.emit)
+        emit = levels.emit
+        hint = f"{emit.scope}{self._name}"
+        finals = [Value(emit.names.fresh(f"{hint}.{key}"), init.spec) for key, init in self._inits.items()]
+        stacked = [Value(emit.names.fresh(f"{hint}.{key}"), self._stacked(row)) for key, row in self._rows.items()]
+        inside = (self._counter, *self._parameters.values(), *self._slices.values())
+        results = (*(updates[key] for key in self._inits), *self._rows.values())
+        body = ir.Graph(emit.names.fresh(f"{hint}.body"), inside, tuple(level.emit.nodes), results)
+        sliced, rows = len(self._sequences), len(self._rows)
+        emit.nodes.append(
+            While(
+                emit.names.fresh(hint),
+                "while",
+                (*self._inits.values(), *self._sequences.values()),
+                (*finals, *stacked),
+                {} if self._max_trips is None else {"max_trips": self._max_trips},
+                self._line,
+                body=body,
+                condition=condition,
+                check=self._check,
+                carried=len(self._inits),
+                slice_axes=(0,) * sliced,
+                slice_reversed=(self._backwards,) * sliced,
+                row_axes=(0,) * rows,
+                row_reversed=(self._backwards,) * rows,
+            )
+        )
+        keys = [*self._inits, *self._rows]
+        self._given = {key: levels.tensor(value) for key, value in zip(keys, (*finals, *stacked), strict=True)}
+
+    def _limit(self, emit: Emitter) -> Value:
+        """The condition: the check's, and that a known number of rounds is not over."""
+        if self._rounds is None:
+            if self._condition is None:
+                raise SpecError(at_line(f"the loop at {self._line} never ends: give it rounds, sequences or a check"))
+            return self._condition
+        before, after = emit.nodes[: self._check], emit.nodes[self._check :]
+        emit.nodes = before
+        below = emit("nn.less", self._counter, emit.constant(self._rounds, self._counter))
+        if self._condition is not None:
+            below = emit("nn.logical_and", below, self._condition)
+        self._check = len(emit.nodes)
+        emit.nodes = [*before, *after]
+        return below
+
+    def _stacked(self, row: Value) -> Spec:
+        extent = self._rounds if self._condition is None else (self._max_trips or self._rounds)
+        spec = spec_of(row)
+        if extent is None:
+            shown = ",".join(map(str, ("?", *spec.shape)))
+            return Unplannable(f"{spec.dtype}[{shown}]", "the number of rounds is known only when the loop has run")
+        return TensorSpec(spec.dtype, (extent, *spec.shape))
+
+
+def _counted(number: int | None, what: str, least: int) -> int | None:
+    """A number of rounds. Raises SpecError, which calls it `what`, for anything else."""
+    if number is not None and (not isinstance(number, int) or number < least):
+        hint = "; where only a run knows it, use loop.check" if isinstance(number, Tensor) else ""
+        raise SpecError(at_line(f"{what} = {number!r} must be an integer from {least} on{hint}"))
+    return number
+
+
+class Branch:
+    """A branch, written inside `with`.
+
+        with g.case_of(x.sum() > 0) as case:
+            with case.arm():
+                case.give(x)
+            with case.arm():
+                case.give(nn.relu(x))
+        y = case[0]
+
+    Every arm gives as many results, of the same specs.
+    """
+
+    def __init__(self, levels: Levels, index: Tensor, fallback: tuple[Tensor, ...], name: str) -> None:
+        self._levels, self._name, self._line = levels, name, user_line()
+        self._index = levels.read(index)
+        if index.dtype in FLOATS or index.size != 1:
+            raise SpecError(at_line(f"{index!r} tells no arm: it must be one bool or integer"))
+        self._fallback = tuple(levels.read(tensor) for tensor in fallback)
+        self._arms: list[ir.Graph] = []
+        self._inside = self._closed = False
+        self._given: tuple[Value, ...] | None = None
+        self._results: tuple[Tensor, ...] = ()
+
+    def __enter__(self) -> Branch:
+        return self
+
+    @contextmanager
+    def arm(self) -> Iterator[None]:
+        """The next arm; it must `give` its results."""
+        if self._inside or self._closed:
+            raise SpecError(at_line(f"an arm is written in the branch at {self._line}, and not in another arm"))
+        levels = self._levels
+        level = levels.push(f"an arm of the branch at {self._line}")
+        self._given, self._inside, line = None, True, user_line()
+        try:
+            yield
+        finally:
+            levels.pop()
+            self._inside = False
+        if self._given is None:
+            raise SpecError(at_line(f"the arm at {line} gives nothing: say case.give(...)"))
+        name = levels.emit.names.fresh(f"{levels.emit.scope}{self._name}.arm{len(self._arms)}")
+        self._arms.append(ir.Graph(name, (), tuple(level.emit.nodes), self._given))
+
+    def give(self, *results: Tensor) -> None:
+        """The results of this arm."""
+        if not self._inside:
+            raise SpecError(at_line("results are given in an arm: write `with case.arm():` around"))
+        if self._given is not None:
+            raise SpecError(at_line("the arm has given its results already"))
+        values = tuple(self._levels.read(tensor) for tensor in results)
+        like = self._arms[0].outputs if self._arms else self._fallback or values
+        if [value.spec for value in values] != [value.spec for value in like]:
+            shown = ", ".join(str(value.spec) for value in like)
+            raise SpecError(at_line(f"{', '.join(map(repr, results))}: every way through the branch gives {shown}"))
+        self._given = values
+
+    def __getitem__(self, position: int) -> Tensor:
+        if not self._closed:
+            raise SpecError(at_line(f"the branch at {self._line} has results when it is over"))
+        if position not in range(len(self)):
+            raise SpecError(at_line(f"the branch at {self._line} has no result {position}, it has {len(self)}"))
+        return self._results[position]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[position] for position in range(len(self)))
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed = True
+        if kind is not None:
+            return
+        if not self._arms:
+            raise SpecError(at_line(f"the branch at {self._line} has no arm"))
+        if len(self._arms) == 1 and spec_of(self._index).dtype is DType.BOOL and not self._fallback:
+            raise SpecError(at_line(f"the branch at {self._line} has no arm for True: the first is taken for False"))
+        emit = self._levels.emit
+        hint = f"{emit.scope}{self._name}"
+        outputs = tuple(
+            Value(emit.names.fresh(hint if i == 0 else f"{hint}.{i}"), value.spec)
+            for i, value in enumerate(self._arms[0].outputs)
+        )
+        name = outputs[0].name if outputs else emit.names.fresh(hint)
+        inputs = (self._index, *self._fallback)
+        emit.nodes.append(CaseOf(name, "case", inputs, outputs, {}, self._line, arms=tuple(self._arms)))
+        self._results = tuple(self._levels.tensor(value) for value in outputs)

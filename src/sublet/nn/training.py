@@ -1,0 +1,124 @@
+"""A training step as one graph: forward, backward and update, to be planned and run like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sublet.errors import GradientError, SpecError
+from sublet.ir.graph import Graph, Value
+from sublet.ir.model import Model, as_model
+from sublet.ir.walk import needs
+from sublet.nn.graph import Graph as WrittenGraph
+from sublet.nn.graph import graph_of
+from sublet.nn.lines import at_line, user_line
+from sublet.nn.optimizers import Optimizer
+from sublet.nn.tensor import Tensor
+from sublet.ops.nn.command import spec_of
+from sublet.passes.autodiff import backward, differentiable, reached
+from sublet.passes.late_updates import with_late_updates
+from sublet.passes.order import ordered
+from sublet.passes.pipeline import run_passes, simplify
+from sublet.planning.pipeline import Options, plan_memory
+
+QUICK = "best_fit_by_size"
+"""The strategy that orders are judged by."""
+
+
+def gradients(of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None) -> list[Tensor]:
+    """The gradients of a tensor by others of its graph, written after it; their gradients can be asked for again.
+
+    `seed` is the gradient of `of` itself, 1 everywhere when nothing is said. What `of` does not depend on has zeros.
+    Inside a loop or branch only what is written there is differentiated: by what was computed before it, `of` must not
+    depend on `wrt`. Raises GradientError, which begins with the user's line: for that, for a value that is no
+    floating-point number, is random, or is computed from `wrt` by a command without a gradient.
+    """
+    graph = graph_of(of)
+    target, values = graph.own(of), [graph.own(tensor) for tensor in _several(wrt)]
+    start = None if seed is None else graph.own(seed)
+    if start is not None and start.spec != target.spec:
+        raise GradientError(at_line(f"the seed {seed!r} must be like {of!r}"))
+    emit = graph.emit
+    with graph.whole():
+        emit.source = user_line()
+        try:
+            _require_inside(graph, target, values)
+            start = start or emit.filled(1, spec_of(target))
+            found = backward(emit, tuple(emit.nodes), {target: start}, values)
+        except GradientError as error:
+            raise GradientError(at_line(str(error))) from None
+        made = [
+            grad if grad is not None else emit.filled(0, spec_of(value))
+            for grad, value in zip(found, values, strict=True)
+        ]
+    return [graph.tensor(value) for value in made]
+
+
+def _require_inside(graph: WrittenGraph, target: Value, values: Sequence[Value]) -> None:
+    """Raise GradientError when `target` depends on `values` by nodes outside the loop or branch that is open."""
+    inside = graph.emit.nodes
+    outer = reached([node for emit in graph.around for node in emit.nodes], values).difference(values)
+    read = [target, *(value for node in inside for value in needs(node))]
+    via = next((value for value in read if value in outer and target in reached(inside, [value])), None)
+    if via is not None:
+        raise GradientError(
+            f"%{target.name} depends on what is differentiated by, through %{via.name}, which is computed outside of "
+            f"this loop or branch: compute it inside, or ask for the gradient by %{via.name}"
+        )
+
+
+def train_step(loss: Tensor, parameters: Sequence[Tensor], optimizer: Optimizer, *, name: str = "loss") -> Model:
+    """One step of training: computes `loss`, a scalar, and lets `optimizer` update the parameters in place.
+
+    The result goes to `sublet.compile` or `sublet.plan_memory`; each run gives the outputs of the graph, and the loss
+    under `name`. The gradients of parameters are not kept: each is consumed as early as the data allows, or, where that
+    costs no memory, at the end of the step: a run that fails before leaves the parameters as they were.
+    Raises GradientError for a loss or parameter that has no gradient; the graph is then as it was before.
+    """
+    graph = graph_of(loss)
+    chosen = _several(parameters)
+    if loss.shape != ():
+        raise GradientError(at_line(f"the loss is {loss!r}: it must be one number; take its mean"))
+    if not chosen:
+        raise GradientError(at_line("there are no parameters to train"))
+    if isinstance(optimizer, type) or not hasattr(optimizer, "write"):
+        raise SpecError(at_line(f"{optimizer!r} is no optimiser: give one like sublet.SGD(0.1)"))
+    with graph.whole():
+        graph.output(name, loss)
+        _require_dependence(graph, loss, chosen)
+        with graph.scope(graph.unused("step")):
+            optimizer.write(graph, chosen, gradients(loss, chosen))
+        step = less_memory(graph)
+        return replace(step, graph=with_late_updates(step.graph, _planned_bytes))
+
+
+def _several(tensors: Sequence[Tensor]) -> list[Tensor]:
+    if isinstance(tensors, Tensor):
+        raise SpecError(at_line(f"{tensors!r} is one tensor: give a list of them"))
+    return list(tensors)
+
+
+def _require_dependence(graph: WrittenGraph, loss: Tensor, parameters: Sequence[Tensor]) -> None:
+    values = [graph.own(tensor) for tensor in parameters]
+    if differentiable(loss.value) and loss.value not in reached(graph.emit.nodes, values):
+        raise GradientError(at_line(f"the loss {loss!r} depends on none of the parameters"))
+
+
+def less_memory(source: WrittenGraph | Graph | Model) -> Model:
+    """A network with nothing needless in it, commands fused, that recalls what it can, in an order of less memory.
+
+    `train_step` ends with it. It is for models that were read, and for graphs with gradients and updates of one's own;
+    results stay what they are.
+    Where there are loops or branches, an order is judged by planning, which knows more about them than an estimate.
+    """
+    model = as_model(source)
+    graph = run_passes(simplify(model.graph, order=False), ["late-constants", "recall"])
+    planned = any(node.subgraphs for node in graph.nodes)
+    recipe = replace(model.recipe, changed=less_memory.__name__)
+    return replace(model, graph=ordered(graph, _planned_bytes if planned else None), recipe=recipe)
+
+
+def _planned_bytes(graph: Graph) -> tuple[int, int]:
+    """The arena that a quick packing finds, and what none can go below."""
+    plan = plan_memory(graph, Options(strategy=QUICK, io="bound"))
+    return plan.arena_bytes, plan.lower_bound_bytes

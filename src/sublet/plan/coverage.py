@@ -1,0 +1,55 @@
+"""How much of a network a plan covers: what is proven of it is proven of no more.
+
+Every surface that tells of an arena, its bound or its gap asks here first, and names what is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sublet.base.bytesize import human
+from sublet.base.printable import printable
+from sublet.plan import POINTER, MemoryPlan, Outside
+
+NAMED = 3
+"""Values outside that one line names."""
+
+
+def planned_values(plan: MemoryPlan) -> tuple[str, ...]:
+    """The values that have bytes in an arena, or stand for such."""
+    pointers = (place for place in plan.placements if place.how == POINTER)
+    return tuple(dict.fromkeys(place.value for place in (*plan.in_arenas, *pointers)))
+
+
+def coverage(plan: MemoryPlan) -> str:
+    """In words how many values are planned and which are not; "" when nothing is left out."""
+    if not plan.not_counted:
+        return ""
+    planned = len(planned_values(plan))
+    whole = planned + len(plan.not_counted)
+    return (
+        f"{planned} of {whole} tensors planned; {len(plan.not_counted)} outside, not counted: {named(plan.not_counted)}"
+    )
+
+
+def checked_words(plan: MemoryPlan) -> str:
+    """What a plan that the checker accepts was accepted for."""
+    size = human(plan.arena_bytes)
+    words = coverage(plan) or f"{len(planned_values(plan))} tensors"
+    told = f"{words}, in an arena of {size}" if not plan.not_counted else f"an arena of {size}; {words}"
+    return f"{told}; assumed: {assumptions(plan)}" if plan.assumed else told
+
+
+def named(outside: Iterable[Outside], most: int = NAMED) -> str:
+    """The first of them by name and type, and how many more there are."""
+    texts = [printable(f"{value.value} {value.type}") for value in outside]
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
+
+
+def assumptions(plan: MemoryPlan) -> str:
+    """In words what caller and file told of shapes that nobody computed; "" when nothing was told."""
+    texts = [f"{name} is {spec}" for name, spec in plan.recipe.assumed]
+    texts += [f"{name} is {spec} as the file declares" for name, spec in plan.recipe.declared]
+    more = f" and {len(texts) - NAMED} more" if len(texts) > NAMED else ""
+    return printable(", ".join(texts[:NAMED])) + more

@@ -1,0 +1,97 @@
+"""Plans on disk: versioned JSON that loads back equal, and the fingerprint that ties a plan to its graph."""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Mapping
+from dataclasses import asdict, fields, is_dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from sublet.base.files import read_text, write
+from sublet.errors import PlanError
+from sublet.ir.graph import Graph
+from sublet.ir.text import to_text
+from sublet.plan import FORMAT_VERSION, MemoryPlan
+from sublet.plan.schedule import Schedule
+
+LARGEST = 1 << 62
+"""No size, offset or point in a plan is beyond this."""
+
+
+def fingerprint(graph: Graph, schedule: Schedule) -> str:
+    """A hash of everything a plan depends on: the whole program, and the order it runs in."""
+    order = json.dumps(asdict(schedule), sort_keys=True)
+    return sha256(f"{to_text(graph)}\n{order}".encode()).hexdigest()
+
+
+def to_json(plan: MemoryPlan) -> str:
+    """The plan as one JSON object."""
+    return json.dumps(asdict(plan), indent=1)
+
+
+def from_json(text: str, source: str = "plan") -> MemoryPlan:
+    """The plan a JSON text holds. Raises PlanError naming the field that is wrong."""
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PlanError(f"{source} is not JSON that can be read: {error}") from None
+    version = raw.get("version") if isinstance(raw, dict) else None
+    if version != FORMAT_VERSION:
+        raise PlanError(f"{source} has format version {version!r}; this Sublet reads version {FORMAT_VERSION}")
+    plan = _decode(MemoryPlan, raw, source)
+    assert isinstance(plan, MemoryPlan)
+    return plan
+
+
+def save(plan: MemoryPlan, path: str | Path) -> None:
+    """Write a plan; the file is complete or untouched."""
+    write(path, f"{to_json(plan)}\n")
+
+
+def load(path: str | Path) -> MemoryPlan:
+    """Read a plan. Raises PlanError when the file cannot be read or is no plan."""
+    return from_json(read_text(path, PlanError), str(path))
+
+
+def _decode(kind: Any, raw: Any, where: str) -> Any:
+    """`raw`, decoded JSON, as an instance of the annotation `kind`."""
+    origin = get_origin(kind)
+    if is_dataclass(kind):
+        return _decode_record(kind, raw, where)
+    if origin is tuple:
+        return _decode_tuple(get_args(kind), raw, where)
+    if origin is Mapping:
+        item = get_args(kind)[1]
+        if not isinstance(raw, dict):
+            raise PlanError(f"{where} must be an object")
+        return {key: _decode(item, value, f"{where}.{key}") for key, value in raw.items()}
+    if origin is types.UnionType or not isinstance(raw, kind) or isinstance(raw, bool) is not (kind is bool):
+        raise PlanError(f"{where} must be of type {kind.__name__}, found {json.dumps(raw)[:40]}")
+    if kind is int and not -1 <= raw <= LARGEST:
+        raise PlanError(f"{where} must be between -1 and 2^62, found {str(raw)[:40]}")
+    return raw
+
+
+def _decode_record(kind: Any, raw: Any, where: str) -> Any:
+    if not isinstance(raw, dict):
+        raise PlanError(f"{where} must be an object")
+    hints = get_type_hints(kind)
+    names = [field.name for field in fields(kind)]
+    missing, unknown = [n for n in names if n not in raw], [n for n in raw if n not in names]
+    if missing or unknown:
+        wrong = [f"lacks {name}" for name in missing] + [f"has the unknown field {name}" for name in unknown]
+        raise PlanError(f"{where} {', '.join(wrong)}")
+    return kind(**{name: _decode(hints[name], raw[name], f"{where}.{name}") for name in names})
+
+
+def _decode_tuple(items: tuple[Any, ...], raw: Any, where: str) -> Any:
+    if not isinstance(raw, list):
+        raise PlanError(f"{where} must be a list")
+    if len(items) == 2 and items[1] is Ellipsis:
+        return tuple(_decode(items[0], item, f"{where}[{i}]") for i, item in enumerate(raw))
+    if len(items) != len(raw):
+        raise PlanError(f"{where} must have {len(items)} items")
+    return tuple(_decode(k, item, f"{where}[{i}]") for i, (k, item) in enumerate(zip(items, raw, strict=True)))

@@ -1,0 +1,171 @@
+"""Does a network fit a budget? Yes, no, or not known; and if not, which tensors prove it.
+
+What a plan counts needs its arena, and no packing in this order needs less than its lower bound. What lies outside
+of the plan comes on top: nobody knows how much, or at most so much where element type and rank are known and open
+extents are bounded. So the network fits when arena and bounds do, it does not when the arena does not, and everything
+between is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from sublet.base.printable import printable
+from sublet.errors import PlanError
+from sublet.plan import MemoryPlan
+from sublet.tensor import MAX_BYTES
+
+EVERY = ""
+"""Stands for every value outside a plan."""
+
+SHOWN = 20
+
+Extents = int | Mapping[str, int] | None
+"""The most that an open extent can be: for all values outside, or by value."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveBuffer:
+    """A buffer: its size, and the values in it that matter where it is told.
+
+    In a proof the size counts the bytes up to where the next buffer can begin: all but the one on top
+    are rounded up to the alignment.
+    """
+
+    nbytes: int
+    values: tuple[str, ...]
+
+
+class Outcome(StrEnum):
+    """What is known of a plan and a budget."""
+
+    FITS = "fits"
+    DOES_NOT_FIT = "does_not_fit"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether the whole network fits `budget` bytes: what the plan counts, and what lies outside of it.
+
+    least      no packing in this order takes fewer bytes: the lower bound of what is planned
+    most       the arena and every value outside at its largest; None when one of them has no bound
+    proof      the smallest set of the plan's proving buffers whose bytes exceed the budget: no two of
+               them may overlap, so no choice of offsets can help. Empty unless `proven` is true, and when the bound
+               is proven by a search that refuted every smaller arena, which no set of buffers shows
+    largest    by value the most that an open extent is taken to be; under "" for every value
+    """
+
+    budget: int
+    outcome: Outcome
+    least: int
+    most: int | None
+    proof: tuple[LiveBuffer, ...] = ()
+    largest: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def fits(self) -> bool | None:
+        """True or False where the plan decides it; None when values outside of it may tip the scales."""
+        return None if self.outcome is Outcome.UNKNOWN else self.outcome is Outcome.FITS
+
+    @property
+    def proven(self) -> bool:
+        """Whether it is settled for every packing in this order, not for this plan alone."""
+        return self.outcome is Outcome.FITS or self.least > self.budget
+
+
+def buffers_at_peak(plan: MemoryPlan) -> tuple[LiveBuffer, ...]:
+    """The buffers alive at the peak with their values alive there, largest first."""
+    at_peak, point = set(plan.peak.values), plan.peak.point
+    sizes, _ = _buffers(plan)
+    alive: dict[int, tuple[str, ...]] = dict.fromkeys(sizes, ())
+    for place in plan.in_arenas:
+        if place.value in at_peak and place.buffer >= 0 and any(begin <= point < end for begin, end in place.live):
+            alive[place.buffer] = (*alive[place.buffer], place.value)
+    return _largest_first(LiveBuffer(sizes[number], names) for number, names in alive.items() if names)
+
+
+def verdict(plan: MemoryPlan, budget: int, max_dim: Extents = None) -> Verdict:
+    """Hold a plan, and what lies outside of it, against a budget in bytes.
+
+    `max_dim` is the most that an extent which nobody knows can be: one for all values outside, or one a value.
+    Raises PlanError for a value that does not lie outside, or an extent that makes no sense.
+    """
+    largest = _largest(plan, max_dim)
+    least, most = plan.lower_bound_bytes, most_bytes(plan, largest)
+    told = tuple(largest.items())
+    if most is not None and most <= budget:
+        return Verdict(budget, Outcome.FITS, least, most, largest=told)
+    if plan.arena_bytes <= budget:
+        return Verdict(budget, Outcome.UNKNOWN, least, most, largest=told)
+    return Verdict(budget, Outcome.DOES_NOT_FIT, least, most, _proof(plan, budget), told)
+
+
+def most_bytes(plan: MemoryPlan, largest: Mapping[str, int] = MappingProxyType({})) -> int | None:
+    """The arena and every value outside at its largest, each once; None when one of them has no bound."""
+    sizes = [value.most_bytes(largest.get(value.value, largest.get(EVERY))) for value in plan.not_counted]
+    known = [size for size in sizes if size is not None]
+    return plan.arena_bytes + sum(known) if len(known) == len(sizes) else None
+
+
+def _largest(plan: MemoryPlan, max_dim: Extents) -> dict[str, int]:
+    by_value = {} if max_dim is None else {EVERY: max_dim} if isinstance(max_dim, int) else dict(max_dim)
+    outside = [value.value for value in plan.outside]
+    for name, extent in by_value.items():
+        if type(extent) is not int or not 0 <= extent <= MAX_BYTES:
+            raise PlanError(f"the largest extent {extent!r} must be an integer from 0 to 2^56")
+        if name != EVERY and name not in outside:
+            known = ", ".join(repr(printable(value)) for value in outside[:SHOWN]) or "none"
+            raise PlanError(f"no value outside the plan is called {printable(name)!r}; there are: {known}")
+    return by_value
+
+
+def _proof(plan: MemoryPlan, budget: int) -> tuple[LiveBuffer, ...]:
+    if plan.lower_bound_bytes <= budget:
+        return ()
+    sizes, values = _buffers(plan)
+    alignment = plan.alignment if len(plan.arenas) == 1 else 1  # the last one in every arena needs no padding
+    chosen: list[int] = []
+    total = slack = 0
+    for number in sorted(plan.proof, key=lambda number: -sizes[number]):
+        chosen.append(number)
+        total += _rounded(sizes[number], alignment)
+        slack = max(slack, _rounded(sizes[number], alignment) - sizes[number])
+        if total - slack > budget:
+            return _stacked(chosen, sizes, values, alignment)
+    return ()
+
+
+def _stacked(
+    numbers: list[int], sizes: dict[int, int], values: dict[int, tuple[str, ...]], alignment: int
+) -> tuple[LiveBuffer, ...]:
+    """Buffers side by side: the one whose padding is largest lies on top, where it needs none."""
+    top = max(numbers, key=lambda number: _rounded(sizes[number], alignment) - sizes[number])
+    return _largest_first(
+        LiveBuffer(sizes[n] if n == top else _rounded(sizes[n], alignment), values[n]) for n in numbers
+    )
+
+
+def _rounded(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
+
+
+def _buffers(plan: MemoryPlan) -> tuple[dict[int, int], dict[int, tuple[str, ...]]]:
+    """The bytes and the values of every buffer of the arenas, by number."""
+    low: dict[int, int] = {}
+    high: dict[int, int] = {}
+    values: dict[int, tuple[str, ...]] = {}
+    for place in plan.in_arenas:
+        region, number = place.region, place.buffer
+        if number >= 0:
+            low[number] = min(low.get(number, region.offset), region.offset)
+            high[number] = max(high.get(number, 0), region.end)
+            values[number] = (*values.get(number, ()), place.value)
+    return {number: high[number] - low[number] for number in low}, values
+
+
+def _largest_first(buffers: Iterable[LiveBuffer]) -> tuple[LiveBuffer, ...]:
+    return tuple(sorted(buffers, key=lambda buffer: -buffer.nbytes))

@@ -1,0 +1,193 @@
+"""A stretch of nodes around the peak computed in two halves, one after the other: the same results from less memory.
+
+    %a = onnx.Conv(%x, %w)                 %x0 = onnx.Slice(%x, ...)     %x1 = onnx.Slice(%x, ...)
+    %b = onnx.Relu(%a)             ->      %a0 = onnx.Conv(%x0, %w)      %a1 = onnx.Conv(%x1, %w)
+    %c = onnx.MaxPool(%b)                  %b0 = onnx.Relu(%a0)          ...
+                                           %c0 = onnx.MaxPool(%b0)       %c = onnx.Concat(%c0, %c1)
+
+Halves are taken along the batch, the channels or the rows. What a half of the last node needs of those before it is
+worked out backwards (`pieces`); rows that both halves need are computed twice. A weight of which a half needs a part
+is cut into two weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from sublet.ir.graph import Graph, Node, Value
+from sublet.ir.walk import reads_inside, results
+from sublet.ops.emitter import Names
+from sublet.passes.live_bytes import blocks_of
+from sublet.passes.rewriting import readers
+from sublet.planning.advice.pieces import Cut, Piece, piece
+from sublet.tensor import DType, TensorSpec
+
+REACH = 6
+"""Nodes before and after the peak that a stretch may have."""
+MANY, SHORT_REACH = 2000, 2
+"""The same in a graph of so many nodes."""
+TRIED = 3
+"""Stretches that are planned: those of the lowest estimated peak."""
+AXES = ("the batch", "the channels", "the rows")
+
+
+@dataclass(frozen=True, slots=True)
+class Halved:
+    """A graph with a stretch in two halves; `cuts` tells of which weight, and where, the new ones are parts."""
+
+    what: str
+    how: str
+    graph: Graph
+    cuts: dict[str, tuple[str, Cut]]
+
+
+def halves(graph: Graph, name: str) -> Iterator[Halved]:
+    """The most promising ways to compute a stretch of nodes with the named one in two halves, the shortest of each."""
+    place = next((i for i, node in enumerate(graph.nodes) if node.name == name), None)
+    if place is None or graph.nodes[place].subgraphs:
+        return
+    found: dict[int, Halved] = {}
+    chain, middle = _chain(graph, place)
+    spans = [(first, last) for first in range(middle + 1) for last in range(middle, len(chain))]
+    for first, last in sorted(spans, key=lambda span: span[1] - span[0]):
+        for axis in range(len(AXES)):
+            made = halved(graph, chain[first : last + 1], axis)
+            if made is not None:
+                found.setdefault(_estimate(made.graph), made)
+    yield from (found[estimate] for estimate in sorted(found)[:TRIED])
+
+
+def _estimate(graph: Graph) -> int:
+    return blocks_of(graph, graph.nodes, results(graph), {}).peak(range(len(graph.nodes)))[0]
+
+
+def _chain(graph: Graph, place: int) -> tuple[list[Node], int]:
+    """The nodes around one that hand on one value each, which nobody else reads; and where the one is among them."""
+    maker = {value: node for node in graph.nodes for value in node.defs}
+    counts = readers(graph)
+    by_reader = {value: node for node in graph.nodes for value in node.uses}
+    reach = REACH if len(graph.nodes) < MANY else SHORT_REACH
+    chain, middle = [graph.nodes[place]], 0
+    while middle < reach:
+        made = [value for value in chain[0].uses if value in maker and counts[value] == 1]
+        before = [maker[value] for value in made if len(maker[value].defs) == 1 and not maker[value].subgraphs]
+        if not before:
+            break
+        chain.insert(0, max(before, key=lambda node: node.defs[0].nbytes))
+        middle += 1
+    while len(chain) - middle <= reach:
+        last = chain[-1]
+        if len(last.defs) != 1 or counts[last.defs[0]] != 1 or last.defs[0] not in by_reader:
+            break
+        after = by_reader[last.defs[0]]
+        if after.subgraphs:
+            break
+        chain.append(after)
+    return chain, middle
+
+
+def halved(graph: Graph, stretch: list[Node], axis: int) -> Halved | None:
+    """The graph with a chain of nodes in two halves along an axis; None where that is not known to be the same."""
+    result = stretch[-1].outputs[0] if stretch[-1].outputs else None
+    if result is None or not isinstance(result.spec, TensorSpec) or len(result.spec.shape) <= axis:
+        return None
+    extent = result.spec.shape[axis]
+    if extent < 2 or any(node.scratch is not None or len(node.defs) != 1 for node in stretch):
+        return None
+    counts = readers(graph)
+    if any(counts[node.defs[0]] != 1 for node in stretch[:-1]):
+        return None
+    writer = _Writer(graph, Names([v.name for v in graph.values()] + [n.name for n in graph.walk()]))
+    parts: list[Value] = []
+    for half, cut in enumerate((Cut(axis, 0, extent // 2), Cut(axis, extent // 2, extent))):
+        part = writer.half(stretch, cut, half)
+        if part is None:
+            return None
+        parts.append(part)
+    name = writer.names.fresh(f"{stretch[-1].name}.halves")
+    writer.nodes.append(Node(name, "onnx.Concat", tuple(parts), (result,), {"axis": axis}))
+    gone = {node.name for node in stretch}
+    end = next(i for i, node in enumerate(graph.nodes) if node is stretch[-1])
+    before = [node for node in graph.nodes[:end] if node.name not in gone]
+    nodes = (*before, *writer.nodes, *graph.nodes[end + 1 :])
+    read = {value for node in nodes for value in (reads_inside(node) if node.subgraphs else node.uses)}
+    kept = tuple(weight for weight in graph.weights if weight in read or not writer.replaced(weight))
+    changed = replace(graph, nodes=nodes, weights=(*kept, *writer.weights.values()))
+    which = f"{stretch[0].name!r}" if len(stretch) == 1 else f"{stretch[0].name!r} to {stretch[-1].name!r}"
+    what = f"{which} ({len(stretch)} node{'s' if len(stretch) > 1 else ''}) in two halves along {AXES[axis]}"
+    how = f"split them along axis {axis} in the model, one half after the other, and concatenate"
+    return Halved(what, how, changed, writer.cuts)
+
+
+@dataclass
+class _Writer:
+    """Writes the nodes of the halves, and the weights they need."""
+
+    graph: Graph
+    names: Names
+    nodes: list[Node] = field(default_factory=list)
+    weights: dict[tuple[str, Cut] | tuple[int, ...], Value] = field(default_factory=dict)
+    cuts: dict[str, tuple[str, Cut]] = field(default_factory=dict)
+
+    def half(self, stretch: list[Node], cut: Cut, half: int) -> Value | None:
+        """Write one half; its result, or None when a node cannot be halved."""
+        wanted: list[tuple[Node, Cut, Piece]] = []
+        for i, node in reversed(list(enumerate(stretch))):
+            found = piece(node, cut)
+            if found is None:
+                return None
+            wanted.insert(0, (node, cut, found))
+            if i:
+                handed = [found.cuts.get(k) for k, v in enumerate(node.inputs) if v == stretch[i - 1].outputs[0]]
+                if not handed or handed[0] is None or any(each != handed[0] for each in handed):
+                    return None
+                if handed[0].axis != cut.axis:
+                    return None
+                cut = handed[0]
+        made: dict[Value, Value] = {}
+        for node, part, found in wanted:
+            inputs: list[Value | None] = []
+            for k, value in enumerate(node.inputs):
+                given = made.get(value) if value is not None else None
+                cut_of = found.cuts.get(k)
+                inputs.append(given or (value if value is None or cut_of is None else self.cut(value, cut_of, half)))
+            if any(now is None and was is not None for now, was in zip(inputs, node.inputs, strict=True)):
+                return None
+            (output,) = node.defs
+            assert isinstance(output.spec, TensorSpec)
+            value = Value(self.names.fresh(f"{output.name}.{half}"), part.of(output.spec))
+            name = self.names.fresh(f"{node.name}.{half}")
+            self.nodes.append(Node(name, node.op, tuple(inputs), (value,), {**node.attrs, **found.attrs}))
+            made[output] = value
+        return made[stretch[-1].defs[0]]
+
+    def cut(self, value: Value, cut: Cut, half: int) -> Value | None:
+        """A part of a weight as a weight of its own, of another value by a Slice."""
+        assert isinstance(value.spec, TensorSpec)
+        if cut.begin == 0 and cut.end == value.spec.shape[cut.axis]:
+            return value
+        if value.literal is not None or value in self.graph.updated:
+            return None
+        if value in self.graph.weights:
+            made = self.weights.get((value.name, cut))
+            if made is None:
+                made = Value(self.names.fresh(f"{value.name}.{half}"), cut.of(value.spec))
+                self.weights[value.name, cut] = made
+                self.cuts[made.name] = (value.name, cut)
+            return made
+        made = Value(self.names.fresh(f"{value.name}.part{half}"), cut.of(value.spec))
+        where = tuple(self.number(n) for n in (cut.begin, cut.end, cut.axis))
+        self.nodes.append(Node(self.names.fresh(f"{value.name}.slice{half}"), "onnx.Slice", (value, *where), (made,)))
+        return made
+
+    def number(self, number: int) -> Value:
+        """A list of one integer as a weight."""
+        if (number,) not in self.weights:
+            name = self.names.fresh(f"at.{number}")
+            self.weights[(number,)] = Value(name, TensorSpec(DType.I64, (1,)), (number,))
+        return self.weights[(number,)]
+
+    def replaced(self, weight: Value) -> bool:
+        """Whether the weight was cut."""
+        return any(name == weight.name for name, _ in self.cuts.values())

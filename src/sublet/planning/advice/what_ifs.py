@@ -1,0 +1,114 @@
+"""Graphs that differ from a graph in one thing, to see what that is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from sublet.base.bytesize import human
+from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ir.walk import reads_inside, renamed, results
+from sublet.ops import lookup
+from sublet.passes.on_demand import computed_from_constants
+from sublet.plan import MemoryPlan
+from sublet.plan.schedule import Schedule
+from sublet.plan.verdict import buffers_at_peak
+from sublet.tensor import DType, TensorSpec
+
+SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A changed graph, what was changed, and how that is done."""
+
+    what: str
+    how: str
+    graph: Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A graph whose constants are weights: how many are read, and the bytes of all weights before and after."""
+
+    graph: Graph
+    count: int
+    before: int
+    after: int
+
+
+def as_scheduled(graph: Graph, schedule: Schedule) -> Graph:
+    """The graph with its nodes, on every level, in the order of a serial schedule."""
+    nodes = {node.name: node for node in graph.nodes}
+    return replace(graph, nodes=tuple(_inside(nodes[step.node], schedule) for step in schedule.steps))
+
+
+def _inside(node: Node, schedule: Schedule) -> Node:
+    bodies = schedule.bodies.get(node.name, ())
+    if isinstance(node, While):
+        return replace(node, body=as_scheduled(node.body, bodies[0]))
+    if isinstance(node, CaseOf):
+        arms = (as_scheduled(arm, body) for arm, body in zip(node.arms, bodies, strict=True))
+        return replace(node, arms=tuple(arms))
+    return node
+
+
+def stored_constants(graph: Graph) -> Stored | None:
+    """The graph with what its root computes from constants alone as weights; None when that is nothing."""
+    computed = computed_from_constants(graph)
+    rest = tuple(node for node in graph.nodes if node.name not in computed)
+    wanted = {*results(graph), *(value for pair in graph.updates for value in pair)}
+    wanted.update(*(reads_inside(node) for node in rest))
+    made = [value for node in graph.nodes if node.name in computed for value in node.defs if value in wanted]
+    if not made or any(value in results(graph) or not value.plannable for value in made):
+        return None
+    kept = tuple(weight for weight in graph.weights if weight in wanted)
+    changed = replace(graph, nodes=rest, weights=(*kept, *made))
+    return Stored(changed, len(made), _bytes(graph.weights), _bytes(changed.weights))
+
+
+def _bytes(values: tuple[Value, ...]) -> int:
+    return sum(value.nbytes for value in values)
+
+
+def overwritten(graph: Graph, name: str) -> Iterator[Changed]:
+    """For each operand that a node could write over, but for its later readers: the graph in which these read the
+    result instead."""
+    place = next((i for i, node in enumerate(graph.nodes) if node.name == name and not node.subgraphs), None)
+    if place is None:
+        return
+    node, later = graph.nodes[place], graph.nodes[place + 1 :]
+    for share in lookup(node.op).inplace(node):
+        operand, result = node.inputs[share.input], node.outputs[share.output]
+        if operand is None or result is None or operand.spec != result.spec:
+            continue
+        if operand in graph.weights or operand in results(graph):
+            continue
+        readers = [each.name for each in later if operand in reads_inside(each)]
+        if readers:
+            instead = renamed(replace(graph, nodes=later), {operand: result}, definitions=False)
+            changed = replace(graph, nodes=(*graph.nodes[: place + 1], *instead.nodes))
+            more = f" and {len(readers) - SHOWN} more" if len(readers) > SHOWN else ""
+            what = f"{name!r} written over %{operand.name}, were that not read later"
+            yield Changed(what, f"another network: {', '.join(readers[:SHOWN])}{more} must not read it", changed)
+
+
+def halved_precision(graph: Graph, plan: MemoryPlan) -> Changed | None:
+    """The graph with the largest buffer alive at the peak in f16, as far as it is f32; None when it is not."""
+    alive = buffers_at_peak(plan)
+    if not alive:
+        return None
+    first = alive[0].values[0]
+    number = next(place.buffer for place in plan.in_arenas if place.value == first)
+    names = {place.value for place in plan.in_arenas if place.buffer == number}
+    half = {
+        value: replace(value, spec=replace(value.spec, dtype=DType.F16))
+        for value in graph.values()
+        if value.name in names and isinstance(value.spec, TensorSpec) and value.spec.dtype is DType.F32
+    }
+    if not half or any(value in graph.updated or value in graph.weights for value in half):
+        return None
+    largest = max(half, key=lambda value: value.nbytes)
+    others = f" and the {len(half) - 1} that share its bytes" if len(half) > 1 else ""
+    what = f"%{largest.name} ({human(largest.nbytes)}, the largest at the peak){others} in f16"
+    return Changed(what, "other numbers: half the precision for these tensors", renamed(graph, half))

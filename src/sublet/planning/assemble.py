@@ -1,0 +1,280 @@
+"""The last stage before the checker: offsets of buffers become regions of values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from sublet.analysis.exchange import Cycle
+from sublet.analysis.flow import Flow
+from sublet.analysis.groups import Member
+from sublet.analysis.liveness import LiveRanges, Pieces, whole_points
+from sublet.analysis.settle import Settled
+from sublet.analysis.sharing import SharedBuffer
+from sublet.ir.graph import Graph, Value
+from sublet.packing import Bound, Problem, RegionPacking, Report, lower_bound
+from sublet.plan import (
+    ARENA,
+    OPEN,
+    POINTER,
+    ROW,
+    SLICE,
+    CopiedMove,
+    Described,
+    MemoryPlan,
+    Outside,
+    Peak,
+    Placement,
+    Region,
+    Storage,
+    Stride,
+    bound_to,
+)
+from sublet.plan.file import fingerprint
+from sublet.plan.schedule import Schedule
+from sublet.planning.copied import targets
+from sublet.tensor import TensorSpec, Unplannable
+
+
+def bound_values(graph: Graph, *, io_bound: bool, weights_bound: bool) -> dict[Value, str]:
+    """The values that have memory of their own outside the arena, each with the kind of its storage."""
+    kinds: dict[Value, str] = {}
+    if weights_bound:
+        kinds |= dict.fromkeys(graph.weights, "weight")
+    if io_bound:
+        kinds |= dict.fromkeys(graph.inputs, "input")
+        kinds = dict.fromkeys((v for v in graph.outputs if v not in set(graph.weights)), "output") | kinds
+    return kinds
+
+
+def storages_of(bound: Mapping[Value, str]) -> dict[Value, Storage]:
+    """The storages of those of them that are planned."""
+    return {v: Storage(bound_to(v.name), kind, v.nbytes) for v, kind in bound.items() if v.plannable}
+
+
+def homes_of(graph: Graph, storages: Mapping[Value, Storage]) -> dict[Value, tuple[str, bool]]:
+    """For each bound value the name of its storage, and whether the network may write there."""
+    updated = set(graph.updated)
+    return {value: (s.name, s.kind == "output" or value in updated) for value, s in storages.items()}
+
+
+def always_live(ranges: LiveRanges, values: tuple[Value, ...], points: int) -> LiveRanges:
+    """`ranges` with `values` alive from the first point to the last: they serve the next run too."""
+    return replace(ranges, halves={**ranges.halves, **dict.fromkeys(values, ((0, 2 * points),))})
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Where the buffers without a home are: for each the name of an arena and an offset in it."""
+
+    arenas: tuple[Storage, ...]
+    homes: tuple[str, ...]
+    offsets: tuple[int, ...]
+    strategy: str
+    bound: Bound
+    stopped: str
+
+
+def in_one_arena(report: Report) -> Packed:
+    """The packing of a report."""
+    packing = report.packing
+    homes = (ARENA,) * len(packing.offsets)
+    arenas = (Storage(ARENA, ARENA, packing.arena_bytes),)
+    return Packed(arenas, homes, packing.offsets, packing.strategy, report.bound, report.stopped)
+
+
+def in_several_arenas(problem: Problem, packing: RegionPacking) -> Packed:
+    """An arena in every memory region. Their bytes together are bounded without padding between buffers."""
+    arenas = tuple(Storage(s.region.name, ARENA, s.arena_bytes, s.region.capacity) for s in packing.shares)
+    strategies = dict.fromkeys(share.strategy for share in packing.shares if share.members)
+    bound = lower_bound(problem)
+    bound = replace(bound, bytes=sum(problem.buffers[member].size for member in bound.members))
+    return Packed(arenas, packing.names(), packing.offsets, ", ".join(strategies), bound, packing.stopped)
+
+
+def assemble(
+    graph: Graph,
+    schedule: Schedule,
+    settled: Settled,
+    storages: Mapping[Value, Storage],
+    packed: Packed,
+    *,
+    alignment: int,
+    moves: tuple[CopiedMove, ...],
+    bound: Mapping[Value, str],
+    exchanged: tuple[Cycle, ...] = (),
+) -> MemoryPlan:
+    """The plan, from the packing of those buffers that have no home."""
+    timeline, lives = settled.flow, _lives(settled)
+    planned = [buffer for buffer in settled.buffers if buffer.packed]
+    placements = _placements(graph, settled, lives, storages, packed)
+    kinds, sizes = _in_arena(placements, {arena.name for arena in packed.arenas})
+    return MemoryPlan(
+        graph=graph.name,
+        fingerprint=fingerprint(graph, schedule),
+        schedule=schedule,
+        alignment=alignment,
+        strategy=packed.strategy,
+        arena_bytes=sum(arena.nbytes for arena in packed.arenas),
+        lower_bound_bytes=packed.bound.bytes,
+        bound=packed.bound.kind,
+        total_bytes=sum(sizes.values()),
+        view_bytes=sum(nbytes for name, nbytes in sizes.items() if kinds[name] <= {"view", "part", SLICE, ROW}),
+        inplace_bytes=sum(nbytes for name, nbytes in sizes.items() if kinds[name] <= {"inplace", "carry"}),
+        storages=(*packed.arenas, *storages.values()),
+        placements=placements,
+        outside=tuple(_outside(graph, bound)),
+        peak=_peak(planned, timeline, lives),
+        points=tuple(point.planned for point in timeline.points),
+        proof=packed.bound.members,
+        rolled=timeline.rolled,
+        moves=moves,
+        stopped=packed.stopped,
+        updated=tuple(value.name for value in graph.updated),
+        exchanged=exchanged,
+        nodes=tuple(Described(node.name, node.op, node.source) for node in graph.walk()),
+    )
+
+
+def _lives(settled: Settled) -> dict[Value, Pieces]:
+    """The ranges of points at which the bytes of an instance are needed: by it, or by a pointer that stands for it."""
+    roots = _roots(settled)
+    halves: dict[Value, Pieces] = {}
+    for instance, pieces in settled.ranges.halves.items():
+        root = roots.get(instance, instance)
+        halves[root] = (*halves.get(root, ()), *pieces)
+    return {instance: whole_points(pieces) for instance, pieces in halves.items()}
+
+
+def _roots(settled: Settled) -> dict[Value, Value]:
+    """For each instance the one with bytes that it is, or that it stands for."""
+    aliases = dict(settled.flow.aliases)
+    roots: dict[Value, Value] = {}
+    for instance in settled.flow.instances:
+        root = instance
+        while root in aliases:
+            root = aliases[root]
+        roots[instance] = root
+    return roots
+
+
+def _in_arena(placements: tuple[Placement, ...], arenas: set[str]) -> tuple[dict[str, set[str]], dict[str, int]]:
+    """How each value of the arenas lives in its places, pointers included; and its bytes, each value once."""
+    kinds: dict[str, set[str]] = {}
+    sizes: dict[str, int] = {}
+    for place in placements:
+        if place.region.storage in arenas or place.how == POINTER:
+            kinds.setdefault(place.value, set()).add(place.how)
+            sizes[place.value] = place.region.nbytes
+    return kinds, sizes
+
+
+def _placements(
+    graph: Graph,
+    settled: Settled,
+    lives: Mapping[Value, Pieces],
+    storages: Mapping[Value, Storage],
+    packed: Packed,
+) -> tuple[Placement, ...]:
+    """One placement an instance of a plannable value, in order of definition; one for each pointer."""
+    producer = {value: node.name for node in graph.walk() for value in node.defs}
+    where = _places(settled.buffers, packed)
+    stands_for = targets(graph, settled.flow.pointers)
+    instances: dict[Value, list[Value]] = {}
+    names = {value.name: settled.flow.instances[root].base.name for value, root in _roots(settled).items()}
+    for instance, made in settled.flow.instances.items():
+        if made.base not in settled.flow.pointers:
+            instances.setdefault(made.base, []).append(instance)
+    placements: list[Placement] = []
+    for value in graph.values():
+        if not isinstance(value.spec, TensorSpec):
+            continue
+        if value in settled.flow.pointers:
+            nowhere = Region("", 0, value.nbytes)
+            told, by = stands_for[value], producer.get(value, "")
+            placements.append(Placement(value.name, str(value.spec), nowhere, (), -1, POINTER, "", by, stands_for=told))
+        for instance in instances.get(value, ()):
+            home = storages[value].name if value in storages else packed.arenas[0].name
+            member, place = where.get(instance, (Member(value, 0), _Place(home, 0, -1)))
+            contexts = tuple(settled.flow.instances[instance].contexts)
+            placements.append(
+                Placement(
+                    value=value.name,
+                    spec=str(value.spec),
+                    region=Region(place.storage, place.offset, value.nbytes),
+                    live=lives.get(instance, ()),
+                    buffer=place.buffer,
+                    how=member.how,
+                    shares=names.get(member.shares, member.shares),
+                    producer=producer.get(value, ""),
+                    copies=contexts if any(contexts) else (),
+                    strides=place.strides,
+                )
+            )
+    return tuple(placements)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A storage, the offset in it in round 0, the number of the buffer, and how it moves from round to round."""
+
+    storage: str
+    offset: int
+    buffer: int
+    strides: tuple[Stride, ...] = ()
+
+
+def _places(buffers: tuple[SharedBuffer, ...], packed: Packed) -> dict[Value, tuple[Member, _Place]]:
+    """Of each instance: how it came into its buffer, and where it lies."""
+    bases: dict[int, _Place] = {}
+    found: dict[Value, tuple[int, Member]] = {}
+    index = 0
+    for i, buffer in enumerate(buffers):
+        found.update((member.value, (i, member)) for member in buffer.members)
+        if buffer.packed:
+            bases[i] = _Place(packed.homes[index], packed.offsets[index], index)
+            index += 1
+        elif buffer.home:
+            bases[i] = _Place(buffer.home, 0, -1)
+
+    def base(i: int) -> _Place:
+        window = buffers[i].window
+        if i not in bases and window is not None:
+            around, whole = found[window.whole]
+            place = base(around)
+            offset = place.offset + whole.offset + window.start
+            bases[i] = _Place(place.storage, offset, place.buffer, (*place.strides, window.stride))
+        return bases[i]
+
+    return {
+        value: (member, replace(base(i), offset=base(i).offset + member.offset)) for value, (i, member) in found.items()
+    }
+
+
+def _outside(graph: Graph, bound: Mapping[Value, str]) -> Iterator[Outside]:
+    for value in graph.values():
+        if isinstance(value.spec, Unplannable):
+            dtype, dims = value.spec.known or ("", None)
+            extents = tuple(OPEN if extent is None else extent for extent in dims or ())
+            yield Outside(value.name, value.spec.type, value.spec.reason, str(dtype), extents, value in bound)
+
+
+def _peak(buffers: list[SharedBuffer], timeline: Flow, lives: Mapping[Value, Pieces]) -> Peak:
+    """The first of the points with the most live bytes."""
+    change = [0] * (len(timeline.points) + 1)
+    for buffer in buffers:
+        for begin, end in buffer.live:
+            change[begin] += buffer.nbytes
+            change[end] -= buffer.nbytes
+    best = live = peak = 0
+    for t, step in enumerate(change):
+        live += step
+        if live > best:
+            best, peak = live, t
+    alive = dict.fromkeys(
+        timeline.instances[member.value].base.name
+        for buffer in buffers
+        for member in buffer.members
+        if any(begin <= peak < end for begin, end in lives.get(member.value, ()))
+    )
+    return Peak(peak, str(timeline.points[peak]), best, tuple(alive))

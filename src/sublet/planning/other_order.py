@@ -1,0 +1,58 @@
+"""Whether another order would need less: planned, never guessed, and not at all where that could take long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sublet.ir.model import Model
+from sublet.ir.recipe import LESS
+from sublet.plan import MemoryPlan
+from sublet.planning.pipeline import Options, Progress, plan_memory, schedules
+
+MOST_NODES = 4000
+"""A larger program is planned in one order."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherOrder:
+    """What came of another order.
+
+    arena_bytes   what it needs; None when none was planned
+    words         what happened
+    """
+
+    arena_bytes: int | None
+    words: str
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """For programs."""
+        return {"arena_bytes": self.arena_bytes, "words": self.words}
+
+
+def other_order(model: Model, options: Options, plan: MemoryPlan, progress: Progress | None = None) -> OtherOrder:
+    """What the order of `--order less` needs, where the plan is in the model's own."""
+    if plan.recipe.order == LESS:
+        return OtherOrder(None, "The order is one of less memory, not the model's own.")
+    if options.order == LESS:
+        return OtherOrder(None, "No order that needs less was found: the order is the model's own.")
+    reason = _too_dear(model, options)
+    if reason:
+        return OtherOrder(None, f"Whether another order would need less was not tried: {reason}. Use --order less.")
+    orders = schedules(model.graph, replace(options, order=LESS))
+    if len(orders) == 1:
+        return OtherOrder(None, "No order that needs less was found.")
+    found = plan_memory(model, options, schedule=orders[1], progress=progress)
+    if found.arena_bytes < plan.arena_bytes:
+        return OtherOrder(found.arena_bytes, "Another order needs less.")
+    return OtherOrder(found.arena_bytes, "No order that needs less was found.")
+
+
+def _too_dear(model: Model, options: Options) -> str:
+    if options.timeout is not None:
+        return "there is a time limit"
+    if options.regions:
+        return "there are several memories"
+    count = sum(1 for _ in model.graph.walk())
+    return f"{count} nodes are many" if count > MOST_NODES else ""

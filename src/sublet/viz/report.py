@@ -1,0 +1,185 @@
+"""What `sublet plan --json` prints: the plan as one flat object for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sublet.ir.recipe import Recipe
+from sublet.plan import ARENA, OPEN, POINTER, UPDATE, Edge, MemoryPlan, Region
+from sublet.plan.coverage import planned_values
+from sublet.plan.verdict import EVERY, Verdict, buffers_at_peak, most_bytes
+from sublet.viz.loops import turns
+
+
+def multiview(plan: MemoryPlan) -> tuple[str, ...]:
+    """The values that live in several places in turn [NNC: multi-view tensors]."""
+    regions: dict[str, set[Region]] = {}
+    for place in plan.placements:
+        regions.setdefault(place.value, set()).add(place.region)
+    return tuple(value for value, several in regions.items() if len(several) > 1)
+
+
+def bytes_by_edge(plan: MemoryPlan) -> dict[Edge, int]:
+    """The most bytes that control flow moves when it passes an edge; without those that move none.
+
+    A destination takes one source each time: which one depends on the arm, or the copy of the body.
+    """
+    edges: dict[Edge, dict[str, int]] = {}
+    for move in plan.moves:
+        to = edges.setdefault(move.edge, {})
+        to[move.destination] = max(move.nbytes, to.get(move.destination, 0))
+    return {edge: sum(to.values()) for edge, to in edges.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """How many inputs and weights a run leaves with another content, their bytes, and those copied to do so.
+
+    `exchanged` counts those that get each other's memory.
+    """
+
+    count: int
+    nbytes: int
+    copied: int
+    exchanged: int
+
+    @property
+    def words(self) -> str:
+        """How many, for people."""
+        exchanged = f", {self.exchanged} of which exchange their memory" if self.exchanged else ""
+        return f"{self.count} value{'s' if self.count != 1 else ''}{exchanged}"
+
+
+def updated(plan: MemoryPlan) -> Updated:
+    """What a plan updates."""
+    sizes = {place.value: place.region.nbytes for place in plan.placements}
+    copied = sum(move.nbytes for move in plan.moves if move.edge.kind == UPDATE)
+    exchanged = sum(map(len, plan.exchanged))
+    return Updated(len(plan.updated), sum(sizes[name] for name in plan.updated), copied, exchanged)
+
+
+def _control(plan: MemoryPlan) -> dict[str, Any]:
+    """Loops, pointers and what is moved."""
+    return {
+        "loops": [
+            {
+                "loop": record.loop,
+                "within": [list(pair) for pair in record.within],
+                "first": record.first,
+                "ring": record.ring,
+                "jumps": [{"copy": j.copy, "ways": dict(j.ways), "next": j.next} for j in record.jumps],
+                "words": turns(record),
+            }
+            for record in plan.rolled
+        ],
+        "pointers": {p.value: list(p.stands_for) for p in plan.placements if p.how == POINTER},
+        "multiview": list(multiview(plan)),
+        "moves": [
+            {"edge": str(m.edge), "source": m.source, "destination": m.destination, "nbytes": m.nbytes, "why": m.why}
+            for m in plan.moves
+        ],
+        "bytes_by_edge": {str(edge): nbytes for edge, nbytes in bytes_by_edge(plan).items()},
+    }
+
+
+def recipe_json(recipe: Recipe) -> dict[str, Any]:
+    """Which graph a plan is for."""
+    content = asdict(recipe)
+    told = {"assumed": dict(recipe.assumed), "declared": dict(recipe.declared)}
+    return {**content, "scratch": dict(recipe.scratch), **told, "words": recipe.words}
+
+
+def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) -> dict[str, Any]:
+    """Figures, peak and tensors of a plan. Sizes and offsets are bytes, begin and end are points.
+
+    Arena and bound are of what is planned; where something is not counted, `gap` is null, and so is what nobody knows.
+    """
+    largest = dict(verdict.largest) if verdict else {}
+    content: dict[str, Any] = {
+        "graph": plan.graph,
+        "arena_bytes": plan.arena_bytes,
+        "arenas": {storage.name: storage.nbytes for storage in plan.arenas},
+        "lower_bound_bytes": plan.lower_bound_bytes,
+        "bound": plan.bound,
+        "gap": plan.gap,
+        "planned": len(planned_values(plan)),
+        "not_counted": len(plan.not_counted),
+        "most_bytes": most_bytes(plan, largest),
+        "total_bytes": plan.total_bytes,
+        "view_bytes": plan.view_bytes,
+        "inplace_bytes": plan.inplace_bytes,
+        "bound_bytes": sum(s.nbytes for s in plan.storages if s.kind != ARENA),
+        "updated": list(plan.updated),
+        "updated_bytes": updated(plan).nbytes,
+        "exchanged": [list(cycle) for cycle in plan.exchanged],
+        "alignment": plan.alignment,
+        "strategy": plan.strategy,
+        "stopped": plan.stopped,
+        "seconds": seconds,
+        "recipe": recipe_json(plan.recipe),
+        "dims": dict(plan.dims),
+        "max_trips": dict(plan.max_trips),
+        **_control(plan),
+        "peak": {
+            "point": plan.peak.point,
+            "node": plan.peak.node,
+            "bytes": plan.peak.nbytes,
+            "buffers": [{"nbytes": live.nbytes, "tensors": list(live.values)} for live in buffers_at_peak(plan)],
+        },
+        "tensors": _tensors(plan),
+        "outside": _outside(plan, largest),
+    }
+    return content if verdict is None else content | decision_json(verdict)
+
+
+def _tensors(plan: MemoryPlan) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": place.value,
+            "spec": place.spec,
+            "storage": place.region.storage,
+            "offset": place.region.offset,
+            "nbytes": place.region.nbytes,
+            "begin": place.begin,
+            "end": place.end,
+            "live": [list(piece) for piece in place.live],
+            "producer": place.producer,
+            "buffer": place.buffer,
+            "how": place.how,
+            "shares": place.shares,
+            "copies": [[list(pair) for pair in context] for context in place.copies],
+            "strides": {stride.loop: stride.step for stride in place.strides},
+        }
+        for place in plan.placements
+    ]
+
+
+def _outside(plan: MemoryPlan, largest: Mapping[str, int]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": o.value,
+            "type": o.type,
+            "dtype": o.dtype or None,
+            "dims": [None if extent == OPEN else extent for extent in o.dims] or None,
+            "most_bytes": o.most_bytes(largest.get(o.value, largest.get(EVERY))),
+            "bound": o.bound,
+            "reason": o.reason,
+        }
+        for o in plan.outside
+    ]
+
+
+def decision_json(verdict: Verdict) -> dict[str, Any]:
+    """`fits` is true, false, or null when it is not known; `proven` tells whether that holds of every packing."""
+    return {
+        "budget_bytes": verdict.budget,
+        "verdict": verdict.outcome.value,
+        "fits": verdict.fits,
+        "proven": verdict.proven,
+        "least_bytes": verdict.least,
+        "most_bytes": verdict.most,
+        "max_dim": dict(verdict.largest),
+        "proof": [{"nbytes": p.nbytes, "tensors": list(p.values)} for p in verdict.proof],
+    }
