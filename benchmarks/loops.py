@@ -38,7 +38,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.run_table import machine
-from sublet import compiling
+from sublet.api import compiling
 from sublet.runtime.executable import Executable
 
 MIB = 1 << 20

@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from sublet import compiling
+from sublet.api import compiling
 from sublet.runtime.ort_backend import OnnxRuntime
 
 RUNS = 3

@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.run_models import CHAIN, Feeds, RunModel, chain, feeds_for, run_models
-from sublet import compiling
+from sublet.api import compiling
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.executable import Executable
 from sublet.runtime.ort_backend import OnnxRuntime
