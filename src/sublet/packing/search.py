@@ -23,7 +23,7 @@ from sublet.packing.problem import Packing, Problem
 EFFORT = 100_000_000
 """Steps (placements or postponements) times buffers after which a search ends: a few seconds, as a step
 costs more the more buffers there are. One more piece of a life costs as much as `PIECE` buffers."""
-PIECE = 4
+PIECE = 16
 MOST_STEPS = 1_000_000
 DECISION_EFFORT = 10_000_000
 """The same when only a given capacity has to be reached, which mostly takes far less."""
@@ -81,7 +81,7 @@ def search(problem: Problem, bound: Bound, incumbent: Packing, limits: Limits = 
     One that is not `searchable` is only repacked where it is highest.
     """
     found = _repacked(problem, bound, incumbent, limits)
-    effort = (limits.effort or usual_effort(problem)) - found.steps * bool(limits.effort)
+    effort = (limits.effort or usual_effort(problem)) - found.steps
     if found.stopped or effort < 1 or found.packing.arena_bytes <= bound.bytes or not searchable(problem):
         return found
     stop = _Stop(limits.deadline)
