@@ -16,7 +16,9 @@ from sublet.checker import check_bytes, state
 from sublet.errors import Finding, PlanError, PlanViolation
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
+from sublet.packing import Problem, pack
 from sublet.plan import POINTER
+from sublet.planning import pipeline
 from sublet.planning.pipeline import Options, plan_memory
 from sublet.planning.unfollowed import NOT_FOLLOWED, followed, unfollowed
 from sublet.runtime.comparing import compare
@@ -75,6 +77,22 @@ def test_a_plan_that_the_checker_gives_up_on_is_made_without_pointers(monkeypatc
     assert not followed(plan)
     with pytest.raises(PlanError, match=NOT_FOLLOWED):
         plan_memory(graph(), Options(forbid_copies=True))
+
+
+def test_plans_made_again_share_one_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    def noting(problem: Problem, strategy: str, *, timeout: float, **more: Any) -> Any:
+        given.append(timeout)
+        return pack(problem, strategy, timeout=timeout, **more)
+
+    monkeypatch.setattr(REPLAY, "MOST_COPIES", 1)
+    monkeypatch.setattr(pipeline, "pack", noting)
+    plan_memory(graph(), Options(timeout=60))
+    assert given[0] == 60
+    assert len(given) > 1
+    assert given == sorted(given, reverse=True)
+    assert given[1] < 60
 
 
 def test_a_plan_without_pointers_that_is_refused_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ When the checker refuses a plan that points, the same is done again with fewer p
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -173,15 +174,17 @@ def schedules(graph: Graph, options: Options) -> tuple[Schedule, ...]:
 def _planned(graph: Graph, schedule: Schedule, options: Options, progress: Progress | None) -> MemoryPlan:
     """The plan of a graph in one order. What the checker cannot follow where it is pointed at is copied."""
     copied: frozenset[Value] = frozenset()
-    named = 0
+    named, begin, left = 0, time.monotonic(), options
     while True:
         try:
-            return _proven(graph, schedule, options, progress, copied)
+            return _proven(graph, schedule, left, progress, copied)
         except PlanViolation as refused:
             more = unfollowed(graph, refused.findings, copied, by_name=named < MOST_NAMED)
             if more == copied:
                 raise
             copied, named = more, named + 1
+            if options.timeout is not None:  # what was spent does not count anew
+                left = replace(options, timeout=max(0.0, begin + options.timeout - time.monotonic()))
 
 
 def _proven(
