@@ -175,6 +175,7 @@ def test_every_exception_is_drawn() -> None:
         "README.md",
         "ARCHITECTURE.md",
         "CHANGELOG.md",
+        "CONTRIBUTING.md",
         "docs/glossary.md",
         "docs/loops.md",
         "docs/memory.md",
@@ -187,7 +188,10 @@ def test_documents_name_real_paths(document: str) -> None:
     paths = set(re.findall(r"`((?:src|tests|docs|benchmarks)/[\w./-]+)`", text))
     paths |= {
         f"src/sublet/{path}"
-        for path in re.findall(r"`((?:ir|ops|analysis|packing|viz|frontends|checker)/[\w./]*)`", text)
+        for path in re.findall(
+            r"`((?:base|ir|ops|passes|plan|analysis|packing|checker|planning|viz|runtime|frontends|nn|api|cli)/[\w./]*)`",
+            text,
+        )
     }
     missing = [path for path in sorted(paths) if not (ROOT / path).exists()]
     assert not missing
