@@ -6,59 +6,24 @@ A family of commands is a module with a tuple COMMANDS.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 
 from sublet.errors import SubletError
-from sublet.ops.nn import (
-    activation,
-    attention,
-    conversion,
-    convolution,
-    elementwise,
-    fused,
-    indexing,
-    layout,
-    linear,
-    loss,
-    normalization,
-    optimizer,
-    pooling,
-    random,
-    recurrent,
-    reduction,
-    resampling,
-    selection,
-    softmax,
-)
 from sublet.ops.nn.command import PREFIX, Command
 from sublet.ops.op import Op
 
 FAMILIES = (
-    activation,
-    attention,
-    conversion,
-    convolution,
-    elementwise,
-    fused,
-    indexing,
-    layout,
-    linear,
-    loss,
-    normalization,
-    optimizer,
-    pooling,
-    random,
-    recurrent,
-    reduction,
-    resampling,
-    selection,
-    softmax,
+    *("activation", "attention", "conversion", "convolution", "elementwise", "fused", "indexing", "layout", "linear"),
+    *("loss", "normalization", "optimizer", "pooling", "random", "recurrent", "reduction", "resampling", "selection"),
+    "softmax",
 )
+"""The modules of commands here; those of their kernels on PyTorch have the same names, see `runtime.aten`."""
 
 
 def _collected() -> dict[str, Command]:
     found: dict[str, Command] = {}
     for family in FAMILIES:
-        for record in family.COMMANDS:
+        for record in import_module(f"{__name__}.{family}").COMMANDS:
             if record.name in found:
                 raise SubletError(f"there are two commands called nn.{record.name}")
             found[record.name] = record
