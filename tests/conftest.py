@@ -1,10 +1,15 @@
-"""What all tests share: a cache of their own."""
+"""What all tests share: a cache of their own, and interrupts."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
+
+# A shell starts its background jobs with interrupts ignored, and Python leaves it at that: some tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
