@@ -12,6 +12,7 @@ from dataclasses import replace
 from math import lcm
 
 from sublet.ir.graph import Graph, Node, Value
+from sublet.ir.walk import makers
 from sublet.ops import lookup
 
 MOST_TURNS = 6
@@ -49,8 +50,9 @@ def placed(graph: Graph, found: Sequence[Cycle]) -> Graph:
 
 def _becomes(graph: Graph, bound: Collection[Value]) -> Mapping[Value, Value]:
     """Of updated values which other one's content each takes over, no content taken twice."""
-    updated, makers = set(graph.updated), {value: node for node in graph.nodes for value in node.defs}
-    whole = {target: _origin(source, updated, makers) for target, source in graph.updates if target in bound}
+    updated = set(graph.updated)
+    made = {value: graph.nodes[i] for value, i in makers(graph.nodes).items()}
+    whole = {target: _origin(source, updated, made) for target, source in graph.updates if target in bound}
     staying = {target for target, origin in whole.items() if target == origin}
     found: dict[Value, Value] = {}
     taken = set(staying)
@@ -61,10 +63,10 @@ def _becomes(graph: Graph, bound: Collection[Value]) -> Mapping[Value, Value]:
     return found
 
 
-def _origin(value: Value, updated: Collection[Value], makers: Mapping[Value, Node]) -> Value:
+def _origin(value: Value, updated: Collection[Value], made: Mapping[Value, Node]) -> Value:
     """The value of which another is the same bytes: an updated one, or one that is made."""
-    while value not in updated and value in makers:
-        node = makers[value]
+    while value not in updated and value in made:
+        node = made[value]
         shares = () if node.subgraphs else lookup(node.op).views(node)
         bases = (node.inputs[share.input] for share in shares if node.outputs[share.output] == value)
         base = next((base for base in bases if base is not None and base.nbytes == value.nbytes), None)

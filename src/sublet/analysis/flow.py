@@ -67,11 +67,6 @@ class Point:
     choices: Choices = ()
 
     @property
-    def edge(self) -> Edge:
-        """The point, as one at which control flow moves values."""
-        return Edge(self.kind, self.node.name if self.node else "")
-
-    @property
     def planned(self) -> PlanPoint:
         """The point, as plans have it."""
         return PlanPoint(self.kind, self.node.name if self.node else "", self.copies)

@@ -215,7 +215,7 @@ def _copies(plan: MemoryPlan, walk: Walk) -> Iterator[Finding]:
         seen.add(where)
     for point, moment in enumerate(walk.timeline.moments):
         if moment.kind == "round" and point not in reached:
-            yield Finding("bad-copies", f"loop {moment.edge}", "has a copy of its body that no round runs")
+            yield Finding("bad-copies", f"loop {moment.point.edge}", "has a copy of its body that no round runs")
 
 
 def _lives(plan: MemoryPlan, least: Mapping[int, Ranges], most: Mapping[int, Ranges]) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ def check_moves(plan: MemoryPlan, walk: Walk) -> Iterator[Finding]:
     becomes = owners(plan)
     for visit in walk.visits:
         for destination, source, nbytes in _copied(walk, visit):
-            edge, name = walk.moment(visit).edge, destination.name
+            edge, name = walk.moment(visit).point.edge, destination.name
             several = actual.setdefault((edge, becomes.get(name, name) if edge.kind == UPDATE else name), [])
             if (source, nbytes) not in several:
                 several.append((source, nbytes))

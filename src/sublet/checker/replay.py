@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
+from itertools import chain
 
 from sublet.checker.accesses import Accesses
 from sublet.checker.actions import Action, Actions
@@ -30,7 +31,7 @@ from sublet.checker.rounds import Run
 from sublet.checker.state import Pointer, State
 from sublet.errors import Finding
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.ir.walk import needs
+from sublet.ir.walk import needs, results, tested
 from sublet.plan import Context, Region, Rolled
 from sublet.plan.schedule import Schedule
 
@@ -106,11 +107,10 @@ class _Replay:
 
     def graph(self, graph: Graph, schedule: Schedule, state: State, context: Context) -> State:
         """Run all nodes of a graph in the order of its schedule."""
-        results = (*graph.outputs, *(source for _, source in graph.updates))
-        return self.nodes(graph.nodes, schedule, state, context, results)
+        return self.nodes(graph.nodes, schedule, state, context, results(graph))
 
     def nodes(
-        self, nodes: Sequence[Node], schedule: Schedule, state: State, context: Context, results: Iterable[Value] = ()
+        self, nodes: Sequence[Node], schedule: Schedule, state: State, context: Context, wanted: Iterable[Value] = ()
     ) -> State:
         """Run nodes of one graph. Pointers they assign are dropped once nobody reads them, nor what views them."""
         by_name = {node.name: node for node in nodes}
@@ -119,7 +119,7 @@ class _Replay:
             return state
         part = (steps[0].name, len(steps))
         if part not in self._dropped:
-            self._dropped[part] = self._last_reads(steps, results)
+            self._dropped[part] = self._last_reads(steps, wanted)
         droppable = self._dropped[part]
         for i, node in enumerate(steps):
             with self.accesses.step(node.name, context):
@@ -142,7 +142,7 @@ class _Replay:
         if self._steps > self._most:
             raise _TooLong(node, f"the copies of the bodies around it make more than {self._most} steps")
 
-    def _last_reads(self, steps: Sequence[Node], results: Iterable[Value]) -> dict[int, set[str]]:
+    def _last_reads(self, steps: Sequence[Node], wanted: Iterable[Value]) -> dict[int, set[str]]:
         """The pointers assigned by these steps, by the position of the step that needs each last."""
         assigned = {value.name for node in steps if node.subgraphs for value in node.defs} & self.layout.pointers
         if not assigned:
@@ -150,7 +150,7 @@ class _Replay:
         last = dict.fromkeys(assigned, 0)
         for i, node in enumerate(steps):
             last.update(dict.fromkeys(self._tokens([*needs(node), *node.defs]) & assigned, i))
-        kept = self._tokens(results)
+        kept = self._tokens(wanted)
         droppable: dict[int, set[str]] = {}
         for name in sorted(assigned - kept):
             droppable.setdefault(last[name], set()).add(name)
@@ -236,7 +236,7 @@ class _Replay:
         edge, state = partial(self.edge, node, context=context), head.copy()
         edge(state, build=lambda actions: actions.head(node))
         late = (value for after in node.body.nodes[node.check :] for value in needs(after))
-        later = [*node.body.outputs, node.condition, *late]
+        later = chain(node.body.outputs, tested(node), late)  # looked at in the first round only
         state = self.nodes(node.body.nodes[: node.check], body, state, context, later)
         edge(state, build=lambda actions: actions.test(node))
         cells, left = self.layout.cells.of_round(node.name), state.copy()

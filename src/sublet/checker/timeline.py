@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.plan import UPDATE, Context, Edge, Point, Rolled
+from sublet.plan import UPDATE, Context, Point, Rolled
 from sublet.plan.schedule import Schedule
 
 Pairs = tuple[tuple[Value, Value], ...]
@@ -40,11 +40,6 @@ class Moment:
     pointed: Pairs = ()
     way: tuple[str, int] | None = None
     path: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def edge(self) -> Edge:
-        """The edge of control flow, as `CopiedMove` names it."""
-        return Edge(self.kind, self.node.name if self.node else "")
 
     @property
     def point(self) -> Point:

@@ -26,7 +26,7 @@ def without_dead_code(graph: Graph) -> Graph:
     needed = set(results(graph))
     nodes = _live(graph.nodes, needed)
     changed = replace(graph, nodes=tuple(nodes))
-    counts, targets = readers(changed), {target for target, _ in graph.updates}
+    counts, targets = readers(changed), set(graph.updated)
     weights = tuple(v for v in graph.weights if v.literal is None or counts[v] or v in targets)
     return replace(changed, weights=weights)
 

@@ -128,7 +128,7 @@ def _constrained(graph: Graph, nodes: Sequence[Node]) -> DataFlow:
     """The data flow, with what writes over an updated value after all that reads it, unless these wait for it."""
     flow = data_flow(nodes)
     maker = makers(nodes)
-    readers: dict[Value, list[int]] = {target: [] for target, _ in graph.updates}
+    readers: dict[Value, list[int]] = {target: [] for target in graph.updated}
     for i, node in enumerate(nodes):
         for value in reads_inside(node) & readers.keys():
             readers[value].append(i)

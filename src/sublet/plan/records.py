@@ -49,8 +49,13 @@ class Point:
     node: str = ""
     copies: Context = ()
 
+    @property
+    def edge(self) -> Edge:
+        """The point, as one at which control flow moves values."""
+        return Edge(self.kind, self.node)
+
     def __str__(self) -> str:
-        what = self.node if self.kind == RUN else str(Edge(self.kind, self.node))
+        what = self.node if self.kind == RUN else str(self.edge)
         return what + "".join(f" @{copy}" for _, copy in self.copies)
 
 

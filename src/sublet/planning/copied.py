@@ -110,7 +110,7 @@ def _carried(settled: Settled, assigned: Assigned, bound: Collection[Value], *, 
             why = settled.refused.get(end) or "what it would stand for changes while it is needed"
         if start in settled.flow.pointers and start not in assigned.get(end, (start,)):  # an update has one source
             start = _assigner(point, start, end, assigned)
-        yield point.edge, start, end, to.nbytes, why
+        yield point.planned.edge, start, end, to.nbytes, why
 
 
 def _assigner(point: Point, start: Value, end: Value, assigned: Assigned) -> Value:
