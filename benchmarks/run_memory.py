@@ -23,7 +23,7 @@ import onnx
 import onnxruntime
 
 from sublet.api import compiling
-from sublet.runtime.ort_backend import OnnxRuntime
+from sublet.runtime.backends.onnxruntime.backend import OnnxRuntime
 
 RUNS = 3
 

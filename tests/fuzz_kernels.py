@@ -13,8 +13,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from sublet.runtime.nn_reference import NnReference
-from sublet.runtime.torch_backend import Torch
+from sublet.runtime.backends.nn_reference import NnReference
+from sublet.runtime.backends.torch.backend import Torch
 from tests.layouts import ALIGNMENTS
 from tests.nn.facts import generated
 from tests.nn.gradient_programs import check_program

@@ -20,7 +20,7 @@ from sublet.plan.advised import Advice, Advised
 from sublet.plan.file import load, save
 from sublet.plan.verdict import Verdict, verdict
 from sublet.planning.pipeline import Options, plan_memory
-from sublet.runtime.commands import command
+from sublet.runtime.backends.commands import command
 from sublet.runtime.comparing import compare
 from sublet.runtime.executable import Executable
 from sublet.runtime.memory import aligned_bytes

@@ -15,8 +15,8 @@ from sublet.ops.emitter import Emitter
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Example
 from sublet.passes.autodiff import backward, differentiable
-from sublet.runtime.nn_reference import NnReference
-from sublet.runtime.torch_backend import Torch
+from sublet.runtime.backends.nn_reference import NnReference
+from sublet.runtime.backends.torch.backend import Torch
 from tests.nn.examples import Array, case_of, spec_of_text
 from tests.nn.test_registry import computed
 

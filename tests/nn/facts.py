@@ -14,10 +14,10 @@ import numpy as np
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import spec_of
+from sublet.runtime.backends.nn_reference import NnReference
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.kernel import Backend
 from sublet.runtime.kernels import Kernels
-from sublet.runtime.nn_reference import NnReference
 from sublet.tensor import DType
 from tests.layouts import ALIGNMENTS, alike, layouts, legal, planned, prepared, run, some
 from tests.nn.examples import Array, Case

@@ -15,7 +15,7 @@ import pytest
 from sublet.errors import SpecError
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Command, Example
-from sublet.runtime.torch_backend import KERNELS, Torch
+from sublet.runtime.backends.torch.backend import KERNELS, Torch
 from tests.nn.examples import Case, case_of, spec_of_text
 from tests.nn.test_registry import computed
 

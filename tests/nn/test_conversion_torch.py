@@ -13,9 +13,9 @@ from sublet.ops import lookup
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Example
 from sublet.ops.op import Share
+from sublet.runtime.backends.nn_reference import NnReference
+from sublet.runtime.backends.torch.backend import Torch
 from sublet.runtime.dtypes import NUMPY
-from sublet.runtime.nn_reference import NnReference
-from sublet.runtime.torch_backend import Torch
 from sublet.tensor import DType
 from tests.nn.against import agrees, refused, shown
 from tests.nn.examples import case_of

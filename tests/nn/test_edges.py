@@ -22,7 +22,7 @@ from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Command, Example, Required
 from sublet.ops.verify import verify
 from sublet.passes.autodiff import backward, differentiable
-from sublet.runtime.torch_backend import Torch
+from sublet.runtime.backends.torch.backend import Torch
 from sublet.tensor import DType, TensorSpec
 from tests.nn.against import agrees
 from tests.nn.examples import FORM, Case, case_of, spec_of_text

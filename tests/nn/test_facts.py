@@ -20,9 +20,9 @@ from sublet.errors import RunError
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Command
+from sublet.runtime.backends.nn_reference import NnReference
+from sublet.runtime.backends.torch.backend import Torch
 from sublet.runtime.kernel import Array, Backend, Call, Operand
-from sublet.runtime.nn_reference import NnReference
-from sublet.runtime.torch_backend import Torch
 from tests.layouts import ALIGNMENTS
 from tests.nn.examples import Case, case_of
 from tests.nn.facts import check_case, generated

@@ -11,7 +11,7 @@ from sublet.errors import SpecError
 from sublet.ops.nn import command
 from sublet.ops.nn.fused import STEPS, chain_steps
 from sublet.passes.autodiff import gradients
-from sublet.runtime.aten.fused import BLOCK_ELEMENTS, blocks
+from sublet.runtime.backends.torch.fused import BLOCK_ELEMENTS, blocks
 from sublet.tensor import DType, TensorSpec
 
 torch = pytest.importorskip("torch")

@@ -14,9 +14,9 @@ from sublet.ops.emitter import Emitter
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Example
 from sublet.ops.op import Share
+from sublet.runtime.backends.nn_reference import NnReference
+from sublet.runtime.backends.torch.backend import Torch
 from sublet.runtime.kernel import Backend
-from sublet.runtime.nn_reference import NnReference
-from sublet.runtime.torch_backend import Torch
 from sublet.tensor import DType, TensorSpec
 from tests.nn.against import agrees, refused, shown
 from tests.nn.examples import case_of

@@ -17,7 +17,7 @@ from sublet.ops import lookup
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.layout import bounds, cut
 from sublet.ops.op import Share
-from sublet.runtime.torch_backend import Torch
+from sublet.runtime.backends.torch.backend import Torch
 from sublet.tensor import DType, TensorSpec
 from tests.nn.against import agrees, shown
 

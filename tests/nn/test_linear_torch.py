@@ -10,7 +10,7 @@ import pytest
 
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Example
-from sublet.runtime.torch_backend import Torch
+from sublet.runtime.backends.torch.backend import Torch
 from tests.nn.against import agrees, refused
 from tests.nn.examples import case_of
 from tests.nn.test_registry import computed, differentiated

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.emitter import Emitter
-from sublet.runtime.aten import optimizer as kernels
+from sublet.runtime.backends.nn_reference import NnReference
+from sublet.runtime.backends.torch import optimizer as kernels
+from sublet.runtime.backends.torch.backend import Torch
 from sublet.runtime.dtypes import NUMPY
-from sublet.runtime.nn_reference import NnReference
-from sublet.runtime.torch_backend import Torch
 from sublet.tensor import DType, TensorSpec
 from tests.nn.against import refused
 

@@ -19,10 +19,10 @@ from sublet.ops.nn.command import Command, Example
 from sublet.ops.op import Share
 from sublet.ops.verify import verify
 from sublet.passes.autodiff import backward, differentiable
+from sublet.runtime.backends.nn_reference import NnReference
+from sublet.runtime.backends.torch.backend import Torch
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.kernel import Backend
-from sublet.runtime.nn_reference import NnReference
-from sublet.runtime.torch_backend import Torch
 from sublet.tensor import DType, TensorSpec
 from tests.nn.examples import Array, Case, case_of
 

@@ -22,9 +22,9 @@ from sublet.frontends.model import Model, model_of
 from sublet.frontends.onnx.model import from_proto
 from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.ops import lookup
+from sublet.runtime.backends.onnx_nodes import captured_names
 from sublet.runtime.dtypes import pack, packed
 from sublet.runtime.kernel import Array
-from sublet.runtime.onnx_nodes import captured_names
 from sublet.tensor import TensorSpec
 from tests.layouts import alike, layouts, legal, planned, prepared, run
 

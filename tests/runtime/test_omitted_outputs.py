@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from sublet.ir.graph import Node, Value
-from sublet.runtime.ort_backend import OnnxRuntime
+from sublet.runtime.backends.onnxruntime.backend import OnnxRuntime
 from sublet.tensor import DType, TensorSpec
 from tests.runtime.omitted_outputs import examples
 

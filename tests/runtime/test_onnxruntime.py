@@ -13,9 +13,9 @@ from benchmarks.models.architectures import SMALL
 from benchmarks.models.wheels import RealModel, light_models
 from sublet.api.compiling import compile
 from sublet.planning.pipeline import Options
+from sublet.runtime.backends.onnxruntime.backend import OnnxRuntime
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.executable import Executable
-from sublet.runtime.ort_backend import OnnxRuntime
 from sublet.runtime.poison import run_poisoned
 from sublet.tensor import TensorSpec
 

@@ -28,11 +28,11 @@ from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint
 from sublet.planning.pipeline import Options
 from sublet.planning.unfollowed import followed
+from sublet.runtime.backends.nn_reference import NnReference
 from sublet.runtime.comparing import compare
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernels import choose_kernels
-from sublet.runtime.nn_reference import NnReference
 from sublet.tensor import DType, TensorSpec
 from tests.mutants import mutants
 from tests.passes import differentiable, programs

@@ -22,18 +22,18 @@ from sublet.nn.graph import Graph as WrittenGraph
 from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint
 from sublet.planning.pipeline import Options, Progress, plan_memory
-from sublet.runtime.commands import Commands, uses_commands
+from sublet.runtime.backends.commands import Commands, uses_commands
+from sublet.runtime.backends.nn_reference import NnReference
+from sublet.runtime.backends.numpy import Numpy
+from sublet.runtime.backends.onnxruntime.backend import OnnxRuntime
+from sublet.runtime.backends.reference import Reference
+from sublet.runtime.backends.torch.backend import Torch
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.executable import Executable
 from sublet.runtime.given import listed
 from sublet.runtime.kernel import Array, Backend
 from sublet.runtime.kernels import choose_kernels, scratch_of
 from sublet.runtime.memory import aligned_bytes
-from sublet.runtime.nn_reference import NnReference
-from sublet.runtime.numpy_backend import Numpy
-from sublet.runtime.ort_backend import OnnxRuntime
-from sublet.runtime.reference import Reference
-from sublet.runtime.torch_backend import Torch
 from sublet.runtime.tuning import WORKSPACE_BYTES, Tuner
 from sublet.runtime.workspace import bytes_in_use, growth
 from sublet.tensor import TensorSpec

@@ -17,7 +17,7 @@ FAMILIES = (
     *("loss", "normalization", "optimizer", "pooling", "random", "recurrent", "reduction", "resampling", "selection"),
     "softmax",
 )
-"""The modules of commands here; those of their kernels on PyTorch have the same names, see `runtime.aten`."""
+"""The modules of commands here; those of their kernels on PyTorch have the same names, see `runtime.backends.torch`."""
 
 
 def _collected() -> dict[str, Command]:

@@ -11,10 +11,10 @@ from sublet.errors import SubletError
 from sublet.ir.graph import Node, Value
 from sublet.ops.onnx import PREFIX
 from sublet.ops.onnx_inplace import BINARY, EXTREMES, UNARY, VARIADIC
+from sublet.runtime.backends.onnx_nodes import captured_names, domain_and_type, input_names, single_node
+from sublet.runtime.backends.onnxruntime.session import Constants, Listing, element_type, inlined
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.kernel import Array
-from sublet.runtime.onnx_nodes import captured_names, domain_and_type, input_names, single_node
-from sublet.runtime.ort_session import Constants, Listing, element_type, inlined
 from sublet.tensor import DType, TensorSpec, Unplannable
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Activations, and softmax."""
+"""Activations."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from functools import partial
 from typing import Any
 
 from sublet.ir.graph import Attr, Node
-from sublet.ops.nn.command import pick
-from sublet.ops.nn.shapes import axis_in
-from sublet.runtime.aten.elementwise import direct
-from sublet.runtime.aten.kernel import Fast, Make, Operands, Tensor, in_turn, torch
+from sublet.runtime.backends.torch.elementwise import direct
+from sublet.runtime.backends.torch.kernel import Fast, Make, Operands, Tensor, in_turn, torch
 from sublet.runtime.kernel import Call
 
 Arguments = Callable[[Mapping[str, Attr]], Sequence[Any]]
@@ -96,26 +94,6 @@ def _hard_swish_gradient(node: Node, inputs: Operands, outputs: Operands, scratc
     )
 
 
-def _axis(node: Node, x: Tensor) -> int:
-    return axis_in(pick(node.attrs, "axis"), x.ndim)
-
-
-def _normalised(name: str) -> Make:
-    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
-        (x,) = inputs
-        return partial(getattr(torch(), name), x, _axis(node, x), False, out=outputs[0])
-
-    return make
-
-
-def _normalised_gradient(name: str, result: str) -> Make:
-    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
-        dy, y = inputs
-        return partial(getattr(torch(), name), dy, y, _axis(node, y), y.dtype, **{result: outputs[0]})
-
-    return make
-
-
 KERNELS: Mapping[str, Fast] = {
     "relu": Fast(_relu),
     "relu_gradient": Fast(backward("threshold_backward", lambda attrs: (0,))),
@@ -136,8 +114,4 @@ KERNELS: Mapping[str, Fast] = {
     "hard_swish": Fast(unary("hardswish")),
     "hard_swish_gradient": Fast(_hard_swish_gradient),
     "erf": Fast(direct("erf")),
-    "softmax": Fast(_normalised("_softmax")),
-    "softmax_gradient": Fast(_normalised_gradient("_softmax_backward_data", "grad_input")),
-    "log_softmax": Fast(_normalised("_log_softmax")),
-    "log_softmax_gradient": Fast(_normalised_gradient("_log_softmax_backward_data", "out")),
 }

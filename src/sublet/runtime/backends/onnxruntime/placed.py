@@ -12,11 +12,11 @@ from sublet.base.extras import require
 from sublet.errors import RunError
 from sublet.ir.graph import Node, Value
 from sublet.ops.onnx import PREFIX
+from sublet.runtime.backends.onnx_nodes import input_names
+from sublet.runtime.backends.onnxruntime.form import declared, form_of, output_names
+from sublet.runtime.backends.onnxruntime.session import Listing, Session, Typed
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.kernel import Array, Call, Cell, Operand
-from sublet.runtime.onnx_nodes import input_names
-from sublet.runtime.ort_form import declared, form_of, output_names
-from sublet.runtime.ort_session import Listing, Session, Typed
 from sublet.tensor import DType, TensorSpec, Unplannable
 
 

@@ -9,7 +9,7 @@ from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.gradients import operand, result
 from sublet.ops.nn.shapes import FLOATS, number_of
-from sublet.runtime.aten.kernel import Fast, Make, Operands, Tensor, torch
+from sublet.runtime.backends.torch.kernel import Fast, Make, Operands, Tensor, torch
 from sublet.runtime.kernel import Call
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import PREFIX, spec_of
 from sublet.ops.nn.fused import ChainStep, chain_steps, specs_of_steps
-from sublet.runtime.aten import activation, elementwise
-from sublet.runtime.aten.kernel import Fast, Operands, Tensor, bytes_as, torch
+from sublet.runtime.backends.torch import activation, elementwise
+from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, bytes_as, torch
 from sublet.runtime.kernel import Call
 from sublet.tensor import DType, TensorSpec
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sublet.api.compiling import compile
-from sublet.runtime.ort_backend import OnnxRuntime
-from sublet.runtime.ort_scalars import FUNCTIONS
+from sublet.runtime.backends.onnxruntime.backend import OnnxRuntime
+from sublet.runtime.backends.onnxruntime.scalars import FUNCTIONS
 from tests.frontends.models import parsed
 from tests.runtime.test_onnxruntime import of_its_own, one_node, same_bits
 

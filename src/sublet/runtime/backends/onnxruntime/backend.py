@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from sublet.ir.graph import Node, Value
 from sublet.ops.onnx import PREFIX
 from sublet.ops.onnx_outputs import written_outputs
+from sublet.runtime.backends.onnx_nodes import domain_and_type, input_names
+from sublet.runtime.backends.onnxruntime.form import Form, Key, form_of, output_names
+from sublet.runtime.backends.onnxruntime.joint import Joint, apart
+from sublet.runtime.backends.onnxruntime.placed import LateKernel, Placed, contributed, placed, through_arrays
+from sublet.runtime.backends.onnxruntime.scalars import MOST, in_turn, scalar_call
+from sublet.runtime.backends.onnxruntime.session import Listing, Session, kernels_of
 from sublet.runtime.copying import Copies
 from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
-from sublet.runtime.onnx_nodes import domain_and_type, input_names
-from sublet.runtime.ort_form import Form, Key, form_of, output_names
-from sublet.runtime.ort_joint import Joint, apart
-from sublet.runtime.ort_placed import LateKernel, Placed, contributed, placed, through_arrays
-from sublet.runtime.ort_scalars import MOST, in_turn, scalar_call
-from sublet.runtime.ort_session import Listing, Session, kernels_of
 
 if TYPE_CHECKING:
     pass

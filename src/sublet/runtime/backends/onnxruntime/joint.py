@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sublet.base.extras import require
+from sublet.runtime.backends.onnx_nodes import single_node
+from sublet.runtime.backends.onnxruntime.form import Form, Key
+from sublet.runtime.backends.onnxruntime.placed import Placed
+from sublet.runtime.backends.onnxruntime.session import Listing, Session, Typed
 from sublet.runtime.copying import Copies
 from sublet.runtime.kernel import Array, Call
-from sublet.runtime.onnx_nodes import single_node
-from sublet.runtime.ort_form import Form, Key
-from sublet.runtime.ort_placed import Placed
-from sublet.runtime.ort_session import Listing, Session, Typed
 from sublet.tensor import DType, TensorSpec
 
 if TYPE_CHECKING:

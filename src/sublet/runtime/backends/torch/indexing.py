@@ -10,8 +10,8 @@ from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.gradients import operand, result
 from sublet.ops.nn.shapes import number_of
-from sublet.runtime.aten.elementwise import floating
-from sublet.runtime.aten.kernel import Fast, Operands, Tensor, bytes_as, in_turn, torch
+from sublet.runtime.backends.torch.elementwise import floating
+from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, bytes_as, in_turn, torch
 from sublet.runtime.kernel import Call
 from sublet.tensor import DType
 

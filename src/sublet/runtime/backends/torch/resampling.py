@@ -11,7 +11,7 @@ from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.gradients import operand, result
 from sublet.ops.nn.resampling import nearest
-from sublet.runtime.aten.kernel import Fast, Operands, Tensor, torch
+from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, torch
 from sublet.runtime.kernel import Call
 
 LARGEST = 1 << 24

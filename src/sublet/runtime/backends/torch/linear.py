@@ -7,7 +7,7 @@ from functools import partial
 from itertools import pairwise, product
 
 from sublet.ir.graph import Node
-from sublet.runtime.aten.kernel import Fast, Operands, Tensor, in_turn, torch
+from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, in_turn, torch
 from sublet.runtime.kernel import Call
 
 

@@ -8,8 +8,8 @@ from functools import partial
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick
 from sublet.ops.nn.shapes import axes_in
-from sublet.runtime.aten.elementwise import floating
-from sublet.runtime.aten.kernel import Fast, Make, Operands, Tensor, torch
+from sublet.runtime.backends.torch.elementwise import floating
+from sublet.runtime.backends.torch.kernel import Fast, Make, Operands, Tensor, torch
 from sublet.runtime.kernel import Call
 
 

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pkgutil import iter_modules
 from typing import Any
 
 from sublet.errors import RunError
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn import FAMILIES, command
 from sublet.ops.nn.command import PREFIX, spec_of
-from sublet.runtime import aten
-from sublet.runtime.aten.kernel import Fast, tensor_over, torch
+from sublet.runtime.backends.torch.kernel import Fast, tensor_over, torch
 from sublet.runtime.joining import InTurn
 from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
 from sublet.tensor import DType
 
-_MODULES = [import_module(f"{aten.__name__}.{name}") for _, name, _ in iter_modules(aten.__path__) if name in FAMILIES]
-KERNELS: Mapping[str, Fast] = {name: fast for family in _MODULES for name, fast in family.KERNELS.items()}
+KERNELS: Mapping[str, Fast] = {
+    name: fast for family in FAMILIES for name, fast in import_module(f"{__package__}.{family}").KERNELS.items()
+}
 """The kernels by the name of their command."""
 
 

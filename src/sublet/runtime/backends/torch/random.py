@@ -12,7 +12,7 @@ from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.gradients import result
 from sublet.ops.nn.random import drawn, generator, scale_of
-from sublet.runtime.aten.kernel import Fast, Make, Operands, Tensor, bytes_as, torch
+from sublet.runtime.backends.torch.kernel import Fast, Make, Operands, Tensor, bytes_as, torch
 from sublet.runtime.kernel import Array, Call
 from sublet.tensor import DType
 

@@ -13,9 +13,9 @@ from sublet.base.extras import require
 from sublet.errors import RunError
 from sublet.ir.graph import Node, Value
 from sublet.ops.onnx import PREFIX
+from sublet.runtime.backends.onnx_nodes import domain_and_type, input_names, single_node
 from sublet.runtime.dtypes import NUMPY, pack, packed, unpack
 from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
-from sublet.runtime.onnx_nodes import domain_and_type, input_names, single_node
 from sublet.tensor import TensorSpec
 
 LATER: dict[str, tuple[int, str, int]] = {

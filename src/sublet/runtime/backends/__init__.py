@@ -1,0 +1,1 @@
+"""Where kernels come from, a backend each, called as the user calls it."""

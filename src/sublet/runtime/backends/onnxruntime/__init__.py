@@ -1,0 +1,1 @@
+"""Kernels of ONNX Runtime, run at the addresses of the plan."""
