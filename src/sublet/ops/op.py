@@ -54,6 +54,14 @@ Gradient = Callable[[Emit, Node, Grads], Sequence[Value | None]]
 """(emit, node, gradients of its outputs) -> gradients of its inputs. None stands for zero; not all given are None."""
 
 
+@dataclass(frozen=True)
+class ByParts:
+    """In the place of a gradient: `expand` writes the node in smaller commands and gives its outputs; these are
+    differentiated."""
+
+    expand: Callable[[Emit, Node], Sequence[Value]]
+
+
 def none(node: Node) -> tuple[Share, ...]:
     """The fact of an op that shares nothing."""
     return ()
@@ -83,7 +91,7 @@ class Op:
     inputs: tuple[int, int] | None = None
     outputs: tuple[int, int] | None = None
     infer: Infer | None = None
-    gradient: Gradient | None = None
+    gradient: Gradient | ByParts | None = None
 
 
 _dialects: dict[str, Callable[[str], Op]] = {}

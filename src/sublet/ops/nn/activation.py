@@ -16,9 +16,9 @@ import numpy as np
 from sublet.errors import SpecError
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn.command import Command, Example, over, over_only, pick
-from sublet.ops.nn.gradients import Times, by_parts, elementwise, given, one_minus, operand, result, scaled
+from sublet.ops.nn.gradients import Times, elementwise, given, one_minus, operand, result, scaled
 from sublet.ops.nn.shapes import FLOATS, equal, like_first, of_type
-from sublet.ops.op import Attrs, Emit, Grads, Infer, Shares, Specs
+from sublet.ops.op import Attrs, ByParts, Emit, Grads, Infer, Shares, Specs
 from sublet.tensor import TensorSpec
 
 Uses = tuple[Mapping[str, Attr], ...]
@@ -92,9 +92,7 @@ def _backward(
 
     shown = [(f"{dtype}[3,5]", f"{dtype}[3,5] {domain}".strip()) for dtype in ("f64", "f32")]
     examples = tuple(Example(inputs, use) for inputs in shown for use in uses)
-    return Command(
-        name, text, infer, compute, by_parts(expand), attrs or {}, (2, 2), inplace=inplace, examples=examples
-    )
+    return Command(name, text, infer, compute, ByParts(expand), attrs or {}, (2, 2), inplace=inplace, examples=examples)
 
 
 def _by_result(op: str) -> Times:

@@ -14,9 +14,9 @@ import numpy as np
 from sublet.errors import SpecError
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import Command, Example, over_only, pick, spec_of
-from sublet.ops.nn.gradients import by_parts, operand, to_shape, total
+from sublet.ops.nn.gradients import operand, to_shape, total
 from sublet.ops.nn.shapes import FLOATS, broadcast, equal, of_type, same_type
-from sublet.ops.op import Attrs, Emit, Grads, Specs
+from sublet.ops.op import Attrs, ByParts, Emit, Grads, Specs
 from sublet.tensor import DType, TensorSpec
 
 
@@ -200,7 +200,7 @@ COMMANDS: tuple[Command, ...] = (
         "The gradients of nn.attention: (dy, q, k, v, mask) -> (dq, dk, dv).",
         _gradient_infer,
         _attention_gradient,
-        by_parts(_gradient_parts),
+        ByParts(_gradient_parts),
         {"scale": 0.0, "causal": False},
         inputs=(4, 5),
         outputs=(3, 3),

@@ -14,9 +14,9 @@ from sublet.errors import SpecError
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.activation import sigmoid
 from sublet.ops.nn.command import Command, Example, over_only, spec_of
-from sublet.ops.nn.gradients import by_parts, given, operand, product, zeros
+from sublet.ops.nn.gradients import given, operand, product, zeros
 from sublet.ops.nn.shapes import FLOATS, equal, of_type, present, same_type
-from sublet.ops.op import Attrs, Emit, Grads, Specs
+from sublet.ops.op import Attrs, ByParts, Emit, Grads, Specs
 from sublet.tensor import TensorSpec
 
 
@@ -166,7 +166,7 @@ COMMANDS: tuple[Command, ...] = (
         "The gradients of nn.lstm_cell: (dh, dc, gates, c) -> (dgates, dc).",
         _lstm_gradient_infer,
         _lstm_cell_gradient,
-        by_parts(_lstm_parts),
+        ByParts(_lstm_parts),
         inputs=(4, 4),
         outputs=(2, 2),
         inplace=over_only((0, 2)),
@@ -191,7 +191,7 @@ COMMANDS: tuple[Command, ...] = (
         "The gradients of nn.gru_cell: (dh, gates of x, gates of h, h) -> one for each of the last three.",
         _gru_gradient_infer,
         _gru_cell_gradient,
-        by_parts(_gru_parts),
+        ByParts(_gru_parts),
         inputs=(4, 4),
         outputs=(3, 3),
         inplace=over_only((0, 1), (1, 2)),

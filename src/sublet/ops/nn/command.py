@@ -13,7 +13,7 @@ from typing import Any
 
 from sublet.errors import SpecError, SubletError
 from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.op import Attrs, Gradient, Infer, Op, Share, Shares, Specs, none
+from sublet.ops.op import Attrs, ByParts, Gradient, Infer, Op, Share, Shares, Specs, none
 from sublet.tensor import DType, TensorSpec
 
 PREFIX = "nn."
@@ -76,7 +76,7 @@ class Command:
     text: str
     infer: Infer
     compute: Compute
-    gradient: Gradient | None = None
+    gradient: Gradient | ByParts | None = None
     attrs: Mapping[str, Attr | Required] = field(default_factory=dict)
     inputs: tuple[int, int] = (1, 1)
     outputs: tuple[int, int] = (1, 1)

@@ -19,9 +19,8 @@ from sublet.errors import SpecError
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn import activation, elementwise
 from sublet.ops.nn.command import PREFIX, REQUIRED_TEXTS, Command, Example, over, pick
-from sublet.ops.nn.gradients import by_parts
 from sublet.ops.nn.shapes import present
-from sublet.ops.op import Attrs, Emit, Specs
+from sublet.ops.op import Attrs, ByParts, Emit, Specs
 from sublet.tensor import TensorSpec
 
 NOT_STEPS = ("softplus_gradient", "hard_swish_gradient")
@@ -128,7 +127,7 @@ COMMANDS: tuple[Command, ...] = (
         'Element-wise commands one after the other, as text: ("mul x0 x1", "add s0 x2").',
         _infer,
         _compute,
-        by_parts(_expand),
+        ByParts(_expand),
         {"steps": REQUIRED_TEXTS},
         inputs=(1, MOST),
         inplace=over(*range(MOST)),

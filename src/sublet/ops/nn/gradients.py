@@ -87,16 +87,3 @@ def elementwise(*rules: Times | None) -> Gradient:
         ]
 
     return gradient
-
-
-def by_parts(expand: Callable[[Emit, Node], Sequence[Value]]) -> Gradient:
-    """The gradient of a command that smaller ones compute: `expand` gives its outputs in terms of them.
-
-    The pass that differentiates knows it by the attribute `expand`, writes these commands and differentiates them.
-    """
-
-    def gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-        raise AssertionError("differentiated by its parts")
-
-    gradient.expand = expand  # type: ignore[attr-defined]
-    return gradient

@@ -15,10 +15,10 @@ from sublet.errors import SpecError
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn.activation import sigmoid
 from sublet.ops.nn.command import Command, Example, over, over_only, pick, spec_of
-from sublet.ops.nn.gradients import by_parts, given, one_minus, operand, result, total
+from sublet.ops.nn.gradients import given, one_minus, operand, result, total
 from sublet.ops.nn.shapes import FLOATS, INDICES, equal, of_type
 from sublet.ops.nn.softmax import softmax
-from sublet.ops.op import Attrs, Emit, Gradient, Grads, Shares, Specs
+from sublet.ops.op import Attrs, ByParts, Emit, Grads, Shares, Specs
 from sublet.tensor import TensorSpec
 
 TINY = 1e-12
@@ -180,13 +180,20 @@ def _pairwise_gradient(
         dloss, x, t = (operand(node, i) for i in range(3))
         return [emit("nn.mul", dloss, slope(emit, node, x, t))]
 
-    rule: Gradient = by_parts(expand)
     kinds = [(f"{k}[3,5]", f"{k}[3,5] {domain}".strip(), f"{k}[3,5] 0.1:0.9") for k in ("f64", "f32")]
     examples = tuple(Example(kind, use) for kind in kinds for use in _uses(attrs))
     infer = _alike("the gradient", "x", "t")
     text = f"The gradient of nn.{name} by x: (dloss, x, t) -> dx."
     return Command(
-        f"{name}_gradient", text, infer, compute, rule, attrs or {}, (3, 3), inplace=inplace, examples=examples
+        f"{name}_gradient",
+        text,
+        infer,
+        compute,
+        ByParts(expand),
+        attrs or {},
+        (3, 3),
+        inplace=inplace,
+        examples=examples,
     )
 
 
@@ -262,7 +269,7 @@ COMMANDS = (
         "The gradient of nn.categorical_cross_entropy: (dloss, p, labels) -> dp.",
         _gradient_infer,
         _cross_entropy_gradient,
-        by_parts(_cross_entropy_parts),
+        ByParts(_cross_entropy_parts),
         inputs=(3, 3),
         inplace=over_only((0, 1)),
         examples=(
@@ -291,7 +298,7 @@ COMMANDS = (
         "The gradient of nn.softmax_cross_entropy: (dloss, probabilities, labels) -> dx.",
         _gradient_infer,
         _softmax_cross_entropy_gradient,
-        by_parts(_softmax_cross_entropy_parts),
+        ByParts(_softmax_cross_entropy_parts),
         inputs=(3, 3),
         inplace=over(1),
         examples=(

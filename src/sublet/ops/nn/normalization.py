@@ -14,9 +14,9 @@ from sublet.ir.graph import Node, Value
 from sublet.ops.nn import forms
 from sublet.ops.nn.command import REQUIRED_INTEGER, Command, Example, over_only, pick, spec_of
 from sublet.ops.nn.forms import Form, batch_form, group_form, layer_form, rms_form
-from sublet.ops.nn.gradients import by_parts, operand, reshaped, result, scaled, total
+from sublet.ops.nn.gradients import operand, reshaped, result, scaled, total
 from sublet.ops.nn.shapes import FLOATS, axis_in, equal, of_type, present, same_type
-from sublet.ops.op import Attrs, Emit, Gradient, Grads, Specs
+from sublet.ops.op import Attrs, ByParts, Emit, Gradient, Grads, Specs
 from sublet.tensor import TensorSpec
 
 # Shapes.
@@ -167,7 +167,7 @@ def _norm_rule(name: str, form_of: Any) -> Gradient:
     return gradient
 
 
-def _gradient_parts(form_of: Any) -> Gradient:
+def _gradient_parts(form_of: Any) -> ByParts:
     """The same formula as `_gradients`, in commands."""
 
     def expand(emit: Emit, node: Node) -> Sequence[Value]:
@@ -189,7 +189,7 @@ def _gradient_parts(form_of: Any) -> Gradient:
                 found.append(reshaped(emit, emit("nn.sum", part, axes=form.across), spec_of(scale).shape))
         return found[: len(node.outputs)]
 
-    return by_parts(expand)
+    return ByParts(expand)
 
 
 def _inference_parts(emit: Emit, node: Node) -> Sequence[Value]:
@@ -289,7 +289,7 @@ COMMANDS: tuple[Command, ...] = (
         "x normalised by the running mean and variance of each channel along `axis`, then scaled and moved.",
         _batch_inference_infer,
         forms.batch_inference,
-        by_parts(_inference_parts),
+        ByParts(_inference_parts),
         {"epsilon": 1e-5, "axis": 1},
         inputs=(5, 5),
         inplace=over_only((0, 0)),

@@ -18,10 +18,10 @@ from sublet.ops.nn import cells
 from sublet.ops.nn.activation import sigmoid
 from sublet.ops.nn.cells import state, widened
 from sublet.ops.nn.command import Command, Example, over_only, spec_of
-from sublet.ops.nn.gradients import by_parts, operand, product, result, total, zeros
+from sublet.ops.nn.gradients import operand, product, result, total, zeros
 from sublet.ops.nn.layout import cut
 from sublet.ops.nn.shapes import FLOATS, equal, of_type, present, same_type
-from sublet.ops.op import Attrs, Emit, Grads, Specs
+from sublet.ops.op import Attrs, ByParts, Emit, Grads, Specs
 from sublet.tensor import TensorSpec
 
 # The definitions.
@@ -302,7 +302,7 @@ COMMANDS: tuple[Command, ...] = (
         "Of nn.lstm, back through time: the gradients of the gates before activation, of h0 and of c0.",
         _lstm_gradient_infer,
         _lstm_gradient,
-        by_parts(_lstm_parts),
+        ByParts(_lstm_parts),
         inputs=(9, 9),
         outputs=(3, 3),
         inplace=over_only((0, 7)),
@@ -328,7 +328,7 @@ COMMANDS: tuple[Command, ...] = (
         "Of nn.gru, back through time: the gradients of the gates of x and of h before activation, and of h0.",
         _gru_gradient_infer,
         _gru_gradient,
-        by_parts(_gru_parts),
+        ByParts(_gru_parts),
         inputs=(9, 9),
         outputs=(3, 3),
         inplace=over_only((0, 7)),

@@ -11,10 +11,10 @@ import numpy as np
 from sublet.errors import SpecError
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn.command import REQUIRED_INTEGER, Command, Example, Required, over, over_only, pick, spec_of, whole
-from sublet.ops.nn.gradients import by_parts, given, operand, reshaped, result
+from sublet.ops.nn.gradients import given, operand, reshaped, result
 from sublet.ops.nn.reduction import reduced
 from sublet.ops.nn.shapes import FLOATS, NUMBERS, axes_in, axis_in, equal, of_type
-from sublet.ops.op import Attrs, Emit, Grads, Infer, Specs
+from sublet.ops.op import Attrs, ByParts, Emit, Grads, Infer, Specs
 from sublet.tensor import DType, TensorSpec
 
 Axes = tuple[int, ...]
@@ -235,7 +235,7 @@ COMMANDS = (
         "The gradient of nn.max and nn.min: (dy, x, y) -> dx, in equal shares where x is y.",
         _of_result_infer(FLOATS, 3),
         _extremum_gradient,
-        by_parts(_extremum_parts),
+        ByParts(_extremum_parts),
         _AXES,
         inputs=(3, 3),
         inplace=over_only((0, 1)),
@@ -260,7 +260,7 @@ COMMANDS = (
         "The gradient of nn.prod: (dy, x) -> dx, right where elements are 0 too.",
         _of_result_infer(FLOATS, 2),
         _prod_gradient,
-        by_parts(_prod_parts),
+        ByParts(_prod_parts),
         _AXES,
         inputs=(2, 2),
         examples=(

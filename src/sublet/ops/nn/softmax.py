@@ -10,9 +10,9 @@ import numpy as np
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn.activation import OVER_EITHER, pair
 from sublet.ops.nn.command import Command, Example, over, pick
-from sublet.ops.nn.gradients import by_parts, elementwise, operand, result
+from sublet.ops.nn.gradients import elementwise, operand, result
 from sublet.ops.nn.shapes import axis_in, like_first
-from sublet.ops.op import Attrs, Emit, Infer, Specs
+from sublet.ops.op import Attrs, ByParts, Emit, Infer, Specs
 from sublet.tensor import TensorSpec
 
 
@@ -68,7 +68,7 @@ def _normalised_backward(
 ) -> Command:
     """`<name>(dy, y) -> dx`, in place."""
     examples = tuple(Example((kind, kind), use) for kind, use in _AXES)
-    rule = by_parts(expand)
+    rule = ByParts(expand)
     return Command(
         name, text, _along(pair), compute, rule, {"axis": -1}, (2, 2), inplace=OVER_EITHER, examples=examples
     )

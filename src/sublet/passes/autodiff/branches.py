@@ -20,7 +20,8 @@ from sublet.ir.walk import captures
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
 from sublet.passes.accumulate import Contributions
-from sublet.passes.autodiff_level import Flow, Level, Reads, defined, needed, taken, zeros
+from sublet.passes.autodiff.level import Flow, Level, defined, needed, zeros
+from sublet.passes.autodiff.reads import Reads, taken
 from sublet.tensor import DType, Spec, TensorSpec
 
 UNSIGNED = (DType.BOOL, DType.U8, DType.U16, DType.U32, DType.U64)

@@ -17,14 +17,13 @@ from sublet.ir.walk import needs
 from sublet.ops import lookup
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import pick, spec_of
+from sublet.ops.op import ByParts
 from sublet.passes.accumulate import Box, Contributions, box_of
-from sublet.passes.autodiff_case import branch_gradient
-from sublet.passes.autodiff_level import Flow, Level, Trail, makers_of, needed, refuse
-from sublet.passes.autodiff_paths import differentiable, reached, spread
-from sublet.passes.autodiff_while import loop_gradient
+from sublet.passes.autodiff.branches import branch_gradient
+from sublet.passes.autodiff.level import Flow, Level, Trail, makers_of, needed, refuse
+from sublet.passes.autodiff.loops import loop_gradient
+from sublet.passes.autodiff.paths import differentiable, reached, spread
 from sublet.tensor import TensorSpec
-
-__all__ = ["backward", "differentiable", "gradients", "reached"]
 
 
 def gradients(
@@ -173,11 +172,10 @@ def _input_grads(level: Level, node: Node, grads: Sequence[Value | None]) -> lis
     rule, emit = lookup(node.op).gradient, level.emit
     if rule is None:
         raise refuse(node, f"{node.op} has no gradient")
-    expand = getattr(rule, "expand", None)
-    if expand is None:
+    if not isinstance(rule, ByParts):
         return list(rule(emit, node, tuple(grads)))
     begin = len(emit.nodes)
-    outputs = expand(emit, node)
+    outputs = rule.expand(emit, node)
     nodes = tuple(emit.nodes[begin:])
     spread(nodes, level.trail.active)
     found = Contributions()

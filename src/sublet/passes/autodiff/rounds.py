@@ -9,7 +9,7 @@ from sublet.ir.graph import Node, Value, While
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
 from sublet.passes.accumulate import part_of
-from sublet.passes.autodiff_level import SCALAR
+from sublet.passes.autodiff.level import SCALAR
 from sublet.tensor import DType, TensorSpec
 
 MAX_TRIPS = "max_trips"

@@ -1,116 +1,14 @@
-"""One level of a program while it is differentiated, and what the rules of loops and branches are written with."""
+"""How the backward of a sub-graph gets at what the forward computed: stored, or computed again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from sublet.errors import GradientError
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.walk import captures, needs, renamed_in
 from sublet.ops import lookup
 from sublet.ops.emitter import Emitter
-from sublet.passes.accumulate import Box, Contributions
-from sublet.tensor import DType, TensorSpec
-
-SCALAR = TensorSpec(DType.I64)
-
-Flow = tuple[Value, Value, Box | None]
-"""A contribution: the gradient of a value, or of the part of it in a box."""
-
-Run = Callable[["Level", Sequence[Node], Contributions], None]
-
-
-@dataclass
-class Trail:
-    """What all levels of a program share.
-
-    active   the values that depend on what the gradient is wanted of
-    makers   the nodes of the forward program by what they define
-    run      walks back over the nodes of a level
-    """
-
-    active: set[Value]
-    makers: dict[Value, Node]
-    run: Run
-
-
-@dataclass
-class Level:
-    """`emit` writes the backward; `forward` holds the forward nodes of the same level, which may be the same list.
-
-    A loop or branch that must hand more out is replaced in `forward` by another node of the same name.
-    """
-
-    emit: Emitter
-    forward: Emitter
-    trail: Trail = field(repr=False)
-
-    def current(self, node: Node) -> Node:
-        """The node as it is now: it may have been given more outputs since."""
-        return next(found for found in self.forward.nodes if found.name == node.name)
-
-    def replace(self, node: Node, *before: Node) -> None:
-        """Put a node in the place of the one of its name, after some new ones."""
-        position = next(i for i, found in enumerate(self.forward.nodes) if found.name == node.name)
-        self.forward.nodes[position : position + 1] = [*before, node]
-
-    def below(self, graph: Graph) -> Level:
-        """The level of a sub-graph."""
-        inner = Level(self.emit.inside(), self.forward.inside(), self.trail)
-        inner.forward.nodes.extend(graph.nodes)
-        return inner
-
-    def fresh(self, hint: str, spec: TensorSpec) -> Value:
-        """A new value of the backward."""
-        return Value(self.emit.names.fresh(f"{self.emit.scope}{hint}"), spec)
-
-
-def place_of(node: Node) -> str:
-    """A node for messages, with the line it comes from."""
-    return f"node {node.name}{f' ({node.source})' if node.source else ''}"
-
-
-def zeros(emit: Emitter, value: Value) -> Value:
-    """The gradient of a value that nothing depends on."""
-    if isinstance(value.spec, TensorSpec):
-        return emit.filled(0, value.spec)
-    dtype, _, shape = value.spec.type.removesuffix("]").partition("[")
-    extents = tuple(0 if text == "?" else int(text) for text in shape.split(",") if text)
-    return emit.filled(0, TensorSpec(DType.parse(dtype), extents))  # rows outside the plan: there are none
-
-
-def defined(nodes: Iterable[Node]) -> dict[Value, Node]:
-    """The node that defines each value at one level."""
-    return {value: node for node in nodes for value in node.defs}
-
-
-def makers_of(nodes: Iterable[Node]) -> dict[Value, Node]:
-    """The node that defines each value, sub-graphs included."""
-    found: dict[Value, Node] = {}
-    for node in nodes:
-        found.update((value, node) for value in node.defs)
-        for sub in node.subgraphs:
-            found.update(makers_of(sub.nodes))
-    return found
-
-
-def needed(
-    nodes: Sequence[Node], outputs: Iterable[Value], always: set[str] | frozenset[str] = frozenset()
-) -> list[Node]:
-    """The nodes that `outputs` depend on, and those with a name in `always`, in order."""
-    wanted, kept = set(outputs), list[Node]()
-    for node in reversed(nodes):
-        if node.name in always or any(value in wanted for value in node.defs):
-            wanted.update(needs(node))
-            kept.append(node)
-    return kept[::-1]
-
-
-def taken(graph: Graph, inner: set[Value]) -> list[Value]:
-    """The values of `inner` that a graph of another level captures, in order of first use."""
-    return [value for value in captures(graph) if value in inner]
-
 
 CHEAP = frozenset(
     f"nn.{name}"
@@ -196,6 +94,6 @@ class Reads:
             now.update((old, new) for old, new in zip(maker.outputs, outputs, strict=True) if old and new)
 
 
-def refuse(node: Node, what: str) -> GradientError:
-    """The error that names a node."""
-    return GradientError(f"{place_of(node)}: {what}")
+def taken(graph: Graph, inner: set[Value]) -> list[Value]:
+    """The values of `inner` that a graph of another level captures, in order of first use."""
+    return [value for value in captures(graph) if value in inner]

@@ -22,10 +22,10 @@ from sublet.ir.graph import Graph, Node, Value, While
 from sublet.ir.walk import captures
 from sublet.ops.nn.command import spec_of
 from sublet.passes.accumulate import Contributions
-from sublet.passes.autodiff_level import SCALAR, Flow, Level, defined, needed, refuse, zeros
-from sublet.passes.autodiff_paths import carries_between
-from sublet.passes.autodiff_rounds import MAX_TRIPS, Lane, Rounds, lane_of, rounds_of, told_count
-from sublet.passes.autodiff_tape import Tape
+from sublet.passes.autodiff.level import SCALAR, Flow, Level, defined, needed, refuse, zeros
+from sublet.passes.autodiff.paths import carries_between
+from sublet.passes.autodiff.rounds import MAX_TRIPS, Lane, Rounds, lane_of, rounds_of, told_count
+from sublet.passes.autodiff.tape import Tape
 from sublet.tensor import TensorSpec, Unplannable
 
 
