@@ -12,7 +12,6 @@ import pytest
 
 import sublet
 from benchmarks.models.builder import Builder
-from sublet.frontends.model import model_of
 from sublet.frontends.onnx.model import from_proto
 from sublet.ir.model import Constant, Model
 from sublet.planning.advice.halves import Halved, halved, halves
@@ -75,7 +74,7 @@ def outputs(model: Model, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("network", [vision, language])
 def test_every_stretch_in_two_halves_computes_the_same(network: Any) -> None:
-    model = model_of(from_proto(network()))
+    model = from_proto(network())
     x = np.random.default_rng(1).random(model.graph.inputs[0].spec.shape, dtype=np.float32)  # type: ignore[union-attr]
     expected = outputs(model, {"x": x})["y"]
     seen: set[tuple[str, int]] = set()
@@ -115,7 +114,7 @@ def test_the_stretch_around_a_peak_needs_less() -> None:
     b = Builder("peak")
     x = b.input("x", (1, 4, 32, 32))
     wide = b.op("Relu", b.conv(x, 64, 1))
-    model = model_of(from_proto(b.model(y=b.conv(b.pool("MaxPool", wide, 2, 2), 4, 1))))
+    model = from_proto(b.model(y=b.conv(b.pool("MaxPool", wide, 2, 2), 4, 1)))
     plan = sublet.plan_memory(model)
     found = list(halves(model.graph, plan.peak.node))
     assert found

@@ -10,14 +10,14 @@ import onnx
 from onnx import defs, helper
 from onnx.reference import ReferenceEvaluator
 
-from sublet.frontends.onnx.model import Imported
 from sublet.ir.graph import Attr, CaseOf, Graph, Node, Value, While
+from sublet.ir.model import Model
 from sublet.tensor import TensorSpec
 
 Values = dict[str, Any]
 
 
-def run(imported: Imported, inputs: Sequence[Any]) -> list[Any]:
+def run(imported: Model, inputs: Sequence[Any]) -> list[Any]:
     """The outputs of the graph for `inputs`, in order; every computed value is compared with its spec."""
     values: Values = {name: weight.array() for name, weight in imported.weights.items()}
     values.update(zip([value.name for value in imported.graph.inputs], inputs, strict=True))

@@ -11,8 +11,9 @@ import numpy as np
 import onnx
 import pytest
 
-from sublet.frontends.onnx.model import Imported, from_proto
+from sublet.frontends.onnx.model import from_proto
 from sublet.frontends.onnx.types import TensorType, read_type, spec_of
+from sublet.ir.model import Model
 from sublet.ir.text import parse, to_text
 from sublet.ops.verify import findings
 from sublet.tensor import TensorSpec
@@ -47,7 +48,7 @@ def _array(content: Any) -> Any:
     return onnx.numpy_helper.to_array(content) if isinstance(content, onnx.TensorProto) else content
 
 
-def _imported(case: Any) -> Imported:
+def _imported(case: Any) -> Model:
     """The case's model with every open dimension as large as in its data."""
     dims = {
         f"{value.name}:{axis}": np.shape(content)[axis]

@@ -9,8 +9,9 @@ import onnx
 import pytest
 
 from sublet.errors import ModelError
-from sublet.frontends.onnx.model import Imported, from_proto
+from sublet.frontends.onnx.model import from_proto
 from sublet.ir.graph import CaseOf, While
+from sublet.ir.model import Model
 from sublet.ops.verify import findings
 from sublet.tensor import TensorSpec, Unplannable
 from tests.frontends.models import parsed
@@ -19,7 +20,7 @@ from tests.frontends.reference import run
 ort = pytest.importorskip("onnxruntime")
 
 
-def _same_as_onnx_runtime(model: onnx.ModelProto, *inputs: Any) -> Imported:
+def _same_as_onnx_runtime(model: onnx.ModelProto, *inputs: Any) -> Model:
     """Import `model`, compare the results of the graph with ONNX Runtime's, and give the import."""
     imported = from_proto(model)
     assert findings(imported.graph) == ()
@@ -281,4 +282,4 @@ def test_sequence_map_keeps_its_graph_and_lists_what_it_captures() -> None:
     assert isinstance(body, bytes)
     assert onnx.GraphProto.FromString(body).node[0].op_type == "Mul"
     assert findings(imported.graph) == ()
-    assert {value.name for value in imported.report.outside} == {"s", "r"}
+    assert {value.name for value in imported.graph.outside} == {"s", "r"}

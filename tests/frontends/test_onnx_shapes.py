@@ -128,7 +128,7 @@ def test_a_contradiction_in_an_arm_is_a_warning_and_the_arm_lies_outside() -> No
     imported = from_proto(parsed(ARMS))
     assert [finding.rule for finding in imported.warnings] == ["contradiction"]
     assert "axis 0 would have to be 7" in str(imported.warnings[0])
-    assert [value.name for value in imported.report.outside] == ["a"]
+    assert [value.name for value in imported.graph.outside] == ["a"]
 
 
 @pytest.mark.parametrize(("trip", "refused"), [("{3}", True), ("{0}", False)])

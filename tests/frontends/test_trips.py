@@ -12,7 +12,7 @@ import pytest
 
 from sublet.api.compiling import compile
 from sublet.errors import ModelError, RunError
-from sublet.frontends.model import bounded, model_of, read_model
+from sublet.frontends.model import bounded, read_model
 from sublet.frontends.onnx.model import from_proto
 from sublet.plan import bound_to
 from sublet.planning.pipeline import Options, plan_memory
@@ -96,7 +96,7 @@ def test_rows_from_the_far_end(tmp_path: Path) -> None:
 
 
 def test_an_output_that_a_node_reads_stays_outside_and_says_why() -> None:
-    imported = model_of(from_proto(model(", float total", "total = ReduceSum <keepdims = 0> (all)")))
+    imported = from_proto(model(", float total", "total = ReduceSum <keepdims = 0> (all)"))
     declared = bounded(imported, 4)
     value = next(value for value in declared.graph.outputs if value.name == "all")
     assert isinstance(value.spec, Unplannable)
@@ -106,7 +106,7 @@ def test_an_output_that_a_node_reads_stays_outside_and_says_why() -> None:
 
 @pytest.mark.parametrize("declared", [{"Loop_0": 4}, {"all": 4}, {"last": 4}, {"": 9, "all": 4}, 4])
 def test_a_loop_is_named_by_itself_or_by_an_output(declared: int | Mapping[str, int]) -> None:
-    found = bounded(model_of(from_proto(model())), declared)
+    found = bounded(from_proto(model()), declared)
     spec = found.graph.outputs[1].spec
     assert isinstance(spec, TensorSpec)
     assert spec.shape == (4, 2)
@@ -122,11 +122,11 @@ def test_a_loop_is_named_by_itself_or_by_an_output(declared: int | Mapping[str, 
 )
 def test_a_declaration_that_makes_no_sense(declared: int | Mapping[str, int], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        bounded(model_of(from_proto(model())), declared)
+        bounded(from_proto(model()), declared)
 
 
 def test_a_known_trip_count_needs_no_maximum() -> None:
     constants = "{\n m = Constant <value = int64 {2}> () go = Constant <value = bool {1}> ()\n"
     text = MODEL.format(outputs="", after="").replace("(int64 m, bool go, ", "(").replace("{\n", constants, 1)
-    plain = model_of(from_proto(parsed(text)))
+    plain = from_proto(parsed(text))
     assert bounded(plain, 9).graph == plain.graph

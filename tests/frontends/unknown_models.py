@@ -18,9 +18,9 @@ from rich.console import Console
 
 import sublet
 from sublet.errors import ModelError, RunError
-from sublet.frontends.model import model_of
-from sublet.frontends.onnx.model import Imported, from_proto
+from sublet.frontends.onnx.model import from_proto
 from sublet.frontends.onnx.optimized import optimized
+from sublet.ir.model import Model
 from sublet.plan.verdict import verdict
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.dtypes import NUMPY
@@ -197,10 +197,10 @@ def ran(model: onnx.ModelProto, feeds: dict[str, Array]) -> dict[str, Array] | N
     return None if isinstance(said, str) else said
 
 
-def _hold(where: str, imported: Imported, actual: dict[str, Array] | None) -> None:
+def _hold(where: str, imported: Model, actual: dict[str, Array] | None) -> None:
     """Compare every planned output with what came out."""
     if actual is None:
-        assert imported.report.outside, f"{where}: all is planned, and ONNX Runtime refuses it"
+        assert imported.graph.outside, f"{where}: all is planned, and ONNX Runtime refuses it"
         return
     for name, value in zip(imported.outputs, imported.graph.outputs, strict=True):
         if isinstance(value.spec, TensorSpec):
@@ -243,7 +243,7 @@ def check(seed: int) -> str:
 def _hold_claims(where: str, proto: onnx.ModelProto, feeds: dict[str, Array], actual: dict[str, Array] | None) -> None:
     """What rests on the file's word says so, and a run in which that is not so is an error."""
     imported = from_proto(proto)
-    plan = plan_memory(model_of(imported))
+    plan = plan_memory(imported)
     named = [name for name, _ in imported.recipe.declared]
     for budget in (0, plan.arena_bytes, 1 << 40):
         words = _printed(verdict_words(verdict(plan, budget), plan))

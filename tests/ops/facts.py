@@ -18,9 +18,9 @@ from onnx.backend.test.loader import load_model_tests
 
 from sublet.api.compiling import BACKENDS
 from sublet.errors import SubletError
-from sublet.frontends.model import Model, model_of
 from sublet.frontends.onnx.model import from_proto
 from sublet.ir.graph import CaseOf, Node, Value, While
+from sublet.ir.model import Model
 from sublet.ops import lookup
 from sublet.runtime.backends.onnx_nodes import captured_names
 from sublet.runtime.dtypes import pack, packed
@@ -76,7 +76,7 @@ def _fixed(proto: onnx.ModelProto, feeds: Sequence[Array]) -> tuple[onnx.ModelPr
 def case_of(name: str, proto: onnx.ModelProto, feeds: Sequence[Array]) -> Case | None:
     """A model of one node as a case; None where it is none."""
     try:
-        model = model_of(from_proto(proto))
+        model = from_proto(proto)
     except SubletError:
         return None
     graph = model.graph

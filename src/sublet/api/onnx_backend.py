@@ -19,7 +19,6 @@ from sublet.api.compiling import compile
 from sublet.api.sources import AUTO
 from sublet.base.extras import require
 from sublet.errors import RunError
-from sublet.frontends.model import model_of
 from sublet.frontends.onnx.file import all_nodes, domain_of
 from sublet.frontends.onnx.model import from_proto
 from sublet.frontends.onnx.types import STRING, TensorType, read_type
@@ -96,7 +95,7 @@ class SubletRep(BackendRep):
         return found
 
     def _compile(self, shapes: Key) -> Executable:
-        model = model_of(from_proto(self._model, shapes=dict(shapes)))
+        model = from_proto(self._model, shapes=dict(shapes))
         return compile(model, backend=self._backend, options=self._options)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from sublet.base.extras import installed
 from sublet.errors import PlanError, RunError
-from sublet.frontends.model import bounded, model_of, read_model
+from sublet.frontends.model import bounded, read_model
 from sublet.frontends.onnx.model import from_proto
 from sublet.frontends.onnx.optimized import ALL, depends_on, optimized
 from sublet.frontends.trips import Trips
@@ -135,7 +135,6 @@ def _model(model: Any, dims: Mapping[str, int] | None, optimize: str, assume: Ma
     if isinstance(model, str | Path):
         return read_model(model, dims, optimize=optimize, assume=assume)
     if hasattr(model, "graph") and hasattr(model, "opset_import"):
-        if optimize != AS_IS:
-            return model_of(optimized(model, dims, level=optimize))
-        return model_of(from_proto(model, dims, assume=assume))
+        plain = optimize == AS_IS
+        return from_proto(model, dims, assume=assume) if plain else optimized(model, dims, level=optimize)
     raise RunError(f"{type(model).__name__} is no model: give a path, an ONNX ModelProto, a Model or a Graph")

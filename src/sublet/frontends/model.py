@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sublet.base.files import read_text
 from sublet.errors import ModelError
-from sublet.frontends.onnx.model import Imported, load
+from sublet.frontends.onnx.model import load
 from sublet.frontends.onnx.optimized import load_optimized
 from sublet.frontends.trips import Trips, trips_of, with_max_trips
 from sublet.ir.model import Model
@@ -22,21 +22,6 @@ TEXT_SUFFIX = ".sublet"
 def is_onnx(path: Path) -> bool:
     """Whether a file is an ONNX model, by its suffix in any case."""
     return path.suffix.lower() == ONNX_SUFFIX
-
-
-def model_of(imported: Imported) -> Model:
-    """An imported ONNX model as any other model."""
-    return Model(
-        imported.graph,
-        imported.dims,
-        imported.weights,
-        imported.inputs,
-        imported.outputs,
-        imported.opsets,
-        remark=imported.remark,
-        recipe=imported.recipe,
-        warnings=imported.warnings,
-    )
 
 
 def bounded(model: Model, max_trips: Trips) -> Model:
@@ -71,7 +56,7 @@ def _read(path: Path, dims: Mapping[str, int] | None, optimize: str, assume: Map
             raise ModelError(
                 f"--assume names values of the model as it is in {path.name}: it goes with optimize={AS_IS}"
             )
-        return model_of(load(path, dims, assume) if optimize == AS_IS else load_optimized(path, dims, optimize))
+        return load(path, dims, assume) if optimize == AS_IS else load_optimized(path, dims, optimize)
     if path.suffix.lower() == TEXT_SUFFIX:
         if dims:
             raise ModelError(f"{path} has no symbolic dimensions to bind: drop --dim {', --dim '.join(dims)}")

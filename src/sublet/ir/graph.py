@@ -221,3 +221,8 @@ class Graph:
             yield from node.defs
             for sub in node.subgraphs:
                 yield from sub.values()
+
+    @property
+    def outside(self) -> tuple[Value, ...]:
+        """The values of the program that cannot be planned; their specs say why."""
+        return tuple(value for value in self.values() if not value.plannable)

@@ -83,7 +83,7 @@ class Memory:
         self._placed: dict[str, list[Placement]] = {}
         for placement in plan.placements:
             self._placed.setdefault(placement.value, []).append(placement)
-        self.cells = {value.name: Cell(value.name) for value in graph.values() if not value.plannable}
+        self.cells = {value.name: Cell(value.name) for value in graph.outside}
         self._raw: dict[str, Raw] = {}
         self.arenas = tuple(storage.name for storage in plan.storages if storage.kind == ARENA)
         self.callers: set[str] = set()  # storages of values that the caller bound

@@ -59,7 +59,6 @@ def _take(frame: Frame, node: onnx.NodeProto, branch: onnx.GraphProto, convert: 
     scope = frame.scope.new_child()
     inner = convert(frame.program, branch, scope)
     frame.nodes.extend(inner.nodes)
-    frame.program.folded += 1
     for output, known in zip(node.output, results_of(frame.program, branch, scope), strict=False):
         if output:
             frame.scope[output] = known

@@ -86,7 +86,6 @@ def _convert(frame: Frame, node: onnx.NodeProto, name: str, declared: Mapping[st
     types = [closed(frame.names[n], t) if n else t for n, t in zip(node.output, types, strict=True)]
     folded = fold(frame.program, node, inputs, types)
     if folded is not None:
-        frame.program.folded += 1
         for text, weight in folded.items():
             frame.scope[text] = frame.program.constant(frame.names[text], weight)
         return

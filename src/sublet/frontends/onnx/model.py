@@ -1,4 +1,4 @@
-"""ONNX models in: a file becomes a graph, its weights, and a report of what happened.
+"""ONNX models in: a file becomes a graph with its weights, read when asked for.
 
 read -> inline functions -> name outputs -> bind dimensions -> convert (sort, infer, fold, loops, branches) -> prune
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sublet.errors import Finding, ModelError
+from sublet.errors import ModelError
 from sublet.frontends.onnx.assumed import Assumed
 from sublet.frontends.onnx.convert import convert_graph
 from sublet.frontends.onnx.dims import Shapes, bind_inputs, named_extents
@@ -20,9 +20,9 @@ from sublet.frontends.onnx.frame import Frame, results_of
 from sublet.frontends.onnx.outputs import with_written_outputs
 from sublet.frontends.onnx.program import ATTEMPTS_PER_NODE, Program, Scope
 from sublet.frontends.onnx.prune import prune
-from sublet.frontends.onnx.weights import Weight
-from sublet.ir.graph import Graph, Value
-from sublet.ir.recipe import PLAIN, Recipe
+from sublet.ir.graph import Graph
+from sublet.ir.model import Model
+from sublet.ir.recipe import PLAIN
 
 if TYPE_CHECKING:
     import onnx
@@ -30,42 +30,7 @@ if TYPE_CHECKING:
 MAX_NODES = 2_000_000
 
 
-@dataclass(frozen=True)
-class ImportReport:
-    """What the import did. `outside` are the values that cannot be planned; their specs say why."""
-
-    nodes_read: int
-    nodes_kept: int
-    nodes_folded: int
-    outside: tuple[Value, ...]
-
-
-@dataclass(frozen=True)
-class Imported:
-    """An imported model.
-
-    weights  the constants of `graph.weights` by name; their elements are read when asked for
-    inputs, outputs   names in the file, in the order of the graph's inputs and outputs
-    opsets   the version of each operator set, "" for the default domain: what "onnx.X" means here
-    dims     the dimension bindings the model was read with
-    remark   what its reader should be told, as that an optimiser refused it
-    recipe   who rewrote it, and which shapes it was read with
-    warnings what the file claims and is not so, and what must not run
-    """
-
-    graph: Graph
-    weights: Mapping[str, Weight]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    opsets: Mapping[str, int]
-    dims: Mapping[str, int]
-    report: ImportReport
-    remark: str = ""
-    recipe: Recipe = PLAIN
-    warnings: tuple[Finding, ...] = ()
-
-
-def load(path: str | Path, dims: Mapping[str, int] | None = None, assume: Mapping[str, str] | None = None) -> Imported:
+def load(path: str | Path, dims: Mapping[str, int] | None = None, assume: Mapping[str, str] | None = None) -> Model:
     """The ONNX model in a file, with its open dimensions bound by `dims`, and unknown shapes told by `assume`.
 
     Nothing in the file is executed, and external data is checked but not read.
@@ -83,7 +48,7 @@ def from_proto(
     where: str = "model",
     folder: Path | None = None,
     assume: Mapping[str, str] | None = None,
-) -> Imported:
+) -> Model:
     """Like `load`, of a model in memory; external data is looked for below `folder`.
 
     `shapes` are those of inputs that the caller has at hand. An input that is named there is an input even
@@ -103,7 +68,7 @@ def from_proto(
     scope: Scope = ChainMap()
     inputs = _add_inputs(program, graph, shapes, scope)
     frame = convert_graph(program, graph, scope)
-    return _imported(frame, graph, inputs, count)
+    return _model(frame, graph, inputs)
 
 
 def _without_defaults(model: onnx.ModelProto, shapes: Shapes) -> onnx.ModelProto:
@@ -142,7 +107,7 @@ def _add_inputs(program: Program, graph: onnx.GraphProto, shapes: Shapes, scope:
     return tuple(scope)
 
 
-def _imported(frame: Frame, graph: onnx.GraphProto, inputs: tuple[str, ...], count: int) -> Imported:
+def _model(frame: Frame, graph: onnx.GraphProto, inputs: tuple[str, ...]) -> Model:
     program = frame.program
     results = results_of(program, graph, frame.scope)
     whole = Graph(
@@ -153,18 +118,15 @@ def _imported(frame: Frame, graph: onnx.GraphProto, inputs: tuple[str, ...], cou
         tuple(known.value for known in program.weights.values()),
     )
     pruned = prune(whole, program.assumed.enforcing(whole))
-    outside = tuple(value for value in pruned.values() if not value.plannable)
     values = tuple(pruned.values())
     assumed, declared = program.assumed.of(values), program.assumed.believed(values)
-    report = ImportReport(count, sum(1 for _ in pruned.walk()), program.folded, outside)
-    return Imported(
+    return Model(
         pruned,
+        dict(program.dims),
         {value.name: weight for value in pruned.weights if (weight := program.weights[value.name].weight)},
         inputs,
         tuple(value.name for value in graph.output),
         dict(program.opsets),
-        dict(program.dims),
-        report,
         recipe=replace(PLAIN, assumed=tuple(assumed.items()), declared=tuple(declared.items())),
         warnings=tuple(dict.fromkeys(program.warnings)),
     )

@@ -26,11 +26,12 @@ from sublet.base.printable import printable
 from sublet.errors import Finding, ModelError
 from sublet.frontends.onnx.dims import bind_inputs
 from sublet.frontends.onnx.file import all_nodes, inlined, opsets_of, read_model
-from sublet.frontends.onnx.model import Imported, from_proto
+from sublet.frontends.onnx.model import from_proto
 from sublet.frontends.onnx.outputs import with_written_outputs
 from sublet.frontends.onnx.runtime_types import inferred_types, session_options, session_over
 from sublet.frontends.onnx.types import TensorType, spec_of, write_type
-from sublet.frontends.onnx.weights import Weight, external_file, of_array
+from sublet.frontends.onnx.weights import external_file, of_array
+from sublet.ir.model import Model
 from sublet.ir.recipe import Recipe
 from sublet.runtime.dtypes import NUMPY, packed
 from sublet.tensor import TensorSpec
@@ -64,7 +65,7 @@ class _Refused(Exception):
     """ONNX Runtime does not take the model; the cause tells why."""
 
 
-def load_optimized(path: Path, dims: Mapping[str, int] | None = None, level: str = ALL) -> Imported:
+def load_optimized(path: Path, dims: Mapping[str, int] | None = None, level: str = ALL) -> Model:
     """Like `load`, after ONNX Runtime's optimiser; the model as it is where that does not take it."""
     return optimized(read_model(path), dims, level=level, where=path.name, folder=path.parent)
 
@@ -76,7 +77,7 @@ def optimized(
     level: str = ALL,
     where: str = "model",
     folder: Path | None = None,
-) -> Imported:
+) -> Model:
     """Like `from_proto`, after ONNX Runtime's optimiser; as it is, with a remark, where that does not take it.
 
     Raises ModelError when the model is malformed, unsafe, or leaves a dimension open.
@@ -133,7 +134,7 @@ def _fill(
             (fresh / REFUSAL).write_text(lines[0][:SAID], encoding="utf-8")
 
 
-def _outcome(folder: Path, plain: Imported, dims: Mapping[str, int], level: str) -> Imported:
+def _outcome(folder: Path, plain: Model, dims: Mapping[str, int], level: str) -> Model:
     refusal = folder / REFUSAL
     if refusal.exists():
         return _unchanged(plain, f"ONNX Runtime does not take the model: {refusal.read_text(encoding='utf-8')}")
@@ -143,28 +144,28 @@ def _outcome(folder: Path, plain: Imported, dims: Mapping[str, int], level: str)
         return _unchanged(plain, f"what ONNX Runtime made of the model contradicts itself: {error}")
 
 
-def _unchanged(plain: Imported, reason: str) -> Imported:
+def _unchanged(plain: Model, reason: str) -> Model:
     return replace(plain, remark=f"not optimised, {printable(reason)}")
 
 
-def _restored(folder: Path, dims: Mapping[str, int], level: str) -> Imported:
+def _restored(folder: Path, dims: Mapping[str, int], level: str) -> Model:
     """The rewritten model in a folder, its weights mapped from their file."""
     proto = read_model(folder / MODEL)
     closed = all(
         dim.HasField("dim_value") for value in proto.graph.input for dim in value.type.tensor_type.shape.dim
     )  # unless it was rewritten with open dimensions
     mapped = {tensor.name: tensor for tensor in _mappable(proto, folder)}
-    imported = from_proto(proto, {} if closed else dims, where=MODEL, folder=folder)
+    restored = from_proto(proto, {} if closed else dims, where=MODEL, folder=folder)
     raw = np.memmap(folder / WEIGHTS, np.uint8, "r") if mapped else np.empty(0, np.uint8)
-    weights: dict[str, Weight] = dict(imported.weights)
-    for name, weight in imported.weights.items():
-        spec = weight.spec
+    weights = dict(restored.weights)
+    for value in restored.graph.weights:
+        name, spec = value.name, value.spec
         if name in mapped and isinstance(spec, TensorSpec):
             offset = int(_external(mapped[name])["offset"])
             content = raw[offset : offset + spec.nbytes].view(NUMPY[spec.dtype]).reshape(spec.shape)
             weights[name] = of_array(content, spec)
     warnings = tuple(Finding(*told) for told in json.loads((folder / WARNINGS).read_text(encoding="utf-8")))
-    return replace(imported, weights=weights, dims=dict(dims), recipe=Recipe(level, depends_on()), warnings=warnings)
+    return replace(restored, weights=weights, dims=dict(dims), recipe=Recipe(level, depends_on()), warnings=warnings)
 
 
 def _mappable(proto: onnx.ModelProto, folder: Path) -> Iterator[onnx.TensorProto]:

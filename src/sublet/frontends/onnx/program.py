@@ -92,7 +92,6 @@ class Program:
     weights: dict[str, Known] = field(default_factory=dict)
     assumed: Assumed = field(default_factory=Assumed)
     fold_bytes: int = FOLD_BYTES
-    folded: int = 0
     warnings: list[Finding] = field(default_factory=list)
     conditional: int = 0
 
@@ -113,7 +112,7 @@ class Program:
     def mark(self) -> tuple[int, ...]:
         """A point to come back to with `rewind`."""
         lists = len(self.warnings), len(self.assumed.declared)
-        return self.values.mark, self.nodes.mark, len(self.weights), self.folded, *lists
+        return self.values.mark, self.nodes.mark, len(self.weights), *lists
 
     def rewind(self, mark: tuple[int, ...]) -> None:
         """Forget the names and constants that came since `mark`; the budgets stay spent."""
@@ -121,9 +120,8 @@ class Program:
         self.nodes.rewind(mark[1])
         while len(self.weights) > mark[2]:
             self.weights.popitem()
-        self.folded = mark[3]
-        del self.warnings[mark[4] :]
-        del self.assumed.declared[mark[5] :]
+        del self.warnings[mark[3] :]
+        del self.assumed.declared[mark[4] :]
 
     def spend(self, nodes: int) -> None:
         """Count `nodes` converted nodes. Raises ModelError when the import has become unreasonable."""
