@@ -11,7 +11,7 @@ import pytest
 
 from sublet import Options, check, parse, plan_memory, verdict
 from sublet.cli.app import main
-from sublet.cli.packing_report import parse_regions
+from sublet.cli.options import parse_regions
 from sublet.errors import CapacityError, ProblemError, SubletError
 from sublet.packing import Lifetimes, Problem, Region, check_packing, read_csv, read_problem
 from sublet.packing.problem import Packing

@@ -15,25 +15,10 @@ import typer
 from sublet.api.sources import planned_model
 from sublet.base.bytesize import parse_bytes
 from sublet.checker import judge
-from sublet.cli.console import (
-    BAD_INPUT,
-    Html,
-    Json,
-    Model,
-    Png,
-    RegionTexts,
-    Strategy,
-    Timeout,
-    answered,
-    answers,
-    packing_progress,
-    print_json,
-    refuse_overwriting,
-    tell,
-)
+from sublet.cli import options
+from sublet.cli.console import BAD_INPUT, answered, answers, packing_progress, print_json, refuse_overwriting, tell
 from sublet.cli.packing_report import (
     capacity_words,
-    parse_regions,
     regions_json,
     report_json,
     show_regions,
@@ -82,12 +67,12 @@ app.command()(plan)
 @app.command()
 @answered
 def check(
-    model: Model,
+    model: options.Model,
     plan_path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan written by `sublet plan --out`.")],
     search: Annotated[
         bool, typer.Option("--search", help="Refute again what only a search has refuted below the lower bound.")
     ] = False,
-    as_json_: Json = False,
+    as_json_: options.Json = False,
 ) -> None:
     """Replay a plan against its model, byte by byte; prove all it says; report every violation."""
     made = load(plan_path)
@@ -111,9 +96,9 @@ def show(
     plan_path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan written by `sublet plan --out`.")],
     other: Annotated[Path | None, typer.Argument(metavar="[OTHER]", help="A plan to draw beside it.")] = None,
     model: Annotated[Path | None, typer.Option(help="The model it is for: check the plan before it is shown.")] = None,
-    html: Html = None,
-    png: Png = None,
-    as_json_: Json = False,
+    html: options.Html = None,
+    png: options.Png = None,
+    as_json_: options.Json = False,
 ) -> None:
     """Show a plan from its file; with --model, only if all that it says is true. Two plans are drawn on one axis."""
     refuse_overwriting([path for path in (plan_path, other, model) if path is not None], html, png)
@@ -145,19 +130,19 @@ app.command()(run)
 @answered
 def pack_(
     problem: Annotated[Path, typer.Argument(help="MiniMalloc's CSV, or a partial order as JSON.", show_default=False)],
-    strategy: Strategy = "auto",
+    strategy: options.Strategy = "auto",
     capacity: Annotated[str | None, typer.Option(metavar="BYTES", help="Exit 1 if the packing takes more.")] = None,
-    region: RegionTexts = None,
+    region: options.RegionTexts = None,
     lifetimes: Annotated[
         Lifetimes, typer.Option(help="Whether a buffer is alive at its lower and upper time; idealloc has all three.")
     ] = Lifetimes.half_open,
-    timeout: Timeout = None,
+    timeout: options.Timeout = None,
     effort: Effort = None,
     seed: Annotated[int, typer.Option(help="Of the search's randomness.", min=0)] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Write the problem with its offsets as CSV.")] = None,
-    html: Html = None,
-    png: Png = None,
-    as_json_: Json = False,
+    html: options.Html = None,
+    png: options.Png = None,
+    as_json_: options.Json = False,
 ) -> None:
     """Pack the buffers of a problem into one arena, or into memory regions."""
     refuse_overwriting(problem, out, html, png)
@@ -168,7 +153,7 @@ def pack_(
             raise ProblemError("--capacity is for one arena: with --region every region has its own")
         with packing_progress() as progress:
             placed = place_in_regions(
-                question, parse_regions(region), strategy, timeout, progress, effort=effort, seed=seed
+                question, options.parse_regions(region), strategy, timeout, progress, effort=effort, seed=seed
             )
         if out is not None:
             write_csv(question, placed.offsets, out, lifetimes=lifetimes, regions=placed.names())
@@ -198,7 +183,7 @@ def pack_(
 
 
 @app.callback()
-def options(
+def sublet(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
     ] = False,

@@ -1,4 +1,4 @@
-"""What all commands share: their options, their errors and exit statuses, and how they speak.
+"""What all commands share: their errors and exit statuses, and how they speak.
 
 Answers go to standard output, everything else to standard error; with `--json` standard output holds one
 JSON object, be it `{"error": ..., "kind": ..., "exit_status": ...}`.
@@ -8,29 +8,24 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, get_args
+from typing import Any, ParamSpec
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from sublet.api.sources import Optimize
-from sublet.base.bytesize import human, parse_bytes
+from sublet.base.bytesize import human
 from sublet.base.printable import printable
-from sublet.errors import CapacityError, ModelError, PlanError, SubletError
+from sublet.errors import CapacityError, PlanError, SubletError
 from sublet.ir.model import Model as Source
-from sublet.packing import STRATEGIES
-from sublet.plan import MemoryPlan
 from sublet.plan.advised import Advice
-from sublet.plan.verdict import Outcome, Verdict, verdict
+from sublet.plan.verdict import Outcome, Verdict
 from sublet.planning.advice.ideas import Idea
 from sublet.planning.advice.tried import Trying
 from sublet.planning.pipeline import Progress
@@ -38,58 +33,6 @@ from sublet.planning.pipeline import Progress
 P = ParamSpec("P")
 NEWLINE = "\n"
 errors = Console(stderr=True, highlight=False)
-
-Model = Annotated[
-    Path, typer.Argument(help="A model: .onnx, or the text form of a graph (.sublet).", show_default=False)
-]
-Dim = Annotated[
-    list[str] | None, typer.Option("--dim", metavar="NAME=V", help="Bind a symbolic dimension; repeat for more.")
-]
-MaxTrips = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--max-trips",
-        metavar="[LOOP=]N",
-        help="Loops make at most N rounds, or one of them does: what they stack is planned. Repeat for more.",
-    ),
-]
-Strategy = Annotated[str, typer.Option(help=f"auto, or one of {', '.join(STRATEGIES)}.", metavar="S")]
-Html = Annotated[Path | None, typer.Option("--html", help="Write the picture as one self-contained page.")]
-Png = Annotated[Path | None, typer.Option("--png", help="Write the picture as PNG or SVG (extra: png).")]
-RegionTexts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--region",
-        metavar="NAME=BYTES[@COST]",
-        help="A memory, such as sram=512KiB@1, with what accessing a byte costs (if left out: 1, 10, ...); repeat.",
-    ),
-]
-Timeout = Annotated[float | None, typer.Option(help="Stop searching after this many seconds.", metavar="SECONDS")]
-Optimizer = Annotated[
-    str, typer.Option("--optimize", metavar="O", help=f"Who rewrites a model first: {', '.join(get_args(Optimize))}.")
-]
-Budget = Annotated[
-    str | None,
-    typer.Option(metavar="BYTES", help="Exit 1 if more is needed, 3 if nobody can tell: 256K, 1.5MB."),
-]
-MaxDim = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--max-dim",
-        metavar="[VALUE=]N",
-        help="With --budget: no unknown extent of the values outside the plan is above N. Repeat for more.",
-    ),
-]
-Assume = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--assume",
-        metavar="NAME=SHAPE",
-        help="Take a value of unknown shape to be f32[1,8], or [1,8] if only the shape is unknown. Repeat for more.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
-
 
 FITS, DOES_NOT_FIT, BAD_INPUT, UNKNOWN = 0, 1, 2, 3
 """Exit statuses: it fits or is right; it does not or is wrong; the input is bad; too little is known to tell."""
@@ -155,78 +98,6 @@ def refuse_overwriting(sources: Path | list[Path], *targets: Path | None) -> Non
         if target.resolve() in taken:
             raise PlanError(f"{target} would overwrite {taken[target.resolve()]}: choose another name")
         taken[target.resolve()] = f"another output, {target}"
-
-
-def bound_dims(pairs: list[str] | None) -> dict[str, int]:
-    """`["batch=1"]` as a dict. Raises ModelError for anything else."""
-    bound: dict[str, int] = {}
-    for pair in pairs or ():
-        name, equals, text = pair.rpartition("=")
-        if not equals or not name or not re.fullmatch(r"[+-]?[0-9]{1,20}", text.strip()):
-            raise ModelError(f"--dim {pair[:80]}: write NAME=INTEGER, for instance --dim batch=1")
-        if name in bound:
-            raise ModelError(f"--dim {name} is given twice")
-        bound[name] = int(text)
-    return bound
-
-
-def bound_extents(texts: list[str] | None) -> dict[str, int]:
-    """`["128", "value=64"]` as a dict; "" stands for every value. Raises ModelError for anything else."""
-    return _maxima(texts, "--max-dim", "VALUE", "value outside the plan")
-
-
-def told_shapes(texts: list[str] | None) -> dict[str, str]:
-    """`["a=f32[1,8]"]` as a dict. Raises ModelError for anything else."""
-    told: dict[str, str] = {}
-    for text in texts or ():
-        name, equals, shape = text.rpartition("=")
-        if not equals or not name or not shape:
-            raise ModelError(f"--assume {text[:80]}: write NAME=SHAPE, for instance --assume a=f32[1,8]")
-        if name in told:
-            raise ModelError(f"--assume {name} is given twice")
-        told[name] = shape
-    return told
-
-
-def bound_trips(texts: list[str] | None) -> dict[str, int]:
-    """`["8", "loop=9"]` as a dict; "" stands for every loop. Raises ModelError for anything else."""
-    return _maxima(texts, "--max-trips", "LOOP", "loop")
-
-
-def _maxima(texts: list[str] | None, option: str, named: str, every: str) -> dict[str, int]:
-    bound: dict[str, int] = {}
-    for text in texts or ():
-        name, equals, count = text.rpartition("=")
-        if not re.fullmatch(r"[0-9]{1,18}", count.strip()) or (equals and not name):
-            raise ModelError(f"{option} {text[:80]}: write N or {named}=N, for instance {option} 100")
-        if name in bound:
-            raise ModelError(f"{option} {name or f'for every {every}'} is given twice")
-        bound[name] = int(count)
-    return bound
-
-
-class Order(StrEnum):
-    """In which order the nodes of a model run."""
-
-    given = "given"
-    less = "less"
-
-
-Orders = Annotated[Order, typer.Option("--order", help="The model's own order, or one that needs less memory.")]
-
-
-class Question:
-    """What a plan is held against: `--budget`, and what `--max-dim` says of values outside the plan."""
-
-    def __init__(self, budget: str | None, max_dim: list[str] | None) -> None:
-        self.budget = None if budget is None else parse_bytes(budget)
-        self.largest = bound_extents(max_dim)
-        if self.largest and self.budget is None:
-            raise PlanError("--max-dim bounds what a budget is held against: add --budget BYTES, or drop it")
-
-    def answer(self, plan: MemoryPlan) -> Verdict | None:
-        """The verdict; None when nothing was asked."""
-        return None if self.budget is None else verdict(plan, self.budget, self.largest)
 
 
 def leave(decision: Verdict | None) -> None:

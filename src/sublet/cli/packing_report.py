@@ -1,8 +1,7 @@
-"""What `sublet pack` prints, and how memory regions are written on the command line."""
+"""What `sublet pack` prints."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -10,32 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sublet.base.bytesize import human, parse_bytes, percent
+from sublet.base.bytesize import human, percent
 from sublet.base.printable import printable
-from sublet.errors import ProblemError
-from sublet.packing import Packing, Region, RegionPacking, Report
-
-DEARER = 10
-"""How many times the cost of the region before, when no costs are told."""
-
-
-def parse_regions(texts: Sequence[str]) -> tuple[Region, ...]:
-    """Regions written "sram=512KiB@1": a name, a capacity, and the cost of reading or writing one byte.
-
-    Without any costs the regions come cheapest first, and cost 1, 10, 100, ... Raises ProblemError or
-    SubletError naming what is wrong.
-    """
-    regions = []
-    told = [text for text in texts if "@" in text]
-    for position, text in enumerate(texts):
-        name, equals, rest = text.partition("=")
-        size, at, cost = rest.partition("@")
-        if not equals or (at and not (cost.isascii() and cost.isdigit() and len(cost) <= 30)):
-            raise ProblemError(f"region {text[:80]!r}: write NAME=BYTES or NAME=BYTES@COST, such as sram=512KiB@1")
-        if told and not at:
-            raise ProblemError(f"region {text[:80]!r}: give every region a cost (@COST), or none")
-        regions.append(Region(name.strip(), parse_bytes(size), int(cost) if at else DEARER**position))
-    return tuple(regions)
+from sublet.packing import Packing, RegionPacking, Report
 
 
 def show_report(console: Console, report: Report) -> None:

@@ -15,38 +15,20 @@ from sublet.api.advising import advise_on
 from sublet.api.compiling import to_run
 from sublet.base.bytesize import human
 from sublet.base.extras import installed
+from sublet.cli import options
 from sublet.cli.advice_table import advice_table
 from sublet.cli.console import (
-    Assume,
-    Budget,
-    Dim,
-    Html,
-    Json,
-    MaxDim,
-    MaxTrips,
-    Model,
-    Optimizer,
-    Order,
-    Orders,
-    Png,
-    Question,
-    RegionTexts,
-    Strategy,
-    Timeout,
     advice_progress,
     answered,
     answers,
-    bound_dims,
-    bound_trips,
     leave,
     packing_progress,
     print_json,
     print_warnings,
     refuse_overwriting,
-    told_shapes,
     warned,
 )
-from sublet.cli.packing_report import parse_regions
+from sublet.cli.options import Question, bound_dims, bound_trips, parse_regions, told_shapes
 from sublet.cli.showing import draw, show_plan
 from sublet.frontends.model import is_onnx
 from sublet.frontends.onnx.optimized import ALL
@@ -76,34 +58,34 @@ Advise = Annotated[
 
 @answered
 def plan(
-    model: Model,
-    dim: Dim = None,
-    max_trips: MaxTrips = None,
-    optimize: Optimizer = AS_IS,
-    order: Orders = Order.given,
-    strategy: Strategy = "auto",
+    model: options.Model,
+    dim: options.Dim = None,
+    max_trips: options.MaxTrips = None,
+    optimize: options.Optimizer = AS_IS,
+    order: options.Orders = options.Order.given,
+    strategy: options.Strategy = "auto",
     align: Annotated[int, typer.Option(help="Every tensor's offset is a multiple of this many bytes.")] = 64,
-    budget: Budget = None,
-    assume: Assume = None,
-    max_dim: MaxDim = None,
+    budget: options.Budget = None,
+    assume: options.Assume = None,
+    max_dim: options.MaxDim = None,
     io: Annotated[Where, typer.Option(help="Where inputs and outputs lie.")] = Where.arena,
     weights: Annotated[Where, typer.Option(help="Where weights lie.")] = Where.bound,
     streams: Annotated[int, typer.Option(help="How many streams may run at the same time.")] = 1,
-    region: RegionTexts = None,
-    timeout: Timeout = None,
+    region: options.RegionTexts = None,
+    timeout: options.Timeout = None,
     forbid_copies: Forbid = False,
     advise: Advise = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write the plan as JSON.")] = None,
-    html: Html = None,
-    png: Png = None,
-    as_json_: Json = False,
+    html: options.Html = None,
+    png: options.Png = None,
+    as_json_: options.Json = False,
 ) -> None:
     """Plan the memory of a model, prove the plan, and show it."""
     refuse_overwriting(model, out, html, png)
     question, started = Question(budget, max_dim), perf_counter()
     dims, trips, shapes = bound_dims(dim), bound_trips(max_trips), told_shapes(assume)
     source = to_run(model, dims, max_trips=trips, optimize=optimize, assume=shapes)
-    options = Options(
+    chosen = Options(
         strategy=strategy,
         alignment=align,
         io=io.value,
@@ -115,14 +97,14 @@ def plan(
         order=order.value,
     )
     with packing_progress() as progress:
-        made = plan_memory(source, options, progress=progress)
+        made = plan_memory(source, chosen, progress=progress)
         seconds = perf_counter() - started
-        other = other_order(source, options, made, progress)
+        other = other_order(source, chosen, made, progress)
     decision = question.answer(made)
     if out is not None:
         save(made, out)
     with advice_progress() as trying:
-        advised = advise_on(model, source, options, made, trying=trying) if advise else None
+        advised = advise_on(model, source, chosen, made, trying=trying) if advise else None
     picture = replace(rectangles(made), advice=advised, budget=question.budget)
     draw(picture, html, png)
     if as_json_:

@@ -12,31 +12,19 @@ import typer
 
 from sublet.api.compiling import BACKENDS, compile, to_run
 from sublet.api.sources import AUTO
+from sublet.cli import options
 from sublet.cli.console import (
-    Assume,
-    Budget,
-    Dim,
-    Json,
-    MaxDim,
-    MaxTrips,
-    Model,
-    Optimizer,
-    Order,
-    Orders,
-    Question,
     answered,
     answers,
-    bound_dims,
-    bound_trips,
     leave,
     packing_progress,
     print_json,
     print_warnings,
     refuse_overwriting,
-    told_shapes,
     warned,
 )
 from sublet.cli.feeding import files_of, missing_inputs, random_arrays, read_inputs, write_arrays
+from sublet.cli.options import Question, bound_dims, bound_trips, told_shapes
 from sublet.cli.run_report import RunReport, as_json, for_people
 from sublet.errors import PlanError, RunError
 from sublet.ir.graph import Value
@@ -81,28 +69,28 @@ Trace = Annotated[Path | None, typer.Option("--profile", metavar="TRACE", help="
 
 @answered
 def run(
-    model: Model,
+    model: options.Model,
     plan: Planned = None,
-    dim: Dim = None,
-    max_trips: MaxTrips = None,
+    dim: options.Dim = None,
+    max_trips: options.MaxTrips = None,
     input_: Feed = None,
     random: Chance = None,
     compare_: Compared = False,
     poison: Poison = False,
     no_reuse: NoReuse = False,
     backend: BackendName = AUTO,
-    optimize: Optimizer = AUTO,
-    order: Orders | None = None,
+    optimize: options.Optimizer = AUTO,
+    order: options.Orders | None = None,
     autotune: Autotune = False,
     streams: Annotated[int | None, typer.Option(min=1, help="How many streams may run at the same time.")] = None,
     repeat: Annotated[int, typer.Option(min=1, max=1_000_000, metavar="N", help="Time so many runs.")] = 1,
-    budget: Budget = None,
-    max_dim: MaxDim = None,
-    assume: Assume = None,
+    budget: options.Budget = None,
+    max_dim: options.MaxDim = None,
+    assume: options.Assume = None,
     save_plan: SavePlan = None,
     profile: Trace = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the outputs as .npz.")] = None,
-    as_json_: Json = False,
+    as_json_: options.Json = False,
 ) -> None:
     """Plan a model, run it in exactly its arena, and tell what that took."""
     feeds, question, shapes = input_ or [], Question(budget, max_dim), told_shapes(assume)
@@ -142,8 +130,8 @@ def run(
     leave(report.decision)
 
 
-def _options(streams: int | None, order: Order | None) -> Options:
-    return Options(streams=streams or 1, order=(order or Order.given).value)
+def _options(streams: int | None, order: options.Order | None) -> Options:
+    return Options(streams=streams or 1, order=(order or options.Order.given).value)
 
 
 def _plan_of(path: Path | None, decided: Mapping[str, object]) -> MemoryPlan | None:

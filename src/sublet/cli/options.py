@@ -1,0 +1,151 @@
+"""The options of the commands, each declared once, and what their texts say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+
+from sublet.api.sources import Optimize
+from sublet.base.bytesize import parse_bytes
+from sublet.errors import ModelError, PlanError, ProblemError
+from sublet.packing import STRATEGIES, Region
+from sublet.plan import MemoryPlan
+from sublet.plan.verdict import Verdict, verdict
+
+DEARER = 10
+"""How many times the cost of the region before, when no costs are told."""
+
+Model = Annotated[
+    Path, typer.Argument(help="A model: .onnx, or the text form of a graph (.sublet).", show_default=False)
+]
+Dim = Annotated[
+    list[str] | None, typer.Option("--dim", metavar="NAME=V", help="Bind a symbolic dimension; repeat for more.")
+]
+MaxTrips = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--max-trips",
+        metavar="[LOOP=]N",
+        help="Loops make at most N rounds, or one of them does: what they stack is planned. Repeat for more.",
+    ),
+]
+Strategy = Annotated[str, typer.Option(help=f"auto, or one of {', '.join(STRATEGIES)}.", metavar="S")]
+Html = Annotated[Path | None, typer.Option("--html", help="Write the picture as one self-contained page.")]
+Png = Annotated[Path | None, typer.Option("--png", help="Write the picture as PNG or SVG (extra: png).")]
+RegionTexts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--region",
+        metavar="NAME=BYTES[@COST]",
+        help="A memory, such as sram=512KiB@1, with what accessing a byte costs (if left out: 1, 10, ...); repeat.",
+    ),
+]
+Timeout = Annotated[float | None, typer.Option(help="Stop searching after this many seconds.", metavar="SECONDS")]
+Optimizer = Annotated[
+    str, typer.Option("--optimize", metavar="O", help=f"Who rewrites a model first: {', '.join(get_args(Optimize))}.")
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(metavar="BYTES", help="Exit 1 if more is needed, 3 if nobody can tell: 256K, 1.5MB."),
+]
+MaxDim = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--max-dim",
+        metavar="[VALUE=]N",
+        help="With --budget: no unknown extent of the values outside the plan is above N. Repeat for more.",
+    ),
+]
+Assume = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--assume",
+        metavar="NAME=SHAPE",
+        help="Take a value of unknown shape to be f32[1,8], or [1,8] if only the shape is unknown. Repeat for more.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
+
+
+class Order(StrEnum):
+    """In which order the nodes of a model run."""
+
+    given = "given"
+    less = "less"
+
+
+Orders = Annotated[Order, typer.Option("--order", help="The model's own order, or one that needs less memory.")]
+
+
+class Question:
+    """What a plan is held against: `--budget`, and what `--max-dim` says of values outside the plan."""
+
+    def __init__(self, budget: str | None, max_dim: list[str] | None) -> None:
+        self.budget = None if budget is None else parse_bytes(budget)
+        self.largest = _maxima(max_dim, "--max-dim", "VALUE", "value outside the plan")
+        if self.largest and self.budget is None:
+            raise PlanError("--max-dim bounds what a budget is held against: add --budget BYTES, or drop it")
+
+    def answer(self, plan: MemoryPlan) -> Verdict | None:
+        """The verdict; None when nothing was asked."""
+        return None if self.budget is None else verdict(plan, self.budget, self.largest)
+
+
+def bound_dims(texts: list[str] | None) -> dict[str, int]:
+    """`["batch=1"]` as a dict. Raises ModelError for anything else."""
+    told = _by_name(texts, "--dim", r".+=\s*[+-]?[0-9]{1,20}\s*", "NAME=INTEGER", "batch=1")
+    return {name: int(text) for name, text in told.items()}
+
+
+def told_shapes(texts: list[str] | None) -> dict[str, str]:
+    """`["a=f32[1,8]"]` as a dict. Raises ModelError for anything else."""
+    return _by_name(texts, "--assume", r".+=[^=]+", "NAME=SHAPE", "a=f32[1,8]")
+
+
+def bound_trips(texts: list[str] | None) -> dict[str, int]:
+    """`["8", "loop=9"]` as a dict; "" stands for every loop. Raises ModelError for anything else."""
+    return _maxima(texts, "--max-trips", "LOOP", "loop")
+
+
+def _maxima(texts: list[str] | None, option: str, named: str, every: str) -> dict[str, int]:
+    told = _by_name(texts, option, r"(.+=)?\s*[0-9]{1,18}\s*", f"N or {named}=N", "100", f"for every {every}")
+    return {name: int(text) for name, text in told.items()}
+
+
+def _by_name(
+    texts: list[str] | None, option: str, pattern: str, form: str, example: str, unnamed: str = ""
+) -> dict[str, str]:
+    """What an option that may be repeated says of each name: what is behind the last "="."""
+    told: dict[str, str] = {}
+    for text in texts or ():
+        if not re.fullmatch(pattern, text, re.DOTALL):
+            raise ModelError(f"{option} {text[:80]}: write {form}, for instance {option} {example}")
+        name, _, said = text.rpartition("=")
+        if name in told:
+            raise ModelError(f"{option} {name or unnamed} is given twice")
+        told[name] = said
+    return told
+
+
+def parse_regions(texts: Sequence[str]) -> tuple[Region, ...]:
+    """Regions written "sram=512KiB@1": a name, a capacity, and the cost of reading or writing one byte.
+
+    Without any costs the regions come cheapest first, and cost 1, 10, 100, ... Raises ProblemError or
+    SubletError naming what is wrong.
+    """
+    regions = []
+    told = [text for text in texts if "@" in text]
+    for position, text in enumerate(texts):
+        name, equals, rest = text.partition("=")
+        size, at, cost = rest.partition("@")
+        if not equals or (at and not (cost.isascii() and cost.isdigit() and len(cost) <= 30)):
+            raise ProblemError(f"region {text[:80]!r}: write NAME=BYTES or NAME=BYTES@COST, such as sram=512KiB@1")
+        if told and not at:
+            raise ProblemError(f"region {text[:80]!r}: give every region a cost (@COST), or none")
+        regions.append(Region(name.strip(), parse_bytes(size), int(cost) if at else DEARER**position))
+    return tuple(regions)
