@@ -24,19 +24,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from sublet.analysis.flow import Flow
 from sublet.analysis.interference import interference
-from sublet.analysis.liveness import LiveRanges, liveness
-from sublet.analysis.settle import Settled, settle
-from sublet.analysis.sharing import SharedBuffer, share
 from sublet.checker import check_bytes
 from sublet.frontends.onnx.foldable import FOLDABLE
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
 from sublet.packing import STRATEGIES, pack
 from sublet.plan import MemoryPlan
-from sublet.planning.assemble import always_live, assemble, bound_values, homes_of, in_one_arena, storages_of
-from sublet.planning.pipeline import Options, plan_memory
+from sublet.planning.assemble import assemble, in_one_arena
+from sublet.planning.layouts import Layouts
+from sublet.planning.options import Options
+from sublet.planning.pipeline import plan_memory
 from sublet.planning.unfollowed import followed
 from tests.exchanges import exchanging
 from tests.frontends import shape_cases, unknown_models
@@ -118,18 +116,9 @@ def one_program(seed: int, tally: Tally, strategies: tuple[str, ...] = (*STRATEG
 
 def ended_early(rng: random.Random, graph: Graph, plan: MemoryPlan) -> MemoryPlan | None:
     """The plan a planner would make that believes one value dies before its last use."""
-    bound = bound_values(graph, io_bound=False, weights_bound=True)
-    storages = storages_of(bound)
-    homes = homes_of(graph, storages)
-
-    def live(timeline: Flow) -> LiveRanges:
-        return always_live(liveness(timeline), graph.constants, len(timeline.points))
-
-    def shared(timeline: Flow, ranges: LiveRanges) -> tuple[SharedBuffer, ...]:
-        return share(graph, timeline, ranges, homes=homes, smallest=0)
-
-    settled = settle(graph, plan.schedule, live, shared, frozenset(homes))
-    timeline, ranges = settled.flow, settled.ranges
+    layouts = Layouts(graph, plan.schedule, Options(alignment=1, in_place_from=0))
+    layout = layouts.settled()
+    ranges = layout.ranges
     inner = {value: pieces for value, pieces in ranges.halves.items() if pieces and pieces[-1][1] - pieces[-1][0] > 2}
     victims = [value for value in inner if value.nbytes and value not in graph.weights]
     if not victims:
@@ -137,13 +126,9 @@ def ended_early(rng: random.Random, graph: Graph, plan: MemoryPlan) -> MemoryPla
     victim = rng.choice(victims)
     *earlier, (begin, end) = inner[victim]
     cut = (begin, rng.randrange(begin + 1, end - 1))
-    ranges = replace(ranges, halves={**ranges.halves, victim: (*earlier, cut)})
-    buffers = shared(timeline, ranges)
-    problem = interference(tuple(b for b in buffers if b.packed), timeline, alignment=1)
-    report = pack(problem, "best_fit_by_size")
-    settled = Settled(timeline, ranges, buffers, settled.copies)
-    packed = in_one_arena(report)
-    return assemble(graph, plan.schedule, settled, storages, packed, moves=plan.moves, alignment=1, bound=bound)
+    layout = layouts.shared(layout.flow, replace(ranges, halves={**ranges.halves, victim: (*earlier, cut)}))
+    problem = interference(tuple(b for b in layout.buffers if b.packed), layout.flow, alignment=1)
+    return assemble(graph, plan.schedule, layout, layouts, in_one_arena(pack(problem, "best_fit_by_size")), plan.moves)
 
 
 def judge_mutants(seed: int, rng: random.Random, graph: Graph, plan: MemoryPlan, tally: Tally) -> None:

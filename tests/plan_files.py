@@ -23,7 +23,8 @@ from sublet.ir.text import parse, to_text
 from sublet.packing import Region
 from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint, from_json, to_json
-from sublet.planning.pipeline import Options, plan_memory
+from sublet.planning.options import Options
+from sublet.planning.pipeline import plan_memory
 from tests.exchanges import exchanging
 from tests.generate import program
 from tests.interpreter import results_match

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from sublet.ir.text import parse
 from sublet.plan.verdict import Outcome, buffers_at_peak, verdict
-from sublet.planning.pipeline import Options, plan_memory
+from sublet.planning.options import Options
+from sublet.planning.pipeline import plan_memory
 from sublet.viz.verdict import verdict_words
 
 TEXT = """

@@ -18,7 +18,8 @@ from sublet.errors import TextError
 from sublet.ir.text import parse, to_text
 from sublet.ops.verify import findings
 from sublet.plan.schedule import serial
-from sublet.planning.pipeline import Options, plan_memory
+from sublet.planning.options import Options
+from sublet.planning.pipeline import plan_memory
 
 CASES = Path(__file__).parent / "cases"
 DIVIDER = "--- expect\n"

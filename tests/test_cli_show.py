@@ -10,7 +10,8 @@ import pytest
 from sublet.base.bytesize import human
 from sublet.ir.text import parse
 from sublet.plan.file import save
-from sublet.planning.pipeline import Options, plan_memory
+from sublet.planning.options import Options
+from sublet.planning.pipeline import plan_memory
 from tests.commands import Cli
 from tests.test_plan_regions import NET
 

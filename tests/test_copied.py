@@ -10,7 +10,8 @@ from sublet.errors import PlanError
 from sublet.ir.graph import CaseOf, Value, While
 from sublet.ir.text import parse
 from sublet.planning.copied import targets
-from sublet.planning.pipeline import Options, plan_memory
+from sublet.planning.options import Options
+from sublet.planning.pipeline import plan_memory
 
 LOOP = """
 graph @loop(%x: f32[16], %y: f32[16], %xs: f32[8,16], %n: i64[]) {{

@@ -15,7 +15,8 @@ from sublet.ir.text import parse, to_text
 from sublet.ops.verify import verify
 from sublet.plan import MemoryPlan, Region, bound_to
 from sublet.plan.file import from_json, to_json
-from sublet.planning.pipeline import Options, plan_memory
+from sublet.planning.options import Options
+from sublet.planning.pipeline import plan_memory
 from tests.exchanges import exchanging
 from tests.interpreter import results_match
 from tests.plans import own_bytes

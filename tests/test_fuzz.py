@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from sublet.planning.pipeline import Options, plan_memory
+from sublet.planning.options import Options
+from sublet.planning.pipeline import plan_memory
 from tests.fuzz import Tally, one_program
 from tests.generate import program
 from tests.onnx_check import check_onnx

@@ -17,7 +17,8 @@ from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
 from sublet.plan import Jump, MemoryPlan, Rolled
 from sublet.plan.schedule import Schedule, Step, serial
-from sublet.planning.pipeline import Options, plan_memory
+from sublet.planning.options import Options
+from sublet.planning.pipeline import plan_memory
 from tests import dialect
 from tests.frontends.models import parsed
 from tests.interpreter import results_match

@@ -10,7 +10,8 @@ from sublet.analysis.streams import streamed
 from sublet.ir.text import parse
 from sublet.plan.file import fingerprint, from_json, load, save, to_json
 from sublet.plan.schedule import serial
-from sublet.planning.pipeline import Options, plan_memory
+from sublet.planning.options import Options
+from sublet.planning.pipeline import plan_memory
 
 TEXT = """
 graph @net(%x: f32[16], %flag: bool[]) {

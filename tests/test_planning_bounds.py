@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sublet.analysis import settle
+from sublet.analysis import pointers
 from sublet.checker import check_bytes
 from sublet.checker import state as states
 from sublet.ir.graph import Graph
@@ -98,7 +98,7 @@ def test_no_plan_is_longer_than_it_may_be() -> None:
     for graph in (swaps(9, [(b % 9, (b + 1) % 9) for b in range(40)]), rings(4, 5, 3), rings(64), rings(61, 59)):
         plan = plan_memory(graph)
         base = sum(2 for _ in graph.walk()) * 4 + 16
-        assert len(plan.points) <= 2 * base + settle.SHORT_ENOUGH
+        assert len(plan.points) <= 2 * base + pointers.SHORT_ENOUGH
 
 
 def test_a_hostile_plan_is_given_up() -> None:

@@ -11,7 +11,8 @@ from sublet.errors import ProblemError
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.plan.schedule import happens_before
-from sublet.planning.pipeline import Options, plan_memory
+from sublet.planning.options import Options
+from sublet.planning.pipeline import plan_memory
 
 
 def wide(nodes: int) -> Graph:

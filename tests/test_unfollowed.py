@@ -19,7 +19,8 @@ from sublet.ir.text import parse
 from sublet.packing import Problem, pack
 from sublet.plan import POINTER
 from sublet.planning import pipeline
-from sublet.planning.pipeline import Options, plan_memory
+from sublet.planning.options import Options
+from sublet.planning.pipeline import plan_memory
 from sublet.planning.unfollowed import NOT_FOLLOWED, followed, unfollowed
 from sublet.runtime.comparing import compare
 from tests import dialect

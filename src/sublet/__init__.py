@@ -19,7 +19,8 @@ from sublet.plan import MemoryPlan
 from sublet.plan.advised import Advice, Advised
 from sublet.plan.file import load, save
 from sublet.plan.verdict import Verdict, verdict
-from sublet.planning.pipeline import Options, plan_memory
+from sublet.planning.options import Options
+from sublet.planning.pipeline import plan_memory
 from sublet.runtime.backends.commands import command
 from sublet.runtime.comparing import compare
 from sublet.runtime.executable import Executable

@@ -11,7 +11,8 @@ from sublet.ir.text import to_text
 from sublet.ops.verify import verify
 from sublet.plan import MemoryPlan
 from sublet.plan.schedule import Schedule, serial
-from sublet.planning.pipeline import Options, plan_memory
+from sublet.planning.options import Options
+from sublet.planning.pipeline import plan_memory
 from tests.generate import program
 from tests.interpreter import results_match
 from tests.mutants import JUMP_MUTATIONS, MUTATIONS, mutants, tighter

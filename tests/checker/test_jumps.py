@@ -12,7 +12,8 @@ from sublet.checker import check_bytes
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.plan import Jump, MemoryPlan, Rolled
-from sublet.planning.pipeline import Options, plan_memory
+from sublet.planning.options import Options
+from sublet.planning.pipeline import plan_memory
 from tests import dialect
 from tests.generate import program
 from tests.interpreter import results_match

@@ -10,7 +10,8 @@ import sublet
 from sublet import layers, nn
 from sublet.ir.graph import Graph
 from sublet.ops.nn.command import PREFIX
-from sublet.planning.pipeline import Options, plan_memory
+from sublet.planning.options import Options
+from sublet.planning.pipeline import plan_memory
 
 
 def step(batch: int, width: int) -> Graph:

@@ -16,7 +16,7 @@ from sublet.ops.op import Share
 from sublet.plan import MemoryPlan
 from sublet.plan.file import from_json, to_json
 from sublet.plan.schedule import serial
-from sublet.planning.pipeline import Options
+from sublet.planning.options import Options
 from tests.runtime.networks import CHAIN, LOOP, PythonBackend
 
 W = np.full(16, 3, np.float32)

@@ -12,7 +12,7 @@ import pytest
 import sublet
 from sublet.errors import KernelError, RunError
 from sublet.ir.graph import Graph, Node, Value
-from sublet.planning.pipeline import Options
+from sublet.planning.options import Options
 from sublet.runtime.executable import Executable
 from sublet.runtime.joining import InTurn
 from sublet.runtime.kernel import Array, Call, Operand

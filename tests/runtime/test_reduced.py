@@ -13,7 +13,8 @@ from sublet.checker import check
 from sublet.errors import RunError
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
-from sublet.planning.pipeline import Options, plan_memory
+from sublet.planning.options import Options
+from sublet.planning.pipeline import plan_memory
 from sublet.runtime.comparing import compare
 from tests import dialect
 from tests.interpreter import results_match

@@ -15,7 +15,8 @@ from sublet.errors import PlanError, RunError
 from sublet.frontends.onnx.model import from_proto
 from sublet.plan import MemoryPlan, Stride
 from sublet.plan.file import load, save
-from sublet.planning.pipeline import Options, plan_memory
+from sublet.planning.options import Options
+from sublet.planning.pipeline import plan_memory
 from sublet.runtime.comparing import compare, equal_bits
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Call

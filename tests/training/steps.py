@@ -26,7 +26,7 @@ from sublet.passes.autodiff import gradients
 from sublet.passes.pipeline import simplify
 from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint
-from sublet.planning.pipeline import Options
+from sublet.planning.options import Options
 from sublet.planning.unfollowed import followed
 from sublet.runtime.backends.nn_reference import NnReference
 from sublet.runtime.comparing import compare

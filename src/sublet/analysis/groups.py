@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,8 @@ class Member:
 
 
 Cell = tuple[str, int, int]
+Place = tuple[int, int, Member]
+"""The bytes [begin, end) of a member, as it was put there: how it came in may be told otherwise since."""
 Order = tuple["Order", "Order"] | Value
 """Members in order, as a tree, so that joining two takes no time."""
 
@@ -53,7 +56,7 @@ class Group:
     filled: bool = False  # whether the caller puts bytes there before the run
     window: Window | None = None  # the bytes are those of another group, other ones every round
     first: Value | None = None  # the member with bytes of its own, which the others share; none in those of a whole
-    cells: dict[Cell, list[Value]] = field(default_factory=dict)
+    cells: dict[Cell, list[Place]] = field(default_factory=dict)
     levels: set[int] = field(default_factory=set)  # of the cells by bytes
 
     @property
@@ -68,8 +71,9 @@ class Group:
     def put(self, member: Member, halves: Pieces) -> None:
         """Add a member, or let it be looked up as it is now."""
         self.members[member.value] = member
+        place = (member.offset, member.offset + member.value.nbytes, member)
         for cell in _cells(member.offset, member.value.nbytes, halves):
-            self.cells.setdefault(cell, []).append(member.value)
+            self.cells.setdefault(cell, []).append(place)
             if cell[0] == "bytes":
                 self.levels.add(cell[1])
 
@@ -80,9 +84,13 @@ class Group:
         if times + sum((nbytes >> level) + 2 for level in levels) >= len(self.members):
             yield from self.members.values()
             return
-        cells = [*_times(halves), *(cell for level in levels for cell in _bytes(offset, nbytes, level))]
-        found = dict.fromkeys(value for cell in cells for value in self.cells.get(cell, ()))
-        yield from (self.members[value] for value in found)
+        last = offset + nbytes
+        seen: set[int] = set()
+        for cell in chain(_times(halves), *(_bytes(offset, nbytes, level) for level in levels)):
+            for begin, end, member in self.cells.get(cell, ()):
+                if begin < last and offset < end and id(member) not in seen:
+                    seen.add(id(member))
+                    yield member
 
     def in_order(self) -> Iterator[Member]:
         """All members, those of a group before those of one that joined it."""

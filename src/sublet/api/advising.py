@@ -19,7 +19,8 @@ from sublet.plan import MemoryPlan
 from sublet.plan.advised import Advised
 from sublet.planning.advice.ideas import ideas
 from sublet.planning.advice.tried import SECONDS, Trying, tried
-from sublet.planning.pipeline import Options, plan_memory
+from sublet.planning.options import Options
+from sublet.planning.pipeline import plan_memory
 
 
 def advise(

@@ -21,7 +21,8 @@ from sublet.ir.scratch import with_scratch
 from sublet.nn.graph import Graph as WrittenGraph
 from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint
-from sublet.planning.pipeline import Options, Progress, plan_memory
+from sublet.planning.options import Options
+from sublet.planning.pipeline import Progress, plan_memory
 from sublet.runtime.backends.commands import Commands, uses_commands
 from sublet.runtime.backends.nn_reference import NnReference
 from sublet.runtime.backends.numpy import Numpy

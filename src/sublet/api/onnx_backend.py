@@ -22,7 +22,7 @@ from sublet.errors import RunError
 from sublet.frontends.onnx.file import all_nodes, domain_of
 from sublet.frontends.onnx.model import from_proto
 from sublet.frontends.onnx.types import STRING, TensorType, read_type
-from sublet.planning.pipeline import Options
+from sublet.planning.options import Options
 from sublet.runtime.executable import Executable
 
 if TYPE_CHECKING:

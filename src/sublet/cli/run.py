@@ -31,7 +31,7 @@ from sublet.ir.graph import Value
 from sublet.ir.model import Model as Source
 from sublet.plan import MemoryPlan
 from sublet.plan.file import load, save
-from sublet.planning.pipeline import Options
+from sublet.planning.options import Options
 from sublet.runtime.comparing import compare, equal_bits, one_by_one
 from sublet.runtime.executable import Executable
 from sublet.runtime.poison import run_poisoned

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from sublet.analysis.exchange import Cycle
 from sublet.analysis.flow import Flow
 from sublet.analysis.groups import Member
-from sublet.analysis.liveness import LiveRanges, Pieces, whole_points
-from sublet.analysis.settle import Settled
+from sublet.analysis.layout import Layout
+from sublet.analysis.liveness import Pieces, whole_points
 from sublet.analysis.sharing import SharedBuffer
 from sublet.ir.graph import Graph, Value
 from sublet.packing import Bound, Problem, RegionPacking, Report, lower_bound
@@ -28,39 +27,12 @@ from sublet.plan import (
     Region,
     Storage,
     Stride,
-    bound_to,
 )
 from sublet.plan.file import fingerprint
 from sublet.plan.schedule import Schedule
 from sublet.planning.copied import targets
+from sublet.planning.layouts import Layouts
 from sublet.tensor import TensorSpec, Unplannable
-
-
-def bound_values(graph: Graph, *, io_bound: bool, weights_bound: bool) -> dict[Value, str]:
-    """The values that have memory of their own outside the arena, each with the kind of its storage."""
-    kinds: dict[Value, str] = {}
-    if weights_bound:
-        kinds |= dict.fromkeys(graph.weights, "weight")
-    if io_bound:
-        kinds |= dict.fromkeys(graph.inputs, "input")
-        kinds = dict.fromkeys((v for v in graph.outputs if v not in set(graph.weights)), "output") | kinds
-    return kinds
-
-
-def storages_of(bound: Mapping[Value, str]) -> dict[Value, Storage]:
-    """The storages of those of them that are planned."""
-    return {v: Storage(bound_to(v.name), kind, v.nbytes) for v, kind in bound.items() if v.plannable}
-
-
-def homes_of(graph: Graph, storages: Mapping[Value, Storage]) -> dict[Value, tuple[str, bool]]:
-    """For each bound value the name of its storage, and whether the network may write there."""
-    updated = set(graph.updated)
-    return {value: (s.name, s.kind == "output" or value in updated) for value, s in storages.items()}
-
-
-def always_live(ranges: LiveRanges, values: tuple[Value, ...], points: int) -> LiveRanges:
-    """`ranges` with `values` alive from the first point to the last: they serve the next run too."""
-    return replace(ranges, halves={**ranges.halves, **dict.fromkeys(values, ((0, 2 * points),))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,25 +67,21 @@ def in_several_arenas(problem: Problem, packing: RegionPacking) -> Packed:
 def assemble(
     graph: Graph,
     schedule: Schedule,
-    settled: Settled,
-    storages: Mapping[Value, Storage],
+    layout: Layout,
+    layouts: Layouts,
     packed: Packed,
-    *,
-    alignment: int,
     moves: tuple[CopiedMove, ...],
-    bound: Mapping[Value, str],
-    exchanged: tuple[Cycle, ...] = (),
 ) -> MemoryPlan:
     """The plan, from the packing of those buffers that have no home."""
-    timeline, lives = settled.flow, _lives(settled)
-    planned = [buffer for buffer in settled.buffers if buffer.packed]
-    placements = _placements(graph, settled, lives, storages, packed)
+    timeline, lives, storages = layout.flow, _lives(layout), layouts.storages
+    planned = [buffer for buffer in layout.buffers if buffer.packed]
+    placements = _placements(graph, layout, lives, storages, packed)
     kinds, sizes = _in_arena(placements, {arena.name for arena in packed.arenas})
     return MemoryPlan(
         graph=graph.name,
         fingerprint=fingerprint(graph, schedule),
         schedule=schedule,
-        alignment=alignment,
+        alignment=layouts.options.alignment,
         strategy=packed.strategy,
         arena_bytes=sum(arena.nbytes for arena in packed.arenas),
         lower_bound_bytes=packed.bound.bytes,
@@ -123,7 +91,7 @@ def assemble(
         inplace_bytes=sum(nbytes for name, nbytes in sizes.items() if kinds[name] <= {"inplace", "carry"}),
         storages=(*packed.arenas, *storages.values()),
         placements=placements,
-        outside=tuple(_outside(graph, bound)),
+        outside=tuple(_outside(graph, layouts.bound)),
         peak=_peak(planned, timeline, lives),
         points=tuple(point.planned for point in timeline.points),
         proof=packed.bound.members,
@@ -131,26 +99,26 @@ def assemble(
         moves=moves,
         stopped=packed.stopped,
         updated=tuple(value.name for value in graph.updated),
-        exchanged=exchanged,
+        exchanged=layouts.exchanged,
         nodes=tuple(Described(node.name, node.op, node.source) for node in graph.walk()),
     )
 
 
-def _lives(settled: Settled) -> dict[Value, Pieces]:
+def _lives(layout: Layout) -> dict[Value, Pieces]:
     """The ranges of points at which the bytes of an instance are needed: by it, or by a pointer that stands for it."""
-    roots = _roots(settled)
+    roots = _roots(layout)
     halves: dict[Value, Pieces] = {}
-    for instance, pieces in settled.ranges.halves.items():
+    for instance, pieces in layout.ranges.halves.items():
         root = roots.get(instance, instance)
         halves[root] = (*halves.get(root, ()), *pieces)
     return {instance: whole_points(pieces) for instance, pieces in halves.items()}
 
 
-def _roots(settled: Settled) -> dict[Value, Value]:
+def _roots(layout: Layout) -> dict[Value, Value]:
     """For each instance the one with bytes that it is, or that it stands for."""
-    aliases = dict(settled.flow.aliases)
+    aliases = dict(layout.flow.aliases)
     roots: dict[Value, Value] = {}
-    for instance in settled.flow.instances:
+    for instance in layout.flow.instances:
         root = instance
         while root in aliases:
             root = aliases[root]
@@ -171,32 +139,32 @@ def _in_arena(placements: tuple[Placement, ...], arenas: set[str]) -> tuple[dict
 
 def _placements(
     graph: Graph,
-    settled: Settled,
+    layout: Layout,
     lives: Mapping[Value, Pieces],
     storages: Mapping[Value, Storage],
     packed: Packed,
 ) -> tuple[Placement, ...]:
     """One placement an instance of a plannable value, in order of definition; one for each pointer."""
     producer = {value: node.name for node in graph.walk() for value in node.defs}
-    where = _places(settled.buffers, packed)
-    stands_for = targets(graph, settled.flow.pointers)
+    where = _places(layout.buffers, packed)
+    stands_for = targets(graph, layout.flow.pointers)
     instances: dict[Value, list[Value]] = {}
-    names = {value.name: settled.flow.instances[root].base.name for value, root in _roots(settled).items()}
-    for instance, made in settled.flow.instances.items():
-        if made.base not in settled.flow.pointers:
+    names = {value.name: layout.flow.instances[root].base.name for value, root in _roots(layout).items()}
+    for instance, made in layout.flow.instances.items():
+        if made.base not in layout.flow.pointers:
             instances.setdefault(made.base, []).append(instance)
     placements: list[Placement] = []
     for value in graph.values():
         if not isinstance(value.spec, TensorSpec):
             continue
-        if value in settled.flow.pointers:
+        if value in layout.flow.pointers:
             nowhere = Region("", 0, value.nbytes)
             told, by = stands_for[value], producer.get(value, "")
             placements.append(Placement(value.name, str(value.spec), nowhere, (), -1, POINTER, "", by, stands_for=told))
         for instance in instances.get(value, ()):
             home = storages[value].name if value in storages else packed.arenas[0].name
             member, place = where.get(instance, (Member(value, 0), _Place(home, 0, -1)))
-            contexts = tuple(settled.flow.instances[instance].contexts)
+            contexts = tuple(layout.flow.instances[instance].contexts)
             placements.append(
                 Placement(
                     value=value.name,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 
-from sublet.analysis.exchange import Cycle, followers
+from sublet.analysis.exchange import followers
 from sublet.analysis.flow import Point
-from sublet.analysis.settle import Settled
+from sublet.analysis.layout import Layout
 from sublet.analysis.windows import obstacle, windows
 from sublet.errors import PlanError
 from sublet.ir.graph import CaseOf, Graph, Value, While
 from sublet.ir.walk import assignments
 from sublet.plan import UPDATE, CopiedMove, Edge
+from sublet.planning.layouts import Layouts
+from sublet.planning.options import Options
 
 SHOWN = 20
 """Moves a message lists."""
@@ -19,29 +21,20 @@ SHOWN = 20
 Assigned = dict[Value, list[Value]]
 
 
-def copied_moves(
-    graph: Graph,
-    settled: Settled,
-    bound: Collection[Value],
-    alignment: int,
-    smallest: int,
-    *,
-    unrolled: bool,
-    exchanged: Sequence[Cycle] = (),
-) -> tuple[CopiedMove, ...]:
-    """The moves that cost bytes, each once, whatever the copies of the bodies around it.
+def copied_moves(graph: Graph, layout: Layout, layouts: Layouts) -> tuple[CopiedMove, ...]:
+    """The moves that cost bytes in one of the layouts of a graph, each once, whatever the copies of the bodies around.
 
-    `bound` values lie in memory of the caller; `unrolled` tells whether anything was allowed to share bytes at all.
-    What goes to memory that is `exchanged` is told as going to the value whose memory that will be.
+    What goes to memory that is exchanged is told as going to the value whose memory that will be.
     """
-    becomes = {other: name for name, other in followers(exchanged).items()}
+    becomes = {other: name for name, other in followers(layouts.exchanged).items()}
+    bound = layouts.storages
     assigned = _assigned(graph)
     parameters = {p: f for node in _loops(graph) for p, f in zip(node.parameters, node.finals, strict=True)}
     tied = {*bound, *(parameter for parameter, final in parameters.items() if final in bound)}
     found: dict[tuple[Edge, Value, Value], CopiedMove] = {}
     moves = [
-        *_carried(settled, assigned, tied, unrolled=unrolled),
-        *_sliced(graph, settled, alignment, smallest, unrolled=unrolled),
+        *_carried(layout, assigned, tied, layouts.options),
+        *_sliced(graph, layout, layouts.options),
     ]
     for edge, source, to, nbytes, why in moves:
         if nbytes:
@@ -92,23 +85,23 @@ def _assigned(graph: Graph) -> Assigned:
 Found = Iterator[tuple[Edge, Value, Value, int, str]]
 
 
-def _carried(settled: Settled, assigned: Assigned, bound: Collection[Value], *, unrolled: bool) -> Found:
+def _carried(layout: Layout, assigned: Assigned, bound: Collection[Value], options: Options) -> Found:
     """Carried values and results of branches that do not lie where they are needed."""
-    instances = settled.flow.instances
-    for point, source, to in settled.copies:
+    instances = layout.flow.instances
+    for point, source, to in layout.copies:
         # a pointer that may be one of several stays itself
         start, end = (instances[value].base if value in instances else value for value in (source, to))
-        if not unrolled:
+        if not options.share:
             why = "sharing is switched off"
         elif point.kind == UPDATE:
-            why = _of_update(settled, source, to)
+            why = _of_update(layout, source, to)
         elif end in bound:
             why = f"%{end.name}, or what the loop leaves in it, lies in memory of the caller"
         elif not all(value.plannable for value in assigned[end]):
             why = f"%{end.name} may also be a value that has no place in the plan"
         else:
-            why = settled.refused.get(end) or "what it would stand for changes while it is needed"
-        if start in settled.flow.pointers and start not in assigned.get(end, (start,)):  # an update has one source
+            why = layout.refused.get(end) or "what it would stand for changes while it is needed"
+        if start in layout.flow.pointers and start not in assigned.get(end, (start,)):  # an update has one source
             start = _assigner(point, start, end, assigned)
         yield point.planned.edge, start, end, to.nbytes, why
 
@@ -136,9 +129,9 @@ def _reached(value: Value, assigned: Assigned) -> set[Value]:
     return found
 
 
-def _of_update(settled: Settled, source: Value, target: Value) -> str:
+def _of_update(layout: Layout, source: Value, target: Value) -> str:
     """Why what updates a value was not born in its place."""
-    first, homes = settled.flow.points[0], {m.value: buffer.home for buffer in settled.buffers for m in buffer.members}
+    first, homes = layout.flow.points[0], {m.value: buffer.home for buffer in layout.buffers for m in buffer.members}
     if source in first.defs:
         return f"%{source.name} has a place of its own before the run"
     if source not in homes:
@@ -148,12 +141,12 @@ def _of_update(settled: Settled, source: Value, target: Value) -> str:
     return f"%{target.name} is still needed when %{source.name} is made, or %{source.name} lies in other bytes"
 
 
-def _sliced(graph: Graph, settled: Settled, alignment: int, smallest: int, *, unrolled: bool) -> Found:
+def _sliced(graph: Graph, layout: Layout, options: Options) -> Found:
     """Slices of sequences, and rows of stacked outputs, that do not lie in them in every copy of the body."""
-    lodged = {(buffer.window.value, buffer.window.whole) for buffer in settled.buffers if buffer.window}
+    lodged = {(buffer.window.value, buffer.window.whole) for buffer in layout.buffers if buffer.window}
     told: dict[tuple[str, str, Value, Value], bool] = {}
-    instances = settled.flow.instances
-    for window in settled.flow.windows:
+    instances = layout.flow.instances
+    for window in layout.flow.windows:
         part, whole = (instances[value].base for value in (window.value, window.whole))
         key = (window.loop.name, window.kind, part, whole)
         told[key] = told.get(key, True) and (window.value, window.whole) in lodged
@@ -162,8 +155,8 @@ def _sliced(graph: Graph, settled: Settled, alignment: int, smallest: int, *, un
             key = (node.name, kind, part, whole)
             if told.get(key, False):
                 continue
-            why = obstacle(part, whole, axis, alignment, smallest)
-            if not unrolled:
+            why = obstacle(part, whole, axis, options.alignment, options.smallest)
+            if not options.share:
                 why = "sharing is switched off"
             elif not why:
                 why = _otherwise_needed(kind, part, whole, pointing=key not in told)

@@ -8,7 +8,8 @@ from typing import Any
 from sublet.ir.model import Model
 from sublet.ir.recipe import LESS
 from sublet.plan import MemoryPlan
-from sublet.planning.pipeline import Options, Progress, plan_memory, schedules
+from sublet.planning.options import Options
+from sublet.planning.pipeline import Progress, plan_memory, schedules
 
 MOST_NODES = 4000
 """A larger program is planned in one order."""

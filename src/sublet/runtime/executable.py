@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sublet.analysis.settle import planned_flow
+from sublet.analysis.pointers import planned_flow
 from sublet.base.printable import printable
 from sublet.errors import PlanError, RunError
 from sublet.ir.graph import Graph, Value

@@ -14,7 +14,7 @@ from sublet.plan import MemoryPlan
 from sublet.plan.advised import Kind
 from sublet.planning.advice.halves import halves
 from sublet.planning.advice.what_ifs import as_scheduled, halved_precision, overwritten, stored_constants
-from sublet.planning.pipeline import Options
+from sublet.planning.options import Options
 
 SMALL_ALIGNMENT = 16
 MAKERS = 8

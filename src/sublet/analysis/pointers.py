@@ -1,25 +1,24 @@
-"""The layout of a program in which control flow copies as little as possible: flow, lives and buffers together.
+"""Which values are pointers, so that control flow copies as little as possible.
 
 First every value has bytes of its own, and sharing lets the ends of most moves be the same bytes. What would
-still be copied becomes a pointer, its loop is unrolled for planning, and lives and buffers are found anew, until
+still be copied becomes a pointer, its loop is unrolled for planning, and the program is laid out anew, until
 nothing changes. A pointer whose target depends on choices of earlier rounds cannot be one: it is copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import count
 
 from sublet.analysis.content import contents
 from sublet.analysis.exchange import placed
 from sublet.analysis.flow import Flow, Point, flow
 from sublet.analysis.instances import AlsoPointer, Refused, Reusable
-from sublet.analysis.interference import MAX_BUFFERS
+from sublet.analysis.layout import Layout
 from sublet.analysis.liveness import LiveRanges, liveness
 from sublet.analysis.merging import take_turns
 from sublet.analysis.order import Concurrency
-from sublet.analysis.sharing import SharedBuffer, copied, permitted
+from sublet.analysis.sharing import permitted
 from sublet.analysis.windows import windows
 from sublet.errors import PlanError
 from sublet.ir.graph import CaseOf, Graph, Value, While
@@ -30,129 +29,71 @@ from sublet.plan.schedule import Schedule
 MOST_TRIES = 8
 """So often is a program laid out with more pointers; what is still copied then is copied."""
 
-MOST_LAID_OUT = 20_000
+MOST_LAID_OUT = 12_000
 """Points after which a program is not laid out once more, and what is too dear is given up at once."""
 
 SHORT_ENOUGH = 2048
 """Points that may be laid out for any program; a longer one may become twice as long."""
 
-Live = Callable[[Flow], LiveRanges]
-Share = Callable[[Flow, LiveRanges], tuple[SharedBuffer, ...]]
-Lodges = Callable[[Value, Value, int], bool]
-"""Whether a row could be bytes of its whole, which is stacked along an axis."""
+MOST_UNROLLED = 4096
+"""Points that unrolling may add to any program."""
 
 
-NOTHING: Mapping[Value, str] = {}
+class Pointing:
+    """Chooses the pointers for one layout after another, each from what the one before still copies.
 
-
-def nowhere(row: Value, whole: Value, axis: int) -> bool:
-    """No row is bytes of its whole."""
-    return False
-
-
-@dataclass(frozen=True)
-class Settled:
-    """A flow with its lives and buffers.
-
-    copies   the moves that copy bytes all the same
-    refused  what could not be a pointer, and why as far as that was looked for
+    `plain` is the layout without pointers. The `known` values can be none, and why. The `wanted` parameters are, as
+    far as can be, whether they are copied or not.
     """
 
-    flow: Flow
-    ranges: LiveRanges
-    buffers: tuple[SharedBuffer, ...]
-    copies: tuple[tuple[Point, Value, Value], ...]
-    refused: Mapping[Value, str] = field(default_factory=dict)
+    def __init__(
+        self, graph: Graph, schedule: Schedule, plain: Layout, known: Mapping[Value, str], wanted: Collection[Value]
+    ) -> None:
+        self._graph = graph
+        self._schedule = schedule
+        self._wanted = wanted
+        self._roles = _Roles(graph)
+        outside = (*self._roles.from_outside, *graph.updated, *self._roles.outlasting_updates(graph))
+        self.refused = {**known, **dict.fromkeys(outside, "")}
+        self._reusable = _reusable(plain.flow, plain.ranges)
+        self._longest = _longest(plain.flow)
+        self._tries = 0
+        self._points = 0  # laid out so far, those included that were given up
 
-
-def settle(
-    graph: Graph,
-    schedule: Schedule,
-    live: Live,
-    share: Share,
-    fixed: frozenset[Value],
-    lodges: Lodges = nowhere,
-    refused: Mapping[Value, str] = NOTHING,
-) -> Settled:
-    """The settled layout. `fixed` values must have bytes of their own, such as outputs in memory of the caller.
-
-    `lodges` tells which rows can be bytes of their wholes. One that is also carried is, if a pointer stands for it.
-    `refused` values may be no pointers, and why.
-    """
-    known = {**dict.fromkeys(fixed, ""), **refused}
-    settled = _settle(graph, schedule, live, share, known, set())
-    carried = {parameter for node in graph.walk() if isinstance(node, While) for parameter in _rows(node, lodges)}
-    if carried and _unlodged(settled):
-        other = _settle(graph, schedule, live, share, known, carried)
-        if _moved(other) < _moved(settled):
-            return other
-    return settled
-
-
-def _rows(node: While, lodges: Lodges) -> Iterator[Value]:
-    """The parameters that are updated by rows which could be bytes of their wholes."""
-    for kind, part, whole, axis, _ in windows(node):
-        if kind == "row" and lodges(part, whole, axis):
-            yield from (to for to, update in zip(node.parameters, node.updates, strict=True) if update == part)
-
-
-def _unlodged(settled: Settled) -> dict[tuple[str, Value, Value], int]:
-    """The bytes of each slice and row that could be bytes of a whole, and is not."""
-    lodged = {(buffer.window.value, buffer.window.whole) for buffer in settled.buffers if buffer.window}
-    base = settled.flow.instances
-    return {
-        (window.kind, base[window.value].base, base[window.whole].base): window.value.nbytes
-        for window in settled.flow.windows
-        if (window.value, window.whole) not in lodged
-    }
-
-
-def _moved(settled: Settled) -> int:
-    """The bytes that are copied, each move counted once."""
-    bases = settled.flow.instances
-    once = {(str(point.kind), bases[to].base): to.nbytes for point, _, to in settled.copies}
-    return sum(once.values()) + sum(_unlodged(settled).values())
-
-
-def _settle(
-    graph: Graph, schedule: Schedule, live: Live, share: Share, known: Mapping[Value, str], carried: set[Value]
-) -> Settled:
-    """The layout, in which the `carried` parameters are pointers, as far as can be, as well as what is copied else.
-
-    The `known` values cannot be pointers.
-    """
-    current = plain = laid_out(flow(graph, schedule), live, share)
-    if not current.copies and not carried:
-        return current
-    roles, reusable, longest = _Roles(graph), _reusable(current.flow, current.ranges), _longest(current.flow)
-    best, points = None if carried else plain, len(plain.flow.points)
-    outside = (*roles.from_outside, *graph.updated, *roles.outlasting_updates(graph))
-    refused = {**known, **dict.fromkeys(outside, "")}
-    for _ in range(MOST_TRIES):
-        wanted = {roles.pointer(point, current.flow.instances[to].base) for point, _, to in current.copies} | carried
-        pointers = roles.with_finals({*current.flow.pointers, *wanted}, refused)
+    def flow(self, current: Layout) -> Flow | None:
+        """A flow with more pointers than the `current` layout has; None when that would not help, or take too long."""
+        self._points += len(current.flow.points)
+        if self._tries == MOST_TRIES or (self._tries and self._points > MOST_LAID_OUT):
+            return None
+        self._tries += 1
+        roles, bases = self._roles, current.flow.instances
+        wanted = {roles.pointer(point, bases[to].base) for point, _, to in current.copies}
+        pointers = roles.with_finals({*current.flow.pointers, *wanted, *self._wanted}, self.refused)
         if pointers == current.flow.pointers:
-            break
+            return None
         for attempt in count():
             try:
-                unrolled = flow(graph, schedule, pointers, reusable, longest)
-                break
+                return flow(self._graph, self._schedule, pointers, self._reusable, self._longest)
             except Refused as found:
-                points += found.points
-                halving = attempt < MOST_TRIES and points <= MOST_LAID_OUT
-                pointers = roles.without(found, pointers, refused, halving=halving)
-        current, points = laid_out(unrolled, live, share), points + len(unrolled.points)
-        if not current.flow.serial and sum(buffer.packed for buffer in current.buffers) > MAX_BUFFERS:
-            break
-        best = current if best is None or _moved(current) <= _moved(best) else best
-        if points > MOST_LAID_OUT:
-            break
-    return replace(best or plain, refused=refused)
+                self._points += found.points
+                halving = attempt < MOST_TRIES and self._points <= MOST_LAID_OUT
+                pointers = roles.without(found, pointers, self.refused, halving=halving)
+        raise AssertionError("unreachable")
+
+
+def carried_rows(graph: Graph, lodges: Callable[[Value, Value, int], bool]) -> Iterator[Value]:
+    """The parameters that are updated by rows which could be bytes of their wholes: (row, whole, axis) `lodges`."""
+    for node in graph.walk():
+        if isinstance(node, While):
+            for kind, part, whole, axis, _ in windows(node):
+                if kind == "row" and lodges(part, whole, axis):
+                    ends = zip(node.parameters, node.updates, strict=True)
+                    yield from (parameter for parameter, update in ends if update == part)
 
 
 def _longest(base: Flow) -> int:
     """How many points may be laid out for a program that has so many when nothing is unrolled."""
-    return 2 * len(base.points) + SHORT_ENOUGH
+    return len(base.points) + min(len(base.points) + SHORT_ENOUGH, MOST_UNROLLED)
 
 
 def planned_flow(graph: Graph, plan: MemoryPlan) -> Flow:
@@ -194,13 +135,6 @@ def _reusable(base: Flow, ranges: LiveRanges) -> Reusable:
         )
 
     return reusable
-
-
-def laid_out(timeline: Flow, live: Live, share: Share) -> Settled:
-    """A flow with its lives and buffers."""
-    ranges = live(timeline)
-    buffers = share(timeline, ranges)
-    return Settled(timeline, ranges, buffers, tuple(copied(timeline, buffers)))
 
 
 class _Roles:

@@ -1,0 +1,48 @@
+"""A flow with its lives and buffers: what a program needs when it runs in one order with some pointers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from sublet.analysis.flow import Flow, Point
+from sublet.analysis.liveness import LiveRanges
+from sublet.analysis.sharing import SharedBuffer, copied
+from sublet.ir.graph import Value
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A flow with its lives and buffers.
+
+    refused  what could not be a pointer, and why as far as that was looked for
+    """
+
+    flow: Flow
+    ranges: LiveRanges
+    buffers: tuple[SharedBuffer, ...]
+    refused: Mapping[Value, str] = field(default_factory=dict)
+
+    @cached_property
+    def copies(self) -> tuple[tuple[Point, Value, Value], ...]:
+        """The moves that copy bytes all the same: (point, source, destination)."""
+        return tuple(copied(self.flow, self.buffers))
+
+    @cached_property
+    def moved(self) -> int:
+        """The bytes that are copied, each move of the program counted once; slices and rows too."""
+        bases = self.flow.instances
+        once = {(point.kind, bases[to].base): to.nbytes for point, _, to in self.copies}
+        return sum(once.values()) + sum(self.unlodged.values())
+
+    @cached_property
+    def unlodged(self) -> Mapping[tuple[str, Value, Value], int]:
+        """The bytes of each slice and row that could be bytes of a whole, and is not."""
+        lodged = {(buffer.window.value, buffer.window.whole) for buffer in self.buffers if buffer.window}
+        base = self.flow.instances
+        return {
+            (window.kind, base[window.value].base, base[window.whole].base): window.value.nbytes
+            for window in self.flow.windows
+            if (window.value, window.whole) not in lodged
+        }
