@@ -16,7 +16,7 @@ import numpy as np
 
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops.op import lookup
-from sublet.plan import POINTER, Context, MemoryPlan, Placement, Region, bound_to
+from sublet.plan import OPEN, POINTER, Context, MemoryPlan, Placement, Region, bound_to
 from sublet.plan.schedule import Schedule, happens_before, serial
 from sublet.runtime.moves import round_limit
 from sublet.tensor import TensorSpec
@@ -192,6 +192,7 @@ class PlannedBytes:
         self.round: dict[str, int] = {}
         self.ways: dict[str, int] = {}
         self.rolled = {(record.loop, record.within): record for record in plan.rolled}
+        self.heads = dict(_heads(graph, plan))
         self.placed: dict[str, list[Placement]] = {}
         for placement in plan.placements:
             self.placed.setdefault(placement.value, []).append(placement)
@@ -262,6 +263,7 @@ class PlannedBytes:
         self.round[loop] = number
         if (loop, self.context) in self.rolled:
             self.context = (*self.context, (loop, self.copy[-1]))
+            self.pointed |= self.heads.get(self.context, {})
 
     def end_round(self, loop: str) -> None:
         """Decide which copy comes next."""
@@ -348,6 +350,20 @@ class PlannedBytes:
                 if low < high:
                     content[low:high] = self.rng.randbytes(high - low)
         return bytes(content)
+
+
+def _heads(graph: Graph, plan: MemoryPlan) -> Iterator[tuple[Context, Mapping[str, Region]]]:
+    """Where the plan says that pointers begin each copy of a body, in every round and every run."""
+    pointers = {placement.value for placement in plan.placements if placement.how == POINTER}
+    loops = {node.name: node for node in graph.walk() if isinstance(node, While)}
+    for record in plan.rolled:
+        own = [value.name for value in loops[record.loop].parameters if value.name in pointers]
+        for copy, heads in enumerate(record.heads):
+            places = [
+                (name, plan.placements[number]) for name, number in zip(own, heads, strict=True) if number != OPEN
+            ]
+            context = (*record.within, (record.loop, copy))
+            yield context, {name: place.region for name, place in places if not place.strides}
 
 
 class _Run:

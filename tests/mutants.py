@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops.op import lookup
-from sublet.plan import ARENA, POINTER, Jump, MemoryPlan, Placement, Rolled
+from sublet.plan import ARENA, OPEN, POINTER, Jump, MemoryPlan, Placement, Rolled
 from sublet.plan.schedule import Schedule, Step
 from tests.plans import moved, with_arena
 
@@ -191,6 +192,21 @@ def _way_changed(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
     return _with_jumps(rng, plan, change)
 
 
+def _head_elsewhere(rng: random.Random, plan: MemoryPlan) -> MemoryPlan | None:
+    """A pointer begins a copy of a body at another placement, or it is left to the run where."""
+    heads = [(i, copy, j) for i, record in enumerate(plan.rolled) for copy, several in enumerate(record.heads)
+             for j in range(len(several))]  # fmt: skip
+    if not heads:
+        return None
+    i, copy, j = rng.choice(heads)
+    record = plan.rolled[i]
+    several, number = record.heads[copy], record.heads[copy][j]
+    others = {OPEN, *chain.from_iterable(record.heads), rng.randrange(len(plan.placements))} - {number}
+    changed = (*several[:j], rng.choice(sorted(others)), *several[j + 1 :])
+    rolled = replace(record, heads=(*record.heads[:copy], changed, *record.heads[copy + 1 :]))
+    return replace(plan, rolled=(*plan.rolled[:i], rolled, *plan.rolled[i + 1 :]))
+
+
 def _moving(plan: MemoryPlan) -> list[int]:
     """The placements that move from round to round."""
     return [i for i, placement in enumerate(plan.placements) if placement.strides and placement.region.nbytes]
@@ -330,6 +346,7 @@ MUTATIONS: dict[str, Mutation] = {
     "copies exchanged": _copies_exchanged,
     "copies reordered": _copies_in_another_order,
     **JUMP_MUTATIONS,
+    "head elsewhere": _head_elsewhere,
     "stride changed": _stride_changed,
     "step too far": _step_too_far,
     "into a step": _into_a_step,

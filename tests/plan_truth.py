@@ -13,7 +13,7 @@ from typing import Any
 
 from sublet.ir.graph import CaseOf, Graph, While
 from sublet.ops.op import lookup
-from sublet.plan import POINTER, MemoryPlan, Placement
+from sublet.plan import OPEN, POINTER, MemoryPlan, Placement
 
 Key = tuple[str, frozenset[Any]]
 
@@ -23,6 +23,7 @@ def lies(graph: Graph, plan: MemoryPlan, was: MemoryPlan) -> list[str]:
     found = [name for name, one in _told(plan).items() if one != _told(was)[name]]
     found += _lives(plan, was)
     found += [f"sum {name}" for name, one in _sums(plan).items() if getattr(plan, name) != one]
+    found += _heads(plan, was)
     found += [f"how of {place.value}" for place in plan.placements if not _shared(graph, plan, place)]
     return [*found, *_bound(plan, was)]
 
@@ -44,6 +45,20 @@ def _lives(plan: MemoryPlan, was: MemoryPlan) -> Iterator[str]:
         kept = place.value in pointed and all(point > first for point in more)
         if not before.get(_key(plan, place), set()) <= _points(place) or (more and not kept):
             yield f"live of {place.value}"
+
+
+def _heads(plan: MemoryPlan, was: MemoryPlan) -> Iterator[str]:
+    """Pointers begin each copy where they did, or it is left to the run to tell."""
+    before = {(record.loop, record.within): record.heads for record in was.rolled}
+    for record in plan.rolled:
+        for heads, known in zip(record.heads, before[record.loop, record.within], strict=True):
+            for number, one in zip(heads, known, strict=True):
+                if number != OPEN and (one == OPEN or _at(plan, number) != _at(was, one)):
+                    yield f"heads of {record.loop}"
+
+
+def _at(plan: MemoryPlan, number: int) -> Key:
+    return _key(plan, plan.placements[number])
 
 
 def _points(place: Placement) -> set[int]:
@@ -73,7 +88,7 @@ def _told(plan: MemoryPlan) -> dict[str, Any]:
         "exchanged": sorted(tuple(min(cycle[i:] + cycle[:i] for i in range(len(cycle)))) for cycle in plan.exchanged),
         "rolled": (rolled, len(plan.rolled)),
         "outside": (frozenset(plan.outside), len(plan.outside)),
-        "peak": (plan.peak.point, plan.peak.node, plan.peak.nbytes, sorted(plan.peak.values)),
+        "peak": (plan.peak.point, plan.peak.nbytes, sorted(plan.peak.values)),
         "moves": sorted((str(m.edge), m.source, m.destination, m.nbytes) for m in plan.moves),
         "buffers": frozenset(_groups(plan).values()),
         "placed": {

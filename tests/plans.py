@@ -52,7 +52,7 @@ def plan_at(
             for value in values.values()
             if isinstance(value.spec, Unplannable)
         ),
-        peak=Peak(0, "", 0, ()),
+        peak=Peak(0, 0, ()),
         points=(),
         updated=tuple(value.name for value in graph.updated),
     )

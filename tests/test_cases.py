@@ -65,7 +65,7 @@ def shared(text: str) -> str:
 
 def planned(text: str) -> str:
     made = plan_memory(parse(text, "case"), Options(alignment=4))
-    lines = [f"arena {made.arena_bytes} bound {made.lower_bound_bytes} total {made.total_bytes} peak {made.peak.node}"]
+    lines = [f"arena {made.arena_bytes} bound {made.lower_bound_bytes} total {made.total_bytes} peak {made.at_peak}"]
     for place in made.placements:
         region = place.region
         lines.append(

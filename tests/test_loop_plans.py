@@ -15,7 +15,7 @@ from sublet.checker import check, check_bytes
 from sublet.frontends.onnx.model import from_proto
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
-from sublet.plan import Jump, MemoryPlan, Rolled
+from sublet.plan import OPEN, Jump, MemoryPlan, Rolled
 from sublet.plan.schedule import Schedule, Step, serial
 from sublet.planning.options import Options
 from sublet.planning.pipeline import plan_memory
@@ -448,7 +448,12 @@ def test_what_a_branch_before_the_loop_chose_stays_chosen() -> None:
     plan = plan_memory(graph)
     ways = [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 2), (2, 0, 2), (2, 1, 1)]
     jumps = tuple(Jump(copy, (("second", way),), after) for copy, way, after in ways)
-    assert plan.rolled == (Rolled("loop", (), 0, 3, jumps),)
+    [record] = plan.rolled
+    assert replace(record, heads=()) == Rolled("loop", (), 0, 3, jumps)
+    [before], [one], [other] = record.heads
+    assert before == OPEN
+    assert [plan.placements[number].value for number in (one, other)] == ["m", "m"]
+    assert one != other
     assert plan.moves == ()
     assert results_match(graph, plan.schedule, plan, random.Random(1), 20)
 

@@ -116,7 +116,7 @@ def test_the_stretch_around_a_peak_needs_less() -> None:
     wide = b.op("Relu", b.conv(x, 64, 1))
     model = from_proto(b.model(y=b.conv(b.pool("MaxPool", wide, 2, 2), 4, 1)))
     plan = sublet.plan_memory(model)
-    found = list(halves(model.graph, plan.peak.node))
+    found = list(halves(model.graph, plan.at_peak.node))
     assert found
     best = min(sublet.plan_memory(each.graph).arena_bytes for each in found)
     assert best < 0.7 * plan.arena_bytes

@@ -8,7 +8,7 @@ import pytest
 
 from sublet.checker import check_bytes
 from sublet.ir.text import parse
-from sublet.plan import MemoryPlan, Rolled, Stride
+from sublet.plan import OPEN, MemoryPlan, Rolled, Stride
 from sublet.plan.schedule import Schedule, Step, serial
 from tests import dialect
 from tests.plans import plan_at
@@ -107,6 +107,10 @@ def test_a_sequence_keeps_its_bytes_for_the_slices() -> None:
     assert "reads %s at arena[8, 32)" in messages({**PLACES, "i": 24}, MOVING)
 
 
+LATER = Rolled("loop", (), 1, 1, heads=((OPEN,), (OPEN,)))
+"""Only the run knows what the pointer stands for, in the first round and in all others."""
+
+
 def pointing(update: str, rolled: tuple[Rolled, ...] = ()) -> str:
     """What is wrong when %p and %f are pointers, which stand for what the update is."""
     graph = parse(text(update=update))
@@ -122,11 +126,11 @@ def pointing(update: str, rolled: tuple[Rolled, ...] = ()) -> str:
 
 def test_a_slice_is_gone_in_the_next_round() -> None:
     """A pointer to it would stand for another one every round; the parameter gets a copy or nothing."""
-    assert "lets %p stand for %e, which moves from round to round" in pointing("%e", (Rolled("loop", (), 1, 1),))
+    assert "lets %p stand for %e, which moves from round to round" in pointing("%e", (LATER,))
 
 
 def test_a_row_is_there_in_the_next_round() -> None:
-    assert pointing("%u", (Rolled("loop", (), 1, 1),)) == ""
+    assert pointing("%u", (LATER,)) == ""
     assert "[bad-jumps]" in pointing("%u")
 
 

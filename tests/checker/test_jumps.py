@@ -57,7 +57,7 @@ JUMPS = (
 
 
 def jumping(*jumps: Jump) -> MemoryPlan:
-    return replace(PLAN, rolled=(Rolled("loop", (), 0, 3, jumps),))
+    return replace(PLAN, rolled=(replace(PLAN.rolled[0], jumps=jumps),))
 
 
 def found(plan: MemoryPlan) -> list[str]:
@@ -110,7 +110,7 @@ def test_a_pointer_that_changes_without_copies() -> None:
     }
     """)
     plan = plan_memory(graph, Options(alignment=1))
-    assert plan.rolled == (Rolled("loop", (), 1, 1),)
+    assert replace(plan.rolled[0], heads=()) == Rolled("loop", (), 1, 1)
     says = {str(finding).partition("[")[0] for finding in check_bytes(graph, plan.schedule, replace(plan, rolled=()))}
     assert "loop loop: begins copy 0 of its body with %y at arena" in says
 

@@ -152,8 +152,8 @@ def test_a_run_that_fails_exchanges_nothing(graph: Graph, error: type[BaseExcept
 
 def test_what_is_interrupted_while_memory_changes_hands_is_uncertain() -> None:
     executable = sublet.compile(SWAP, backend="reference", weights=weights(SWAP))
-    count = len(executable.flow.points)
-    left = left_by(executable.graph, executable.plan, executable.flow, Span(count, count + 1))
+    count = len(executable.moments)
+    left = left_by(executable.graph, executable.plan, executable.moments, Span(count, count + 1))
     assert [value.name for value in left.uncertain] == ["w", "v"]
 
 

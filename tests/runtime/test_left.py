@@ -139,7 +139,7 @@ def test_what_is_said_of_a_failed_run_is_true(graph: Graph, options: Options, er
 
 def what_it_left(executable: Executable) -> Left:
     assert executable._program is not None
-    return left_by(executable.graph, executable.plan, executable.flow, executable._program.failed)
+    return left_by(executable.graph, executable.plan, executable.moments, executable._program.failed)
 
 
 def goes_on(executable: Executable, left: Left, feeds: Mapping[str, Any]) -> None:

@@ -247,11 +247,11 @@ def test_where_a_slice_lies_in_each_round() -> None:
     """Whoever watches a run finds in it what the sequence has there."""
     planned = compile(scan(taken="scan_input_directions = [1],"), backend="reference", options=IN_PLACE)
     feeds = feeds_for(list(planned.inputs), {"a0": [16], "b": [16], "xs": [9, 16]})
-    [x] = [instance for instance, made in planned.flow.instances.items() if made.base.name == "x"]
+    [x] = [value for value in planned.graph.values() if value.name == "x"]
     seen: list[bytes] = []
 
     def watch(index: int, action: Call) -> Call:
-        if planned.flow.points[index].kind != "next":
+        if planned.moments[index].kind != "next":
             return action
 
         def look() -> None:

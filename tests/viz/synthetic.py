@@ -42,7 +42,7 @@ def plan_of(
         storages=(Storage(ARENA, "arena", arena), *storages),
         placements=tuple(placements),
         outside=outside,
-        peak=peak or Peak(0, points[0] if points else "", arena, ()),
+        peak=peak or Peak(0, arena, ()),
         points=tuple(Point(RUN, name) for name in points),
     )
 
@@ -64,7 +64,7 @@ def small_plan() -> MemoryPlan:
     return plan_of(
         placements,
         points,
-        peak=Peak(1, "conv1", 6 * kib, ("image", "x", "twice")),
+        peak=Peak(1, 6 * kib, ("image", "x", "twice")),
         storages=(Storage("w", "weight", 256),),
     )
 
@@ -138,4 +138,4 @@ def with_peak(plan: MemoryPlan) -> MemoryPlan:
     curve = rectangles(plan).curve
     point, nbytes = max(curve, key=lambda step: (step[1], -step[0]))
     values = tuple(place.value for place in plan.placements if place.begin <= point < place.end)
-    return replace(plan, peak=Peak(point, str(plan.points[point]), nbytes, values), lower_bound_bytes=nbytes)
+    return replace(plan, peak=Peak(point, nbytes, values), lower_bound_bytes=nbytes)

@@ -91,7 +91,7 @@ def test_the_peak_is_marked_in_its_column_above_the_map_and_in_the_sparkline() -
     lines = printed(picture, 110, 30, "truecolor").splitlines()
     column = 10 + (2 * plan.peak.point + 1) * 100 // 600
     assert Text.from_ansi(lines[0]).plain[column] == "▼"
-    assert plan.peak.node in lines[0]
+    assert plan.at_peak.node in lines[0]
     spark = Text.from_ansi(lines[-2])
     [marked] = [span for span in spark.spans if span.style and "#f0508c" in str(span.style)]
     assert (marked.start, marked.end) == (column, column + 1)
@@ -99,7 +99,7 @@ def test_the_peak_is_marked_in_its_column_above_the_map_and_in_the_sparkline() -
 
 def test_a_peak_at_the_end_is_told_left_of_its_mark() -> None:
     plan = small_plan()
-    late = replace(plan, peak=replace(plan.peak, point=6, node="softmax"))
+    late = replace(plan, peak=replace(plan.peak, point=6))
     assert "peak 6 KiB at softmax ▼" in printed(rectangles(late), 80, 24)
 
 

@@ -1,25 +1,17 @@
-"""Updates that exchange memory: `update %w = %v, %v = %w` moves no byte where both weights lie in memory of their own.
-
-Such memory need not hold the same value in every run. In a *cycle* (w, v, u) of values, w gets after a run the memory
-that v had, v that of u, u that of w. An update then goes to the memory that its target will have: the program is
-planned and run with the updates of `placed`, and when it has ended the storages take each other's names.
-"""
+"""Which updated values exchange their memory, so that their updates move no byte: see `plan.exchange`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping
 from math import lcm
 
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.walk import makers
 from sublet.ops import lookup
+from sublet.plan.exchange import Cycle
 
 MOST_TURNS = 6
 """After at most so many runs all memory has its first names again: a program is bound for each run until then."""
-
-Cycle = tuple[str, ...]
-"""Names of updated values. Each gets after a run the memory that the next had, the last that of the first."""
 
 
 def cycles(graph: Graph, bound: Collection[Value]) -> tuple[Cycle, ...]:
@@ -34,18 +26,6 @@ def cycles(graph: Graph, bound: Collection[Value]) -> tuple[Cycle, ...]:
             turns = lcm(turns, len(cycle))
             kept.append(tuple(value.name for value in cycle))
     return tuple(kept)
-
-
-def followers(found: Sequence[Cycle]) -> dict[str, str]:
-    """For each value of the cycles the one whose memory it gets."""
-    return {name: other for cycle in found for name, other in zip(cycle, (*cycle[1:], cycle[0]), strict=True)}
-
-
-def placed(graph: Graph, found: Sequence[Cycle]) -> Graph:
-    """The graph with each update going to the value whose memory its target gets."""
-    gets = followers(found)
-    sources = {gets.get(target.name, target.name): source for target, source in graph.updates}
-    return replace(graph, updates=tuple((value, sources[value.name]) for value in graph.updated))
 
 
 def _becomes(graph: Graph, bound: Collection[Value]) -> Mapping[Value, Value]:

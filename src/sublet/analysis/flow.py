@@ -26,8 +26,9 @@ from dataclasses import dataclass, field, replace
 
 from sublet.analysis.instances import AlsoPointer, Candidates, Instance, Instances, Refused, Reusable, Unrollable, never
 from sublet.analysis.unroll import Copies, Way
-from sublet.analysis.windows import Window, windows
+from sublet.analysis.windows import Window
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ir.walk import steps
 from sublet.plan import Context, Edge, Rolled
 from sublet.plan import Point as PlanPoint
 from sublet.plan.schedule import Schedule, happens_before
@@ -87,6 +88,7 @@ class Flow:
     ways       for each alias the loop or branch that it comes out of, and by which of its ends; for one of a
                parameter the loop, and in which copy of its body
     rolled     the unrolled loops
+    heads      of each of these what its pointers are when each copy begins; None for one of several instances
     counterparts   (first, later): what a parameter stands for in a copy that runs once, and in the copy of the
                ring that would run in its place: if both are the same bytes, the copies are alike
     windows    slices and rows that are bytes of wholes which lie in one place each
@@ -100,6 +102,7 @@ class Flow:
     aliases: tuple[tuple[Value, Value], ...] = ()
     ways: Mapping[Value, Way] = field(default_factory=dict)
     rolled: tuple[Rolled, ...] = ()
+    heads: tuple[tuple[tuple[Value | None, ...], ...], ...] = ()
     pointers: frozenset[Value] = frozenset()
     counterparts: tuple[tuple[Value, Value], ...] = ()
     windows: tuple[Window, ...] = ()
@@ -144,6 +147,7 @@ class _Builder:
         self.ways: dict[Value, Way] = {}
         self.active: list[Copies] = []
         self.rolled: list[Rolled] = []
+        self.heads: list[tuple[tuple[Value | None, ...], ...]] = []
         self.counterparts: list[tuple[Value, Value]] = []
         self.windows: dict[tuple[str, Value, Value], Window] = {}
         self.pointed: dict[Value, set[Edge]] = {}
@@ -162,6 +166,7 @@ class _Builder:
             (*self.now.aliases.items(), *self.now.heads.items()),
             self.ways,
             tuple(self.rolled),
+            tuple(self.heads),
             self.now.pointers,
             tuple(self.counterparts),
             tuple(self.windows.values()),
@@ -322,6 +327,7 @@ class _Builder:
         if rolled is not None:
             self.points[enter] = replace(self.points[enter], forgotten=tuple(copies.written))
             self.rolled.append(rolled)
+            self.heads.append(tuple(copies.begun()))
             self.counterparts += copies.counterparts()
         self.leave(node, copies, checks, stacked)
 
@@ -338,7 +344,7 @@ class _Builder:
         self.nodes(node.body, schedule, level, node.check, len(schedule.steps), path)
         self.path = path
         following = self.move("next", node, node.updates, node.parameters, uses=(*node.rows, *stacked))
-        for kind, part, whole, axis, backwards in windows(node):
+        for kind, part, whole, axis, backwards in steps(node):
             if self.now.pointers.isdisjoint((part, whole)):
                 value, place = self.now.operand(part), self.now.operand(whole)
                 known = self.windows.get((kind, value, place))

@@ -14,8 +14,9 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from sublet.analysis.liveness import Pieces, merge
+from sublet.analysis.liveness import Pieces
 from sublet.analysis.windows import Window
+from sublet.base.ranges import merge
 from sublet.ir.graph import Value
 
 SHORT = 6

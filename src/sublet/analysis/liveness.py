@@ -10,12 +10,12 @@ that "read for the last time" and "written for the first time" at one point can 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from sublet.analysis.flow import Flow
+from sublet.base.ranges import merge
 from sublet.ir.graph import Value
 
 Pieces = tuple[tuple[int, int], ...]
@@ -39,17 +39,6 @@ class LiveRanges:
 def whole_points(halves: Pieces) -> Pieces:
     """Ranges of half points, widened to the points they touch and merged."""
     return merge((begin // 2, (end + 1) // 2) for begin, end in halves)
-
-
-def merge(pieces: Iterable[tuple[int, int]]) -> Pieces:
-    """Sorted, disjoint, non-adjacent ranges that cover the same times."""
-    merged: list[tuple[int, int]] = []
-    for begin, end in sorted(pieces):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((begin, end))
-    return tuple(merged)
 
 
 def liveness(flow: Flow) -> LiveRanges:

@@ -11,19 +11,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import count
 
 from sublet.analysis.content import contents
-from sublet.analysis.exchange import placed
 from sublet.analysis.flow import Flow, Point, flow
 from sublet.analysis.instances import AlsoPointer, Refused, Reusable
 from sublet.analysis.layout import Layout
-from sublet.analysis.liveness import LiveRanges, liveness
+from sublet.analysis.liveness import LiveRanges
 from sublet.analysis.merging import take_turns
 from sublet.analysis.order import Concurrency
 from sublet.analysis.sharing import permitted
-from sublet.analysis.windows import windows
-from sublet.errors import PlanError
 from sublet.ir.graph import CaseOf, Graph, Value, While
-from sublet.ir.walk import assignments
-from sublet.plan import POINTER, MemoryPlan
+from sublet.ir.walk import assignments, steps
 from sublet.plan.schedule import Schedule
 
 MOST_TRIES = 8
@@ -85,7 +81,7 @@ def carried_rows(graph: Graph, lodges: Callable[[Value, Value, int], bool]) -> I
     """The parameters that are updated by rows which could be bytes of their wholes: (row, whole, axis) `lodges`."""
     for node in graph.walk():
         if isinstance(node, While):
-            for kind, part, whole, axis, _ in windows(node):
+            for kind, part, whole, axis, _ in steps(node):
                 if kind == "row" and lodges(part, whole, axis):
                     ends = zip(node.parameters, node.updates, strict=True)
                     yield from (parameter for parameter, update in ends if update == part)
@@ -94,25 +90,6 @@ def carried_rows(graph: Graph, lodges: Callable[[Value, Value, int], bool]) -> I
 def _longest(base: Flow) -> int:
     """How many points may be laid out for a program that has so many when nothing is unrolled."""
     return len(base.points) + min(len(base.points) + SHORT_ENOUGH, MOST_UNROLLED)
-
-
-def planned_flow(graph: Graph, plan: MemoryPlan) -> Flow:
-    """The flow that a plan was made for. Raises PlanError when the plan's pointers do not make one."""
-    names = {placement.value for placement in plan.placements if placement.how == POINTER}
-    pointers = frozenset(value for value in graph.values() if value.name in names)
-    graph = placed(graph, plan.exchanged)
-    base = flow(graph, plan.schedule)
-    if not pointers:
-        return base
-    try:
-        found = flow(graph, plan.schedule, pointers, _reusable(base, liveness(base)), _longest(base))
-    except Refused as error:
-        raise PlanError(
-            f"the plan of {plan.graph!r} lets {error} stand for other values: plan the model again"
-        ) from None
-    if found.rolled != plan.rolled:
-        raise PlanError(f"the plan of {plan.graph!r} unrolls its loops in another way: plan the model again")
-    return found
 
 
 def _reusable(base: Flow, ranges: LiveRanges) -> Reusable:

@@ -137,6 +137,11 @@ class Copies:
             return plain
         return Rolled(self._node.name, self._outer, 0, copies, tuple(jumps))
 
+    def begun(self) -> Iterator[tuple[Value | None, ...]]:
+        """What the pointers are when each copy begins: an instance with bytes, or None for one of several."""
+        for state in self._states:
+            yield tuple(self._now.root(several[0]) if len(several) == 1 else None for several in state)
+
     def recall(self, number: int) -> None:
         """Let the parameters be what they are in a copy."""
         context = (*self._outer, (self._node.name, number))

@@ -10,7 +10,6 @@ and the output of the loop for the row of the last round [an LSTM's h].
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sublet.ir.graph import Value, While
@@ -56,15 +55,6 @@ class Window:
     def holds(self, pieces: tuple[tuple[int, int], ...]) -> bool:
         """Whether a value that lives in these half points lives within one round."""
         return all(any(first < begin and end <= last for first, last in self.spans) for begin, end in pieces)
-
-
-def windows(loop: While) -> Iterator[tuple[str, Value, Value, int, bool]]:
-    """What could be a window, in the words of the program: (kind, part, whole, axis, whether from the far end)."""
-    for details in zip(loop.slices, loop.sequences, loop.slice_axes, loop.slice_reversed, strict=True):
-        yield "slice", *details
-    for part, whole, axis, backwards in zip(loop.rows, loop.stacked, loop.row_axes, loop.row_reversed, strict=True):
-        if whole is not None:
-            yield "row", part, whole, axis, backwards
 
 
 def obstacle(part: Value, whole: Value, axis: int, alignment: int, smallest: int) -> str:

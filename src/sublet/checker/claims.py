@@ -4,7 +4,7 @@ The replay proves that a plan runs right; this proves that it tells the truth ab
 has passed the replay. A claim ends up proven, or false, which is a finding, or unproven, which is said.
 
 Rules: false-bound, false-buffer, false-sharing, false-live, false-peak, false-points, false-sum, false-moves,
-false-targets, false-name, bad-copies.
+false-targets, false-heads, false-name, bad-copies.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from itertools import pairwise
 from sublet.checker.blocks import blocks, check_apart, check_groups
 from sublet.checker.bound import Standing, check_bound
 from sublet.checker.copies import check_moves, check_targets
+from sublet.checker.heads import asked, check_heads
 from sublet.checker.kinship import ties
 from sublet.checker.lives import Ranges, conceivable, needed, union, within, written
 from sublet.checker.timeline import TooLongError, timeline
@@ -62,13 +63,14 @@ def check_claims(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> Claims:
         found.findings.append(Finding("false-points", "the plan", "lists other points than the program has"))
         return found
     try:
-        walk = Walk(points, places)
+        walk = Walk(points, places, asked(points, plan))
     except TooManyStatesError:
         why = "pointers can be in too many states"
-        found.unproven.update(dict.fromkeys(("live", "buffers", "lower_bound_bytes", "moves"), why))
+        found.unproven.update(dict.fromkeys(("live", "buffers", "lower_bound_bytes", "moves", "rolled"), why))
         return found
     found.findings += _copies(plan, walk)
     found.findings += check_targets(graph, plan)
+    found.findings += check_heads(plan, walk)
     found.findings += check_moves(plan, walk)
     _check_lives(graph, plan, walk, found)
     return found
@@ -259,9 +261,9 @@ def _peak(plan: MemoryPlan, live: Mapping[int, Ranges], known: Mapping[int, obje
         if place.buffer >= 0 and not place.strides and any(begin <= at < end for begin, end in place.live)
     }
     peak = plan.peak
-    if (peak.point, peak.node, peak.nbytes) != (at, str(plan.points[at]), best):
-        what = f"is said to be {peak.nbytes} bytes at point {peak.point}, {peak.node!r}"
-        yield Finding("false-peak", "the peak", f"{what}, but is {best} at point {at}, {str(plan.points[at])!r}")
+    if (peak.point, peak.nbytes) != (at, best):
+        what = f"is said to be {peak.nbytes} bytes at point {peak.point}, but is {best} at point {at}"
+        yield Finding("false-peak", "the peak", f"{what}, {str(plan.points[at])!r}")
     elif set(peak.values) != alive or len(peak.values) != len(alive):
         yield Finding("false-peak", "the peak", "names other values than are alive there")
 

@@ -2,7 +2,7 @@
 
 Rules: unknown-value, outside-placed, duplicate-placement, unplaced-value, wrong-spec, wrong-size,
 misaligned, bad-alignment, duplicate-storage, storage-kind, unknown-storage, out-of-storage,
-bound-storage, arena-size, initial-overlap, illegal-graph, outside-untold, updates-untold, bad-copies.
+bound-storage, arena-size, initial-overlap, illegal-graph, outside-untold, updates-untold, bad-copies, false-heads.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from sublet.checker.cells import Cells, Strides
+from sublet.checker.heads import Told, told_heads
 from sublet.errors import Finding
 from sublet.ir.graph import CaseOf, Graph, Value, While
 from sublet.plan import ARENA, OPEN, POINTER, Context, MemoryPlan, Placement, Region, Rolled, Storage, bound_to
@@ -36,6 +37,7 @@ class Layout:
     turning: Mapping[str, Mapping[Context, Region]]
     pointers: frozenset[str]
     rolled: Mapping[tuple[str, Context], Rolled]
+    heads: Told
     updated: frozenset[str]
     cells: Cells
     context: Context = ()
@@ -109,8 +111,9 @@ def lay_out(graph: Graph, plan: MemoryPlan) -> tuple[Layout, list[Finding]]:
             findings.append(Finding("unplaced-value", f"value {value}", f"{value.spec} has no placement", fix))
     rolled = {(record.loop, record.within): record for record in plan.rolled}
     updated = frozenset(bound_to(value.name) for value in graph.updated)
-    layout = Layout(regions, storages, turning, frozenset(pointers), rolled, updated, strides.cells)
-    return layout, [*findings, *_bound(graph, layout), *_initial_overlaps(graph, layout)]
+    heads, senseless = told_heads(graph, plan)
+    layout = Layout(regions, storages, turning, frozenset(pointers), rolled, heads, updated, strides.cells)
+    return layout, [*findings, *senseless, *_bound(graph, layout), *_initial_overlaps(graph, layout)]
 
 
 class _Contexts:

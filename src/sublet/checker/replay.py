@@ -8,8 +8,8 @@ round before. So a node is run at most a few times for each loop around it, and 
 Invariant: the memory at the head of a round holds no token of the body, see `state`. Parameters with bytes of their
 own are written anew by entry and back edge, so their regions hold them.
 
-Rules: clobbered (other bytes lie where a value is read), undefined (nothing known lies there),
-output-lost, weight-clobbered, update-lost, too-many-states, bad-jumps; and those of `overlaps`, in each copy.
+Rules: clobbered (other bytes lie where a value is read), undefined (nothing known lies there), output-lost,
+weight-clobbered, update-lost, too-many-states, bad-jumps, false-heads; and those of `overlaps`, in each copy.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from sublet.checker.accesses import Accesses
 from sublet.checker.actions import Action, Actions
 from sublet.checker.cells import LATEST, this_round
 from sublet.checker.contents import Source, whole
+from sublet.checker.heads import elsewhere
 from sublet.checker.jumps import Decisions, Jumps, ambiguous, decisions, unsteady
 from sublet.checker.layout import Layout
 from sublet.checker.memory import Content, Memory
@@ -102,6 +103,7 @@ class _Replay:
                 yield one
                 continue
             todo += reversed(list(unsteady(one.node, self._of_body(one.node)[0], one.heads)))
+            todo += elsewhere(one.node, self.layout.heads.get((one.node.name, one.within), ()), one.heads)
             for wrong in reversed(one.wrong.values()):
                 todo += reversed(wrong)
 
@@ -182,7 +184,7 @@ class _Replay:
         if record is not None and record.copies > MOST_COPIES:
             raise _TooLong(node, f"its body has more than {MOST_COPIES} copies")
         self.edge(node, state, context, lambda actions: actions.enter(node), _pairs(node.inits, node.parameters))
-        run = self._loops.setdefault((node.name, context), Run(node))
+        run = self._loops.setdefault((node.name, context), Run(node, context))
         before = self.findings
         before.append(run)
         todo = [0] if self._arrive(run, 0, state) else []

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from sublet.checker.state import State
 from sublet.errors import Finding
 from sublet.ir.graph import While
+from sublet.plan import Context
 
 
 @dataclass
@@ -14,6 +15,7 @@ class Run:
     """What is known of one run of a loop: at the head of each copy of its body, and after it from there."""
 
     node: While
+    within: Context = ()
     heads: dict[int, State] = field(default_factory=dict)
     left: dict[int, State] = field(default_factory=dict)
     wrong: dict[int, list[Finding | Run]] = field(default_factory=dict)

@@ -6,7 +6,7 @@ left, as far as somebody later asks for it. A program without pointers has one v
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sublet.checker.timeline import Moment, Timeline
@@ -22,6 +22,8 @@ Name = tuple[str, str]
 """("pointer", value) or ("way", node)."""
 State = tuple[tuple[Name, int], ...]
 """Of each pointer the placement that it stands for, of each node the way it was left by."""
+
+NOTHING: Mapping[int, frozenset[Name]] = {}
 
 
 class TooManyStatesError(Exception):
@@ -59,13 +61,16 @@ class Visit:
 
 
 class Walk:
-    """All visits of a plan. Raises TooManyStatesError."""
+    """All visits of a plan. Raises TooManyStatesError.
 
-    def __init__(self, timeline: Timeline, places: Places) -> None:
+    `asked` are pointers and ways that somebody asks for at points which do not read them.
+    """
+
+    def __init__(self, timeline: Timeline, places: Places, asked: Mapping[int, frozenset[Name]] = NOTHING) -> None:
         self.timeline = timeline
         self.places = places
         self.visits: list[Visit] = []
-        self._later = _later(timeline, places.pointers)
+        self._later = _later(timeline, places.pointers, asked)
         self._known: dict[tuple[int, State], int] = {}
         self._explore()
 
@@ -135,7 +140,7 @@ class Walk:
         return {name: what for name, what in state.items() if name in asked}, following
 
 
-def _later(timeline: Timeline, pointers: frozenset[str]) -> list[frozenset[Name]]:
+def _later(timeline: Timeline, pointers: frozenset[str], asked: Mapping[int, frozenset[Name]]) -> list[frozenset[Name]]:
     """For each point the pointers and ways that somebody asks for after it; empty when there are none at all."""
     deciding = {
         name for turn in timeline.turns.values() if turn.record for jump in turn.record.jumps for name, _ in jump.ways
@@ -143,7 +148,7 @@ def _later(timeline: Timeline, pointers: frozenset[str]) -> list[frozenset[Name]
     if not pointers and not deciding:
         return []
     count = len(timeline.moments)
-    asks = [_asks(timeline, point, pointers) for point in range(count)]
+    asks = [_asks(timeline, point, pointers) | asked.get(point, frozenset()) for point in range(count)]
     forgets = [_forgets(timeline, point, deciding) for point in range(count)]
     before: list[frozenset[Name]] = [frozenset()] * count
     after: list[frozenset[Name]] = [frozenset()] * count
@@ -152,9 +157,9 @@ def _later(timeline: Timeline, pointers: frozenset[str]) -> list[frozenset[Name]
         changed = False
         for point in reversed(range(count)):
             after[point] = frozenset().union(*(before[other] for other in timeline.followers[point]))
-            asked = asks[point] | (after[point] - forgets[point])
-            changed = changed or asked != before[point]
-            before[point] = asked
+            wanted = asks[point] | (after[point] - forgets[point])
+            changed = changed or wanted != before[point]
+            before[point] = wanted
     return [later if point not in timeline.turns else later - _left(timeline, point, deciding)
             for point, later in enumerate(after)]  # fmt: skip
 

@@ -7,6 +7,7 @@ captures      what a sub-graph reads of the graphs around
 needs         what has to be there when a node starts: what it takes, and what anything inside captures
 makers        which node makes each value
 assignments   what control flow lets values be
+steps         what each round of a loop takes of a whole, or adds to one
 mapped        a node with other sub-graphs
 renamed       a program with other values in the place of some
 """
@@ -80,6 +81,15 @@ def assignments(node: Node) -> Iterator[tuple[Value, tuple[Value, ...]]]:
         for output, *several in zip(node.outputs, *ways, strict=True):
             if output is not None:
                 yield output, tuple(several)
+
+
+def steps(loop: While) -> Iterator[tuple[str, Value, Value, int, bool]]:
+    """Each "slice" of a sequence and "row" of a stacked output: (kind, part, whole, axis, whether from the far end)."""
+    for details in zip(loop.slices, loop.sequences, loop.slice_axes, loop.slice_reversed, strict=True):
+        yield "slice", *details
+    for part, whole, axis, backwards in zip(loop.rows, loop.stacked, loop.row_axes, loop.row_reversed, strict=True):
+        if whole is not None:
+            yield "row", part, whole, axis, backwards
 
 
 def mapped(node: Node, change: Callable[[Graph], Graph]) -> Node:

@@ -15,8 +15,11 @@ from sublet.plan.schedule import Schedule
 from sublet.tensor import DType
 
 ARENA = "arena"
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 UNLIMITED = -1
+OPEN = -1
+"""Stands for an extent, or for a placement, that is known only when the network has run."""
+
 RUN, UPDATE = "run", "update"
 """Kinds of points: a node runs; at the end of a run, the updates of the graph are made."""
 
@@ -167,6 +170,9 @@ class Rolled:
     Round c runs copy c of its body while c < first, then copy first + (c - first) % ring [NNC: the repeat of a
     multi-view tensor; one with `first` is of type II]; where there are jumps, these say which copy comes next.
     A loop within copies of others has one record for each.
+
+    heads   what the pointers among the loop's parameters stand for when each copy begins: numbers of placements, in
+            the order of the parameters; OPEN where only the run knows
     """
 
     loop: str
@@ -174,6 +180,7 @@ class Rolled:
     first: int
     ring: int
     jumps: tuple[Jump, ...] = ()
+    heads: tuple[tuple[int, ...], ...] = ()
 
     @property
     def copies(self) -> int:
@@ -212,10 +219,6 @@ class CopiedMove:
     why: str = ""
 
 
-OPEN = -1
-"""Stands for an extent that is not known."""
-
-
 @dataclass(frozen=True, slots=True)
 class Outside:
     """A value that could not be planned, and the reason.
@@ -252,10 +255,9 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The point with the most live bytes: what runs there and which values are alive."""
+    """The point with the most live bytes: its number, and which values are alive there."""
 
     point: int
-    node: str
     nbytes: int
     values: tuple[str, ...]
 
@@ -322,6 +324,11 @@ class MemoryPlan:
         """The values that lie in an arena, in order."""
         names = {storage.name for storage in self.arenas}
         return tuple(place for place in self.placements if place.region.storage in names)
+
+    @property
+    def at_peak(self) -> Point:
+        """What happens at the peak."""
+        return self.points[self.peak.point]
 
     @property
     def assumed(self) -> tuple[tuple[str, str], ...]:

@@ -25,6 +25,7 @@ from sublet.plan import (
     Peak,
     Placement,
     Region,
+    Rolled,
     Storage,
     Stride,
 )
@@ -75,7 +76,8 @@ def assemble(
     """The plan, from the packing of those buffers that have no home."""
     timeline, lives, storages = layout.flow, _lives(layout), layouts.storages
     planned = [buffer for buffer in layout.buffers if buffer.packed]
-    placements = _placements(graph, layout, lives, storages, packed)
+    numbered = list(_placements(graph, layout, lives, storages, packed))
+    placements = tuple(placement for _, placement in numbered)
     kinds, sizes = _in_arena(placements, {arena.name for arena in packed.arenas})
     return MemoryPlan(
         graph=graph.name,
@@ -95,7 +97,7 @@ def assemble(
         peak=_peak(planned, timeline, lives),
         points=tuple(point.planned for point in timeline.points),
         proof=packed.bound.members,
-        rolled=timeline.rolled,
+        rolled=tuple(_rolled(timeline, {instance: i for i, (instance, _) in enumerate(numbered)})),
         moves=moves,
         stopped=packed.stopped,
         updated=tuple(value.name for value in graph.updated),
@@ -137,14 +139,21 @@ def _in_arena(placements: tuple[Placement, ...], arenas: set[str]) -> tuple[dict
     return kinds, sizes
 
 
+def _rolled(timeline: Flow, numbers: Mapping[Value | None, int]) -> Iterator[Rolled]:
+    """The unrolled loops, with the numbers of the placements that their pointers begin with."""
+    for record, heads in zip(timeline.rolled, timeline.heads, strict=True):
+        told = tuple(tuple(OPEN if head is None else numbers[head] for head in copy) for copy in heads)
+        yield replace(record, heads=told)
+
+
 def _placements(
     graph: Graph,
     layout: Layout,
     lives: Mapping[Value, Pieces],
     storages: Mapping[Value, Storage],
     packed: Packed,
-) -> tuple[Placement, ...]:
-    """One placement an instance of a plannable value, in order of definition; one for each pointer."""
+) -> Iterator[tuple[Value | None, Placement]]:
+    """One placement an instance of a plannable value, in order of definition; one for each pointer, as of None."""
     producer = {value: node.name for node in graph.walk() for value in node.defs}
     where = _places(layout.buffers, packed)
     stands_for = targets(graph, layout.flow.pointers)
@@ -153,19 +162,19 @@ def _placements(
     for instance, made in layout.flow.instances.items():
         if made.base not in layout.flow.pointers:
             instances.setdefault(made.base, []).append(instance)
-    placements: list[Placement] = []
     for value in graph.values():
         if not isinstance(value.spec, TensorSpec):
             continue
         if value in layout.flow.pointers:
             nowhere = Region("", 0, value.nbytes)
             told, by = stands_for[value], producer.get(value, "")
-            placements.append(Placement(value.name, str(value.spec), nowhere, (), -1, POINTER, "", by, stands_for=told))
+            yield None, Placement(value.name, str(value.spec), nowhere, (), -1, POINTER, "", by, stands_for=told)
         for instance in instances.get(value, ()):
             home = storages[value].name if value in storages else packed.arenas[0].name
             member, place = where.get(instance, (Member(value, 0), _Place(home, 0, -1)))
             contexts = tuple(layout.flow.instances[instance].contexts)
-            placements.append(
+            yield (
+                instance,
                 Placement(
                     value=value.name,
                     spec=str(value.spec),
@@ -177,9 +186,8 @@ def _placements(
                     producer=producer.get(value, ""),
                     copies=contexts if any(contexts) else (),
                     strides=place.strides,
-                )
+                ),
             )
-    return tuple(placements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,4 +253,4 @@ def _peak(buffers: list[SharedBuffer], timeline: Flow, lives: Mapping[Value, Pie
         for member in buffer.members
         if any(begin <= peak < end for begin, end in lives.get(member.value, ()))
     )
-    return Peak(peak, str(timeline.points[peak]), best, tuple(alive))
+    return Peak(peak, best, tuple(alive))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-from sublet.analysis.exchange import followers
 from sublet.analysis.flow import Point
 from sublet.analysis.layout import Layout
-from sublet.analysis.windows import obstacle, windows
+from sublet.analysis.windows import obstacle
 from sublet.errors import PlanError
 from sublet.ir.graph import CaseOf, Graph, Value, While
-from sublet.ir.walk import assignments
+from sublet.ir.walk import assignments, steps
 from sublet.plan import UPDATE, CopiedMove, Edge
+from sublet.plan.exchange import followers
 from sublet.planning.layouts import Layouts
 from sublet.planning.options import Options
 
@@ -151,7 +151,7 @@ def _sliced(graph: Graph, layout: Layout, options: Options) -> Found:
         key = (window.loop.name, window.kind, part, whole)
         told[key] = told.get(key, True) and (window.value, window.whole) in lodged
     for node in _loops(graph):
-        for kind, part, whole, axis, _ in windows(node):
+        for kind, part, whole, axis, _ in steps(node):
             key = (node.name, kind, part, whole)
             if told.get(key, False):
                 continue

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
 
-from sublet.analysis.exchange import cycles, placed
+from sublet.analysis.exchange import cycles
 from sublet.analysis.flow import Flow, flow
 from sublet.analysis.interference import MAX_BUFFERS
 from sublet.analysis.layout import Layout
@@ -16,6 +16,7 @@ from sublet.analysis.sharing import share
 from sublet.analysis.windows import obstacle
 from sublet.ir.graph import Graph, Value
 from sublet.plan import Storage, bound_to
+from sublet.plan.exchange import placed
 from sublet.plan.schedule import Schedule
 from sublet.planning.options import Options
 from sublet.planning.unfollowed import NOT_FOLLOWED

@@ -12,6 +12,7 @@ import numpy as np
 
 from sublet.errors import RunError
 from sublet.ir.graph import Value
+from sublet.plan import RUN, Context
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Call
 from sublet.runtime.poison import run_poisoned
@@ -105,24 +106,23 @@ class _Trace:
 
     def __init__(self, executable: Executable) -> None:
         self._executable = executable
-        self._points = executable.flow.points
         self._seen: list[tuple[str, bytes]] = []
 
     def watch(self, index: int, action: Call) -> Call:
-        point = self._points[index]
-        written = [value for value in point.defs if value.plannable]
+        moment = self._executable.moments[index]
+        written = [value for value in moment.writes if value.plannable]
 
         def act() -> Any:
             result = action()
-            self._seen.append((str(point), self._digest(written)))
+            self._seen.append((str(moment), self._digest(written, moment.copies)))
             return result
 
-        return act if point.kind == "run" else action
+        return act if moment.kind == RUN else action
 
-    def _digest(self, values: list[Value]) -> bytes:
+    def _digest(self, values: list[Value], copies: Context) -> bytes:
         digest = blake2b(digest_size=16)
         for value in values:
-            digest.update(self._executable.bytes_of(value).data)
+            digest.update(self._executable.bytes_of(value, copies).data)
         return digest.digest()
 
     def first_difference(self, other: _Trace) -> str:

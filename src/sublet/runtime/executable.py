@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from sublet.analysis.pointers import planned_flow
 from sublet.base.printable import printable
 from sublet.errors import PlanError, RunError
 from sublet.ir.graph import Graph, Value
-from sublet.plan import MemoryPlan, Region
+from sublet.plan import Context, MemoryPlan, Region
 from sublet.plan.file import fingerprint
 from sublet.runtime.contents import Contents
 from sublet.runtime.dtypes import packed, plain
@@ -24,6 +23,7 @@ from sublet.runtime.kernel import Array, Cell
 from sublet.runtime.kernels import Kernels, bind_node
 from sublet.runtime.left import UNBEGUN, left_by
 from sublet.runtime.memory import Memory, Places, Raw, array_of, raw_bytes
+from sublet.runtime.moments import moments
 from sublet.runtime.program import Program, Watch, build, unwatched
 from sublet.runtime.rounds import stacked_outputs
 from sublet.runtime.state import State
@@ -82,11 +82,11 @@ class Executable:
         self.plan = plan
         self.inputs = dict(zip(inputs or [v.name for v in graph.inputs], graph.inputs, strict=True))
         self.outputs = dict(zip(outputs or [v.name for v in graph.outputs], graph.outputs, strict=True))
-        self.flow = planned_flow(graph, plan)
         self.remark = remark
         self._make_kernels = make_kernels
         self._kernels: Kernels | None = None
         self._memory = Memory(graph, plan)
+        self.moments = moments(graph, plan, self._memory.pointers)
         self._state = State(graph, self._memory)
         self._contents = Contents(graph, self._memory, self._state, weights, self.inputs, self.outputs)
         self._stacked = stacked_outputs(graph)
@@ -205,24 +205,18 @@ class Executable:
             self._allocated = replace(self._allocated, peak_bytes=peak, reason=reason)
             return self._results(copy=True)
 
-    def bytes_of(self, instance: Value) -> Raw:
-        """The bytes of an instance of the flow, as they are now."""
-        region = self.region_of(instance)
+    def bytes_of(self, value: Value, copies: Context = ()) -> Raw:
+        """The bytes of a value, as they are now."""
+        region = self.region_of(value, copies)
         return self._memory.bytes_at(region) if region else np.empty(0, np.uint8)
 
-    def region_of(self, instance: Value) -> Region | None:
-        """Where an instance of the flow lies, one that moves in the round that its loops make; None without bytes.
+    def region_of(self, value: Value, copies: Context = ()) -> Region | None:
+        """Where a value lies now, in copies of the bodies around it; None when it has no bytes.
 
-        For a pointer's it is where what it stands for lies.
+        What moves from round to round lies where it is in the round that its loops make, a pointer where what it
+        stands for is.
         """
-        made = self.flow.instances.get(instance)
-        aliases = dict(self.flow.aliases)
-        while instance in aliases:
-            instance = aliases[instance]
-            made = self.flow.instances[instance]
-        if made is None or not made.base.nbytes:
-            return None
-        return self._memory.region(made.base, made.contexts[0])
+        return self._memory.region(value, copies) if value.nbytes else None
 
     def close(self) -> None:
         """Let the threads of its streams end."""
@@ -262,7 +256,7 @@ class Executable:
 
     def _built(self, watch: Watch, workers: Workers | None) -> Program:
         bind = partial(bind_node, kernels=self._chosen())
-        return build(self.graph, self.plan.schedule, self.flow, self._memory, bind, workers, watch)
+        return build(self.graph, self.plan.schedule, self._memory, bind, workers, watch)
 
     def _results(self, *, copy: bool) -> dict[str, Any]:
         places = self._memory.ended()
@@ -306,7 +300,7 @@ class Executable:
     def _execute(self) -> None:
         program = self._program = self._bind_program()
         program.failed = UNBEGUN
-        with self._state.running(lambda: left_by(self.graph, self.plan, self.flow, program.failed)):
+        with self._state.running(lambda: left_by(self.graph, self.plan, self.moments, program.failed)):
             program.run()
 
     def _held(self, value: Value) -> Any:

@@ -7,20 +7,21 @@ first of these points the value is as it was; after the last it holds what the r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sublet.analysis.exchange import placed
-from sublet.analysis.flow import Flow
 from sublet.base.printable import printable
 from sublet.ir.graph import Graph, Value
 from sublet.plan import UPDATE, MemoryPlan, Region
+from sublet.plan.exchange import placed
+from sublet.runtime.moments import Moment
 
 SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Points [begin, end) of a flow: what one call runs."""
+    """Points [begin, end): what one call runs."""
 
     begin: int
     end: int
@@ -58,10 +59,10 @@ class Left:
         return f"state: {', '.join(parts)}"
 
 
-def left_by(graph: Graph, plan: MemoryPlan, flow: Flow, failed: Span) -> Left:
+def left_by(graph: Graph, plan: MemoryPlan, points: Sequence[Moment], failed: Span) -> Left:
     """What a run left in which the points of `failed` may or may not have run, and all before them have."""
     found: dict[str, list[Value]] = {"as_before": [], "updated": [], "uncertain": []}
-    writes = _writes(graph, plan, flow)
+    writes = _writes(graph, plan, points)
     for target in graph.updated:
         if all(point >= failed.end for point in writes[target]):
             found["as_before"].append(target)
@@ -72,15 +73,15 @@ def left_by(graph: Graph, plan: MemoryPlan, flow: Flow, failed: Span) -> Left:
     return Left(**{what: tuple(values) for what, values in found.items()})
 
 
-def _writes(graph: Graph, plan: MemoryPlan, flow: Flow) -> dict[Value, list[int]]:
+def _writes(graph: Graph, plan: MemoryPlan, points: Sequence[Moment]) -> dict[Value, list[int]]:
     """The points at which the bytes of each updated value may be written, by anybody but the caller."""
     homes = {placement.value: placement.region for placement in plan.placements}
     defined: dict[str, list[int]] = {}
-    for number, point in enumerate(flow.points[1:], 1):
+    for number, point in enumerate(points[1:], 1):
         if point.kind != UPDATE:
-            for name in {flow.instances[instance].base.name for instance in point.defs}:
-                defined.setdefault(name, []).append(number)
-    last = next(number for number, point in enumerate(flow.points) if point.kind == UPDATE)
+            for value in point.writes:
+                defined.setdefault(value.name, []).append(number)
+    last = next(number for number, point in enumerate(points) if point.kind == UPDATE)
     writes: dict[Value, list[int]] = {}
     exchanged = {name for cycle in plan.exchanged for name in cycle}
     for target, source in placed(graph, plan.exchanged).updates:
@@ -94,7 +95,7 @@ def _writes(graph: Graph, plan: MemoryPlan, flow: Flow) -> dict[Value, list[int]
         if home is None or homes.get(source.name) != home:
             writes[target].append(last)
         if target.name in exchanged:  # after all points: what lies in its memory was another value's
-            writes[target].append(len(flow.points))
+            writes[target].append(len(points))
     return writes
 
 

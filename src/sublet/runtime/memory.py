@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sublet.analysis.exchange import followers
 from sublet.errors import RunError
-from sublet.ir.graph import Graph, Value
-from sublet.plan import ARENA, POINTER, Context, MemoryPlan, Placement, Region, Storage, Stride, bound_to
+from sublet.ir.graph import Graph, Value, While
+from sublet.plan import ARENA, OPEN, POINTER, Context, MemoryPlan, Placement, Region, Storage, Stride, bound_to
+from sublet.plan.exchange import followers
 from sublet.runtime.dtypes import array_over
 from sublet.runtime.kernel import Array, Cell, Operand
 from sublet.tensor import TensorSpec
@@ -74,7 +74,8 @@ class Memory:
         self.storages: dict[str, Storage] = {storage.name: storage for storage in plan.storages}
         self.rolled = {(record.loop, record.within): record for record in plan.rolled}
         self.pointers = frozenset(placement.value for placement in plan.placements if placement.how == POINTER)
-        self.pointed: dict[str, Region] = {}  # what a final or output that is a pointer stands for since its assignment
+        self.pointed: dict[str, Region] = {}  # what pointers stand for since the run assigned them
+        self._heads = _heads(graph, plan, self.pointers)
         self.rounds: dict[str, int] = {}  # how many each loop made when it ran last
         self.current: dict[str, int] = {}  # the round that each loop makes, where values move from round to round
         self.moving = {stride.loop for placement in plan.placements for stride in placement.strides}
@@ -160,13 +161,18 @@ class Memory:
         Without `rounds` it is those that the loops make now.
         """
         if value.name in self.pointers:
-            return (self.pointed if pointed is None else pointed)[value.name]
+            return self.head(value, context) or (self.pointed if pointed is None else pointed)[value.name]
         placement = self.placement(value, context)
         if not placement.strides:
             return placement.region
         rounds = self.current if rounds is None else rounds
         further = sum(rounds.get(stride.loop, 0) * stride.step for stride in placement.strides)
         return replace(placement.region, offset=placement.region.offset + further)
+
+    def head(self, pointer: Value, context: Context) -> Region | None:
+        """What a pointer that is a parameter stands for in a copy of the body; None if only the run knows."""
+        copies = (context[:depth] for depth in range(len(context), 0, -1))
+        return next((self._heads[pointer.name, here] for here in copies if (pointer.name, here) in self._heads), None)
 
     def placement(self, value: Value, context: Context) -> Placement:
         """Where the plan puts a value that is no pointer, in copies of the bodies around it."""
@@ -179,10 +185,6 @@ class Memory:
         """How a value moves from round to round of the loops around it."""
         fixed = not self.moving or not value.nbytes or value.name in self.pointers
         return () if fixed else self.placement(value, context).strides
-
-    def steps(self, value: Value) -> bool:
-        """Whether a value moves from round to round, in some copy of the bodies around it."""
-        return any(placement.strides for placement in self._placed.get(value.name, ()))
 
     def steps_through(self, part: Value, whole: Value, stride: Stride, context: Context) -> bool:
         """Whether a slice or row lies in its whole in every round."""
@@ -206,6 +208,19 @@ class Memory:
     def here(self, context: Context = (), pointed: Mapping[str, Region] | None = None) -> Places:
         """Where values lie in copies of the bodies around, when pointers stand for `pointed`."""
         return Places(self, context, pointed)
+
+
+def _heads(graph: Graph, plan: MemoryPlan, pointers: frozenset[str]) -> dict[tuple[str, Context], Region]:
+    """What the parameters that are pointers stand for in copies of bodies, where no run and no round decides."""
+    loops = {node.name: node for node in graph.walk() if isinstance(node, While)} if plan.rolled else {}
+    found: dict[tuple[str, Context], Region] = {}
+    for record in plan.rolled:
+        own = [parameter.name for parameter in loops[record.loop].parameters if parameter.name in pointers]
+        for copy, heads in enumerate(record.heads):
+            for name, number in zip(own, heads, strict=True):
+                if number != OPEN and not plan.placements[number].strides:
+                    found[name, (*record.within, (record.loop, copy))] = plan.placements[number].region
+    return found
 
 
 @dataclass(frozen=True)

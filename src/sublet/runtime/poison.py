@@ -10,20 +10,21 @@ canaries, and so are guards before and after it. A view or part that lies in its
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from sublet.analysis.liveness import LiveRanges, liveness, merge
+from sublet.base.ranges import merge
 from sublet.errors import RunError
 from sublet.ir.graph import Value
 from sublet.ops.op import lookup
-from sublet.plan import ARENA, MemoryPlan, bound_to
+from sublet.plan import ARENA, RUN, Context, MemoryPlan, Placement, bound_to
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Call
 from sublet.runtime.memory import aligned_bytes
+from sublet.runtime.moments import Moment
 
 POISON = 0xFF
 """Floats of such bytes are NaN, integers -1 or the largest, booleans neither false nor true."""
@@ -84,18 +85,16 @@ class _Poisoner:
 
     def __init__(self, executable: Executable, arenas: _GuardedArenas) -> None:
         self._arenas = arenas
-        self._points = executable.flow.points
-        ranges, weights = liveness(executable.flow), executable.graph.constants
-        self._used = _UsedBytes(executable, arenas.begins, ranges, weights)
+        self._used = _UsedBytes(executable, arenas.begins)
         self._dead_after = cache(self._free_between)
         self._previous = 0
 
     def watch(self, index: int, action: Call) -> Call:
-        point, block = self._points[index], self._arenas.block
+        point, block = self._used.points[index].point, self._arenas.block
         free = _complement(merge((*self._used.before(index), *self._used.written(index))), block.size)
-        in_place = self._used.in_place(index)
 
         def act() -> Any:
+            in_place = self._used.in_place(index)  # pointers may decide about it
             for begin, end in self._dead_after(self._previous, index):
                 block[begin:end] = POISON
             found = [block[begin:end].copy() for begin, end in in_place]
@@ -124,27 +123,33 @@ class _Poisoner:
 class _UsedBytes:
     """The bytes of the arenas that hold a value: when a point begins, and what it writes."""
 
-    def __init__(
-        self,
-        executable: Executable,
-        begins: Mapping[str, int],
-        ranges: LiveRanges,
-        always: Sequence[Value],
-    ) -> None:
-        points = executable.flow.points
-        self._regions: dict[str, Range] = {}
-        for instance in executable.flow.instances:
-            region = executable.region_of(instance)
-            if region is not None and region.storage in begins:
-                begin = begins[region.storage] + region.offset
-                self._regions[instance.name] = (begin, begin + region.nbytes)
-        self._points = points
-        fixed = [self._regions[value.name] for value in always if value.name in self._regions]
-        self._before: list[list[Range]] = [list(fixed) for _ in points]
-        for value, pieces in ranges.halves.items():
-            if value.name in self._regions:
-                for index in (i for begin, end in pieces for i in range((begin + 1) // 2, (end + 1) // 2)):
-                    self._before[index].append(self._regions[value.name])
+    def __init__(self, executable: Executable, begins: Mapping[str, int]) -> None:
+        self._executable = executable
+        self._begins = begins
+        self.points = executable.moments
+        regions = [self._range(place) for place in executable.plan.placements]
+        placed = [(place, found) for place, found in zip(executable.plan.placements, regions, strict=True) if found]
+        lasting = {value.name for value in executable.graph.constants}
+        fixed = [found for place, found in placed if place.value in lasting]
+        self._before: list[list[Range]] = [list(fixed) for _ in self.points]
+        self._written: list[list[Range]] = [[] for _ in self.points]
+        touched = list(_touched(self.points, executable.plan))
+        for place, found in placed:
+            for index in (index for begin, end in place.live for index in range(begin, end)):
+                reads, writes = touched[index]
+                here = place.value in writes and _in(place, self.points[index].copies)
+                if here:
+                    self._written[index].append(found)
+                if not here or place.value in reads:
+                    self._before[index].append(found)
+
+    def _range(self, place: Placement) -> Range | None:
+        """The bytes of a placement in the block, in the first round where it moves; None elsewhere."""
+        region = place.region
+        if region.storage not in self._begins or not region.nbytes:
+            return None
+        begin = self._begins[region.storage] + region.offset
+        return (begin, begin + region.nbytes)
 
     @cache  # noqa: B019 (lives as long as one run)
     def before(self, index: int) -> Sequence[Range]:
@@ -153,26 +158,49 @@ class _UsedBytes:
 
     def written(self, index: int) -> Sequence[Range]:
         """The regions of what the point writes."""
-        point = self._points[index]
-        values = [value.name for value in point.defs]
-        if point.kind == "next" and point.node is not None:  # rows are stored into what lives on
-            values += [value.name for value in point.uses]
-        return merge(self._regions[name] for name in values if name in self._regions)
+        return merge(self._written[index])
 
     def in_place(self, index: int) -> Sequence[Range]:
         """The regions of views and parts that the point finds in their place."""
-        point = self._points[index]
-        if point.kind != "run" or point.node is None:
-            return ()
-        op, node, original = lookup(point.node.op), point.node, point.original or point.node
-        shares = [(share, node.outputs[share.output], node.inputs[share.input]) for share in op.views(original)]
-        shares += [(share, node.inputs[share.input], node.outputs[share.output]) for share in op.parts(original)]
-        found: list[Range] = []
-        for share, inner, whole in shares:
-            place, around = (self._regions.get(value.name) if value else None for value in (inner, whole))
-            if place is not None and around is not None and place[0] == around[0] + share.offset:
+        copies, found = self.points[index].copies, list[Range]()
+        for offset, inner, whole in self._shared(index):
+            place, around = self._now(inner, copies), self._now(whole, copies)
+            if place is not None and around is not None and place[0] == around[0] + offset:
                 found.append(place)
         return merge(found)
+
+    @cache  # noqa: B019
+    def _shared(self, index: int) -> Sequence[tuple[int, Value, Value]]:
+        """What of the node of a point could be bytes of what: (offset, the part, the whole)."""
+        point = self.points[index]
+        if point.kind != RUN or point.node is None:
+            return ()
+        op, node = lookup(point.node.op), point.node
+        views = [(share.offset, node.outputs[share.output], node.inputs[share.input]) for share in op.views(node)]
+        parts = [(share.offset, node.inputs[share.input], node.outputs[share.output]) for share in op.parts(node)]
+        return [(offset, inner, whole) for offset, inner, whole in (*views, *parts) if inner and whole]
+
+    def _now(self, value: Value, copies: Context) -> Range | None:
+        """Where a value lies in the block in this round."""
+        region = self._executable.region_of(value, copies) if value.plannable else None
+        if region is None or region.storage not in self._begins:
+            return None
+        begin = self._begins[region.storage] + region.offset
+        return (begin, begin + region.nbytes)
+
+
+def _touched(points: Iterable[Moment], plan: MemoryPlan) -> Iterator[tuple[set[str], set[str]]]:
+    """For each point the values that it may read, what pointers stand for included, and those that it writes."""
+    stands_for = {place.value: place.stands_for for place in plan.placements if place.stands_for}
+    for point in points:
+        reads = {value.name for value in point.reads}
+        reads.update(name for value in point.reads for name in stands_for.get(value.name, ()))
+        yield reads, {value.name for value in point.writes}
+
+
+def _in(place: Placement, copies: Context) -> bool:
+    """Whether a placement is one in these copies of the bodies around."""
+    return any(copies[: len(context)] == context for context in place.copies or ((),))
 
 
 def _complement(ranges: Iterable[Range], size: int) -> list[Range]:

@@ -14,13 +14,15 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-from sublet.analysis.flow import Point
-from sublet.analysis.liveness import merge
 from sublet.base.files import write
+from sublet.base.ranges import merge
 from sublet.errors import RunError
+from sublet.ir.graph import Graph
 from sublet.plan import ARENA, Placement
+from sublet.plan.schedule import Schedule
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Call
+from sublet.runtime.moments import Moment
 
 MAX_EVENTS = 100_000
 """Events a trace keeps, so that a loop without end fills no memory; all are counted and summed."""
@@ -32,7 +34,7 @@ PROCESS = 1
 class Cost:
     """One point of the program: how often it ran, and for how many seconds in all."""
 
-    point: Point
+    point: Moment
     runs: int
     seconds: float
 
@@ -52,8 +54,9 @@ class Profile:
     """
 
     def __init__(self, executable: Executable, max_events: int = MAX_EVENTS) -> None:
-        self._points = executable.flow.points
+        self._points = executable.moments
         self._plan = executable.plan
+        self._streams = _streams(executable.graph, executable.plan.schedule)
         self._max_events = max_events
         self._events: list[_Event] = []
         self._runs = [0] * len(self._points)
@@ -121,14 +124,13 @@ class Profile:
 
     def _stream(self, index: int) -> int | None:
         """The stream of the outermost step a point belongs to."""
-        path = self._points[index].path
-        return self._plan.schedule.steps[path[0][1]].stream if path else None
+        return self._streams.get(self._points[index].point.node)
 
     def _complete(self, event: _Event, lane: int, origin: int) -> dict[str, Any]:
         point = self._points[event.point]
         arguments: dict[str, Any] = {"point": event.point, "stream": self._stream(event.point)}
         if point.node is not None:
-            outputs = [f"{value}: {value.spec}" for value in point.defs]
+            outputs = [f"{value}: {value.spec}" for value in point.writes]
             arguments |= {"node": point.node.name, "op": point.node.op, "outputs": outputs}
         return {
             "name": str(point),
@@ -163,6 +165,13 @@ class Profile:
                 }
             )
         return content
+
+
+def _streams(graph: Graph, schedule: Schedule) -> dict[str, int]:
+    """The stream that runs each node, those of sub-graphs with the outermost node around them."""
+    streams = {step.node: step.stream for step in schedule.steps}
+    bodies = ((node.name, sub) for node in graph.nodes for sub in node.subgraphs)
+    return streams | {inner.name: streams[name] for name, sub in bodies for inner in sub.walk()}
 
 
 class _LiveRegions:

@@ -1,4 +1,4 @@
-"""The computation graph: the points of a flow as bound calls, and the control flow between them.
+"""The computation graph: the points of a plan as bound calls, and the control flow between them.
 
 Everything is looked up while the program is built; running it is calling what lies in lists. `Watch`
 wraps the action of each point: poisoning, profiling and tests see every point of a run that way.
@@ -6,15 +6,14 @@ wraps the action of each point: poisoning, profiling and tests see every point o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from sublet.analysis.exchange import placed
-from sublet.analysis.flow import Flow, Point
-from sublet.analysis.windows import windows
-from sublet.errors import RunError
+from sublet.errors import PlanError, RunError
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ir.walk import steps
 from sublet.plan import Context, Region, Rolled, Stride
+from sublet.plan.exchange import placed
 from sublet.plan.schedule import Schedule
 from sublet.runtime.joining import Guarded, guarded, joined
 from sublet.runtime.kernel import Call, Operand
@@ -55,12 +54,11 @@ class Program:
     failed   the points of the step that raised; UNBEGUN before, and none after all points once a run has ended
     """
 
-    def __init__(self, calls: tuple[Call, ...], moved: Moved, points: tuple[Point, ...], span: SpanOf) -> None:
+    def __init__(self, calls: tuple[Call, ...], moved: Moved, points: int, span: SpanOf) -> None:
         self.calls = calls
         self.moved = moved
-        self.points = points
         self.failed = UNBEGUN
-        self._ended = Span(len(points) + 1, len(points) + 1)
+        self._ended = Span(points + 1, points + 1)
         self._span = span
 
     def run(self) -> None:
@@ -79,17 +77,17 @@ class Program:
 def build(
     graph: Graph,
     schedule: Schedule,
-    timeline: Flow,
     memory: Memory,
     bind: BindNode,
     workers: Workers | None,
     watch: Watch = unwatched,
 ) -> Program:
-    """The program of `graph` in the order of `schedule`, whose flow is `timeline`, in bound memory.
+    """The program of `graph` in the order of `schedule`, in bound memory.
 
-    Without `workers` the streams run in this thread, their steps in the order the schedule lists.
+    Without `workers` the streams run in this thread, their steps in the order the schedule lists. Raises PlanError when
+    the plan lists other points than the program has.
     """
-    builder = _Builder(timeline, memory, bind, workers, watch)
+    builder = _Builder(memory, bind, workers, watch)
     start = builder.point("start", None, nothing)
     body = builder.graph(graph, schedule)
     graph = placed(graph, memory.plan.exchanged)
@@ -98,26 +96,26 @@ def build(
     end = builder.point("end", None, nothing)
     exchange = builder.exchange()
     calls = tuple(call for call in (start, *body, update, end, exchange) if call is not nothing)
-    return Program(calls, builder.moved, timeline.points, builder.span)
+    return Program(calls, builder.moved, builder.points, builder.span)
 
 
 class _Builder:
-    """Walks the program in the order in which `analysis.flow` lays out its points.
+    """Walks the program in the order in which the plan lists its points.
 
     The body of a loop whose values take turns among regions is bound once for each of its copies. What pointers
-    stand for is mostly known here; where it depends on the run, a step is bound for each case that comes up.
+    stand for is mostly known here: the plan tells it of parameters, and what comes out of loops and branches follows.
+    Where it depends on the run, a step is bound for each case that comes up.
     """
 
-    def __init__(self, timeline: Flow, memory: Memory, bind: BindNode, workers: Workers | None, watch: Watch) -> None:
-        self._points = timeline.points
-        self._next = 0
+    def __init__(self, memory: Memory, bind: BindNode, workers: Workers | None, watch: Watch) -> None:
+        self._points = memory.plan.points
+        self.points = 0  # bound so far
         self._memory = memory
         self._bind = bind
         self._workers = workers
         self._watch = watch
         self._context: Context = ()
-        self._targets: dict[str, Target] = {}
-        self._ends: dict[str, tuple[str, list[Target]]] = {}  # (node, by each way) that assigns a pointer
+        self._known: dict[str, Region] = {}  # what outputs of loops and branches stand for in every run
         self._spans: dict[Call | str, Span] = {}  # by call, and by name of the node
         self.moved = Moved()
 
@@ -133,12 +131,13 @@ class _Builder:
 
     def point(self, kind: str, node: Node | None, action: Call) -> Call:
         """The watched action of the next point, which must be the one that is meant."""
-        expected = self._points[self._next]
-        name, meant = (other.name if other else "" for other in (node, expected.node))
-        assert (expected.kind, meant) == (kind, name), f"the program has {kind} {name}, the flow {expected}"
-        self._next += 1
-        watched = self._watch(self._next - 1, action)
-        self._spans[watched] = Span(self._next - 1, self._next)
+        number, name = self.points, node.name if node else ""
+        listed = [(point.kind, point.node) for point in self._points[number : number + 1]]
+        if listed != [(kind, name)]:
+            raise PlanError(f"the plan does not list {kind} {name} as its point {number}: plan the model again")
+        self.points += 1
+        watched = self._watch(number, action)
+        self._spans[watched] = Span(number, number + 1)
         return watched
 
     def exchange(self) -> Call:
@@ -156,9 +155,9 @@ class _Builder:
         by_name = {node.name: node for node in graph.nodes}
         tasks: list[Task] = []
         for step in schedule.steps[begin:end]:
-            node, begin_point = by_name[step.node], self._next
+            node, begin_point = by_name[step.node], self.points
             call = self.step(node, schedule.bodies.get(node.name, ()))
-            self._spans[call] = self._spans[node.name] = Span(begin_point, self._next)
+            self._spans[call] = self._spans[node.name] = Span(begin_point, self.points)
             tasks.append(Task(step, call))
         if schedule.streams > 1 and self._workers:
             return streamed_calls(tasks, self._workers)
@@ -175,24 +174,25 @@ class _Builder:
     def bound(self, values: Iterable[Value], make: Callable[[Places], Any]) -> Any:
         """What `make` makes of the places of `values` here; where these depend on the run, of each that come up."""
         fixed: dict[str, Region] = {}
-        varying: dict[str, str] = {}
+        varying: dict[str, None] = {}
         moving: dict[str, tuple[Stride, ...]] = {}
         for value in values:
             if strides := self._memory.strides(value, self._context):
                 moving[value.name] = strides
-            target = self._targets.get(value.name)
+            target = self.target(value) if value.name in self._memory.pointers else None
             if isinstance(target, Region):
                 fixed[value.name] = target
-            elif isinstance(target, Value):
-                varying[value.name] = target.name
+            elif target is not None:
+                varying[value.name] = None
         if not varying and not moving:
             return make(self._memory.here(self._context, fixed))
-        return Varying(self._memory, self._context, fixed, varying, moving, make)
+        return Varying(self._memory, self._context, fixed, tuple(varying), moving, make)
 
     def target(self, value: Value) -> Target:
-        """What a pointer stands for once this is assigned to it."""
-        if value.name in self._targets:
-            return self._targets[value.name]
+        """What a value is, and so a pointer once this is assigned to it."""
+        if value.name in self._memory.pointers:
+            known = self._memory.head(value, self._context) or self._known.get(value.name)
+            return known or value
         if self._memory.strides(value, self._context):
             return RowOfNow(value, self._context)
         return self._memory.region(value, self._context, {})
@@ -221,39 +221,20 @@ class _Builder:
 
         return assign
 
-    def aim(self, node: Node, pointers: Sequence[Value | None], ways: Sequence[Sequence[Target]]) -> None:
+    def aim(self, pointers: Sequence[Value | None], ways: Sequence[Sequence[Target]]) -> None:
         """After a loop or branch: each pointer is what all its ends made it, or what the run did."""
         for position, pointer in enumerate(pointers):
             if pointer is not None and pointer.name in self._memory.pointers:
-                first, *others = targets = [way[position] for way in ways]
-                same = isinstance(first, Region) and all(other == first for other in others)
-                self._targets[pointer.name] = first if same else pointer
-                self._ends[pointer.name] = (node.name, targets)
-
-    def by_way(self, target: Target, ways: Mapping[str, int]) -> Target:
-        """A target, when the loops and branches that decide about it were left by these ways."""
-        while isinstance(target, Value) and target.name in self._ends:
-            node, targets = self._ends[target.name]
-            if node not in ways:
-                break
-            target = targets[ways[node]]
-        return target
+                first, *others = (way[position] for way in ways)
+                self._known.pop(pointer.name, None)
+                if isinstance(first, Region) and all(other == first for other in others):
+                    self._known[pointer.name] = first
 
     def aims(self, sources: Sequence[Value], targets: Sequence[Value | None]) -> list[Target]:
         """What each pointer among the targets would stand for; for others anything."""
         pointers = self._memory.pointers
         pairs = zip(sources, targets, strict=True)
         return [self.target(s) if t is not None and t.name in pointers else NOWHERE for s, t in pairs]
-
-    def heads(self, node: While, sources: Sequence[Value]) -> list[Target]:
-        """What the parameters stand for in a round: one that may be a row, other bytes every round, itself."""
-        found = zip(node.parameters, self.aims(sources, node.parameters), strict=True)
-        return [parameter if parameter in self.stepping(node) else target for parameter, target in found]
-
-    def stepping(self, node: While) -> list[Value]:
-        """The parameters that are pointers to rows, which are assigned anew every round."""
-        pairs = zip(node.parameters, node.updates, strict=True)
-        return [to for to, source in pairs if to.name in self._memory.pointers and self._memory.steps(source)]
 
     def branch(self, node: CaseOf, bodies: Sequence[Schedule]) -> Call:
         check_moves(node)
@@ -269,7 +250,7 @@ class _Builder:
         if node.fallbacks:
             ways.append(self.aims(node.fallbacks, node.outputs))
             bypass = _present(self.leaving(node, len(arms), self.move("yield", node, node.fallbacks, node.outputs)))
-        self.aim(node, node.outputs, ways)
+        self.aim(node.outputs, ways)
 
         def take_arm() -> None:
             which = int(look())
@@ -289,33 +270,27 @@ class _Builder:
         places = self._memory.here(self._context, {})
         collecting = open_rows(node, places.operand)
         outer, rolled = self._context, self._memory.rolled.get((node.name, self._context))
-        aims = {0: self.heads(node, node.inits)}
-        enter = self.move("enter", node, node.inits, node.parameters)
+        copies: list[Context] = [outer]
+        if rolled is not None:
+            copies = [(*outer, (node.name, copy)) for copy in range(rolled.copies)]
+        assigned = [None if self.told(parameter, copies) else parameter for parameter in node.parameters]
+        enter = self.move("enter", node, node.inits, assigned)
         rounds: list[Round] = []
+        for self._context in copies:
+            rounds.append(self.round(node, schedule, assigned))
         ways: list[list[Target]] = []
-        ends: list[dict[str, Target]] = []
-        for copy in range(1 if rolled is None else rolled.copies):
-            self._context = outer if rolled is None else (*outer, (node.name, copy))
-            for parameter, target in zip(node.parameters, aims[copy], strict=True):
-                if parameter.name in self._memory.pointers:
-                    self._targets[parameter.name] = target
-            rounds.append(self.round(node, schedule))
-            ways.append([self._targets.get(parameter.name, NOWHERE) for parameter in node.parameters])
-            ends.append(dict(self._targets))
-            updated = self.heads(node, node.updates)
-            for taken, after in [((), 0)] if rolled is None else rolled.following(copy):
-                aim = [self.by_way(target, dict(taken)) for target in updated]
-                if aims.setdefault(after, aim) != aim:
-                    what = f"lets copy {after} of its body begin with different things to point at"
-                    raise RunError(f"loop {node.name}: the plan {what}; plan the model again")
-        for copy, targets in enumerate(ends):
-            self._targets = targets
-            self._context = outer if rolled is None else (*outer, (node.name, copy))
+        for copy, self._context in enumerate(copies):
             rounds[copy].leave = self.leaving(node, copy, self.move("exit", node, node.parameters, node.finals))
+            ways.append(self.aims(node.parameters, node.finals))
         self._context = outer
-        self.aim(node, node.finals, ways)
+        self.aim(node.finals, ways)
         following = [0] if rolled is None else [self.following(rolled, copy) for copy in range(rolled.copies)]
         return Loop(node, enter, rounds, following, collecting, places, self.moved).run
+
+    def told(self, parameter: Value, copies: Iterable[Context]) -> bool:
+        """Whether the plan tells of each copy of a body what a pointer stands for: nobody need assign it."""
+        pointing = parameter.name in self._memory.pointers
+        return pointing and all(self._memory.head(parameter, copy) is not None for copy in copies)
 
     def leaving(self, node: Node, way: int, leave: Call) -> Call:
         """The end of a loop or branch, which notes the way out where that decides what comes next."""
@@ -336,8 +311,8 @@ class _Builder:
             return lambda: rolled.after(copy, ways)
         return rolled.after(copy, ways)
 
-    def round(self, node: While, schedule: Schedule) -> Round:
-        """One copy of the body."""
+    def round(self, node: While, schedule: Schedule, assigned: Sequence[Value | None]) -> Round:
+        """One copy of the body; these of the parameters take the updates."""
         body, here = node.body, self._memory.here(self._context, {})
         begin = self.point_of_round("round", node, counter(here.operand(node.counter)))
         before = tuple(self.steps(body, schedule, 0, node.check))
@@ -350,9 +325,7 @@ class _Builder:
             fetch = self.point_of_round("fetch", node, take or None)
         rest = tuple(self.steps(body, schedule, node.check, len(schedule.steps)))
         store = self.bound(_values(rows), lambda places: storer(rows, places.operand)) if rows else None
-        fixed = self._memory.pointers - {parameter.name for parameter in self.stepping(node)}
-        parameters = [None if p.name in fixed else p for p in node.parameters]
-        carry = self.moving(node.updates, parameters)
+        carry = self.moving(node.updates, assigned)
         end = self.point_of_round("next", node, both(store, carry))
         return Round(begin, before, goes_on, fetch, rest, end, sum(part.nbytes for part, *_ in (*slices, *rows)))
 
@@ -360,7 +333,7 @@ class _Builder:
         """The slices or rows that do not lie in their wholes."""
         return [
             (part, whole, axis, backwards)
-            for found, part, whole, axis, backwards in windows(node)
+            for found, part, whole, axis, backwards in steps(node)
             if found == kind
             and not self._memory.steps_through(part, whole, Stride(node.name, part.nbytes, backwards), self._context)
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sublet.plan import Context, Region, Stride
@@ -18,7 +18,7 @@ Strides = Mapping[str, tuple[Stride, ...]]
 class Varying:
     """An action bound for each combination of what pointers stand for and of rounds, when it first comes up.
 
-    `fixed` pointers stand for the same here always; `varying` ones for what those that they name do.
+    `fixed` pointers stand for the same here always, `varying` ones for what the run lets them.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class Varying:
         memory: Memory,
         context: Context,
         fixed: Mapping[str, Region],
-        varying: Mapping[str, str],
+        varying: Sequence[str],
         strides: Strides,
         make: Callable[[Places], Any],
     ) -> None:
@@ -34,7 +34,6 @@ class Varying:
         self._context = context
         self._fixed = fixed
         self._names = tuple(varying)
-        self._roots = tuple(varying.values())
         self._loops = tuple(dict.fromkeys(stride.loop for several in strides.values() for stride in several))
         self._make = make
         self._bound: dict[object, Any] = {}
@@ -44,11 +43,11 @@ class Varying:
     @property
     def by_round(self) -> bool:
         """Whether it depends on rounds and on nothing else."""
-        return not self._roots
+        return not self._names
 
     def __call__(self, *arguments: int) -> Any:
         pointed, current = self._memory.pointed, self.current
-        key = (tuple([pointed[root] for root in self._roots]), tuple([current[loop] for loop in self._loops]))
+        key = (tuple([pointed[name] for name in self._names]), tuple([current[loop] for loop in self._loops]))
         call = self._bound.get(key)
         if call is None:
             call = self.bound()
@@ -58,10 +57,9 @@ class Varying:
 
     def bound(self, rounds: Mapping[str, int] | None = None) -> Any:
         """The action for these rounds, or the current ones."""
-        regions = (self._memory.pointed[root] for root in self._roots)
-        here = {**self._fixed, **dict(zip(self._names, regions, strict=True))}
+        here = {**self._fixed, **{name: self._memory.pointed[name] for name in self._names}}
         return self._make(Places(self._memory, self._context, here, rounds))
 
     def instead(self, strides: Strides, make: Callable[[], Any]) -> Varying:
         """Another action that depends on rounds: what `make` makes in each."""
-        return Varying(self._memory, self._context, {}, {}, strides, lambda places: make())
+        return Varying(self._memory, self._context, {}, (), strides, lambda places: make())

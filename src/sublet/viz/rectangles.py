@@ -374,4 +374,4 @@ def _peak(curve: tuple[tuple[int, int], ...], placements: tuple[Placement, ...])
     """The first point with the most live bytes, and who is alive there."""
     point, nbytes = max(curve, key=lambda step: (step[1], -step[0]), default=(0, 0))
     alive = tuple(place.value for place in placements if any(begin <= point < end for begin, end in place.live))
-    return Peak(point, "", nbytes, alive)
+    return Peak(point, nbytes, alive)

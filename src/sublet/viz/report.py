@@ -124,7 +124,7 @@ def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) ->
         **_control(plan),
         "peak": {
             "point": plan.peak.point,
-            "node": plan.peak.node,
+            "node": str(plan.at_peak),
             "bytes": plan.peak.nbytes,
             "buffers": [{"nbytes": live.nbytes, "tensors": list(live.values)} for live in buffers_at_peak(plan)],
         },

@@ -86,7 +86,7 @@ def _bound_sums(plan: MemoryPlan) -> dict[str, int]:
 
 
 def _peak(plan: MemoryPlan) -> list[RenderableType]:
-    where = f"point {plan.peak.point} of {len(plan.points)}, {plan.peak.node!r}"
+    where = f"point {plan.peak.point} of {len(plan.points)}, {str(plan.at_peak)!r}"
     return [
         Text.from_markup(f"[bold]Peak[/bold] {human(plan.peak.nbytes)} at {escape(printable(where))}"),
         buffer_table(buffers_at_peak(plan), plan),

@@ -90,7 +90,7 @@ def _around(plan: MemoryPlan) -> list[str]:
     alive = set(plan.peak.values)
     made = [place for place in plan.in_arenas if place.value in alive and place.producer]
     makers = (place.producer for place in sorted(made, key=lambda place: -place.region.nbytes))
-    return list(dict.fromkeys((plan.peak.node, *makers)))
+    return list(dict.fromkeys((plan.at_peak.node, *makers)))
 
 
 def _graphs(model: Model, options: Options, plan: MemoryPlan) -> Iterator[Idea]:
@@ -106,7 +106,7 @@ def _graphs(model: Model, options: Options, plan: MemoryPlan) -> Iterator[Idea]:
         what = f"{stored.count} values that depend on no input, computed before and stored"
         how = f"fold them when exporting: the weights grow from {human(stored.before)} to {human(stored.after)}"
         yield idea("model", what, how, stored.graph)
-    for split in halves(graph, plan.peak.node):
+    for split in halves(graph, plan.at_peak.node):
         yield idea("model", split.what, split.how, split.graph)
     for name in _around(plan)[:MAKERS]:
         for over in overwritten(graph, name):

@@ -1,0 +1,104 @@
+"""What a plan says that pointers stand for when a copy of a loop's body begins: who runs it goes there.
+
+That they lie there in every run is proven by the replay, and that it is the placement which is named by the walk
+through all states. Where the plan says that only the run knows, nothing is claimed.
+
+Rule: false-heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from sublet.checker.state import State
+from sublet.checker.timeline import Timeline
+from sublet.checker.walk import Name, Places, Walk
+from sublet.errors import Finding
+from sublet.ir.graph import Graph, Value, While
+from sublet.plan import OPEN, POINTER, Context, MemoryPlan, Region, Rolled
+
+Told = Mapping[tuple[str, Context], Sequence[Mapping[str, Region]]]
+"""For each unrolled loop, and each copy of its body, the region of each pointer that does not depend on the run."""
+
+
+def told_heads(graph: Graph, plan: MemoryPlan) -> tuple[Told, list[Finding]]:
+    """What the plan says, and what makes no sense about it."""
+    loops = {node.name: node for node in graph.walk() if isinstance(node, While)}
+    pointers = frozenset(place.value for place in plan.placements if place.how == POINTER)
+    told: dict[tuple[str, Context], list[Mapping[str, Region]]] = {}
+    findings: list[Finding] = []
+    for record in plan.rolled:
+        own = _own(loops[record.loop], pointers) if record.loop in loops else []
+        wrong = _malformed(record, own, plan)
+        if wrong:
+            fix = "name a placement, or -1, for each pointer of each copy"
+            findings.append(Finding("false-heads", f"loop {record.loop}", wrong, fix))
+            continue
+        told[record.loop, record.within] = [
+            {
+                value.name: plan.placements[number].region
+                for value, number in zip(own, heads, strict=True)
+                if number != OPEN and not plan.placements[number].strides
+            }
+            for heads in record.heads
+        ]
+    return told, findings
+
+
+def _own(loop: While, pointers: frozenset[str]) -> list[Value]:
+    """The parameters of a loop that are pointers."""
+    return [parameter for parameter in loop.parameters if parameter.name in pointers]
+
+
+def _malformed(record: Rolled, own: Sequence[Value], plan: MemoryPlan) -> str:
+    """Why the heads of a loop cannot be meant; "" if they can."""
+    if len(record.heads) != record.copies or any(len(heads) != len(own) for heads in record.heads):
+        return f"does not tell of {record.copies} copies of its body what {len(own)} pointers stand for"
+    for copy, heads in enumerate(record.heads):
+        for parameter, number in zip(own, heads, strict=True):
+            place = plan.placements[number] if 0 <= number < len(plan.placements) else None
+            if number != OPEN and (place is None or place.how == POINTER or place.region.nbytes != parameter.nbytes):
+                return f"begins copy {copy} of its body with {parameter} at placement {number}, where it cannot lie"
+    return ""
+
+
+def elsewhere(node: While, told: Sequence[Mapping[str, Region]], heads: Mapping[int, State]) -> Iterator[Finding]:
+    """The copies that begin with a pointer at another place than the plan says."""
+    for copy, state in heads.items():
+        for parameter in node.parameters:
+            region = told[copy].get(parameter.name) if copy < len(told) else None
+            pointer = state.pointers.get(parameter.name)
+            if region is not None and region.nbytes and (pointer is None or set(pointer.targets) != {region}):
+                what = f"does not begin copy {copy} of its body with {parameter} where the plan says"
+                yield Finding("false-heads", f"loop {node.name}", what)
+
+
+def asked(timeline: Timeline, plan: MemoryPlan) -> dict[int, frozenset[Name]]:
+    """For each point where a copy of a body begins the pointers that the plan tells of."""
+    return {
+        point: frozenset(("pointer", name) for name, number in heads.items() if number != OPEN)
+        for point, heads in _begun(timeline, plan)
+    }
+
+
+def _begun(timeline: Timeline, plan: MemoryPlan) -> Iterator[tuple[int, Mapping[str, int]]]:
+    """The points where copies of bodies begin, with the numbers of the placements that pointers stand for there."""
+    records = {(record.loop, record.within): record for record in plan.rolled}
+    pointers = Places(plan).pointers
+    for point, moment in enumerate(timeline.moments):
+        if moment.kind == "round" and isinstance(moment.node, While) and moment.context:
+            record = records.get((moment.node.name, moment.context[:-1]))
+            if record is not None:
+                names = [value.name for value in _own(moment.node, pointers)]
+                yield point, dict(zip(names, record.heads[moment.context[-1][1]], strict=True))
+
+
+def check_heads(plan: MemoryPlan, walk: Walk) -> Iterator[Finding]:
+    """Every pointer stands for the very placement that the plan names, in all states in which its copy begins."""
+    begun = dict(_begun(walk.timeline, plan))
+    for visit in walk.visits:
+        for name, number in begun.get(visit.point, {}).items():
+            if number != OPEN and visit.state.get(("pointer", name)) != number:
+                moment = walk.moment(visit)
+                what = f"is said to stand for placement {number} at {moment.point}, and may stand for another"
+                yield Finding("false-heads", f"value %{name}", what)
