@@ -346,13 +346,13 @@ MUTATIONS: dict[str, Mutation] = {
     "copies exchanged": _copies_exchanged,
     "copies reordered": _copies_in_another_order,
     **JUMP_MUTATIONS,
-    "head elsewhere": _head_elsewhere,
     "stride changed": _stride_changed,
     "step too far": _step_too_far,
     "into a step": _into_a_step,
     "over a choice": _over_a_choice,
     "dropped wait": _wait_dropped,
     "reordered steps": _reordered,
+    "head elsewhere": _head_elsewhere,
 }
 
 
