@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from sublet.runtime.backends.nn_reference import NnReference
+from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch.backend import Torch
 from tests.layouts import ALIGNMENTS
 from tests.nn.facts import generated
@@ -24,7 +24,7 @@ Seen = Counter[str]
 
 
 def one_variation(seed: int, seen: Seen) -> None:
-    generated(seed, NnReference() if seed % 4 == 0 else Torch(), seen)
+    generated(seed, Reference() if seed % 4 == 0 else Torch(), seen)
 
 
 def one_operator(seed: int, seen: Seen) -> None:

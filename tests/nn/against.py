@@ -15,7 +15,7 @@ from sublet.ops.emitter import Emitter
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Example
 from sublet.passes.autodiff import backward, differentiable
-from sublet.runtime.backends.nn_reference import NnReference
+from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch.backend import Torch
 from tests.nn.examples import Array, case_of, spec_of_text
 from tests.nn.test_registry import computed
@@ -57,7 +57,7 @@ def agrees(
     assert not fast or all(Torch().kernel(n, {}) for n in own), "the reference would compute it"
     weights = (*case.graph.weights, *emit.literals.added)
     graph = Graph("compared", (*case.graph.inputs, *seeds.values()), tuple(emit.nodes), (), weights)
-    for backend in (Torch(), NnReference()):
+    for backend in (Torch(), Reference()):
         places = computed(graph, {key: array.copy() for key, array in arrays.items()}, backend)
         for output, result in results.items():
             _close(places[output.name], result.detach().numpy(), tolerance, absolute)

@@ -14,7 +14,7 @@ import numpy as np
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import spec_of
-from sublet.runtime.backends.nn_reference import NnReference
+from sublet.runtime.backends.reference import Reference
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.kernel import Backend
 from sublet.runtime.kernels import Kernels
@@ -26,7 +26,7 @@ from tests.nn.variations import variation
 TOLERANCE = {DType.F64: 1e-10, DType.F32: 2e-5, DType.F16: 2e-2, DType.BF16: 1e-1}
 APART = 64
 MANY = 1 << 30
-REFERENCE = NnReference()
+REFERENCE = Reference()
 ANY_BYTES = {"undefined"}
 """Commands whose results may be any bytes, so that there is nothing to compare."""
 

@@ -10,7 +10,7 @@ import pytest
 
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Example
-from sublet.runtime.backends.nn_reference import NnReference
+from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch.backend import Torch
 from tests.nn.against import agrees, refused
 from tests.nn.examples import case_of
@@ -39,7 +39,7 @@ FUNCTIONS: list[tuple[str, dict[str, Any], Callable[..., Any]]] = [
     ("log_softmax", {"axis": 1}, lambda x: torch.log_softmax(x, 1)),
 ]
 NAMES = [f"{name}-{attrs}" for name, attrs, _ in FUNCTIONS]
-BACKENDS = [Torch(), NnReference()]
+BACKENDS = [Torch(), Reference()]
 
 
 @pytest.mark.parametrize(("name", "attrs", "function"), FUNCTIONS, ids=NAMES)

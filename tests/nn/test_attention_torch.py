@@ -9,7 +9,7 @@ import pytest
 
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Example
-from sublet.runtime.backends.nn_reference import NnReference
+from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch.backend import Torch
 from sublet.runtime.kernel import Backend
 from tests.nn.against import agrees, refused
@@ -72,7 +72,7 @@ def test_the_sums_of_exponentials_and_their_gradient(row: Any) -> None:
     agrees("attention", inputs, attrs, function)
 
 
-@pytest.mark.parametrize("backend", [Torch(), NnReference()], ids=["torch", "reference"])
+@pytest.mark.parametrize("backend", [Torch(), Reference()], ids=["torch", "reference"])
 @pytest.mark.parametrize("numbers", [False, True])
 def test_a_query_that_may_attend_to_nothing_gives_zero(backend: Backend, numbers: bool) -> None:
     mask = "f32[2,3] 0:1" if numbers else "bool[2,3]"

@@ -13,7 +13,7 @@ from sublet.ops import lookup
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Example
 from sublet.ops.op import Share
-from sublet.runtime.backends.nn_reference import NnReference
+from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch.backend import Torch
 from sublet.runtime.dtypes import NUMPY
 from sublet.tensor import DType
@@ -44,7 +44,7 @@ def test_every_type_becomes_every_other(source: str, target: str) -> None:
     (y,) = case.graph.outputs
     x = (np.arange(64) % 7 + (0.75 if source[0] in "fb" else 0)).astype(NUMPY[DType.parse(source)])
     expected = x.astype(NUMPY[DType.parse(target)])
-    for backend in (Torch(), NnReference()):
+    for backend in (Torch(), Reference()):
         found = computed(case.graph, {"x0": x}, backend)[y.name]
         assert found.tobytes() == expected.tobytes()
 
@@ -63,7 +63,7 @@ def test_a_cast_to_the_same_type_is_a_view_and_a_copy_is_none() -> None:
 def test_fill_and_iota_give_every_type(dtype: str) -> None:
     filled = case_of(COMMANDS["fill"], Example((), {"shape": (5,), "dtype": dtype, "value": 1}))
     counted = case_of(COMMANDS["iota"], Example((), {"count": 5, "dtype": dtype})) if dtype != "bool" else filled
-    for backend in (Torch(), NnReference()):
+    for backend in (Torch(), Reference()):
         (y,), (z,) = filled.graph.outputs, counted.graph.outputs
         assert computed(filled.graph, {}, backend)[y.name].astype(int).tolist() == [1] * 5
         if dtype != "bool":

@@ -20,7 +20,7 @@ from sublet.errors import RunError
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Command
-from sublet.runtime.backends.nn_reference import NnReference
+from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch.backend import Torch
 from sublet.runtime.kernel import Array, Backend, Call, Operand
 from tests.layouts import ALIGNMENTS
@@ -29,7 +29,7 @@ from tests.nn.facts import check_case, generated
 from tests.nn.variations import variation
 
 VARIATIONS = 30
-BACKENDS: list[Backend] = [NnReference(), *([Torch()] if installed("torch") else [])]
+BACKENDS: list[Backend] = [Reference(), *([Torch()] if installed("torch") else [])]
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)

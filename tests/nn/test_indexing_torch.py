@@ -14,7 +14,7 @@ from sublet.ops.emitter import Emitter
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Example
 from sublet.ops.op import Share
-from sublet.runtime.backends.nn_reference import NnReference
+from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch.backend import Torch
 from sublet.runtime.kernel import Backend
 from sublet.tensor import DType, TensorSpec
@@ -47,11 +47,11 @@ def test_one_hot_is_pytorchs() -> None:
     case = case_of(COMMANDS["one_hot"], Example(("i64[5,6] 0:9",), {"depth": 9, "dtype": "i64"}))
     (y,) = case.graph.outputs
     expected = F.one_hot(torch.from_numpy(case.arrays["x0"]), 9).numpy()
-    for backend in (Torch(), NnReference()):
+    for backend in (Torch(), Reference()):
         np.testing.assert_array_equal(computed(case.graph, dict(case.arrays), backend)[y.name], expected)
 
 
-@pytest.mark.parametrize("backend", [Torch(), NnReference()], ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", [Torch(), Reference()], ids=lambda backend: backend.name)
 @pytest.mark.parametrize(
     ("name", "inputs", "attrs"),
     [

@@ -10,7 +10,7 @@ import pytest
 
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Example
-from sublet.runtime.backends.nn_reference import NnReference
+from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch.backend import Torch
 from tests.nn.against import agrees, refused
 from tests.nn.examples import Case, case_of
@@ -19,7 +19,7 @@ from tests.nn.test_registry import computed, differentiated
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
-BACKENDS = [Torch(), NnReference()]
+BACKENDS = [Torch(), Reference()]
 LOGITS, HALF = "f64[40,27] -9:9", "f64[40,27] 0.01:0.99"
 
 

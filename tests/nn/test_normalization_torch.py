@@ -10,7 +10,7 @@ import pytest
 
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Example
-from sublet.runtime.backends.nn_reference import NnReference
+from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch.backend import Torch
 from sublet.runtime.kernel import Backend
 from tests.nn.against import agrees, refused
@@ -69,14 +69,14 @@ def _forward_agrees(name: str, inputs: tuple[str, ...], attrs: dict[str, Any], f
     case = case_of(COMMANDS[name], Example(inputs, attrs))
     expected = function(*(torch.from_numpy(array) for array in case.arrays.values())).numpy()
     (output,) = case.graph.outputs
-    for backend in (Torch(), NnReference()):
+    for backend in (Torch(), Reference()):
         found = computed(case.graph, dict(case.arrays), backend)[output.name]
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("shape", "axis"), [("6,5,3,3", 1), ("6,3,3,5", -1)])
 @pytest.mark.parametrize("shared", [False, True], ids=["apart", "in place"])
-@pytest.mark.parametrize("backend", [Torch(), NnReference()], ids=["torch", "reference"])
+@pytest.mark.parametrize("backend", [Torch(), Reference()], ids=["torch", "reference"])
 def test_running_statistics_are_moved_once(shape: str, axis: int, shared: bool, backend: Backend) -> None:
     case = case_of(COMMANDS["batch_norm"], Example((f"f32[{shape}]", *["f32[5] 0.5:2"] * 4), {"axis": axis}))
     (node,) = case.graph.nodes
@@ -101,7 +101,7 @@ def test_a_large_mean_does_not_spoil_the_variance() -> None:
     """The variance is of x - mean, not the difference of two squares."""
     case = case_of(COMMANDS["batch_norm"], Example(("f32[4,2,8,8] 999:1001", *["f32[2] 1:2"] * 4)))
     rstd = case.graph.outputs[4]
-    found, exact = (computed(case.graph, dict(case.arrays), backend)[rstd.name] for backend in (Torch(), NnReference()))
+    found, exact = (computed(case.graph, dict(case.arrays), backend)[rstd.name] for backend in (Torch(), Reference()))
     np.testing.assert_allclose(found, exact, rtol=1e-3)
     np.testing.assert_allclose(found, 3**0.5, rtol=0.1)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.emitter import Emitter
-from sublet.runtime.backends.nn_reference import NnReference
+from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch import optimizer as kernels
 from sublet.runtime.backends.torch.backend import Torch
 from sublet.runtime.dtypes import NUMPY
@@ -20,7 +20,7 @@ from tests.nn.against import refused
 torch = pytest.importorskip("torch")
 
 Array = NDArray[Any]
-BACKENDS = [Torch(), NnReference()]
+BACKENDS = [Torch(), Reference()]
 STEPS = 6
 RATE = float(np.float32(0.02))
 TOLERANCE = {"f64": 1e-12, "f32": 2e-6}

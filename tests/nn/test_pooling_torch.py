@@ -9,7 +9,7 @@ import pytest
 
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Example
-from sublet.runtime.backends.nn_reference import NnReference
+from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch.backend import Torch
 from tests.nn.against import agrees, refused
 from tests.nn.examples import case_of
@@ -65,7 +65,7 @@ def test_avg_pool_is_pytorchs(x: str, attrs: dict[str, Any], count_include_pad: 
     agrees("avg_pool", (in_layout(x, layout),), {**attrs, "layout": layout}, function, fast=fast)
 
 
-@pytest.mark.parametrize("backend", [Torch(), NnReference()], ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", [Torch(), Reference()], ids=lambda backend: backend.name)
 def test_equal_maxima_give_their_gradient_to_the_first(backend: Any) -> None:
     attrs = {"kernel": (2, 2), "strides": (1, 1)}
     case = case_of(COMMANDS["max_pool_gradient"], Example(("f32[1,1,2,2]", "f32[1,1,3,3]"), attrs))
@@ -88,7 +88,7 @@ def test_kernels_allocate_nothing_and_take_scratch_for_a_slice(name: str, layout
     assert kernel is not None
     most = 0 if name.startswith("avg") else 4 * 32 * 48 * 48 * (8 if name == "max_pool" else 12)
     assert kernel.scratch == most
-    found, expected = (computed(case.graph, case.arrays, backend) for backend in (Torch(), NnReference()))
+    found, expected = (computed(case.graph, case.arrays, backend) for backend in (Torch(), Reference()))
     (output,) = case.graph.outputs
     np.testing.assert_allclose(found[output.name], expected[output.name], rtol=1e-5, atol=1e-5)
 
@@ -99,7 +99,7 @@ def test_halves(name: str, dtype: str) -> None:
     for example in COMMANDS[name].examples:
         case = case_of(COMMANDS[name], Example(tuple(dtype + text[3:] for text in example.inputs), example.attrs))
         (output,) = case.graph.outputs
-        both = [computed(case.graph, case.arrays, backend)[output.name] for backend in (Torch(), NnReference())]
+        both = [computed(case.graph, case.arrays, backend)[output.name] for backend in (Torch(), Reference())]
         np.testing.assert_allclose(*(found.astype(np.float64) for found in both), rtol=0.02, atol=0.02)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Example
-from sublet.runtime.backends.nn_reference import NnReference
+from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch.backend import Torch
 from sublet.runtime.backends.torch.random import CHUNK
 from sublet.runtime.kernel import Backend
@@ -19,7 +19,7 @@ from tests.nn.examples import Array, case_of
 from tests.nn.test_registry import computed, differentiated
 
 torch = pytest.importorskip("torch")
-BACKENDS: list[Backend] = [NnReference(), Torch()]
+BACKENDS: list[Backend] = [Reference(), Torch()]
 SIZE = 3 * CHUNK + 5
 
 

@@ -19,14 +19,14 @@ from sublet.ops.nn.command import Command, Example
 from sublet.ops.op import Share
 from sublet.ops.verify import verify
 from sublet.passes.autodiff import backward, differentiable
-from sublet.runtime.backends.nn_reference import NnReference
+from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch.backend import Torch
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.kernel import Backend
 from sublet.tensor import DType, TensorSpec
 from tests.nn.examples import Array, Case, case_of
 
-BACKENDS: list[Backend] = [NnReference(), *([Torch()] if installed("torch") else [])]
+BACKENDS: list[Backend] = [Reference(), *([Torch()] if installed("torch") else [])]
 CASES = [
     pytest.param(record, example, id=f"{record.name}-{i}")
     for record in COMMANDS.values()

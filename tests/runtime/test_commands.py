@@ -142,9 +142,9 @@ def test_what_a_kernel_returns_is_stored() -> None:
     [
         (
             "mine.tall",
-            r"node y, mine.tall .*: the kernel returned float32\[2, 8\], but was planned to give float32\[8\]",
+            r"node y, mine.tall: what the kernel returned is float32\[2, 8\], but was planned as float32\[8\]",
         ),
-        ("mine.double", r"returned float64\[8\], but was planned to give float32\[8\]"),
+        ("mine.double", r"returned is float64\[8\], but was planned as float32\[8\]"),
         ("mine.beyond", r"node y, mine.beyond .*could not broadcast"),
         ("mine.scale", r"node y, mine.scale .*missing 1 required keyword-only argument: 'factor'"),
     ],

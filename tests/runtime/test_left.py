@@ -13,8 +13,8 @@ import sublet
 from sublet.errors import KernelError, RunError
 from sublet.ir.graph import Graph, Node, Value
 from sublet.planning.options import Options
+from sublet.runtime.calls import InTurn
 from sublet.runtime.executable import Executable
-from sublet.runtime.joining import InTurn
 from sublet.runtime.kernel import Array, Call, Operand
 from sublet.runtime.left import Left, left_by
 from tests.runtime.networks import PythonBackend, PythonKernel

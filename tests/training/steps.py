@@ -28,7 +28,7 @@ from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint
 from sublet.planning.options import Options
 from sublet.planning.unfollowed import followed
-from sublet.runtime.backends.nn_reference import NnReference
+from sublet.runtime.backends.reference import Reference
 from sublet.runtime.comparing import compare
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.executable import Executable
@@ -69,7 +69,7 @@ class Step:
         return Executable(
             graph,
             plan,
-            lambda constants: choose_kernels(graph, [NnReference()], constants),
+            lambda constants: choose_kernels(graph, [Reference()], constants),
             contents,
             outputs=self.outputs,
         )

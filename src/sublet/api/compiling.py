@@ -24,7 +24,6 @@ from sublet.plan.file import fingerprint
 from sublet.planning.options import Options
 from sublet.planning.pipeline import Progress, plan_memory
 from sublet.runtime.backends.commands import Commands, uses_commands
-from sublet.runtime.backends.nn_reference import NnReference
 from sublet.runtime.backends.numpy import Numpy
 from sublet.runtime.backends.onnxruntime.backend import OnnxRuntime
 from sublet.runtime.backends.reference import Reference
@@ -146,8 +145,6 @@ def _other_recipe(plan: MemoryPlan, asked: Sequence[tuple[str, int]], source: Mo
 
 def _made_backends(names: Sequence[str | Backend], source: Model) -> list[Backend]:
     made = [BACKENDS[entry](source) if isinstance(entry, str) else entry for entry in names]
-    if "reference" in names:
-        made.append(NnReference())
     return [Commands(), *made] if uses_commands(source.graph) else made
 
 
@@ -155,7 +152,7 @@ def _fastest(
     source: Model, names: Sequence[str | Backend], constants: Mapping[Value, Array], workspace: int
 ) -> dict[str, str]:
     """The fastest backend by node. The backends made for it are dropped again, with the sessions they opened."""
-    candidates = [made for made in _made_backends(names, source) if not isinstance(made, Reference | NnReference)]
+    candidates = [made for made in _made_backends(names, source) if not isinstance(made, Reference)]
     return Tuner(candidates, source.opsets, workspace).choices(source.graph, constants)
 
 

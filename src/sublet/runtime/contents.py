@@ -11,6 +11,7 @@ from sublet.base.printable import printable
 from sublet.errors import RunError
 from sublet.ir.graph import Graph, Value
 from sublet.plan import bound_to
+from sublet.runtime.calls import store
 from sublet.runtime.given import checked, content_for, in_place, listed
 from sublet.runtime.memory import Memory, array_of, raw_bytes
 from sublet.runtime.state import State
@@ -114,10 +115,7 @@ class Contents:
 
     def _put(self, value: Value, content: Any) -> None:
         with self._state.written(value):
-            if isinstance(value.spec, TensorSpec):
-                self._memory.here().array(value)[...] = content
-            else:
-                self._memory.cells[value.name].content = content
+            store(content, self._memory.here().operand(value), value)
 
     def _named(self, name: str) -> Value:
         for values in (self._inputs, self._outputs, {value.name: value for value in self._graph.weights}):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from sublet.ir.graph import Node, Value
 from sublet.ops.op import lookup
+from sublet.runtime.calls import nothing
 from sublet.runtime.kernel import Call
 from sublet.runtime.memory import Places, Raw
-from sublet.runtime.moves import nothing
 
 Copy = tuple[Value, int, Value, int, int]
 """Bytes [b, b + n) of the first value become bytes [d, d + n) of the second: (first, b, second, d, n)."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from sublet.errors import KernelError, SubletError
 from sublet.ir.graph import Node
+from sublet.runtime.calls import InTurn, in_turn, nothing
 from sublet.runtime.kernel import Call, Joinable, Movable
-from sublet.runtime.moves import nothing
 from sublet.runtime.varying import Varying
 
 
@@ -102,25 +102,6 @@ class ByRound:
         return in_turn(followed)
 
 
-class InTurn:
-    """Several calls as one. `reached` is the number of the call that raised in the latest run, None when none has."""
-
-    __slots__ = ("calls", "reached")
-
-    def __init__(self, calls: Sequence[Call]) -> None:
-        self.calls = tuple(calls)
-        self.reached: int | None = None
-
-    def __call__(self) -> None:
-        self.reached, number = None, 0
-        try:
-            for number, call in enumerate(self.calls):  # noqa: B007
-                call()
-        except BaseException:
-            self.reached = number
-            raise
-
-
 def _whole(first: Guarded, call: Joinable, following: Sequence[Guarded]) -> tuple[Call, int]:
     try:
         return call.joined([other.call for other in following])
@@ -131,12 +112,6 @@ def _whole(first: Guarded, call: Joinable, following: Sequence[Guarded]) -> tupl
         raise KernelError(
             f"node {node.name}, {node.op}, and those after it: cannot be opened as one: {what}"
         ) from error
-
-
-def in_turn(calls: Sequence[Call]) -> Call:
-    """One call for several."""
-    present = [call for call in calls if call is not nothing]
-    return present[0] if len(present) == 1 else InTurn(present)
 
 
 def _joined(calls: Sequence[Call]) -> list[Call]:

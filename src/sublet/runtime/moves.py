@@ -11,6 +11,7 @@ import numpy as np
 from sublet.errors import RunError
 from sublet.ir.graph import CaseOf, Value, While
 from sublet.plan import bound_to
+from sublet.runtime.calls import nothing, store
 from sublet.runtime.dtypes import NUMPY, packed
 from sublet.runtime.kernel import Array, Call, Cell, Operand
 from sublet.runtime.memory import Memory
@@ -29,10 +30,6 @@ class Moved:
     def add(self, nbytes: int) -> None:
         with self._lock:
             self.nbytes += nbytes
-
-
-def nothing() -> None:
-    """The action of a point that has nothing to do."""
 
 
 def parallel_move(pairs: Sequence[Pair], moved: Moved) -> Call:
@@ -55,7 +52,7 @@ def parallel_move(pairs: Sequence[Pair], moved: Moved) -> Call:
     def all_read_first() -> None:
         contents = [_content(source) for source, _ in ordered]
         for content, (_, to) in zip(contents, ordered, strict=True):
-            _put(content, to)
+            store(content, to)
         moved.add(nbytes)
 
     return all_read_first if clash else in_order
@@ -104,20 +101,10 @@ def _content(source: Operand) -> Any:
     return source.content if isinstance(source, Cell) else source.copy()
 
 
-def _put(content: Any, to: Operand) -> None:
-    if isinstance(to, Cell):
-        to.content = content
-        return
-    array = np.asarray(content)
-    if array.shape != to.shape or array.dtype != to.dtype:
-        raise RunError(f"a value turned out to be {array.dtype}{list(array.shape)}, not {to.dtype}{list(to.shape)}")
-    to[...] = array
-
-
 def assign(source: Operand, to: Operand) -> None:
     """Copy the content of one operand to another."""
     if isinstance(source, Cell) or isinstance(to, Cell):
-        _put(_content(source), to)
+        store(_content(source), to)
     else:
         to[...] = source
 
@@ -162,7 +149,7 @@ def _taker(value: Operand, sequence: Operand, axis: int, backwards: bool) -> Tak
         if k >= whole.shape[axis]:
             raise RunError(f"the loop goes on beyond the {whole.shape[axis]} slices of its input")
         index = whole.shape[axis] - 1 - k if backwards else k
-        _put(np.take(whole, index, axis), value)
+        store(np.take(whole, index, axis), value)
 
     if isinstance(sequence, Cell) or isinstance(value, Cell):
         return take
@@ -178,7 +165,7 @@ def _placer(row: Operand, whole: Operand, axis: int, backwards: bool) -> Take:
             whole.content.append(_content(row))
         else:
             index = whole.shape[axis] - 1 - k if backwards else k
-            _put(_content(row), np.moveaxis(whole, axis, 0)[index])
+            store(_content(row), np.moveaxis(whole, axis, 0)[index])
 
     return place
 

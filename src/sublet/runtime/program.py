@@ -15,6 +15,7 @@ from sublet.ir.walk import steps
 from sublet.plan import Context, Region, Rolled, Stride
 from sublet.plan.exchange import placed
 from sublet.plan.schedule import Schedule
+from sublet.runtime.calls import nothing
 from sublet.runtime.joining import Guarded, guarded, joined
 from sublet.runtime.kernel import Call, Operand
 from sublet.runtime.left import UNBEGUN, Span
@@ -25,7 +26,6 @@ from sublet.runtime.moves import (
     check_moves,
     exchanging,
     fetcher,
-    nothing,
     open_rows,
     parallel_move,
     storer,

@@ -8,9 +8,10 @@ from typing import Any
 
 from sublet.errors import RunError
 from sublet.ir.graph import Graph, Value, While
+from sublet.runtime.calls import nothing
 from sublet.runtime.kernel import Array, Call, Cell, Operand
 from sublet.runtime.memory import Places
-from sublet.runtime.moves import Moved, close_rows, nothing, round_limit
+from sublet.runtime.moves import Moved, close_rows, round_limit
 
 
 @dataclass

@@ -13,8 +13,8 @@ from queue import SimpleQueue
 from threading import Event, Lock, Thread
 
 from sublet.plan.schedule import Step
+from sublet.runtime.calls import nothing
 from sublet.runtime.kernel import Call
-from sublet.runtime.moves import nothing
 
 Job = Callable[[], None]
 RUNNING, NOBODY = "running", "nobody"

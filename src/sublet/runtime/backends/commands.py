@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from sublet.errors import RunError
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.custom import define
 from sublet.ops.onnx_inplace import fits
 from sublet.ops.op import Op, Share, Shares, none
-from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
+from sublet.runtime.calls import store
+from sublet.runtime.kernel import Array, Call, Kernel, Operand
 
 Compute = Callable[..., Any]
 Scratch = int | Callable[[Node], int]
@@ -102,25 +101,22 @@ class _CommandKernel:
         out = tuple(outputs) if len(outputs) != 1 else outputs[0]
         given = {**self.node.attrs, "out": out} | ({} if scratch is None else {"scratch": scratch})
         compute, operands = self.compute, tuple(inputs)
+        what = f"node {self.node.name}, {self.node.op}: what the kernel returned"
 
         def run() -> None:
             found = compute(*operands, **given)
             if found is not None and found is not out:
-                _store(found, out)
+                _store(found, out, what)
 
         return run
 
 
-def _store(found: Any, out: Any) -> None:
+def _store(found: Any, out: Any, what: str) -> None:
     """Copy what a kernel returned to where its results lie, unless it lies there."""
     results = list(out) if isinstance(out, tuple) else [out]
     returned = list(found) if isinstance(out, tuple) else [found]
     if len(returned) != len(results):
         raise ValueError(f"the kernel returned {len(returned)} results instead of {len(results)}")
-    for array, target in zip(map(np.asarray, returned), results, strict=True):
-        if target is None or isinstance(target, Cell) or array is target:
-            continue
-        if array.shape != target.shape or array.dtype != target.dtype:
-            wanted = f"{target.dtype}{list(target.shape)}"
-            raise ValueError(f"the kernel returned {array.dtype}{list(array.shape)}, but was planned to give {wanted}")
-        target[...] = array
+    for content, to in zip(returned, results, strict=True):
+        if to is not None and content is not to:
+            store(content, to, what)

@@ -1,20 +1,29 @@
-"""The reference backend: ONNX's own reference implementation of every operator. Slow, total, independent."""
+"""The reference backend. Slow, total, independent.
+
+An ONNX operator is computed by ONNX's own reference implementation, a command of the nn dialect by its definition in
+NumPy; results are copied to where they lie.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from sublet.base.extras import require
 from sublet.errors import RunError
 from sublet.ir.graph import Node, Value
+from sublet.ops import nn
+from sublet.ops.nn.command import PREFIX as NN
+from sublet.ops.nn.command import Command
 from sublet.ops.onnx import PREFIX
 from sublet.runtime.backends.onnx_nodes import domain_and_type, input_names, single_node
-from sublet.runtime.dtypes import NUMPY, pack, packed, unpack
+from sublet.runtime.calls import nothing, store
+from sublet.runtime.dtypes import NUMPY, plain
 from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
 from sublet.tensor import TensorSpec
 
@@ -35,21 +44,26 @@ PASSING = frozenset({"onnx.Identity", "onnx.Optional", "onnx.OptionalGetElement"
 """What they give is what they get. The reference implementation makes an optional a list, even an empty one."""
 
 
+HALVES = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+
 @dataclass(frozen=True)
 class Reference:
-    """`opsets` tells the version of each operator set, "" for the default domain."""
+    """`opsets` tells the version of each operator set of ONNX, "" for the default domain."""
 
-    opsets: Mapping[str, int]
+    opsets: Mapping[str, int] = field(default_factory=dict)
     name: str = "reference"
 
     def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
-        """The reference kernel of an ONNX operator; None for other dialects and unknown operators."""
+        """The reference kernel of a command or ONNX operator; None for other dialects and unknown operators."""
+        if node.op.startswith(NN):
+            return _CommandKernel(node, nn.command(node.op))
         if not node.op.startswith(PREFIX):
             return None
         if node.op in PASSING and not all(value.plannable for value in node.defs):
             return _Passing(node)
         evaluator = self._evaluator(node)
-        return None if evaluator is None else _ReferenceKernel(node, evaluator)
+        return None if evaluator is None else _OperatorKernel(node, evaluator)
 
     def _evaluator(self, node: Node) -> Any | None:
         onnx = require("onnx", extra="onnx")
@@ -126,7 +140,7 @@ class _Passing:
 
 
 @dataclass(frozen=True)
-class _ReferenceKernel:
+class _OperatorKernel:
     node: Node
     evaluator: Any
     scratch: int = 0
@@ -135,7 +149,7 @@ class _ReferenceKernel:
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         names = [name for name in input_names(self.node) if name]
         values = [(value, operand) for value, operand in zip(self.node.inputs, inputs, strict=True) if value]
-        results = [(value, operand) for value, operand in zip(self.node.outputs, outputs, strict=True) if value]
+        results = [(v, to) for v, to in zip(self.node.outputs, outputs, strict=True) if v and to is not None]
         keeps = any(isinstance(operand, Cell) for operand in outputs)
         evaluator = self.evaluator
 
@@ -145,7 +159,7 @@ class _ReferenceKernel:
                 warnings.simplefilter("ignore")
                 found = evaluator.run(None, feeds)
             for content, (value, operand) in zip(found, results, strict=True):
-                _write(content, value, operand)
+                store(content, operand, value, value.spec)
 
         return run
 
@@ -156,19 +170,41 @@ def _read(value: Value, operand: Operand | None, keeps: bool) -> Any:
         return operand.content
     assert operand is not None
     assert isinstance(value.spec, TensorSpec)
-    if packed(value.spec):
-        return unpack(operand, value.spec)
-    return operand.copy() if keeps else operand
+    elements = plain(operand, value.spec)
+    return elements.copy() if keeps and elements is operand else elements
 
 
-def _write(content: Any, value: Value, operand: Operand | None) -> None:
+@dataclass(frozen=True)
+class _CommandKernel:
+    node: Node
+    command: Command
+    scratch: int = 0
+    keeps: bool = True
+
+    def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
+        if not any(value.nbytes or not value.plannable for value in self.node.defs):
+            return nothing  # there is nothing to write
+        compute, attrs = self.command.compute, dict(self.node.attrs)
+
+        def run() -> None:
+            with np.errstate(all="ignore"):  # a number may be too large for its type
+                found = compute(*map(_widened, inputs), **attrs)
+                results = found if isinstance(found, tuple) else (found,)
+                if len(results) != len(outputs):
+                    raise RunError(f"{self.node.op} computed {len(results)} results, the node has {len(outputs)}")
+                fresh = [np.array(result, copy=True) for result in results] if len(results) > 1 else results
+                for result, output, value in zip(fresh, outputs, self.node.outputs, strict=True):
+                    if output is not None:
+                        rounded = result if isinstance(output, Cell) else np.asarray(result, output.dtype)
+                        store(rounded, output, value)
+
+        return run
+
+
+def _widened(operand: Operand | None) -> Any:
+    """The input as a definition takes it."""
     if isinstance(operand, Cell):
-        operand.content = content
-        return
-    assert operand is not None
-    spec = value.spec
-    assert isinstance(spec, TensorSpec)
-    array = np.asarray(content)
-    if array.shape != spec.shape or array.dtype != NUMPY[spec.dtype]:
-        raise RunError(f"{value} turned out to be {array.dtype}{list(array.shape)}, but was planned as {spec}")
-    operand[...] = pack(array, spec) if packed(spec) else array
+        return operand.content
+    if operand is not None and operand.dtype in HALVES:
+        return operand.astype(np.float32)
+    return operand

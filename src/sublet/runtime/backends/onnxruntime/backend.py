@@ -10,23 +10,36 @@ branches and what other backends compute.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
+
+from sublet.base.extras import require
+from sublet.errors import RunError
 from sublet.ir.graph import Node, Value
 from sublet.ops.onnx import PREFIX
 from sublet.ops.onnx_outputs import written_outputs
-from sublet.runtime.backends.onnx_nodes import domain_and_type, input_names
-from sublet.runtime.backends.onnxruntime.form import Form, Key, form_of, output_names
+from sublet.runtime.backends.onnx_nodes import domain_and_type, input_names, single_node
 from sublet.runtime.backends.onnxruntime.joint import Joint, apart
-from sublet.runtime.backends.onnxruntime.placed import LateKernel, Placed, contributed, placed, through_arrays
-from sublet.runtime.backends.onnxruntime.scalars import MOST, in_turn, scalar_call
+from sublet.runtime.backends.onnxruntime.node import (
+    Form,
+    Key,
+    Place,
+    Placed,
+    declared,
+    form_of,
+    output_names,
+    placed,
+    through_arrays,
+)
+from sublet.runtime.backends.onnxruntime.scalars import MOST, scalar_call
 from sublet.runtime.backends.onnxruntime.session import Listing, Session, kernels_of
+from sublet.runtime.calls import in_turn
 from sublet.runtime.copying import Copies
+from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
-
-if TYPE_CHECKING:
-    pass
+from sublet.tensor import DType, TensorSpec, Unplannable
 
 OUT_OF_TURN = ("Shape", "Size")
 """Operators that ONNX Runtime runs before others that are ready."""
@@ -53,7 +66,7 @@ class OnnxRuntime:
             return None
         form = form_of(node, constants)
         if form is None:
-            return LateKernel(node, self.opsets, self.threads) if contributed(node) else None
+            return _LateKernel(node, self.opsets, self.threads) if contributed(node) else None
         joinable = self._joinable(form)
         return None if joinable is None else _OrtKernel(form, self, joinable)
 
@@ -162,3 +175,60 @@ class _JoinableCall:
             return in_turn(cheap), len(names) - 1
         session = backend.session(tuple(names), tuple(joint.members), joint.listing, backend.threads)
         return joint.bound(session), len(names) - 1
+
+
+def contributed(node: Node) -> bool:
+    """Whether the operator is ONNX Runtime's own, so that nobody else has a kernel for it."""
+    return node.op.startswith(f"{PREFIX}com.microsoft") or node.op == f"{PREFIX}SimplifiedLayerNormalization"
+
+
+@dataclass(frozen=True)
+class _LateKernel:
+    """A node some of whose types are known only when it runs: a session is made then, for what is there."""
+
+    node: Node
+    opsets: Mapping[str, int]
+    threads: int
+    scratch: int = 0
+    keeps: bool = True
+    _sessions: dict[tuple[TensorSpec, ...], Session] = field(default_factory=dict, repr=False)
+
+    def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
+        read = placed(input_names(self.node), self.node.inputs, inputs, {})
+        written = placed(output_names(self.node), self.node.outputs, outputs, {})
+
+        def run() -> None:
+            session = self._session(read)
+            through_arrays(session, read, written)()
+
+        return run
+
+    def _session(self, read: Placed) -> Session:
+        specs = {place.value: _spec_of(place) for place in read}
+        key = tuple(specs.values())
+        if key not in self._sessions:
+            inputs = tuple(value and replace(value, spec=specs[value]) for value in self.node.inputs)
+            form = form_of(replace(self.node, inputs=inputs, outputs=()), {})
+            assert form is not None
+            named = zip(output_names(self.node), self.node.outputs, strict=True)
+            results = [_result(name, value) for name, value in named if value]
+            whole = single_node(self.node, self.opsets)
+            listing = Listing([whole], form.inputs, results, {}, form.imports(self.opsets))
+            self._sessions[key] = Session(listing, self.threads)
+        return self._sessions[key]
+
+
+def _result(name: str, value: Value) -> Any:
+    """The declaration of an output, of which not even the type need be known."""
+    known = declared(name, value.spec) if isinstance(value.spec, Unplannable) else None
+    return known or require("onnx.helper", extra="onnx").make_empty_tensor_value_info(name)
+
+
+_DTYPES: dict[np.dtype[Any], DType] = {dtype: ours for ours, dtype in NUMPY.items()}
+
+
+def _spec_of(place: Place) -> TensorSpec:
+    content = np.asarray(place.content)
+    if content.dtype not in _DTYPES:
+        raise RunError(f"{place.value} is {content.dtype}, which ONNX Runtime does not take here")
+    return TensorSpec(_DTYPES[content.dtype], content.shape)

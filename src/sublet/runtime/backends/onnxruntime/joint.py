@@ -10,8 +10,7 @@ import numpy as np
 
 from sublet.base.extras import require
 from sublet.runtime.backends.onnx_nodes import single_node
-from sublet.runtime.backends.onnxruntime.form import Form, Key
-from sublet.runtime.backends.onnxruntime.placed import Placed
+from sublet.runtime.backends.onnxruntime.node import Form, Key, Placed
 from sublet.runtime.backends.onnxruntime.session import Listing, Session, Typed
 from sublet.runtime.copying import Copies
 from sublet.runtime.kernel import Array, Call

@@ -56,15 +56,3 @@ def scalar_call(node: Node, inputs: Sequence[Operand | None], outputs: Sequence[
         out[()] = function(left(), right())
 
     return compute
-
-
-def in_turn(calls: Sequence[Call]) -> Call:
-    """One call for several."""
-    if len(calls) == 1:
-        return calls[0]
-
-    def run() -> None:
-        for call in calls:
-            call()
-
-    return run

@@ -8,7 +8,8 @@ from typing import Any
 
 from sublet.ir.graph import Attr, Node
 from sublet.runtime.backends.torch.elementwise import direct
-from sublet.runtime.backends.torch.kernel import Fast, Make, Operands, Tensor, in_turn, torch
+from sublet.runtime.backends.torch.kernel import Fast, Make, Operands, Tensor, torch
+from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Call
 
 Arguments = Callable[[Mapping[str, Attr]], Sequence[Any]]

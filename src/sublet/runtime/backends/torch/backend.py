@@ -12,7 +12,7 @@ from sublet.ir.graph import Node, Value
 from sublet.ops.nn import FAMILIES, command
 from sublet.ops.nn.command import PREFIX, spec_of
 from sublet.runtime.backends.torch.kernel import Fast, tensor_over, torch
-from sublet.runtime.joining import InTurn
+from sublet.runtime.calls import InTurn
 from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
 from sublet.tensor import DType
 

@@ -10,9 +10,9 @@ from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.conversion import first_axes, last_axes
 from sublet.ops.nn.gradients import result
 from sublet.ops.nn.shapes import number_of
-from sublet.runtime.backends.torch.kernel import Fast, Make, Operands, Tensor, in_turn, torch
+from sublet.runtime.backends.torch.kernel import Fast, Make, Operands, Tensor, torch
+from sublet.runtime.calls import in_turn, nothing
 from sublet.runtime.kernel import Call
-from sublet.runtime.moves import nothing
 from sublet.tensor import DType
 
 

@@ -16,8 +16,9 @@ from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.gradients import operand, result
 from sublet.ops.nn.windows import Windows, image, nhwc, windows
-from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, bytes_as, in_turn, torch
+from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, bytes_as, torch
 from sublet.runtime.backends.torch.linear import matrix_product, one_matrix
+from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Call
 from sublet.tensor import TensorSpec
 

@@ -89,16 +89,3 @@ def bytes_as(scratch: Tensor, dtype: Any, shape: Sequence[int], offset: int = 0)
     for extent in shape:
         count *= extent
     return scratch[offset : offset + count * dtype.itemsize].view(dtype).view(tuple(shape))
-
-
-def in_turn(calls: Sequence[Call]) -> Call:
-    """One call for several."""
-    if len(calls) == 1:
-        return calls[0]
-    together = tuple(calls)
-
-    def run() -> None:
-        for call in together:
-            call()
-
-    return run

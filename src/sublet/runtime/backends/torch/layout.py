@@ -13,7 +13,8 @@ from sublet.ops.nn.gradients import result
 from sublet.ops.nn.layout import inner
 from sublet.ops.nn.shapes import axes_in, number_of
 from sublet.runtime.backends.torch.conversion import reordered
-from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, in_turn, torch
+from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, torch
+from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Array, Call
 
 

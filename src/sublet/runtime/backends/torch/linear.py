@@ -7,7 +7,8 @@ from functools import partial
 from itertools import pairwise, product
 
 from sublet.ir.graph import Node
-from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, in_turn, torch
+from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, torch
+from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Call
 
 

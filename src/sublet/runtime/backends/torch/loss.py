@@ -10,7 +10,8 @@ from sublet.ir.graph import Node
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.gradients import operand
 from sublet.runtime.backends.torch.activation import FAR, backward
-from sublet.runtime.backends.torch.kernel import Fast, Make, Operands, Tensor, bytes_as, in_turn, single, torch
+from sublet.runtime.backends.torch.kernel import Fast, Make, Operands, Tensor, bytes_as, single, torch
+from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Call
 
 NO_MEAN = 0

@@ -15,7 +15,8 @@ from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.forms import Form, batch_form, group_form, layer_form, rms_form
 from sublet.ops.nn.gradients import operand
-from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, bytes_as, in_turn, single, torch
+from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, bytes_as, single, torch
+from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Call
 
 PIECE = 1 << 20

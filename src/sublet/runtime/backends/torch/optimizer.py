@@ -13,7 +13,8 @@ from functools import partial
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.gradients import operand
-from sublet.runtime.backends.torch.kernel import Fast, Make, Operands, Tensor, bytes_as, in_turn, single, torch
+from sublet.runtime.backends.torch.kernel import Fast, Make, Operands, Tensor, bytes_as, single, torch
+from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Call
 
 BLOCK = 1 << 17

@@ -11,7 +11,8 @@ from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.gradients import operand, result
 from sublet.ops.nn.pooling import pool_windows
 from sublet.ops.nn.windows import image, nhwc
-from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, bytes_as, in_turn, torch
+from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, bytes_as, torch
+from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Call
 from sublet.tensor import DType
 

@@ -9,7 +9,8 @@ from typing import Any
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.gradients import operand
-from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, bytes_as, in_turn, single, torch
+from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, bytes_as, single, torch
+from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Call
 
 

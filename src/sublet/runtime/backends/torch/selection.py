@@ -15,8 +15,9 @@ from sublet.ops.nn.gradients import operand
 from sublet.ops.nn.reduction import reduced
 from sublet.ops.nn.shapes import axes_in
 from sublet.runtime.backends.torch.elementwise import floating
-from sublet.runtime.backends.torch.kernel import Fast, Make, Operands, Tensor, bytes_as, in_turn, single, torch
+from sublet.runtime.backends.torch.kernel import Fast, Make, Operands, Tensor, bytes_as, single, torch
 from sublet.runtime.backends.torch.reduction import over_axes
+from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Call
 
 

@@ -1,4 +1,4 @@
-"""What ONNX Runtime must know of a node before it runs: its types, and the constants its kernel may prepare."""
+"""A node as an ONNX Runtime session sees it: types, constants its kernel may prepare, and where its operands lie."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from sublet.ir.graph import Node, Value
 from sublet.ops.onnx import PREFIX
 from sublet.ops.onnx_inplace import BINARY, EXTREMES, UNARY, VARIADIC
 from sublet.runtime.backends.onnx_nodes import captured_names, domain_and_type, input_names, single_node
-from sublet.runtime.backends.onnxruntime.session import Constants, Listing, element_type, inlined
+from sublet.runtime.backends.onnxruntime.session import Constants, Listing, Session, Typed, element_type, inlined
+from sublet.runtime.calls import store
 from sublet.runtime.dtypes import NUMPY
-from sublet.runtime.kernel import Array
+from sublet.runtime.kernel import Array, Call, Cell, Operand
 from sublet.tensor import DType, TensorSpec, Unplannable
 
 if TYPE_CHECKING:
@@ -150,3 +151,48 @@ def _element(text: str) -> int | None:
     except SubletError:
         return None
     return element_type(dtype) if NUMPY[dtype].char in NATIVE else None
+
+
+@dataclass(frozen=True)
+class Place:
+    """An operand that a session is given at each run."""
+
+    name: str
+    value: Value
+    operand: Operand
+
+    @property
+    def address(self) -> tuple[Typed, int]:
+        """Name, spec and address of a planned operand."""
+        assert isinstance(self.value.spec, TensorSpec)
+        assert not isinstance(self.operand, Cell)
+        return (self.name, self.value.spec), self.operand.ctypes.data
+
+    @property
+    def content(self) -> Any:
+        """What lies there now."""
+        return self.operand.content if isinstance(self.operand, Cell) else self.operand
+
+
+Placed = Sequence[Place]
+
+
+def placed(
+    names: Sequence[str], values: Sequence[Value | None], operands: Sequence[Operand | None], held: Mapping[str, Any]
+) -> Placed:
+    """The operands that are present, without the constants that the session holds."""
+    found: list[Place] = []
+    for name, value, operand in zip(names, values, operands, strict=True):
+        if value is not None and operand is not None and name not in held:
+            found.append(Place(name, value, operand))
+    return found
+
+
+def through_arrays(session: Session, read: Placed, written: Placed) -> Call:
+    """A call for a node with values outside the plan: ONNX Runtime allocates, what is planned is copied."""
+
+    def run() -> None:
+        for content, place in zip(session.run({p.name: p.content for p in read}), written, strict=True):
+            store(content, place.operand, place.value, place.value.spec)
+
+    return run

@@ -1,0 +1,60 @@
+"""What calls are made of: nothing, several in turn, a content stored where it belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sublet.errors import KernelError
+from sublet.runtime.dtypes import NUMPY, pack, packed
+from sublet.runtime.kernel import Call, Cell, Operand
+from sublet.tensor import Spec, TensorSpec
+
+
+def nothing() -> None:
+    """The call of what has nothing to do."""
+
+
+class InTurn:
+    """Several calls as one. `reached` is the number of the call that raised in the latest run, None when none has."""
+
+    __slots__ = ("calls", "reached")
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.calls = tuple(calls)
+        self.reached: int | None = None
+
+    def __call__(self) -> None:
+        self.reached, number = None, 0
+        try:
+            for number, call in enumerate(self.calls):  # noqa: B007
+                call()
+        except BaseException:
+            self.reached = number
+            raise
+
+
+def in_turn(calls: Sequence[Call]) -> Call:
+    """One call for several."""
+    present = [call for call in calls if call is not nothing]
+    return present[0] if len(present) == 1 else InTurn(present)
+
+
+def store(content: Any, to: Operand, what: object = "a value", spec: Spec | None = None) -> None:
+    """Put what was computed where it belongs; of a `spec` whose elements share a byte it is packed.
+
+    Raises KernelError, which calls it `what`, when it is of another type or shape than was planned.
+    """
+    if isinstance(to, Cell):
+        to.content = content
+        return
+    array, shape, dtype = np.asarray(content), to.shape, to.dtype
+    shared = spec if isinstance(spec, TensorSpec) and packed(spec) else None
+    if shared is not None:
+        shape, dtype = shared.shape, NUMPY[shared.dtype]
+    if array.shape != shape or array.dtype != dtype:
+        found, planned = (f"{kind}{list(extents)}" for kind, extents in ((array.dtype, array.shape), (dtype, shape)))
+        raise KernelError(f"{what} is {found}, but was planned as {planned}")
+    to[...] = array if shared is None else pack(array, shared)
