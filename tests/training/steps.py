@@ -14,6 +14,10 @@ import numpy as np
 
 from sublet.api.compiling import compile
 from sublet.checker import check_bytes
+from sublet.checker.exchange import as_exchanged
+from sublet.checker.lives import needed
+from sublet.checker.timeline import timeline
+from sublet.checker.walk import Places, Walk
 from sublet.errors import RunError
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
@@ -167,6 +171,21 @@ def runs_right(step: Step, unplanned: Executable, planned: Executable) -> bool:
     return True
 
 
+def in_its_order(graph: Graph, mutant: MemoryPlan) -> MemoryPlan:
+    """A plan whose schedule may have been changed, with the fingerprint, the points and the lives that go with it."""
+    places, rolled = Places(mutant), {(record.loop, record.within): record for record in mutant.rolled}
+    points = timeline(as_exchanged(graph, mutant), mutant.schedule, places.pointers, rolled, len(mutant.points))
+    constants = {value.name for value in graph.constants}
+    lasting = [i for i, place in enumerate(mutant.placements) if place.value in constants]
+    lives = needed(Walk(points, places), lasting)
+    return replace(
+        mutant,
+        fingerprint=fingerprint(graph, mutant.schedule),
+        points=tuple(moment.point for moment in points.moments),
+        placements=tuple(replace(place, live=lives.get(i, ())) for i, place in enumerate(mutant.placements)),
+    )
+
+
 def judged(
     where: str, rng: random.Random, step: Step, unplanned: Executable, planned: Executable
 ) -> Iterator[tuple[str, bool]]:
@@ -175,7 +194,7 @@ def judged(
     for kind, mutant in mutants(rng, planned.plan):
         accepted = not check_bytes(graph, mutant.schedule, mutant)
         if accepted:
-            mutant = replace(mutant, fingerprint=fingerprint(graph, mutant.schedule))
+            mutant = in_its_order(graph, mutant)
             try:
                 right = runs_right(step, unplanned, step.believing(graph, mutant))
             except RunError as error:
