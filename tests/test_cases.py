@@ -20,6 +20,9 @@ from sublet.ops.verify import findings
 from sublet.plan.schedule import serial
 from sublet.planning.options import Options
 from sublet.planning.pipeline import plan_memory
+from tests import dialect
+
+assert dialect.OPS
 
 CASES = Path(__file__).parent / "cases"
 DIVIDER = "--- expect\n"
@@ -75,12 +78,29 @@ def planned(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def looped(text: str) -> str:
+    """What a plan copies, in which copies of the bodies it lets its pointers turn, and what they stand for."""
+    made = plan_memory(parse(text, "case"), Options(alignment=1, in_place_from=0))
+    lines = [f"arena {made.arena_bytes} bound {made.lower_bound_bytes}"]
+    lines += [f"{move.edge}: {move.nbytes} bytes from %{move.source} to %{move.destination}" for move in made.moves]
+    for record in made.rolled:
+        within = "".join(f" in copy {copy} of {loop}" for loop, copy in record.within)
+        lines.append(f"{record.loop}{within}: {record.first} copies, then {record.ring} in turn")
+        for jump in record.jumps:
+            ways = " and ".join(f"{name} by way {way}" for name, way in jump.ways) or "always"
+            lines.append(f"  from {jump.copy} to {jump.next}: {ways}")
+    pointers = [place for place in made.placements if place.how == "pointer"]
+    lines += [f"%{place.value} stands for {', '.join(place.stands_for)}" for place in pointers]
+    return "\n".join(lines) + "\n"
+
+
 STAGES: dict[str, Callable[[str], str]] = {
     "parse": parsed,
     "verify": verified,
     "liveness": live,
     "sharing": shared,
     "plan": planned,
+    "loops": looped,
 }
 
 

@@ -71,7 +71,7 @@ def test_a_wrong_base(name: str, offset: int) -> None:
 
 
 def test_a_slice_that_stays_where_it_is_is_written_over_its_sequence() -> None:
-    assert "loop loop, slices: writes %e" in messages(PLACES, {"u": (STEP,)})
+    assert "loop loop, slices: reads %s" in messages(PLACES, {"u": (STEP,)})
 
 
 def test_a_row_that_stays_where_it_is_spoils_those_before() -> None:

@@ -325,7 +325,6 @@ class _Builder:
             self.points[point] = replace(self.points[point], defs=(*self.points[point].defs, *copies.heads(nexts)))
         rolled = copies.rolled()
         if rolled is not None:
-            self.points[enter] = replace(self.points[enter], forgotten=tuple(copies.written))
             self.rolled.append(rolled)
             self.heads.append(tuple(copies.begun()))
             self.counterparts += copies.counterparts()

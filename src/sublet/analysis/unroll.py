@@ -63,7 +63,6 @@ class Copies:
         self._numbers = {self._states[0]: 0}
         self._jumps: list[list[Jump]] = []
         self._heads: dict[int, dict[Value, None]] = {}
-        self.written: dict[Value, None] = {}  # instances of carried values: before the loop they hold nothing
         self._carried = _carried(node, self._positions, now.pointers)
         active.append(self)
 
@@ -194,7 +193,6 @@ class Copies:
         for i in count():
             instance = self._now.named(value, holders[0]._outer, f"~{i}")
             if not any(holder._busy(instance, value) for holder in holders):
-                holders[0].written[instance] = None
                 return self._now.written(instance, self._now.context)
         raise AssertionError("unreachable")
 

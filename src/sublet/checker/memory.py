@@ -11,7 +11,7 @@ ever replace facts by fixed facts or by nothing, so the fixpoint of a loop is re
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -99,11 +99,6 @@ class Memory:
         self.tracks.pop(name, None)
         if track is not None:
             self.tracks[name] = track
-
-    def drop(self, storages: Iterable[str]) -> None:
-        """Forget all that lies in some storages."""
-        for storage in storages:
-            self.tracks.pop(storage, None)
 
     def mismatches(self, storage: str, begin: int, content: Content) -> Iterator[Segment]:
         """The bytes from address `begin` that are not those of `content`, as what they are instead."""

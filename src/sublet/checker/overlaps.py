@@ -13,7 +13,7 @@ from sublet.checker.cells import LATEST
 from sublet.checker.contents import facts
 from sublet.checker.layout import Layout, overlapping, span
 from sublet.errors import Finding
-from sublet.ir.graph import CaseOf, Node, Value, While
+from sublet.ir.graph import CaseOf, Node, While
 from sublet.plan import Region
 
 
@@ -29,8 +29,6 @@ def check_overlaps(node: Node | None, action: Action, layout: Layout) -> Iterato
     for (one_region, one), (other_region, other) in overlapping(targets):
         what = f"moves %{one} to {span(one_region)} and %{other} to {span(other_region)} at once"
         yield Finding("moves-overlap", action.where, what, "place them apart")
-    if action.kind in ("fetch", "store"):
-        yield from _clobbered_while_read(action, layout)
 
 
 def _inputs_overwritten(node: Node, action: Action, layout: Layout) -> Iterator[Finding]:
@@ -63,19 +61,6 @@ def _outputs_overlap(node: Node, action: Action, layout: Layout) -> Iterator[Fin
         if one != other and (one in written or other in written):
             what = f"writes %{one} at {span(one_region)} and %{other} at {span(other_region)}"
             yield Finding("outputs-overlap", action.where, what, "place the outputs of one node apart")
-
-
-def _clobbered_while_read(action: Action, layout: Layout) -> Iterator[Finding]:
-    for write in action.writes:
-        for value in action.reads:
-            region = layout.region(value)
-            if value.name != write.value and region is not None and shares_bytes(write.region, region):
-                yield _over(action, write.value, write.region, value, region)
-
-
-def _over(action: Action, name: str, target: Region, value: Value, region: Region) -> Finding:
-    what = f"writes %{name} at {span(target)} over {value} at {span(region)}, which it still reads"
-    return Finding("input-overwritten", action.where, what, "place them apart")
 
 
 def _read_only_written(action: Action, layout: Layout) -> Iterator[Finding]:

@@ -262,7 +262,6 @@ class _Replay:
         """Cells are other bytes from now on."""
         for name in cells:
             state.forget(Region(name, 0, self.layout.cells.known[name].nbytes), "a round before")
-        state.memory.drop(cells)
 
     def edge(
         self,
