@@ -16,12 +16,12 @@ import numpy as np
 import onnx
 from onnx.backend.test.loader import load_model_tests
 
-from sublet.api.compiling import BACKENDS
 from sublet.errors import SubletError
 from sublet.frontends.onnx.model import from_proto
 from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.ir.model import Model
 from sublet.ops import lookup
+from sublet.runtime.backends.by_name import BACKENDS
 from sublet.runtime.backends.onnx_nodes import captured_names
 from sublet.runtime.dtypes import pack, packed
 from sublet.runtime.kernel import Array

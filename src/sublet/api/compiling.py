@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sublet.api.sources import AUTO, Optimize, first_of, level, source_of
-from sublet.base.extras import installed, require
+from sublet.api.sources import Optimize, first_of, level, source_of
 from sublet.checker import require_valid
 from sublet.errors import PlanError, RunError
 from sublet.frontends.trips import Trips
@@ -23,31 +23,17 @@ from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint
 from sublet.planning.options import Options
 from sublet.planning.pipeline import Progress, plan_memory
-from sublet.runtime.backends.commands import Commands, uses_commands
-from sublet.runtime.backends.numpy import Numpy
-from sublet.runtime.backends.onnxruntime.backend import OnnxRuntime
+from sublet.runtime.backends.by_name import AUTO, backends_of, names_of
 from sublet.runtime.backends.reference import Reference
-from sublet.runtime.backends.torch.backend import Torch
 from sublet.runtime.dtypes import NUMPY
-from sublet.runtime.executable import Executable
+from sublet.runtime.executable import Executable, MakeKernels
 from sublet.runtime.given import listed
 from sublet.runtime.kernel import Array, Backend
-from sublet.runtime.kernels import choose_kernels, scratch_of
+from sublet.runtime.kernels import Kernels, choose_kernels, scratch_of
 from sublet.runtime.memory import aligned_bytes
 from sublet.runtime.tuning import WORKSPACE_BYTES, Tuner
 from sublet.runtime.workspace import bytes_in_use, growth
 from sublet.tensor import TensorSpec
-
-BACKENDS: dict[str, Callable[[Model], Backend]] = {
-    "onnxruntime": lambda model: OnnxRuntime(model.opsets),
-    "torch": lambda model: Torch(),
-    "numpy": lambda model: Numpy(),
-    "reference": lambda model: Reference(model.opsets),
-}
-"""Makes the backend of a name for a model; the fastest first."""
-
-NEEDS = {"onnxruntime": "onnxruntime", "torch": "torch"}
-"""The package that a backend needs."""
 
 WIDE = 64
 """Bytes of a line of the cache. Convolutions are up to 15 % slower over weights that are not aligned to it."""
@@ -82,28 +68,27 @@ def compile(
     Raises ModelError for a model that cannot be read, RunError when no backend computes a node or a weight is
     missing, PlanError when `plan` was not made for this model, PlanViolation when it is wrong.
     """
-    names = _chosen_backends(backend)
+    names = names_of(backend)
     source = to_run(model, dims, max_trips=max_trips, backend=backend, optimize=optimize, assume=assume, plan=plan)
     graph, told = source.graph, dict((*source.recipe.conditions, *(plan.assumed if plan else ())))
-    backends = _made_backends(names, source)
+    backends = backends_of(names, source)
     contents = _weights(source, weights or {})
     arrays = {v: contents[v] for v in graph.constants if isinstance(v.spec, TensorSpec)}
     preferred = _fastest(source, names, arrays, workspace) if autotune else {}
     in_use = bytes_in_use()
-    scratch = scratch_of(choose_kernels(graph, backends, arrays, preferred, told))
-    graph = with_scratch(graph, dict(scratch))
+    choose = partial(choose_kernels, graph, backends, preferred=preferred, assumed=told)
+    chosen = choose(arrays)
     kept = growth(in_use)
-    if plan is None:
-        recipe = replace(source.recipe, scratch=scratch)
-        plan = plan_memory(replace(source, graph=graph, recipe=recipe), options, progress=progress)
-    elif why := _other_recipe(plan, scratch, source):
-        raise PlanError(why)
-    elif fingerprint(graph, plan.schedule) == plan.fingerprint:  # or the executable refuses it
-        require_valid(graph, plan.schedule, plan)
+    scratch = scratch_of(chosen)
+    graph = with_scratch(graph, dict(scratch))
+    if plan is not None:
+        _require_right(plan, graph, scratch, source)
+    planned = replace(source, graph=graph, recipe=replace(source.recipe, scratch=scratch))
+    plan = plan or plan_memory(planned, options, progress=progress)
     executable = Executable(
         graph,
         plan,
-        lambda constants: choose_kernels(source.graph, backends, constants, preferred, told),
+        _chosen_once(chosen, arrays, choose),
         contents,
         source.inputs,
         source.outputs,
@@ -126,51 +111,44 @@ def to_run(
     plan: MemoryPlan | None = None,
 ) -> Model:
     """The model that `compile` runs when it is given these: an optimiser keeps no names that shapes are assumed of."""
-    wanted = level(AS_IS if assume and optimize == AUTO else optimize, first_of(_chosen_backends(backend)), plan)
+    wanted = level(AS_IS if assume and optimize == AUTO else optimize, first_of(names_of(backend)), plan)
     changed, assume = (plan.recipe.changed, dict(plan.recipe.assumed)) if plan else ("", assume)
     return source_of(model, dims, max_trips=max_trips, optimize=wanted, changed=changed, assume=assume)
 
 
-def _other_recipe(plan: MemoryPlan, asked: Sequence[tuple[str, int]], source: Model) -> str:
-    """That the kernels need other scratch memory than a plan has, or that it hides on what it rests; "" for neither."""
-    if plan.recipe.scratch == asked:
-        hidden = set(source.recipe.declared) - set(plan.recipe.declared)
-        return "the plan leaves out types that only the model's file declares: plan it again" if hidden else ""
-    had, now = (max((nbytes for _, nbytes in several), default=0) for several in (plan.recipe.scratch, asked))
-    return (
-        f"the kernels of {len(asked)} nodes ask for scratch memory, {now:,} bytes at most; the plan has some for "
-        f"{len(plan.recipe.scratch)} nodes, {had:,} bytes at most: plan with these backends (sublet run --save-plan)"
-    )
+def _require_right(plan: MemoryPlan, graph: Graph, asked: Sequence[tuple[str, int]], source: Model) -> None:
+    """Raise PlanError unless a plan made elsewhere is for this graph and kernels, PlanViolation when it is wrong."""
+    if plan.recipe.scratch != asked:
+        had, now = (max((nbytes for _, nbytes in several), default=0) for several in (plan.recipe.scratch, asked))
+        raise PlanError(
+            f"the kernels of {len(asked)} nodes ask for scratch memory, {now:,} bytes at most; the plan has some "
+            f"for {len(plan.recipe.scratch)} nodes, {had:,} bytes at most: plan with these backends "
+            "(sublet run --save-plan)"
+        )
+    if set(source.recipe.declared) - set(plan.recipe.declared):
+        raise PlanError("the plan leaves out types that only the model's file declares: plan it again")
+    if fingerprint(graph, plan.schedule) != plan.fingerprint:
+        raise PlanError(f"the plan of {plan.graph!r} was not made for this graph: plan the model again")
+    require_valid(graph, plan.schedule, plan)
 
 
-def _made_backends(names: Sequence[str | Backend], source: Model) -> list[Backend]:
-    made = [BACKENDS[entry](source) if isinstance(entry, str) else entry for entry in names]
-    return [Commands(), *made] if uses_commands(source.graph) else made
+def _chosen_once(chosen: Kernels, arrays: Mapping[Value, Array], choose: MakeKernels) -> MakeKernels:
+    """Gives what was chosen before, if the weights lie where they lay; later they may have been changed in place."""
+    left = [chosen]
+
+    def kernels(constants: Mapping[Value, Array]) -> Kernels:
+        there = all(_address(constants[value]) == _address(given) for value, given in arrays.items())
+        return left.pop() if left and there else choose(constants)
+
+    return kernels
 
 
 def _fastest(
     source: Model, names: Sequence[str | Backend], constants: Mapping[Value, Array], workspace: int
 ) -> dict[str, str]:
     """The fastest backend by node. The backends made for it are dropped again, with the sessions they opened."""
-    candidates = [made for made in _made_backends(names, source) if not isinstance(made, Reference)]
+    candidates = [made for made in backends_of(names, source) if not isinstance(made, Reference)]
     return Tuner(candidates, source.opsets, workspace).choices(source.graph, constants)
-
-
-def _chosen_backends(chosen: str | Backend | Sequence[str | Backend]) -> list[str | Backend]:
-    names: list[str | Backend]
-    if chosen == AUTO:
-        names = [name for name in BACKENDS if name not in NEEDS or installed(NEEDS[name])]
-    elif isinstance(chosen, str) or not isinstance(chosen, Sequence):
-        names = [chosen]
-    else:
-        names = list(chosen)
-    unknown = [name for name in names if isinstance(name, str) and name not in BACKENDS]
-    if unknown:
-        raise RunError(f"there is no backend {unknown[0]!r}; there are {AUTO}, {', '.join(BACKENDS)}")
-    for name in names if chosen != AUTO else ():
-        if isinstance(name, str) and name in NEEDS:
-            require(NEEDS[name], extra=NEEDS[name])
-    return names
 
 
 def _weights(model: Model, given: Mapping[str, Array]) -> dict[Any, Any]:
@@ -188,6 +166,10 @@ def _weights(model: Model, given: Mapping[str, Array]) -> dict[Any, Any]:
     if missing:
         raise RunError(f"{len(missing)} weight(s) have no content: give {listed(missing)} in `weights`")
     return contents
+
+
+def _address(content: Any) -> int | None:
+    return content.ctypes.data if isinstance(content, np.ndarray) else None
 
 
 def _aligned(array: Any) -> Any:

@@ -23,11 +23,11 @@ from sublet.passes.on_demand import on_demand
 from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint
 from sublet.plan.schedule import is_serial, serial
+from sublet.runtime.backends.by_name import AUTO
 
 Optimize = Literal["auto", "onnxruntime", "onnxruntime-extended", "onnxruntime-basic", "none"]
 """Who rewrites an ONNX model before it is planned: a level of ONNX Runtime's optimiser, or nobody."""
 
-AUTO: Literal["auto"] = "auto"
 PASSES = {"": lambda model: model, less_memory.__name__: less_memory}
 """What a recipe may say was done to the nodes."""
 

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sublet.api.compiling import BACKENDS, compile, to_run
-from sublet.api.sources import AUTO
+from sublet.api.compiling import compile, to_run
 from sublet.cli import options
 from sublet.cli.console import (
     answered,
@@ -32,6 +31,7 @@ from sublet.ir.model import Model as Source
 from sublet.plan import MemoryPlan
 from sublet.plan.file import load, save
 from sublet.planning.options import Options
+from sublet.runtime.backends.by_name import AUTO, BACKENDS
 from sublet.runtime.comparing import compare, equal_bits, one_by_one
 from sublet.runtime.executable import Executable
 from sublet.runtime.poison import run_poisoned

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from sublet.base.printable import printable
-from sublet.errors import PlanError, RunError
+from sublet.errors import RunError
 from sublet.ir.graph import Graph, Value
 from sublet.plan import Context, MemoryPlan, Region
-from sublet.plan.file import fingerprint
 from sublet.runtime.contents import Contents
 from sublet.runtime.dtypes import packed, plain
 from sublet.runtime.given import by_name, listed
@@ -72,12 +71,8 @@ class Executable:
         """`weights` are the contents of `graph.weights`; `inputs` and `outputs` name those of the graph anew.
 
         `kept_bytes` is what backends allocated and kept before, None when nobody could tell; `remark` is what its
-        user should be told about the model.
-
-        Raises PlanError when the plan was made for another graph or order.
+        user should be told about the model. That the plan is of this graph and right is for the caller to know.
         """
-        if fingerprint(graph, plan.schedule) != plan.fingerprint:
-            raise PlanError(f"the plan of {plan.graph!r} was not made for this graph: plan the model again")
         self.graph = graph
         self.plan = plan
         self.inputs = dict(zip(inputs or [v.name for v in graph.inputs], graph.inputs, strict=True))
