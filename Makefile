@@ -1,6 +1,6 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance check docs wheel walk fuzz bench bench-packing bench-run bench-loops bench-train bench-plan train-digits clean
+.PHONY: help demo test conformance check docs wheel walk fuzz mutants bench bench-packing bench-run bench-loops bench-train bench-plan train-digits clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -58,6 +58,9 @@ fuzz: $(VENV)/.installed build/check ## generated programs, plans, models, kerne
 	  $(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) --kind $$kind || exit 1; done
 	for kind in facts operators gradients; do \
 	  $(BIN)/python -m tests.fuzz_kernels --seconds $(or $(SECONDS),600) --kind $$kind || exit 1; done
+
+mutants: $(VENV)/.installed ## one-line mistakes that no test notices; FOLDERS="checker analysis packing runtime" SAMPLE=200 SECONDS=0
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutation $(FOLDERS) --sample $(or $(SAMPLE),200) --seconds $(or $(SECONDS),0)
 
 CORE := src/sublet/packing/core
 build/check: tests/core/check.cpp $(wildcard $(CORE)/*.?pp)

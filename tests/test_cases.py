@@ -5,6 +5,7 @@ UPDATE_EXPECT=1 rewrites the expectations; read the diff before you commit it.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from sublet.analysis.flow import flow
 from sublet.analysis.liveness import liveness
 from sublet.analysis.sharing import share
+from sublet.checker import judge
 from sublet.errors import TextError
 from sublet.ir.text import parse, to_text
 from sublet.ops.verify import findings
@@ -21,6 +23,7 @@ from sublet.plan.schedule import serial
 from sublet.planning.options import Options
 from sublet.planning.pipeline import plan_memory
 from tests import dialect
+from tests.plan_changes import changed
 
 assert dialect.OPS
 
@@ -94,6 +97,19 @@ def looped(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def judged(text: str) -> str:
+    """What the checker says of the plan of a program, in which something else is said; options come before that."""
+    program, _, changes = text.partition("--- change\n")
+    first, _, others = changes.partition("\n")
+    chosen = json.loads(first.removeprefix("options "))
+    graph = parse(program, "case")
+    made = changed(plan_memory(graph, Options(**{"alignment": 1, "in_place_from": 0, **chosen})), others)
+    judgement = judge(graph, made.schedule, made)
+    lines = [str(finding) for finding in judgement.findings] or ["accepted"]
+    lines += [f"not proven: {name}: {why}" for name, why in judgement.unproven.items()]
+    return "\n".join(lines) + "\n"
+
+
 STAGES: dict[str, Callable[[str], str]] = {
     "parse": parsed,
     "verify": verified,
@@ -101,6 +117,7 @@ STAGES: dict[str, Callable[[str], str]] = {
     "sharing": shared,
     "plan": planned,
     "loops": looped,
+    "checker": judged,
 }
 
 
