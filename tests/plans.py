@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from sublet.checker.exchange import as_exchanged
+from sublet.checker.lives import needed
+from sublet.checker.timeline import timeline
+from sublet.checker.walk import Places, Walk
 from sublet.ir.graph import Graph, Value
 from sublet.plan import ARENA, MemoryPlan, Outside, Peak, Placement, Region, Storage, bound_to
+from sublet.plan.file import fingerprint
 from sublet.plan.schedule import Schedule, serial
 from sublet.tensor import Unplannable
+
+MOST_POINTS = 1 << 20
 
 Place = int | tuple[str, int]
 """An offset in the arena, or a storage and an offset in it."""
@@ -91,3 +98,18 @@ def with_arena(plan: MemoryPlan, arena_bytes: int) -> MemoryPlan:
     """The plan with an arena of another size."""
     storages = tuple(replace(s, nbytes=arena_bytes) if s.name == ARENA else s for s in plan.storages)
     return replace(plan, arena_bytes=arena_bytes, storages=storages)
+
+
+def told_anew(graph: Graph, plan: MemoryPlan) -> MemoryPlan:
+    """A plan whose schedule or copies were changed, with the fingerprint, points and lives that go with them."""
+    places, rolled = Places(plan), {(record.loop, record.within): record for record in plan.rolled}
+    points = timeline(as_exchanged(graph, plan), plan.schedule, places.pointers, rolled, MOST_POINTS)
+    constants = {value.name for value in graph.constants}
+    lasting = [i for i, place in enumerate(plan.placements) if place.value in constants]
+    lives = needed(Walk(points, places), lasting)
+    return replace(
+        plan,
+        fingerprint=fingerprint(graph, plan.schedule),
+        points=tuple(moment.point for moment in points.moments),
+        placements=tuple(replace(place, live=lives.get(i, ())) for i, place in enumerate(plan.placements)),
+    )

@@ -1,8 +1,10 @@
 """Sublet gives a neural network the smallest memory it can run in, proves the plan right, and shows it."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from sublet import nn
-from sublet.api.advising import advise
-from sublet.api.compiling import compile
+from sublet.api.binding import with_plan
 from sublet.checker import check
 from sublet.errors import SubletError
 from sublet.frontends.model import read_model
@@ -13,20 +15,24 @@ from sublet.nn import layers
 from sublet.nn.graph import Graph
 from sublet.nn.optimizers import LAMB, SGD, Adam, AdamW, Clipped, RMSProp
 from sublet.nn.tensor import Tensor
-from sublet.nn.training import gradients, less_memory, train_step
-from sublet.packing import STRATEGIES, pack
 from sublet.plan import MemoryPlan
 from sublet.plan.advised import Advice, Advised
 from sublet.plan.file import load, save
 from sublet.plan.verdict import Verdict, verdict
-from sublet.planning.options import Options
-from sublet.planning.pipeline import plan_memory
 from sublet.runtime.backends.commands import command
 from sublet.runtime.comparing import compare
 from sublet.runtime.executable import Executable
 from sublet.runtime.memory import aligned_bytes
 from sublet.runtime.poison import run_poisoned
 from sublet.tensor import DType, TensorSpec, Unplannable
+
+if TYPE_CHECKING:
+    from sublet.api.advising import advise
+    from sublet.api.compiling import compile
+    from sublet.nn.training import gradients, less_memory, train_step
+    from sublet.packing import STRATEGIES, pack
+    from sublet.planning.options import Options
+    from sublet.planning.pipeline import plan_memory
 
 __all__ = [
     "LAMB",
@@ -73,4 +79,28 @@ __all__ = [
     "to_text",
     "train_step",
     "verdict",
+    "with_plan",
 ]
+
+PLANNING = {
+    "STRATEGIES": "packing",
+    "Options": "planning.options",
+    "advise": "api.advising",
+    "compile": "api.compiling",
+    "gradients": "nn.training",
+    "less_memory": "nn.training",
+    "pack": "packing",
+    "plan_memory": "planning.pipeline",
+    "train_step": "nn.training",
+}
+"""What plans, and the modules it is in: loaded when it is asked for, so that who only runs a plan loads no planner."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PLANNING:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{PLANNING[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

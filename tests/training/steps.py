@@ -14,10 +14,6 @@ import numpy as np
 
 from sublet.api.compiling import compile
 from sublet.checker import check_bytes
-from sublet.checker.exchange import as_exchanged
-from sublet.checker.lives import needed
-from sublet.checker.timeline import timeline
-from sublet.checker.walk import Places, Walk
 from sublet.errors import RunError
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
@@ -29,7 +25,6 @@ from sublet.packing import STRATEGIES
 from sublet.passes.autodiff import gradients
 from sublet.passes.pipeline import simplify
 from sublet.plan import MemoryPlan
-from sublet.plan.file import fingerprint
 from sublet.planning.options import Options
 from sublet.planning.unfollowed import followed
 from sublet.runtime.backends.reference import Reference
@@ -40,6 +35,7 @@ from sublet.runtime.kernels import choose_kernels
 from sublet.tensor import DType, TensorSpec
 from tests.mutants import mutants
 from tests.passes import differentiable, programs
+from tests.plans import told_anew
 
 UNPLANNED = Options(strategy="no_reuse", share=False)
 RATE = 0.125
@@ -171,21 +167,6 @@ def runs_right(step: Step, unplanned: Executable, planned: Executable) -> bool:
     return True
 
 
-def in_its_order(graph: Graph, mutant: MemoryPlan) -> MemoryPlan:
-    """A plan whose schedule may have been changed, with the fingerprint, the points and the lives that go with it."""
-    places, rolled = Places(mutant), {(record.loop, record.within): record for record in mutant.rolled}
-    points = timeline(as_exchanged(graph, mutant), mutant.schedule, places.pointers, rolled, len(mutant.points))
-    constants = {value.name for value in graph.constants}
-    lasting = [i for i, place in enumerate(mutant.placements) if place.value in constants]
-    lives = needed(Walk(points, places), lasting)
-    return replace(
-        mutant,
-        fingerprint=fingerprint(graph, mutant.schedule),
-        points=tuple(moment.point for moment in points.moments),
-        placements=tuple(replace(place, live=lives.get(i, ())) for i, place in enumerate(mutant.placements)),
-    )
-
-
 def judged(
     where: str, rng: random.Random, step: Step, unplanned: Executable, planned: Executable
 ) -> Iterator[tuple[str, bool]]:
@@ -194,7 +175,7 @@ def judged(
     for kind, mutant in mutants(rng, planned.plan):
         accepted = not check_bytes(graph, mutant.schedule, mutant)
         if accepted:
-            mutant = in_its_order(graph, mutant)
+            mutant = told_anew(graph, mutant)
             try:
                 right = runs_right(step, unplanned, step.believing(graph, mutant))
             except RunError as error:

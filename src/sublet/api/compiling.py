@@ -1,42 +1,24 @@
-"""From a model to something that runs: read it, choose kernels, plan, prove, bind."""
+"""From a model to something that runs: planned as asked, unless there is a plan."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from sublet.api.sources import Optimize, first_of, level, source_of
-from sublet.checker import require_valid
-from sublet.errors import PlanError, RunError
+from sublet.api.binding import equipped
+from sublet.api.sources import Optimize
 from sublet.frontends.trips import Trips
-from sublet.ir.graph import Graph, Value
+from sublet.ir.graph import Graph
 from sublet.ir.model import Model
-from sublet.ir.recipe import AS_IS
-from sublet.ir.scratch import with_scratch
 from sublet.nn.graph import Graph as WrittenGraph
 from sublet.plan import MemoryPlan
-from sublet.plan.file import fingerprint
 from sublet.planning.options import Options
 from sublet.planning.pipeline import Progress, plan_memory
-from sublet.runtime.backends.by_name import AUTO, backends_of, names_of
-from sublet.runtime.backends.reference import Reference
-from sublet.runtime.dtypes import NUMPY
-from sublet.runtime.executable import Executable, MakeKernels
-from sublet.runtime.given import listed
+from sublet.runtime.backends.by_name import AUTO
+from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, Backend
-from sublet.runtime.kernels import Kernels, choose_kernels, scratch_of
-from sublet.runtime.memory import aligned_bytes
-from sublet.runtime.tuning import WORKSPACE_BYTES, Tuner
-from sublet.runtime.workspace import bytes_in_use, growth
-from sublet.tensor import TensorSpec
-
-WIDE = 64
-"""Bytes of a line of the cache. Convolutions are up to 15 % slower over weights that are not aligned to it."""
+from sublet.runtime.tuning import WORKSPACE_BYTES
 
 
 def compile(
@@ -68,116 +50,17 @@ def compile(
     Raises ModelError for a model that cannot be read, RunError when no backend computes a node or a weight is
     missing, PlanError when `plan` was not made for this model, PlanViolation when it is wrong.
     """
-    names = names_of(backend)
-    source = to_run(model, dims, max_trips=max_trips, backend=backend, optimize=optimize, assume=assume, plan=plan)
-    graph, told = source.graph, dict((*source.recipe.conditions, *(plan.assumed if plan else ())))
-    backends = backends_of(names, source)
-    contents = _weights(source, weights or {})
-    arrays = {v: contents[v] for v in graph.constants if isinstance(v.spec, TensorSpec)}
-    preferred = _fastest(source, names, arrays, workspace) if autotune else {}
-    in_use = bytes_in_use()
-    choose = partial(choose_kernels, graph, backends, preferred=preferred, assumed=told)
-    chosen = choose(arrays)
-    kept = growth(in_use)
-    scratch = scratch_of(chosen)
-    graph = with_scratch(graph, dict(scratch))
-    if plan is not None:
-        _require_right(plan, graph, scratch, source)
-    planned = replace(source, graph=graph, recipe=replace(source.recipe, scratch=scratch))
-    plan = plan or plan_memory(planned, options, progress=progress)
-    executable = Executable(
-        graph,
-        plan,
-        _chosen_once(chosen, arrays, choose),
-        contents,
-        source.inputs,
-        source.outputs,
-        kept,
-        source.remark,
+    ready = equipped(
+        model,
+        dims=dims,
+        max_trips=max_trips,
+        backend=backend,
+        optimize=optimize,
+        assume=assume,
+        weights=weights,
+        plan=plan,
+        autotune=autotune,
+        workspace=workspace,
     )
-    if arena is not None:
-        executable.bind("arena", arena)
-    return executable
-
-
-def to_run(
-    model: Any,
-    dims: Mapping[str, int] | None = None,
-    *,
-    max_trips: Trips = None,
-    backend: str | Backend | Sequence[str | Backend] = AUTO,
-    optimize: str = AUTO,
-    assume: Mapping[str, str] | None = None,
-    plan: MemoryPlan | None = None,
-) -> Model:
-    """The model that `compile` runs when it is given these: an optimiser keeps no names that shapes are assumed of."""
-    wanted = level(AS_IS if assume and optimize == AUTO else optimize, first_of(names_of(backend)), plan)
-    changed, assume = (plan.recipe.changed, dict(plan.recipe.assumed)) if plan else ("", assume)
-    return source_of(model, dims, max_trips=max_trips, optimize=wanted, changed=changed, assume=assume)
-
-
-def _require_right(plan: MemoryPlan, graph: Graph, asked: Sequence[tuple[str, int]], source: Model) -> None:
-    """Raise PlanError unless a plan made elsewhere is for this graph and kernels, PlanViolation when it is wrong."""
-    if plan.recipe.scratch != asked:
-        had, now = (max((nbytes for _, nbytes in several), default=0) for several in (plan.recipe.scratch, asked))
-        raise PlanError(
-            f"the kernels of {len(asked)} nodes ask for scratch memory, {now:,} bytes at most; the plan has some "
-            f"for {len(plan.recipe.scratch)} nodes, {had:,} bytes at most: plan with these backends "
-            "(sublet run --save-plan)"
-        )
-    if set(source.recipe.declared) - set(plan.recipe.declared):
-        raise PlanError("the plan leaves out types that only the model's file declares: plan it again")
-    if fingerprint(graph, plan.schedule) != plan.fingerprint:
-        raise PlanError(f"the plan of {plan.graph!r} was not made for this graph: plan the model again")
-    require_valid(graph, plan.schedule, plan)
-
-
-def _chosen_once(chosen: Kernels, arrays: Mapping[Value, Array], choose: MakeKernels) -> MakeKernels:
-    """Gives what was chosen before, if the weights lie where they lay; later they may have been changed in place."""
-    left = [chosen]
-
-    def kernels(constants: Mapping[Value, Array]) -> Kernels:
-        there = all(_address(constants[value]) == _address(given) for value, given in arrays.items())
-        return left.pop() if left and there else choose(constants)
-
-    return kernels
-
-
-def _fastest(
-    source: Model, names: Sequence[str | Backend], constants: Mapping[Value, Array], workspace: int
-) -> dict[str, str]:
-    """The fastest backend by node. The backends made for it are dropped again, with the sessions they opened."""
-    candidates = [made for made in backends_of(names, source) if not isinstance(made, Reference)]
-    return Tuner(candidates, source.opsets, workspace).choices(source.graph, constants)
-
-
-def _weights(model: Model, given: Mapping[str, Array]) -> dict[Any, Any]:
-    contents: dict[Any, Any] = {}
-    missing: list[str] = []
-    for value in model.graph.weights:
-        if value.name in given:
-            contents[value] = given[value.name]
-        elif value.name in model.weights:
-            contents[value] = _aligned(model.weights[value.name].array())
-        elif value.literal is not None and isinstance(value.spec, TensorSpec):
-            contents[value] = np.array(value.literal, NUMPY[value.spec.dtype]).reshape(value.spec.shape)
-        else:
-            missing.append(value.name)
-    if missing:
-        raise RunError(f"{len(missing)} weight(s) have no content: give {listed(missing)} in `weights`")
-    return contents
-
-
-def _address(content: Any) -> int | None:
-    return content.ctypes.data if isinstance(content, np.ndarray) else None
-
-
-def _aligned(array: Any) -> Any:
-    """The array, moved to where kernels read it fastest: a vector should not lie across two lines of the cache."""
-    if not isinstance(array, np.ndarray) or array.nbytes < WIDE or array.dtype.hasobject:
-        return array
-    if array.flags.c_contiguous and array.ctypes.data % WIDE == 0:
-        return array
-    moved = aligned_bytes(array.nbytes, WIDE).view(array.dtype).reshape(array.shape)
-    moved[...] = array
-    return moved
+    made = plan_memory(ready.model, options, progress=progress) if plan is None else ready.proven(plan)
+    return ready.bound(made, arena)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,7 +19,6 @@ from sublet.ir.model import Model
 from sublet.ir.recipe import AS_IS, GIVEN, Recipe
 from sublet.ir.scratch import with_scratch
 from sublet.nn.graph import Graph as WrittenGraph
-from sublet.nn.training import less_memory
 from sublet.passes.on_demand import on_demand
 from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint
@@ -28,8 +28,11 @@ from sublet.runtime.backends.by_name import AUTO
 Optimize = Literal["auto", "onnxruntime", "onnxruntime-extended", "onnxruntime-basic", "none"]
 """Who rewrites an ONNX model before it is planned: a level of ONNX Runtime's optimiser, or nobody."""
 
-PASSES = {"": lambda model: model, less_memory.__name__: less_memory}
-"""What a recipe may say was done to the nodes."""
+PASSES: Mapping[str, Callable[[Model], Model]] = {
+    "": lambda model: model,
+    "less_memory": lambda model: import_module("sublet.nn.training").less_memory(model),
+}
+"""What a recipe may say was done to the nodes. An order of less memory takes planning, which is loaded then."""
 
 TEXT_OPSETS = {"": 21, "com.microsoft": 1}
 """The operator sets that "onnx.X" means in a graph which comes from no ONNX file."""

@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from sublet.api.advising import advise_on
-from sublet.api.compiling import to_run
+from sublet.api.binding import to_run
 from sublet.base.bytesize import human
 from sublet.base.extras import installed
 from sublet.cli import options

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from sublet.api.compiling import compile, to_run
+from sublet.api.binding import to_run
+from sublet.api.compiling import compile
 from sublet.cli import options
 from sublet.cli.console import (
     answered,
