@@ -10,8 +10,8 @@ import pytest
 
 from sublet.checker import check
 from sublet.errors import TextError
-from sublet.ir.parser import MAX_DEPTH
 from sublet.ir.text import parse, to_text
+from sublet.ir.text.parser import MAX_DEPTH
 from sublet.plan.file import load, save
 from sublet.plan.schedule import serial
 from sublet.planning.pipeline import plan_memory

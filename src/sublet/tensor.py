@@ -68,6 +68,9 @@ class DType(Enum):
 
 _BY_TEXT = {dtype.text: dtype for dtype in DType}
 
+INTEGERS = (DType.I8, DType.I16, DType.I32, DType.I64, DType.U8, DType.U16, DType.U32, DType.U64)
+"""Of whole bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:

@@ -15,10 +15,11 @@ from sublet.base.bytesize import human
 from sublet.base.printable import printable
 from sublet.plan import ARENA
 from sublet.plan.coverage import assumptions
+from sublet.plan.figures import updated
 from sublet.plan.verdict import Verdict
 from sublet.runtime.executable import Executable
 from sublet.runtime.profile import Cost
-from sublet.viz.report import decision_json, recipe_json, updated
+from sublet.viz.report import decision_json, recipe_json
 from sublet.viz.verdict import verdict_words
 
 SHOWN = 12

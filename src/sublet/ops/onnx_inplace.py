@@ -44,7 +44,7 @@ def fits(source: Value | None, result: Value | None) -> bool:
     return a.shape == b.shape and a.dtype.bits == b.dtype.bits >= 8 and a.nbytes > 0
 
 
-def _elementwise(positions: Sequence[int]) -> Shares:
+def elementwise(positions: Sequence[int]) -> Shares:
     """A function that lets output 0 overwrite any of the inputs at `positions` that fits."""
 
     def shares(node: Node) -> tuple[Share, ...]:
@@ -90,13 +90,13 @@ def _row_by_row(positions: Sequence[int]) -> Shares:
 
 
 INPLACE: Mapping[str, Shares] = {
-    **dict.fromkeys(UNARY, _elementwise((0,))),
-    **dict.fromkeys(BINARY, _elementwise((0, 1))),
-    **dict.fromkeys(VARIADIC, _elementwise((0, 1))),
-    **dict.fromkeys(EXTREMES, _elementwise((0,))),
+    **dict.fromkeys(UNARY, elementwise((0,))),
+    **dict.fromkeys(BINARY, elementwise((0, 1))),
+    **dict.fromkeys(VARIADIC, elementwise((0, 1))),
+    **dict.fromkeys(EXTREMES, elementwise((0,))),
     **dict.fromkeys(SCATTERS, _overwritten),
-    "com.microsoft.BiasGelu": _elementwise((0,)),
-    "Where": _elementwise((1, 2)),
+    "com.microsoft.BiasGelu": elementwise((0,)),
+    "Where": elementwise((1, 2)),
     "BatchNormalization": _inference,
     "com.microsoft.FusedConv": _accumulated,
     "com.microsoft.nchwc.Conv": _accumulated,

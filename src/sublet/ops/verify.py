@@ -30,12 +30,11 @@ from sublet.errors import Finding, GraphError, SubletError
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops import lookup
 from sublet.ops.op import Infer
-from sublet.tensor import DType, TensorSpec
+from sublet.tensor import INTEGERS, DType, TensorSpec
 
 MAX_DEPTH = 100
 MAX_LOOPS = 12
 
-INTEGERS = frozenset({DType.BOOL, DType.I8, DType.I16, DType.I32, DType.I64, DType.U8, DType.U16, DType.U32, DType.U64})
 CONTROL_OPS = frozenset({"while", "case"})
 
 
@@ -218,7 +217,7 @@ def _case(node: CaseOf) -> Iterator[Finding]:
         yield Finding("index", _at(node), "a branch needs an index")
         return
     spec = node.index.spec
-    if not isinstance(spec, TensorSpec) or spec.dtype not in INTEGERS or spec.size != 1:
+    if not isinstance(spec, TensorSpec) or spec.dtype not in (DType.BOOL, *INTEGERS) or spec.size != 1:
         yield Finding("index", _at(node), f"the index %{node.index.name} is {spec}, not one bool or integer")
     if not node.arms:
         yield Finding("index", _at(node), "a branch needs at least one arm")

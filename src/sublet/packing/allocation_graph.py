@@ -22,7 +22,7 @@ from math import lcm
 
 import numpy as np
 
-from sublet.packing.addresses import round_up
+from sublet.packing.problem import round_up
 from sublet.packing.succession import Hops, Positions, Succession
 
 SOURCE = -1

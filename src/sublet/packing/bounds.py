@@ -26,11 +26,10 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from sublet.packing.addresses import round_up
 from sublet.packing.antichain import heaviest_antichain
 from sublet.packing.conflicts import PrecedenceConflicts
 from sublet.packing.plain import without_overlaps
-from sublet.packing.problem import Precedence, Problem
+from sublet.packing.problem import Precedence, Problem, round_up
 
 MOST_GRIDS = 4
 """Alignments for each of which one sweep over time looks for a peak of its own."""

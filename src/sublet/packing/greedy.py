@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 
 from sublet.errors import ProblemError
 from sublet.packing._core import Hole
-from sublet.packing.addresses import round_up
 from sublet.packing.conflicts import clusters_of, conflicts_of
 from sublet.packing.native import core_of
-from sublet.packing.problem import Packing, Problem
+from sublet.packing.problem import Packing, Problem, round_up
 
 Weights = NDArray[Any]
 

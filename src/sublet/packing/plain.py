@@ -12,12 +12,12 @@ Members that are alive together become one buffer, alive whenever any of them is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
+from sublet.base.ranges import merge
 from sublet.errors import ProblemError
 from sublet.packing.conflicts import Conflicts, Mask, conflicts_of
 from sublet.packing.problem import MAX_SIZE, Buffer, Packing, Precedence, Problem
@@ -188,7 +188,7 @@ class _Folding:
             joined: Mask = np.logical_or.reduce(self._conflicting[parts])
             joined[first] = False
             self._conflicting[first] = self._conflicting[:, first] = joined
-        pieces = _united(piece for part in parts for piece in self._problem.buffers[part].pieces)
+        pieces = merge(piece for part in parts for piece in self._problem.buffers[part].pieces)
         gaps = tuple((end, begin) for (_, end), (begin, _) in pairwise(pieces))
         self._buffers[first] = replace(
             self._buffers[first], size=size, lower=pieces[0][0], upper=pieces[-1][1], gaps=gaps
@@ -216,14 +216,3 @@ def _components(rows: dict[int, Mask]) -> list[list[int]]:
             waiting = [other for other in waiting if other not in near]
         found.append(sorted(parts))
     return found
-
-
-def _united(pieces: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Half-open ranges as sorted ones that do not touch."""
-    united: list[tuple[int, int]] = []
-    for begin, end in sorted(pieces):
-        if united and begin <= united[-1][1]:
-            united[-1] = (united[-1][0], max(end, united[-1][1]))
-        else:
-            united.append((begin, end))
-    return united

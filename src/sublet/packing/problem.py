@@ -174,3 +174,8 @@ class Packing:
     offsets: tuple[int, ...]
     arena_bytes: int
     strategy: str
+
+
+def round_up(number: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is at least `number`."""
+    return -(-number // multiple) * multiple

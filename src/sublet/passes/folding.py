@@ -21,7 +21,7 @@ from dataclasses import replace
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ir.walk import renamed
 from sublet.passes.literals import Elements, computed
-from sublet.passes.rewriting import Rewriter, constants_of
+from sublet.passes.rewriting import Rewriter, known_weights
 from sublet.tensor import TensorSpec
 
 ROUNDS = 100
@@ -38,7 +38,7 @@ def folded(graph: Graph) -> Graph:
 
 
 def _once(graph: Graph) -> Graph:
-    known: dict[Value, Elements] = {v: v.literal for v in constants_of(graph) if v.literal is not None}
+    known: dict[Value, Elements] = {v: v.literal for v in known_weights(graph) if v.literal is not None}
 
     def step(node: Node, rewriter: Rewriter) -> Sequence[Node]:
         if isinstance(node, CaseOf):

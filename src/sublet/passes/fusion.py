@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from sublet.ir.graph import Graph, Node
 from sublet.passes.patterns import PATTERNS, Group, Level
-from sublet.passes.rewriting import Readers, by_runs
+from sublet.passes.rewriting import Readers, by_runs, settled
 
 ROUNDS = 10
 """Fused commands may be fused again."""
@@ -31,11 +31,7 @@ ROUNDS = 10
 
 def fused(graph: Graph) -> Graph:
     """The graph with fused commands."""
-    for _ in range(ROUNDS):
-        before, graph = graph, by_runs(graph, _fused_run)
-        if graph == before:
-            break
-    return graph
+    return settled(graph, lambda before: by_runs(before, _fused_run), ROUNDS)
 
 
 def _fused_run(nodes: Sequence[Node], readers: Readers) -> Sequence[Node]:

@@ -23,6 +23,7 @@ from sublet.passes.folding import folded
 from sublet.passes.fusion import fused
 from sublet.passes.order import ordered
 from sublet.passes.recall import recalled
+from sublet.passes.rewriting import settled
 
 ROUNDS = 20
 """How often passes are repeated at most; another order may let an expression be seen where it was not before."""
@@ -95,11 +96,7 @@ def simplify(graph: Graph, *, order: bool = True) -> Graph:
     Raises GraphError when the graph is not legal.
     """
     verify_graph(graph)
-    for _ in range(ROUNDS):
-        before, graph = graph, _simplified(graph, order)
-        if graph == before:
-            break
-    return graph
+    return settled(graph, lambda before: _simplified(before, order), ROUNDS)
 
 
 def _simplified(graph: Graph, order: bool) -> Graph:
@@ -109,11 +106,7 @@ def _simplified(graph: Graph, order: bool) -> Graph:
 
 
 def _settled(graph: Graph) -> Graph:
-    for _ in range(ROUNDS):
-        before, graph = graph, run_passes(graph, SIMPLIFYING)
-        if graph == before:
-            break
-    return graph
+    return settled(graph, lambda before: run_passes(before, SIMPLIFYING), ROUNDS)
 
 
 def _named(name: str) -> Pass:

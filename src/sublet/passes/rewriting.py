@@ -20,7 +20,7 @@ from sublet.ops import lookup
 from sublet.ops.emitter import Emitter, Literals, Names
 
 
-def constants_of(graph: Graph) -> tuple[Value, ...]:
+def known_weights(graph: Graph) -> tuple[Value, ...]:
     """The weights whose elements are known, and stay what they are."""
     return tuple(value for value in graph.constants if value.literal is not None)
 
@@ -73,6 +73,15 @@ def _readers(graph: Graph, also: Sequence[Value] = ()) -> dict[Value, list[str]]
     return readers
 
 
+def settled(graph: Graph, change: Callable[[Graph], Graph], rounds: int) -> Graph:
+    """The graph after `change` again and again, until it changes nothing or has been made `rounds` times."""
+    for _ in range(rounds):
+        before, graph = graph, change(graph)
+        if graph == before:
+            break
+    return graph
+
+
 Step = Callable[[Node, "Rewriter"], Sequence[Node]]
 
 
@@ -98,7 +107,7 @@ class Rewriter:
 
     def __post_init__(self) -> None:
         self.names = Names([v.name for v in self.graph.values()] + [n.name for n in self.graph.walk()])
-        self.literals = Literals(self.names, constants_of(self.graph))
+        self.literals = Literals(self.names, known_weights(self.graph))
         self._fixed = set(self.graph.outputs)
 
     def run(self) -> Graph:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sublet.plan import UNLIMITED
@@ -41,8 +41,3 @@ def begins(heights: Iterable[int]) -> list[int]:
         found.append(begin)
         begin += height + apart
     return found
-
-
-def arena_at(arenas: Sequence[Arena], address: int) -> Arena:
-    """The arena in which an address of the drawing lies, or the one below it."""
-    return next((arena for arena in reversed(arenas) if arena.begin <= address), arenas[0])

@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from sublet.base.bytesize import human, percent
+from sublet.base.ranges import merge
 from sublet.errors import ProblemError
 from sublet.packing.problem import Packing, Problem
 from sublet.plan import ARENA, POINTER, UNLIMITED, MemoryPlan, Peak, Placement, Region, Storage, fragmentation
@@ -336,21 +337,8 @@ def _blocks(placements: tuple[Placement, ...]) -> tuple[Block, ...]:
 def _block(buffer: int, members: list[Placement]) -> Block:
     offset = min(place.region.offset for place in members)
     end = max(place.region.end for place in members)
-    live = _merged(piece for place in members for piece in place.live)
+    live = merge(piece for place in members for piece in place.live if piece[0] < piece[1])
     return Block(buffer, offset, end - offset, live)
-
-
-def _merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """The union of half-open ranges, as sorted disjoint ranges that do not touch; empty ones vanish."""
-    merged: list[tuple[int, int]] = []
-    for begin, end in sorted(ranges):
-        if begin >= end:
-            continue
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((begin, end))
-    return tuple(merged)
 
 
 def _live_curve(blocks: tuple[Block, ...]) -> tuple[tuple[int, int], ...]:

@@ -11,10 +11,10 @@ from sublet.base.bytesize import human, percent
 from sublet.base.printable import printable
 from sublet.plan import ARENA, POINTER, UPDATE, Edge, MemoryPlan, Placement
 from sublet.plan.coverage import assumptions, coverage, planned_values
+from sublet.plan.figures import bytes_by_edge, multiview, updated
 from sublet.plan.verdict import buffers_at_peak
 from sublet.viz.buffers import SHOWN, buffer_table
 from sublet.viz.loops import turns
-from sublet.viz.report import bytes_by_edge, multiview, updated
 
 
 def summary(plan: MemoryPlan, claimed: str = "") -> RenderableType:

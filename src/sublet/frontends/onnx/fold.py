@@ -17,12 +17,12 @@ import numpy as np
 
 from sublet.base.extras import require
 from sublet.errors import ModelError
-from sublet.frontends.onnx.foldable import FILTERS, INTEGERS, SAME_ORDER, foldable, guarded
+from sublet.frontends.onnx.foldable import FILTERS, SAME_ORDER, foldable, guarded
 from sublet.frontends.onnx.infer import schema_of
 from sublet.frontends.onnx.program import Known, Program
 from sublet.frontends.onnx.types import DTYPES, STRING, TensorType, Type, spec_of
 from sublet.frontends.onnx.weights import SMALL_BYTES, Array, Weight, of_array, of_tensor, sparse
-from sublet.tensor import DType, TensorSpec
+from sublet.tensor import INTEGERS, DType, TensorSpec
 
 if TYPE_CHECKING:
     import onnx

@@ -15,7 +15,7 @@ import numpy as np
 
 from sublet.base.extras import require
 from sublet.frontends.onnx.weights import Array
-from sublet.tensor import DType
+from sublet.tensor import INTEGERS, DType
 
 if TYPE_CHECKING:
     import onnx
@@ -24,10 +24,9 @@ Types = frozenset[DType]
 
 BOOL: Types = frozenset({DType.BOOL})
 INDICES: Types = frozenset({DType.I32, DType.I64})
-INTEGERS: Types = INDICES | {DType.I8, DType.I16, DType.U8, DType.U16, DType.U32, DType.U64}
 FLOATS: Types = frozenset({DType.F32, DType.F64})
 NUMBERS: Types = INDICES | FLOATS
-COMMON: Types = BOOL | INTEGERS | FLOATS | {DType.F16}
+COMMON: Types = BOOL | FLOATS | {DType.F16, *INTEGERS}
 MOVED: Types = COMMON | {DType.BF16}
 
 SAME_ORDER = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
@@ -35,7 +34,7 @@ SAME_ORDER = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"
 
 FOLDABLE: Mapping[str, Types] = {
     **dict.fromkeys(("And", "Not", "Or", "Xor"), BOOL),
-    **dict.fromkeys(("BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"), INTEGERS),
+    **dict.fromkeys(("BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"), frozenset(INTEGERS)),
     **dict.fromkeys(("Clip", "CumSum", "Mod", "Pow", "ReduceMean", "ReduceProd", "ReduceSum"), INDICES),
     **dict.fromkeys(("Ceil", "Floor", "Reciprocal", "Round", "Sqrt"), FLOATS),
     **{"IsInf": FLOATS | BOOL, "IsNaN": FLOATS | BOOL, "OneHot": frozenset({DType.I64})},

@@ -39,7 +39,7 @@ REQUIRED_TEXT = Required("")
 REQUIRED_INTEGERS = Required(())
 REQUIRED_TEXTS = Required(("",))
 
-INTEGERS = range(-(1 << 63), 1 << 63)
+WIDEST = range(-(1 << 63), 1 << 63)
 """What an integer attribute may be: kernels keep them in 64 bits."""
 
 
@@ -154,7 +154,7 @@ def _flag(value: Any) -> int | None:
 
 
 def _integer(value: Any) -> int | None:
-    return int(value) if isinstance(value, Integral) and int(value) in INTEGERS else None
+    return int(value) if isinstance(value, Integral) and int(value) in WIDEST else None
 
 
 def _number(value: Any) -> float | None:

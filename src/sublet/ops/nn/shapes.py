@@ -9,10 +9,9 @@ import numpy as np
 
 from sublet.errors import SpecError
 from sublet.ops.op import Attrs, Infer, Specs
-from sublet.tensor import DType, TensorSpec
+from sublet.tensor import INTEGERS, DType, TensorSpec
 
 FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F64)
-INTEGERS = (DType.I8, DType.I16, DType.I32, DType.I64, DType.U8, DType.U16, DType.U32, DType.U64)
 NUMBERS = (*FLOATS, *INTEGERS)
 ANY = (*NUMBERS, DType.BOOL)
 INDICES = (DType.I32, DType.I64)

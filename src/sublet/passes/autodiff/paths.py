@@ -54,14 +54,8 @@ def _pass(pairs: Iterable[tuple[Value, Value | None]], active: set[Value]) -> No
     active.update([to for source, to in pairs if to is not None and source in active and differentiable(to)])
 
 
-def leading(nodes: Sequence[Node], targets: Iterable[Value]) -> set[Value]:
-    """The floating-point values that `targets` depend on, these included, in sub-graphs too."""
-    wanted = set(targets)
-    _gather(nodes, wanted)
-    return wanted
-
-
 def _gather(nodes: Sequence[Node], wanted: set[Value]) -> None:
+    """Add to `wanted` the floating-point values that `nodes` compute it from, in sub-graphs too."""
     for node in reversed(nodes):
         if not any(value in wanted for value in node.defs):
             continue

@@ -9,8 +9,8 @@ from typing import Any
 from sublet.errors import RunError
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.custom import define
-from sublet.ops.onnx_inplace import fits
-from sublet.ops.op import Op, Share, Shares, none
+from sublet.ops.onnx_inplace import elementwise
+from sublet.ops.op import Op, Shares, none
 from sublet.runtime.calls import store
 from sublet.runtime.kernel import Array, Call, Kernel, Operand
 
@@ -52,7 +52,7 @@ def command(
     A second definition of a name replaces the first. Raises RunError for a name without a prefix of its own. When it
     runs, whatever the kernel raises is a KernelError that names the node, and so is a result that does not fit.
     """
-    facts = inplace if callable(inplace) else _over(tuple(inplace))
+    facts = inplace if callable(inplace) else elementwise(tuple(inplace))
     define(Op(name, views=views, inplace=facts, pure=pure, inputs=inputs, outputs=outputs))
     _commands[name] = (kernel, scratch)
 
@@ -63,14 +63,6 @@ _commands: dict[str, tuple[Compute, Scratch]] = {}
 def uses_commands(graph: Graph) -> bool:
     """Whether a node of the graph is of an op that `command` defined."""
     return any(node.op in _commands for node in graph.walk())
-
-
-def _over(positions: tuple[int, ...]) -> Shares:
-    def shares(node: Node) -> tuple[Share, ...]:
-        result = node.outputs[0] if node.outputs else None
-        return tuple(Share(0, i) for i in positions if i < len(node.inputs) and fits(node.inputs[i], result))
-
-    return shares
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,9 @@ import numpy as np
 from sublet.ir.graph import Node, Value
 from sublet.ops.onnx import PREFIX
 from sublet.runtime.kernel import Array, Call, Kernel, Operand
-from sublet.tensor import DType, TensorSpec
+from sublet.tensor import INTEGERS, DType, TensorSpec
 
 FLOATS = (DType.F16, DType.F32, DType.F64)
-INTEGERS = (DType.I8, DType.I16, DType.I32, DType.I64, DType.U8, DType.U16, DType.U32, DType.U64)
 NUMBERS = (*FLOATS, *INTEGERS)
 COMMON = (*NUMBERS, DType.BOOL)
 

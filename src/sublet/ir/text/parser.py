@@ -11,8 +11,8 @@ import re
 
 from sublet.errors import SubletError
 from sublet.ir.graph import Attr, CaseOf, Graph, Node, Value, While
-from sublet.ir.printer import default_node_name
-from sublet.ir.tokens import MAX_SHOWN, Cursor, short
+from sublet.ir.text.printer import default_node_name
+from sublet.ir.text.tokens import MAX_SHOWN, Cursor, short
 from sublet.tensor import DType, Spec, TensorSpec, Unplannable
 
 Scalar = int | float | bool | str | bytes
