@@ -23,9 +23,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import is_not
 
 from sublet.analysis.instances import AlsoPointer, Candidates, Instance, Instances, Refused, Reusable, Unrollable, never
-from sublet.analysis.unroll import Copies, Way
+from sublet.analysis.unroll import Copies, Scopes, Way
 from sublet.analysis.windows import Window
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ir.walk import steps
@@ -127,21 +128,61 @@ def flow(
     be written over which parameters in one round. At most `longest` points are laid out. Raises Refused when some
     pointers cannot be.
     """
-    builder = _Builder(pointers, reusable, longest)
+    builder = _Builder(graph, pointers, reusable, longest)
     builder.start(graph)
     builder.graph(graph, schedule, ())
     if graph.updates:
         builder.move("update", None, tuple(source for _, source in graph.updates), graph.updated)
     builder.emit("end", None, uses=(*graph.outputs, *graph.updated))
-    return builder.finished(graph)
+    return builder.finished()
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A point of a flow that may still be given up."""
+
+    kind: str
+    node: Node | None
+    uses: Candidates
+    defs: Candidates
+    moves: Moves
+    path: tuple[tuple[int, int], ...]
+    copies: Context
+    operands: tuple[Value | None, ...] | None = None  # of a node without sub-graphs
+    choices: Choices = ()
+    forgotten: Candidates = ()
+
+    def point(self) -> Point:
+        """The point, whose node uses and defines instances."""
+        node = self.node
+        if node is not None and self.operands is not None:
+            defs = iter(self.defs)
+            outputs = tuple(None if output is None else next(defs) for output in node.outputs)
+            scratch = node.scratch and next(defs)
+            if any(map(is_not, (*self.operands, *outputs, scratch), (*node.inputs, *node.outputs, node.scratch))):
+                node = replace(node, inputs=self.operands, outputs=outputs, scratch=scratch)
+        return Point(
+            self.kind,
+            node,
+            self.uses,
+            self.defs,
+            self.moves,
+            self.path,
+            self.copies,
+            self.forgotten,
+            self.node,
+            self.choices,
+        )
 
 
 class _Builder:
-    def __init__(self, pointers: frozenset[Value], reusable: Reusable, longest: int | None) -> None:
-        self.points: list[Point] = []
+    def __init__(self, graph: Graph, pointers: frozenset[Value], reusable: Reusable, longest: int | None) -> None:
+        self.scopes = Scopes(graph)
+        self.points: list[_Draft] = []
         self.followers: list[list[int]] = []
         self.levels: list[tuple[int, ...]] = []
         self.open: list[int] = []  # points that the next point follows
+        self.orders: dict[int, list[Node]] = {}  # of the steps of each schedule, by its id
         self.path: tuple[tuple[int, int], ...] = ()
         self.now = Instances(pointers, reusable)
         self.ways: dict[Value, Way] = {}
@@ -155,14 +196,14 @@ class _Builder:
         self.length = 0  # points, and what pointers may stand for, all those included that were given up
         self.refused: list[AlsoPointer | Unrollable] = []
 
-    def finished(self, graph: Graph) -> Flow:
+    def finished(self) -> Flow:
         if self.refused:
             raise Refused(self.refused, self.length)
         return Flow(
-            tuple(self.points),
+            tuple(draft.point() for draft in self.points),
             tuple(map(tuple, self.followers)),
             tuple(self.levels),
-            self.now.ordered(graph),
+            self.now.ordered(self.scopes.position),
             (*self.now.aliases.items(), *self.now.heads.items()),
             self.ways,
             tuple(self.rolled),
@@ -185,22 +226,23 @@ class _Builder:
         moves: Moves = (),
     ) -> int:
         """Add a point that uses and defines values of the program."""
-        self.lengthen(1)
-        index = len(self.points)
         read = self.now.stand_for(uses)
-        original = node
-        operands = None if node is None or node.subgraphs else self.now.operands(node.inputs)
-        choices = () if node is None or operands is None else self.now.choices(node.inputs)
         sources = [self.now.source(source) for source, _ in moves]
         written = {value: self.now.define(value) for value in defs}
         pairs = tuple((source, written[to]) for source, (_, to) in zip(sources, moves, strict=True))
-        if node is not None and operands is not None:
-            outputs = tuple(None if value is None else written[value] for value in node.outputs)
-            scratch = node.scratch and written[node.scratch]
-            node = replace(node, inputs=operands, outputs=outputs, scratch=scratch)
-        defined = tuple(written.values())
-        copies = self.now.context
-        self.points.append(Point(kind, node, read, defined, pairs, self.path, copies, (), original, choices))
+        return self.add(_Draft(kind, node, read, tuple(written.values()), pairs, self.path, self.now.context))
+
+    def run(self, node: Node) -> None:
+        """Add the point of a node without sub-graphs."""
+        read, operands, choices = self.now.operands(node.inputs)
+        written = tuple(map(self.now.define, node.defs))
+        self.add(_Draft("run", node, read, written, (), self.path, self.now.context, operands, choices))
+
+    def add(self, draft: _Draft) -> int:
+        """Add a point after those that are open."""
+        self.lengthen(1)
+        index = len(self.points)
+        self.points.append(draft)
         self.followers.append([])
         for point in self.open:
             self.followers[point].append(index)
@@ -225,9 +267,12 @@ class _Builder:
     def nodes(
         self, graph: Graph, schedule: Schedule, level: int, begin: int, end: int, path: tuple[tuple[int, int], ...]
     ) -> None:
-        by_name = {node.name: node for node in graph.nodes}
+        order = self.orders.get(id(schedule))
+        if order is None:
+            by_name = {node.name: node for node in graph.nodes}
+            order = self.orders[id(schedule)] = [by_name[step.node] for step in schedule.steps]
         for i in range(begin, end):
-            node = by_name[schedule.steps[i].node]
+            node = order[i]
             self.path = (*path, (level, i))
             bodies = schedule.bodies.get(node.name, ())
             if isinstance(node, While):
@@ -235,7 +280,7 @@ class _Builder:
             elif isinstance(node, CaseOf):
                 self.branch(node, bodies)
             else:
-                self.emit("run", node, node.uses, node.defs)
+                self.run(node)
             self.path = path
 
     def branch(self, node: CaseOf, bodies: tuple[Schedule, ...]) -> None:
@@ -284,8 +329,8 @@ class _Builder:
         for i, end in enumerate(ends):
             real = tuple(alias for alias in aliases if i in self.ways[alias][2])
             rest = tuple(alias for alias in aliases if i not in self.ways[alias][2])
-            point = self.points[end]
-            self.points[end] = replace(point, defs=(*point.defs, *real), forgotten=(*point.forgotten, *rest))
+            self.points[end].defs += real
+            self.points[end].forgotten += rest
 
     def loop(self, node: While, schedule: Schedule) -> None:
         """A loop; when its pointers must be other ones, the program goes on as if it were not there."""
@@ -308,7 +353,7 @@ class _Builder:
         path, before = self.path, tuple(happens_before(schedule))
         stacked = tuple(value for value in node.stacked if value is not None)
         enter = self.move("enter", node, node.inits, node.parameters, defs=stacked)
-        copies = Copies(node, self.now, self.ways, self.active)
+        copies = Copies(node, self.now, self.ways, self.active, self.scopes)
         checks: list[int] = []
         tops: list[int] = []
         following: list[tuple[int, list[int]]] = []
@@ -322,7 +367,7 @@ class _Builder:
         for last, nexts in following:
             self.followers[last] += [tops[number] for number in nexts]
         for point, nexts in ((enter, [0]), *following):
-            self.points[point] = replace(self.points[point], defs=(*self.points[point].defs, *copies.heads(nexts)))
+            self.points[point].defs += copies.heads(nexts)
         rolled = copies.rolled()
         if rolled is not None:
             self.rolled.append(rolled)

@@ -6,10 +6,10 @@ instance `%t@2`, and a pointer is whatever it stands for there: one instance, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sublet.ir.graph import Graph, Value
+from sublet.ir.graph import Value
 from sublet.plan import Context
 
 Reusable = Callable[[Value, Value], bool]
@@ -85,19 +85,30 @@ class Instances:
         """The instances that the values may be now, one after another."""
         return tuple(candidate for value in values for candidate in self._now.get(value, (value,)))
 
-    def operands(self, values: Sequence[Value | None]) -> tuple[Value | None, ...]:
-        """`operand` of each value that is present."""
-        return tuple(None if value is None else self.operand(value) for value in values)
+    def operands(
+        self, values: Sequence[Value | None]
+    ) -> tuple[Candidates, tuple[Value | None, ...], tuple[tuple[Value, Candidates], ...]]:
+        """What a node reads, `operand` of each value that is present, and what those may be that may be several."""
+        read: list[Value] = []
+        operands: list[Value | None] = []
+        choices: list[tuple[Value, Candidates]] = []
+        for value in values:
+            candidates = None if value is None else self._now.get(value, (value,))
+            if candidates is None:
+                operands.append(None)
+                continue
+            read += candidates
+            if len(candidates) == 1:
+                operands.append(candidates[0])
+            else:
+                operands.append(self._several[candidates])
+                choices.append((self._several[candidates], candidates))
+        return tuple(read), tuple(operands), tuple(choices)
 
     def operand(self, value: Value) -> Value:
         """The instance a value is; of several the pointer that was any of them first."""
         candidates = self._now.get(value, (value,))
         return candidates[0] if len(candidates) == 1 else self._several[candidates]
-
-    def choices(self, values: Sequence[Value | None]) -> tuple[tuple[Value, Candidates], ...]:
-        """Of the operands that may be one of several instances now: these."""
-        several = [self._now.get(value, ()) for value in values if value is not None]
-        return tuple((self._several[candidates], candidates) for candidates in several if len(candidates) > 1)
 
     def source(self, value: Value) -> Value:
         """The instance that a move takes; a pointer that may be one of several stays itself."""
@@ -185,8 +196,7 @@ class Instances:
     def restore(self, before: dict[Value, Candidates]) -> None:
         self._now = dict(before)
 
-    def ordered(self, graph: Graph) -> dict[Value, Instance]:
-        """All instances in the order in which the program defines their values."""
-        position = {value: i for i, value in enumerate(graph.values())}
+    def ordered(self, position: Mapping[Value, int]) -> dict[Value, Instance]:
+        """All instances by the position of their values in the program."""
         order = sorted(self.made, key=lambda instance: position[self.made[instance].base])
         return {instance: self.made[instance] for instance in order}

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import count, product
 
 from sublet.analysis.instances import AlsoPointer, Candidates, Instances, Unrollable
-from sublet.ir.graph import Value, While
+from sublet.ir.graph import Graph, Value, While
 from sublet.ir.walk import assignments
 from sublet.plan import Context, Jump, Rolled
 
@@ -48,10 +48,46 @@ Outcome = tuple[Ways, Candidates]
 """What an update may be, and when."""
 
 
+class Scopes:
+    """Where a program defines its values, and what its loops and branches assign.
+
+    position   of each value in the order of definition, in which the values of a body follow one another
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.position = {value: i for i, value in enumerate(graph.values())}
+        self._sources: dict[Value, tuple[Value, ...]] = {}
+        self._parameters: set[Value] = set()
+        for node in graph.walk():
+            self._sources.update(assignments(node))
+            if isinstance(node, While):
+                self._parameters.update(node.parameters)
+
+    def carried(self, node: While, positions: Iterable[int], pointers: frozenset[Value]) -> frozenset[Value]:
+        """The values of a loop's body whose bytes the pointer parameters at these positions may come to stand for."""
+        begin = self.position[node.counter]
+        end = begin + sum(1 for _ in node.body.values())
+        todo = [node.updates[i] for i in positions]
+        seen: set[Value] = set(node.parameters)
+        found: set[Value] = set()
+        while todo:
+            value = todo.pop()
+            if value in seen or not begin <= self.position[value] < end:
+                continue
+            seen.add(value)
+            if value in pointers:
+                todo += self._sources[value]
+            elif value not in self._parameters:
+                found.add(value)
+        return frozenset(found)
+
+
 class Copies:
     """The copies of one loop's body, made one after another until they repeat."""
 
-    def __init__(self, node: While, now: Instances, ways: dict[Value, Way], active: list[Copies]) -> None:
+    def __init__(
+        self, node: While, now: Instances, ways: dict[Value, Way], active: list[Copies], scopes: Scopes
+    ) -> None:
         self._node = node
         self._now = now
         self._ways = ways
@@ -63,7 +99,7 @@ class Copies:
         self._numbers = {self._states[0]: 0}
         self._jumps: list[list[Jump]] = []
         self._heads: dict[int, dict[Value, None]] = {}
-        self._carried = _carried(node, self._positions, now.pointers)
+        self._carried = scopes.carried(node, self._positions, now.pointers)
         active.append(self)
 
     def begin(self) -> bool:
@@ -254,27 +290,3 @@ def _single(ways: Ways) -> Iterator[tuple[tuple[str, int], ...]]:
     """Each combination of single ways."""
     for combination in product(*(sorted(numbers) for numbers in ways.values())):
         yield tuple(zip(ways, combination, strict=True))
-
-
-def _carried(node: While, positions: list[int], pointers: frozenset[Value]) -> frozenset[Value]:
-    """The values of the body whose bytes the pointer parameters may come to stand for."""
-    sources: dict[Value, tuple[Value, ...]] = {}
-    inner_parameters: set[Value] = set()
-    for inner in node.body.walk():
-        sources.update(assignments(inner))
-        if isinstance(inner, While):
-            inner_parameters.update(inner.parameters)
-    own = {value for value in node.body.values() if value not in node.parameters}
-    todo = [node.updates[i] for i in positions]
-    seen: set[Value] = set()
-    found: set[Value] = set()
-    while todo:
-        value = todo.pop()
-        if value in seen or value not in own:
-            continue
-        seen.add(value)
-        if value in pointers:
-            todo += sources[value]
-        elif value not in inner_parameters:
-            found.add(value)
-    return frozenset(found)
