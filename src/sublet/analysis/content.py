@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sublet.analysis.flow import Flow
+from sublet.analysis.scopes import Facts
 from sublet.ir.graph import Node, Value
-from sublet.ops import lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +51,23 @@ def contents(flow: Flow) -> dict[Value, Content]:
         for value in point.defs:
             if value in aliases:
                 found[value] = found[aliases[value]]
-        if point.kind != "run" or point.node is None:
+        if point.node is None or point.facts is None:
             continue
-        for value, content in _derived(point.node, point.original or point.node, found):
+        for value, content in _derived(point.node, point.facts, found):
             total += len(content)
             if len(content) <= MAX_SEGMENTS and total <= MAX_ALL_SEGMENTS and writes[value] == 1:
                 found[value] = content
     return found
 
 
-def _derived(node: Node, original: Node, found: dict[Value, Content]) -> Iterator[tuple[Value, Content]]:
+def _derived(node: Node, facts: Facts, found: dict[Value, Content]) -> Iterator[tuple[Value, Content]]:
     """The outputs of a node that are copies of its inputs, with what they are copies of."""
-    op = lookup(node.op)
-    for share in op.views(original):
+    for share in facts.views:
         base, view = node.inputs[share.input], node.outputs[share.output]
         if base is not None and view is not None:
             yield view, _slice(found.get(base) or _own(base), share.offset, view.nbytes)
     wholes: dict[Value, list[Segment]] = {}
-    for share in op.parts(original):
+    for share in facts.parts:
         part, whole = node.inputs[share.input], node.outputs[share.output]
         if part is not None and whole is not None:
             wholes.setdefault(whole, []).extend(_shift(found.get(part) or _own(part), share.offset))

@@ -26,7 +26,8 @@ from dataclasses import dataclass, field, replace
 from operator import is_not
 
 from sublet.analysis.instances import AlsoPointer, Candidates, Instance, Instances, Refused, Reusable, Unrollable, never
-from sublet.analysis.unroll import Copies, Scopes, Way
+from sublet.analysis.scopes import Facts, Scopes
+from sublet.analysis.unroll import Copies, Way
 from sublet.analysis.windows import Window
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ir.walk import steps
@@ -54,7 +55,7 @@ class Point:
     nobody asks for what `forgotten` values were before: they are pointers to what was not chosen. `original` is the
     node as the program has it: facts of its op hold of that one, since `node` may read a literal where a pointer
     stands for one, which only holds in some copies. `choices` are the operands of the node that may be one of several
-    instances, with these.
+    instances, with these. `facts` are those of a node without sub-graphs.
     """
 
     kind: str
@@ -67,6 +68,7 @@ class Point:
     forgotten: tuple[Value, ...] = ()
     original: Node | None = None
     choices: Choices = ()
+    facts: Facts | None = None
 
     @property
     def planned(self) -> PlanPoint:
@@ -108,6 +110,7 @@ class Flow:
     counterparts: tuple[tuple[Value, Value], ...] = ()
     windows: tuple[Window, ...] = ()
     pointed: Mapping[Value, Collection[Edge]] = field(default_factory=dict)
+    scopes: Scopes | None = None
 
     @property
     def serial(self) -> bool:
@@ -121,14 +124,15 @@ def flow(
     pointers: frozenset[Value] = frozenset(),
     reusable: Reusable = never,
     longest: int | None = None,
+    scopes: Scopes | None = None,
 ) -> Flow:
     """The control flow graph of `graph` when it runs as `schedule` says.
 
     `pointers` are the parameters, finals and branch outputs that own no bytes; `reusable` tells which updates may
-    be written over which parameters in one round. At most `longest` points are laid out. Raises Refused when some
-    pointers cannot be.
+    be written over which parameters in one round. At most `longest` points are laid out. `scopes` are those of another
+    flow of the graph. Raises Refused when some pointers cannot be.
     """
-    builder = _Builder(graph, pointers, reusable, longest)
+    builder = _Builder(scopes or Scopes(graph), pointers, reusable, longest)
     builder.start(graph)
     builder.graph(graph, schedule, ())
     if graph.updates:
@@ -152,10 +156,11 @@ class _Draft:
     choices: Choices = ()
     forgotten: Candidates = ()
 
-    def point(self) -> Point:
+    def point(self, scopes: Scopes) -> Point:
         """The point, whose node uses and defines instances."""
-        node = self.node
+        node, facts = self.node, None
         if node is not None and self.operands is not None:
+            facts = scopes.facts(node)
             defs = iter(self.defs)
             outputs = tuple(None if output is None else next(defs) for output in node.outputs)
             scratch = node.scratch and next(defs)
@@ -172,12 +177,13 @@ class _Draft:
             self.forgotten,
             self.node,
             self.choices,
+            facts,
         )
 
 
 class _Builder:
-    def __init__(self, graph: Graph, pointers: frozenset[Value], reusable: Reusable, longest: int | None) -> None:
-        self.scopes = Scopes(graph)
+    def __init__(self, scopes: Scopes, pointers: frozenset[Value], reusable: Reusable, longest: int | None) -> None:
+        self.scopes = scopes
         self.points: list[_Draft] = []
         self.followers: list[list[int]] = []
         self.levels: list[tuple[int, ...]] = []
@@ -200,7 +206,7 @@ class _Builder:
         if self.refused:
             raise Refused(self.refused, self.length)
         return Flow(
-            tuple(draft.point() for draft in self.points),
+            tuple(draft.point(self.scopes) for draft in self.points),
             tuple(map(tuple, self.followers)),
             tuple(self.levels),
             self.now.ordered(self.scopes.position),
@@ -212,6 +218,7 @@ class _Builder:
             tuple(self.counterparts),
             tuple(self.windows.values()),
             self.pointed,
+            self.scopes,
         )
 
     def start(self, graph: Graph) -> None:

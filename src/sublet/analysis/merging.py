@@ -76,13 +76,13 @@ class Merger:
         self.merging = (a, b)
         if how == "view":
             self.unwritten.add(child)
-        together = union(a, b, shift)
-        fits = all(self._compatible(x, y, shift) for x, y in self._meeting(a, b, shift))
-        if not fits or self._raises_peak(a, b, together):
-            self.unwritten.discard(child)
-            return False
-        self._commit(how, child, parent, a, b, together, shift)
-        return True
+        if all(self._compatible(x, y, shift) for x, y in self._meeting(a, b, shift)):
+            together = union(a, b, shift)
+            if not self._raises_peak(a, b, together):
+                self._commit(how, child, parent, a, b, together, shift)
+                return True
+        self.unwritten.discard(child)
+        return False
 
     def join(self, alias: Value, source: Value) -> None:
         """Put an alias, which nothing writes, where its source is, whatever that costs."""

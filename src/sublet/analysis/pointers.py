@@ -53,6 +53,7 @@ class Pointing:
         self.refused = {**known, **dict.fromkeys(outside, "")}
         self._reusable = _reusable(plain.flow, plain.ranges)
         self._longest = _longest(plain.flow)
+        self._scopes = plain.flow.scopes
         self._tries = 0
         self._points = 0  # laid out so far, those included that were given up
 
@@ -69,7 +70,7 @@ class Pointing:
             return None
         for attempt in count():
             try:
-                return flow(self._graph, self._schedule, pointers, self._reusable, self._longest)
+                return flow(self._graph, self._schedule, pointers, self._reusable, self._longest, self._scopes)
             except Refused as found:
                 self._points += found.points
                 halving = attempt < MOST_TRIES and self._points <= MOST_LAID_OUT

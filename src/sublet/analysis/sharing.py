@@ -26,7 +26,7 @@ from sublet.analysis.merging import Copy, Merger, Permitted
 from sublet.analysis.order import Concurrency
 from sublet.analysis.windows import SMALLEST, Window, obstacle
 from sublet.ir.graph import Graph, Node, Value
-from sublet.ops import Share, lookup
+from sublet.ops import Share
 from sublet.plan import Edge
 
 
@@ -74,12 +74,12 @@ def share(
         return _finish(merger)
     _lodge(merger, flow, alignment, smallest)
     runs = [point for point in flow.points if point.kind == "run" and point.node]
-    nodes = [(point.node, point.original or point.node) for point in runs if point.node]
-    for node, original in nodes:
-        for view, base, offset in _pairs(node, lookup(node.op).views(original)):
+    nodes = [(point.node, point.facts) for point in runs if point.node and point.facts]
+    for node, facts in nodes:
+        for view, base, offset in _pairs(node, facts.views):
             merger.merge("view", view, base, offset)
-    for node, original in nodes:
-        for whole, part, offset in _pairs(node, lookup(node.op).parts(original)):
+    for node, facts in nodes:
+        for whole, part, offset in _pairs(node, facts.parts):
             merger.merge("part", part, whole, offset)
     for point in flow.points:
         if point.kind == "update":
@@ -223,13 +223,13 @@ def _copies(flow: Flow) -> dict[tuple[Value, Value], tuple[Copy, ...]]:
     """For each (input, output) of a view or concatenation, all that its node may copy into the output, by place."""
     found: dict[tuple[Value, Value], tuple[Copy, ...]] = {}
     for point in flow.points:
-        if point.kind != "run" or point.node is None:
+        node, facts = point.node, point.facts
+        if node is None or facts is None or not (facts.views or facts.parts):
             continue
-        op, node, original = lookup(point.node.op), point.node, point.original or point.node
         copies: dict[Value, list[Copy]] = {}
-        for output, base, offset in _pairs(node, op.views(original)):
+        for output, base, offset in _pairs(node, facts.views):
             copies.setdefault(output, []).append(Copy(base, -offset, 0, output.nbytes))
-        for output, part, offset in _pairs(node, op.parts(original)):
+        for output, part, offset in _pairs(node, facts.parts):
             copies.setdefault(output, []).append(Copy(part, offset, offset, offset + part.nbytes))
         for output, several in copies.items():
             made = tuple(sorted(several, key=lambda copy: copy.begin))
@@ -243,11 +243,14 @@ def _inplace(point: Point) -> list[tuple[Value, Value]]:
     An input that is given twice may be overwritten only if the op allows it at both positions. An operand that may
     be one of several instances counts as each of them: over those it is not at the time nothing is lost.
     """
-    if point.node is None:
+    if point.node is None or point.facts is None or not point.facts.inplace:
         return []
     choices = dict(point.choices)
-    shares = lookup(point.node.op).inplace(point.original or point.node)
-    pairs = [(output, to) for output, source, _ in _pairs(point.node, shares) for to in choices.get(source, (source,))]
+    pairs = [
+        (output, to)
+        for output, source, _ in _pairs(point.node, point.facts.inplace)
+        for to in choices.get(source, (source,))
+    ]
     given = [to for source in point.node.inputs if source is not None for to in choices.get(source, (source,))]
     return [pair for pair in dict.fromkeys(pairs) if pairs.count(pair) == given.count(pair[1])]
 

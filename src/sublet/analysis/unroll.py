@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import count, product
 
 from sublet.analysis.instances import AlsoPointer, Candidates, Instances, Unrollable
-from sublet.ir.graph import Graph, Value, While
-from sublet.ir.walk import assignments
+from sublet.analysis.scopes import Scopes
+from sublet.ir.graph import Value, While
 from sublet.plan import Context, Jump, Rolled
 
 MAX_COPIES = 64
@@ -46,40 +46,6 @@ Ways = Mapping[str, frozenset[int]]
 
 Outcome = tuple[Ways, Candidates]
 """What an update may be, and when."""
-
-
-class Scopes:
-    """Where a program defines its values, and what its loops and branches assign.
-
-    position   of each value in the order of definition, in which the values of a body follow one another
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self.position = {value: i for i, value in enumerate(graph.values())}
-        self._sources: dict[Value, tuple[Value, ...]] = {}
-        self._parameters: set[Value] = set()
-        for node in graph.walk():
-            self._sources.update(assignments(node))
-            if isinstance(node, While):
-                self._parameters.update(node.parameters)
-
-    def carried(self, node: While, positions: Iterable[int], pointers: frozenset[Value]) -> frozenset[Value]:
-        """The values of a loop's body whose bytes the pointer parameters at these positions may come to stand for."""
-        begin = self.position[node.counter]
-        end = begin + sum(1 for _ in node.body.values())
-        todo = [node.updates[i] for i in positions]
-        seen: set[Value] = set(node.parameters)
-        found: set[Value] = set()
-        while todo:
-            value = todo.pop()
-            if value in seen or not begin <= self.position[value] < end:
-                continue
-            seen.add(value)
-            if value in pointers:
-                todo += self._sources[value]
-            elif value not in self._parameters:
-                found.add(value)
-        return frozenset(found)
 
 
 class Copies:

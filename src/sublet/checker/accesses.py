@@ -5,8 +5,6 @@ A step may touch other bytes in other states, since a pointer may stand for seve
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from sublet.checker.actions import Action
@@ -22,27 +20,28 @@ class Accesses:
     """What the steps touch, by name and copy; a step with sub-graphs touches what these do."""
 
     of_step: dict[str, dict[Context, Touched]] = field(default_factory=dict)
-    _open: list[Touched] = field(default_factory=list)
+    _open: list[tuple[Touched, int]] = field(default_factory=list)
 
-    @contextmanager
-    def step(self, name: str, context: Context) -> Iterator[None]:
-        """Around the replay of a step: what is noted meanwhile is touched by it, and by the steps around."""
+    def begin(self, name: str, context: Context) -> None:
+        """A step is replayed: what is noted until `end` is touched by it, and by the steps around."""
         touched = self.of_step.setdefault(name, {}).setdefault(context, {})
-        known = len(touched)  # and by the steps around, from its replay before
-        self._open.append(touched)
-        yield
-        self._open.pop()
+        self._open.append((touched, len(touched)))
+
+    def end(self) -> None:
+        """The replay of a step has ended. What it touched in a replay before is known to the steps around."""
+        touched, known = self._open.pop()
         if self._open and len(touched) > known:
-            self._open[-1].update(touched)
+            self._open[-1][0].update(touched)
 
     def note(self, action: Action, here: Layout) -> None:
         """An action is performed where values lie as in `here`."""
         if not self._open:
             return
+        touched = self._open[-1][0]
         for value in action.reads:
             region = here.region(value)
             if region is not None:
-                self._open[-1][region, False] = None
+                touched[region, False] = None
         for write in action.writes:
             if write.touched:
-                self._open[-1][write.region, True] = None
+                touched[write.region, True] = None

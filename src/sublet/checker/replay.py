@@ -124,8 +124,9 @@ class _Replay:
             self._dropped[part] = self._last_reads(steps, wanted)
         droppable = self._dropped[part]
         for i, node in enumerate(steps):
-            with self.accesses.step(node.name, context):
-                state = self.step(node, schedule, state, context)
+            self.accesses.begin(node.name, context)
+            state = self.step(node, schedule, state, context)
+            self.accesses.end()
             state.drop(droppable.get(i, ()))
         return state
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from sublet.tensor import Spec, TensorSpec
 
@@ -64,7 +65,7 @@ class Node:
     source: str = field(default="", compare=False)
     scratch: Value | None = field(default=None, kw_only=True)
 
-    @property
+    @cached_property
     def uses(self) -> tuple[Value, ...]:
         """Inputs that are present, in order, duplicates kept."""
         return tuple(value for value in self.inputs if value is not None)
@@ -74,7 +75,7 @@ class Node:
         """The outputs by position, then the scratch memory if there is any."""
         return self.outputs if self.scratch is None else (*self.outputs, self.scratch)
 
-    @property
+    @cached_property
     def defs(self) -> tuple[Value, ...]:
         """What is written and present, in order."""
         return tuple(value for value in self.written if value is not None)
