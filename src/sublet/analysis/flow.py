@@ -52,10 +52,9 @@ class Point:
     `moves` are the (source, destination) pairs of a parallel assignment among them. `path` names
     the step of every graph level the point lies in, as (level, step) pairs from the root down.
     `copies` tells in which copy of the body of each unrolled loop around it the point lies. After the point
-    nobody asks for what `forgotten` values were before: they are pointers to what was not chosen. `original` is the
-    node as the program has it: facts of its op hold of that one, since `node` may read a literal where a pointer
-    stands for one, which only holds in some copies. `choices` are the operands of the node that may be one of several
-    instances, with these. `facts` are those of a node without sub-graphs.
+    nobody asks for what `forgotten` values were before: they are pointers to what was not chosen. `choices` are the
+    operands of the node that may be one of several instances, with these. `facts` are those of the op of a node without
+    sub-graphs as the program has it: `node` may read a literal where a pointer stands for one in some copies only.
     """
 
     kind: str
@@ -66,7 +65,6 @@ class Point:
     path: tuple[tuple[int, int], ...]
     copies: Context = ()
     forgotten: tuple[Value, ...] = ()
-    original: Node | None = None
     choices: Choices = ()
     facts: Facts | None = None
 
@@ -175,7 +173,6 @@ class _Draft:
             self.path,
             self.copies,
             self.forgotten,
-            self.node,
             self.choices,
             facts,
         )
