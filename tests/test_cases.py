@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sublet.analysis.flow import flow
+from sublet.analysis.flow_builder import flow
 from sublet.analysis.liveness import liveness
 from sublet.analysis.sharing import share
 from sublet.checker import judge

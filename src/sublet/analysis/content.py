@@ -43,9 +43,9 @@ def contents(flow: Flow) -> dict[Value, Content]:
 
     One that is written at several points counts as computed; a pointer's is its source's.
     """
-    found: dict[Value, Content] = {value: _own(value) for value in flow.instances}
+    found: dict[Value, Content] = {value: _own(value) for value in flow.unrolling.instances}
     writes = Counter(value for point in flow.points for value in point.defs)
-    aliases = dict(flow.aliases)
+    aliases = dict(flow.unrolling.aliases)
     total = 0
     for point in flow.points:
         for value in point.defs:

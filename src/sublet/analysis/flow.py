@@ -21,25 +21,16 @@ unrolled for planning, see `analysis.unroll`: each copy of its body knows what t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from operator import is_not
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
-from sublet.analysis.instances import AlsoPointer, Candidates, Instance, Instances, Refused, Reusable, Unrollable, never
+from sublet.analysis.instances import Candidates, Instance
 from sublet.analysis.scopes import Facts, Scopes
-from sublet.analysis.unroll import Copies, Way
+from sublet.analysis.unroll import Way
 from sublet.analysis.windows import Window
-from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.ir.walk import steps
+from sublet.ir.graph import Node, Value
 from sublet.plan import Context, Edge, Rolled
 from sublet.plan import Point as PlanPoint
-from sublet.plan.schedule import Schedule, happens_before
-
-STEPS = 64
-"""Steps of the search for free places that count as one point."""
-
-MOST_TARGETS = 16
-"""A pointer that may stand for more at one moment is none."""
 
 Moves = tuple[tuple[Value, Value], ...]
 Choices = tuple[tuple[Value, Candidates], ...]
@@ -78,11 +69,9 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Flow:
-    """Points in the order of the schedule, the points that may follow each, and the order between streams.
+class Unrolling:
+    """What the values of the points are, where loops are unrolled and pointers stand for other values.
 
-    levels     `levels[k][i]` is the bit set of steps that happen before step i of graph level k; each copy of a body
-               is a level of its own, so that nothing in it runs beside anything of another
     instances  what the points use and define, in order of definition in the program: a value itself, or what
                it is in certain copies of unrolled loops
     aliases    (instance, source): a pointer's instance is the bytes of its source
@@ -90,341 +79,40 @@ class Flow:
                parameter the loop, and in which copy of its body
     rolled     the unrolled loops
     heads      of each of these what its pointers are when each copy begins; None for one of several instances
+    pointers   the values of the program that are pointers
     counterparts   (first, later): what a parameter stands for in a copy that runs once, and in the copy of the
                ring that would run in its place: if both are the same bytes, the copies are alike
     windows    slices and rows that are bytes of wholes which lie in one place each
     pointed    the instances that are assigned to pointers, and the edges on which they are
+    scopes     what is known of the program, for the next flow of it
+    """
+
+    instances: Mapping[Value, Instance]
+    aliases: tuple[tuple[Value, Value], ...]
+    ways: Mapping[Value, Way]
+    rolled: tuple[Rolled, ...]
+    heads: tuple[tuple[tuple[Value | None, ...], ...], ...]
+    pointers: frozenset[Value]
+    counterparts: tuple[tuple[Value, Value], ...]
+    windows: tuple[Window, ...]
+    pointed: Mapping[Value, Collection[Edge]]
+    scopes: Scopes
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Points in the order of the schedule, the points that may follow each, and the order between streams.
+
+    `levels[k][i]` is the bit set of steps that happen before step i of graph level k; each copy of a body is a level
+    of its own, so that nothing in it runs beside anything of another.
     """
 
     points: tuple[Point, ...]
     followers: tuple[tuple[int, ...], ...]
     levels: tuple[tuple[int, ...], ...]
-    instances: dict[Value, Instance]
-    aliases: tuple[tuple[Value, Value], ...] = ()
-    ways: Mapping[Value, Way] = field(default_factory=dict)
-    rolled: tuple[Rolled, ...] = ()
-    heads: tuple[tuple[tuple[Value | None, ...], ...], ...] = ()
-    pointers: frozenset[Value] = frozenset()
-    counterparts: tuple[tuple[Value, Value], ...] = ()
-    windows: tuple[Window, ...] = ()
-    pointed: Mapping[Value, Collection[Edge]] = field(default_factory=dict)
-    scopes: Scopes | None = None
+    unrolling: Unrolling
 
     @property
     def serial(self) -> bool:
         """Whether every level is totally ordered, so that any two points are."""
         return all(mask == (1 << i) - 1 for level in self.levels for i, mask in enumerate(level))
-
-
-def flow(
-    graph: Graph,
-    schedule: Schedule,
-    pointers: frozenset[Value] = frozenset(),
-    reusable: Reusable = never,
-    longest: int | None = None,
-    scopes: Scopes | None = None,
-) -> Flow:
-    """The control flow graph of `graph` when it runs as `schedule` says.
-
-    `pointers` are the parameters, finals and branch outputs that own no bytes; `reusable` tells which updates may
-    be written over which parameters in one round. At most `longest` points are laid out. `scopes` are those of another
-    flow of the graph. Raises Refused when some pointers cannot be.
-    """
-    builder = _Builder(scopes or Scopes(graph), pointers, reusable, longest)
-    builder.start(graph)
-    builder.graph(graph, schedule, ())
-    if graph.updates:
-        builder.move("update", None, tuple(source for _, source in graph.updates), graph.updated)
-    builder.emit("end", None, uses=(*graph.outputs, *graph.updated))
-    return builder.finished()
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A point of a flow that may still be given up."""
-
-    kind: str
-    node: Node | None
-    uses: Candidates
-    defs: Candidates
-    moves: Moves
-    path: tuple[tuple[int, int], ...]
-    copies: Context
-    operands: tuple[Value | None, ...] | None = None  # of a node without sub-graphs
-    choices: Choices = ()
-    forgotten: Candidates = ()
-
-    def point(self, scopes: Scopes) -> Point:
-        """The point, whose node uses and defines instances."""
-        node, facts = self.node, None
-        if node is not None and self.operands is not None:
-            facts = scopes.facts(node)
-            defs = iter(self.defs)
-            outputs = tuple(None if output is None else next(defs) for output in node.outputs)
-            scratch = node.scratch and next(defs)
-            if any(map(is_not, (*self.operands, *outputs, scratch), (*node.inputs, *node.outputs, node.scratch))):
-                node = replace(node, inputs=self.operands, outputs=outputs, scratch=scratch)
-        return Point(
-            self.kind,
-            node,
-            self.uses,
-            self.defs,
-            self.moves,
-            self.path,
-            self.copies,
-            self.forgotten,
-            self.choices,
-            facts,
-        )
-
-
-class _Builder:
-    def __init__(self, scopes: Scopes, pointers: frozenset[Value], reusable: Reusable, longest: int | None) -> None:
-        self.scopes = scopes
-        self.points: list[_Draft] = []
-        self.followers: list[list[int]] = []
-        self.levels: list[tuple[int, ...]] = []
-        self.open: list[int] = []  # points that the next point follows
-        self.orders: dict[int, list[Node]] = {}  # of the steps of each schedule, by its id
-        self.path: tuple[tuple[int, int], ...] = ()
-        self.now = Instances(pointers, reusable)
-        self.ways: dict[Value, Way] = {}
-        self.active: list[Copies] = []
-        self.rolled: list[Rolled] = []
-        self.heads: list[tuple[tuple[Value | None, ...], ...]] = []
-        self.counterparts: list[tuple[Value, Value]] = []
-        self.windows: dict[tuple[str, Value, Value], Window] = {}
-        self.pointed: dict[Value, set[Edge]] = {}
-        self.longest = longest
-        self.length = 0  # points, and what pointers may stand for, all those included that were given up
-        self.refused: list[AlsoPointer | Unrollable] = []
-
-    def finished(self) -> Flow:
-        if self.refused:
-            raise Refused(self.refused, self.length)
-        return Flow(
-            tuple(draft.point(self.scopes) for draft in self.points),
-            tuple(map(tuple, self.followers)),
-            tuple(self.levels),
-            self.now.ordered(self.scopes.position),
-            (*self.now.aliases.items(), *self.now.heads.items()),
-            self.ways,
-            tuple(self.rolled),
-            tuple(self.heads),
-            self.now.pointers,
-            tuple(self.counterparts),
-            tuple(self.windows.values()),
-            self.pointed,
-            self.scopes,
-        )
-
-    def start(self, graph: Graph) -> None:
-        self.emit("start", None, defs=(*graph.inputs, *graph.weights))
-
-    def emit(
-        self,
-        kind: str,
-        node: Node | None,
-        uses: Iterable[Value] = (),
-        defs: Iterable[Value] = (),
-        moves: Moves = (),
-    ) -> int:
-        """Add a point that uses and defines values of the program."""
-        read = self.now.stand_for(uses)
-        sources = [self.now.source(source) for source, _ in moves]
-        written = {value: self.now.define(value) for value in defs}
-        pairs = tuple((source, written[to]) for source, (_, to) in zip(sources, moves, strict=True))
-        return self.add(_Draft(kind, node, read, tuple(written.values()), pairs, self.path, self.now.context))
-
-    def run(self, node: Node) -> None:
-        """Add the point of a node without sub-graphs."""
-        read, operands, choices = self.now.operands(node.inputs)
-        written = tuple(map(self.now.define, node.defs))
-        self.add(_Draft("run", node, read, written, (), self.path, self.now.context, operands, choices))
-
-    def add(self, draft: _Draft) -> int:
-        """Add a point after those that are open."""
-        self.lengthen(1)
-        index = len(self.points)
-        self.points.append(draft)
-        self.followers.append([])
-        for point in self.open:
-            self.followers[point].append(index)
-        self.open = [index]
-        return index
-
-    def lengthen(self, by: int) -> None:
-        """Give the outermost loop of pointers up when too much would be laid out."""
-        self.length += by
-        if self.longest is not None and self.length + self.now.steps // STEPS > self.longest:
-            outermost = next((copies for copies in self.active if copies.pointing), None)
-            if outermost is not None:
-                raise outermost.too_long()
-
-    def graph(self, graph: Graph, schedule: Schedule, path: tuple[tuple[int, int], ...]) -> None:
-        self.nodes(graph, schedule, self.level(schedule), 0, len(schedule.steps), path)
-
-    def level(self, schedule: Schedule) -> int:
-        self.levels.append(tuple(happens_before(schedule)))
-        return len(self.levels) - 1
-
-    def nodes(
-        self, graph: Graph, schedule: Schedule, level: int, begin: int, end: int, path: tuple[tuple[int, int], ...]
-    ) -> None:
-        order = self.orders.get(id(schedule))
-        if order is None:
-            by_name = {node.name: node for node in graph.nodes}
-            order = self.orders[id(schedule)] = [by_name[step.node] for step in schedule.steps]
-        for i in range(begin, end):
-            node = order[i]
-            self.path = (*path, (level, i))
-            bodies = schedule.bodies.get(node.name, ())
-            if isinstance(node, While):
-                self.loop(node, bodies[0])
-            elif isinstance(node, CaseOf):
-                self.branch(node, bodies)
-            else:
-                self.run(node)
-            self.path = path
-
-    def branch(self, node: CaseOf, bodies: tuple[Schedule, ...]) -> None:
-        path = self.path
-        start = self.emit("branch", node, uses=(node.index,))
-        ends: list[int] = []
-        before = self.now.snapshot()
-        results: list[tuple[tuple[Value, ...], ...]] = []
-        arms: list[tuple[Graph | None, Schedule | None, tuple[Value, ...]]] = [
-            (arm, schedule, arm.outputs) for arm, schedule in zip(node.arms, bodies, strict=True)
-        ]
-        arms += [(None, None, node.fallbacks)] if node.fallbacks else []
-        for arm, schedule, outputs in arms:
-            self.open = [start]
-            if arm is not None and schedule is not None:
-                self.graph(arm, schedule, path)
-                self.path = path
-            ends.append(self.move("yield", node, outputs, node.outputs))
-            results.append(tuple(self.now.beneath(self.now.stand_for([output])) for output in outputs))
-            self.now.restore(before)
-        for position, output in enumerate(node.outputs):
-            if output is not None and output in self.now.pointers:
-                self.phi(node, output, ends, [several[position] for several in results])
-            elif output is not None:
-                self.now.define(output)
-        self.open = ends
-
-    def phi(self, node: Node, pointer: Value, ends: list[int], sources: list[tuple[Value, ...]]) -> None:
-        """Let `pointer` stand for one of several sources, each assigned at one end of a loop or branch.
-
-        By which ways a source came to be what it is matters only where it decides which copy of a body comes next.
-        """
-        if not any(copies.pointing for copies in self.active):
-            sources = [tuple(dict.fromkeys(map(self.now.root, several))) for several in sources]
-        candidates = tuple(dict.fromkeys(source for several in sources for source in several))
-        if len(candidates) > MOST_TARGETS:
-            what = f"it may come to stand for more than {MOST_TARGETS} values"
-            self.refused.append(Unrollable([pointer], what))
-            self.now.define(pointer)
-            return
-        self.lengthen(len(candidates) // 4)
-        aliases = self.now.point_at(pointer, candidates)
-        for alias, source in zip(aliases, candidates, strict=True):
-            ways = frozenset(i for i, several in enumerate(sources) if source in several)
-            self.ways[alias] = (node.name, self.now.context, ways)
-        for i, end in enumerate(ends):
-            real = tuple(alias for alias in aliases if i in self.ways[alias][2])
-            rest = tuple(alias for alias in aliases if i not in self.ways[alias][2])
-            self.points[end].defs += real
-            self.points[end].forgotten += rest
-
-    def loop(self, node: While, schedule: Schedule) -> None:
-        """A loop; when its pointers must be other ones, the program goes on as if it were not there."""
-        points, opened, path, active = len(self.points), self.open, self.path, len(self.active)
-        before, context, rules = self.now.snapshot(), self.now.context, dict(self.now.rules)
-        try:
-            self.unrolled(node, schedule)
-        except (AlsoPointer, Unrollable) as found:
-            if isinstance(found, Unrollable) and found.loop not in ("", node.name):
-                raise
-            self.refused.append(found)
-            del self.points[points:], self.followers[points:], self.active[active:]
-            self.open, self.path = opened, path
-            self.now.restore(before)
-            self.now.context, self.now.rules = context, rules
-            for value in node.defs:
-                self.now.define(value)
-
-    def unrolled(self, node: While, schedule: Schedule) -> None:
-        path, before = self.path, tuple(happens_before(schedule))
-        stacked = tuple(value for value in node.stacked if value is not None)
-        enter = self.move("enter", node, node.inits, node.parameters, defs=stacked)
-        copies = Copies(node, self.now, self.ways, self.active, self.scopes)
-        checks: list[int] = []
-        tops: list[int] = []
-        following: list[tuple[int, list[int]]] = []
-        while copies.begin():
-            self.path = path
-            tops.append(len(self.points))
-            self.levels.append(before)
-            checks.append(self.round(node, schedule, len(self.levels) - 1, path, stacked))
-            following.append((self.open[0], copies.end()))
-            self.open = []
-        for last, nexts in following:
-            self.followers[last] += [tops[number] for number in nexts]
-        for point, nexts in ((enter, [0]), *following):
-            self.points[point].defs += copies.heads(nexts)
-        rolled = copies.rolled()
-        if rolled is not None:
-            self.rolled.append(rolled)
-            self.heads.append(tuple(copies.begun()))
-            self.counterparts += copies.counterparts()
-        self.leave(node, copies, checks, stacked)
-
-    def round(
-        self, node: While, schedule: Schedule, level: int, path: tuple[tuple[int, int], ...], stacked: tuple[Value, ...]
-    ) -> int:
-        """One copy of the body; the point at which the loop may end."""
-        self.emit("round", node, defs=(node.counter,))
-        self.nodes(node.body, schedule, level, 0, node.check, path)
-        self.path = path
-        check = self.emit("check", node, uses=(node.condition,))
-        if node.slices:
-            self.emit("fetch", node, uses=node.sequences, defs=node.slices)
-        self.nodes(node.body, schedule, level, node.check, len(schedule.steps), path)
-        self.path = path
-        following = self.move("next", node, node.updates, node.parameters, uses=(*node.rows, *stacked))
-        for kind, part, whole, axis, backwards in steps(node):
-            if self.now.pointers.isdisjoint((part, whole)):
-                value, place = self.now.operand(part), self.now.operand(whole)
-                known = self.windows.get((kind, value, place))
-                spans = (*(known.spans if known else ()), (2 * check + 1, 2 * following + 1))
-                self.windows[kind, value, place] = Window(kind, node, value, place, axis, backwards, spans)
-        return check
-
-    def leave(self, node: While, copies: Copies, checks: list[int], stacked: tuple[Value, ...]) -> None:
-        """The ways out of the loop, one for every copy of its body."""
-        ends: list[int] = []
-        for number, check in enumerate(checks):
-            copies.recall(number)
-            self.open = [check]
-            ends.append(self.move("exit", node, node.parameters, node.finals, uses=stacked))
-        self.open = ends
-        for position, final in enumerate(node.finals):
-            if final is not None and final in self.now.pointers:
-                self.phi(node, final, ends, copies.stood_for(position))
-
-    def move(
-        self,
-        kind: str,
-        node: Node | None,
-        sources: tuple[Value, ...],
-        destinations: tuple[Value | None, ...],
-        uses: tuple[Value, ...] = (),
-        defs: tuple[Value, ...] = (),
-    ) -> int:
-        """A parallel assignment; pointers take no part in it, but what they will stand for is needed."""
-        pairs = [(s, d) for s, d in zip(sources, destinations, strict=True) if d is not None]
-        real = tuple((s, d) for s, d in pairs if d not in self.now.pointers)
-        for source in self.now.stand_for(s for s, d in pairs if d in self.now.pointers):
-            self.pointed.setdefault(source, set()).add(Edge(kind, node.name if node else ""))
-        read = (*(s for s, _ in pairs), *uses)
-        return self.emit(kind, node, read, (*(d for _, d in real), *defs), real)

@@ -53,7 +53,7 @@ def _buffer(identity: str, buffer: SharedBuffer, alignment: int, touched: Mappin
 
 def _label(buffer: SharedBuffer, flow: Flow) -> str:
     """The tensors in a buffer, the largest first, as the program names them."""
-    made = (flow.instances.get(member.value) for member in buffer.members)
+    made = (flow.unrolling.instances.get(member.value) for member in buffer.members)
     values = [found.base if found else member.value for found, member in zip(made, buffer.members, strict=True)]
     names = list(dict.fromkeys(f"%{value.name}" for value in sorted(values, key=lambda value: -value.nbytes)))
     more = f" and {len(names) - SHOWN} more" if names[SHOWN:] else ""

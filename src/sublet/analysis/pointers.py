@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import count
 
 from sublet.analysis.content import contents
-from sublet.analysis.flow import Flow, Point, flow
+from sublet.analysis.flow import Flow, Point
+from sublet.analysis.flow_builder import flow
 from sublet.analysis.instances import AlsoPointer, Refused, Reusable
 from sublet.analysis.layout import Layout
 from sublet.analysis.liveness import LiveRanges
@@ -53,7 +54,7 @@ class Pointing:
         self.refused = {**known, **dict.fromkeys(outside, "")}
         self._reusable = _reusable(plain.flow, plain.ranges)
         self._longest = _longest(plain.flow)
-        self._scopes = plain.flow.scopes
+        self._scopes = plain.flow.unrolling.scopes
         self._tries = 0
         self._points = 0  # laid out so far, those included that were given up
 
@@ -63,10 +64,10 @@ class Pointing:
         if self._tries == MOST_TRIES or (self._tries and self._points > MOST_LAID_OUT):
             return None
         self._tries += 1
-        roles, bases = self._roles, current.flow.instances
+        roles, bases = self._roles, current.flow.unrolling.instances
         wanted = {roles.pointer(point, bases[to].base) for point, _, to in current.copies}
-        pointers = roles.with_finals({*current.flow.pointers, *wanted, *self._wanted}, self.refused)
-        if pointers == current.flow.pointers:
+        pointers = roles.with_finals({*current.flow.unrolling.pointers, *wanted, *self._wanted}, self.refused)
+        if pointers == current.flow.unrolling.pointers:
             return None
         for attempt in count():
             try:

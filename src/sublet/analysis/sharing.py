@@ -68,7 +68,7 @@ def share(
     that cannot be planned get no buffer.
     """
     merger = _start(graph, flow, ranges, alignment, homes or {})
-    for alias, source in flow.aliases:
+    for alias, source in flow.unrolling.aliases:
         merger.join(alias, source)
     if not merging:
         return _finish(merger)
@@ -88,7 +88,7 @@ def share(
         _take_over(merger, point)
     for point in flow.points:
         _carry(merger, point)
-    for first, later in flow.counterparts:
+    for first, later in flow.unrolling.counterparts:
         merger.merge("carry", first, later, 0)
     return _finish(merger)
 
@@ -111,7 +111,7 @@ def _start(
     curve = np.zeros(len(flow.points), dtype=np.int64)
     groups: dict[Value, Group] = {}
     filled = {*graph.inputs, *graph.weights}
-    for value in flow.instances:
+    for value in flow.unrolling.instances:
         if value.nbytes:
             home, writable = homes.get(value, ("", True))
             live = ranges.points(value)
@@ -128,8 +128,8 @@ def _start(
         curve=curve,
         permitted=permitted(flow),
         copies=_copies(flow),
-        ways=flow.ways,
-        pointed=frozenset(flow.pointed),
+        ways=flow.unrolling.ways,
+        pointed=frozenset(flow.unrolling.pointed),
         rewritten=_rewritten(flow),
         updates={pair: t for t, point in enumerate(flow.points) if point.kind == "update" for pair in point.moves},
     )
@@ -144,14 +144,17 @@ def _lodge(merger: Merger, flow: Flow, alignment: int, smallest: int) -> None:
     edges = ("next", "exit") if flow.serial else ("next",)
     handed: dict[Value, set[tuple[Value, Edge]]] = {}
     moved = [(source, Edge("")) for point in flow.points for source, _ in point.moves]
-    for source, edge in (*moved, *((source, edge) for source, passed in flow.pointed.items() for edge in passed)):
+    for source, edge in (
+        *moved,
+        *((source, edge) for source, passed in flow.unrolling.pointed.items() for edge in passed),
+    ):
         for segment in merger.contents.get(source, ()):
             handed.setdefault(segment.token, set()).add((source, edge))
     aliases: dict[Value, list[Value]] = {}
-    for alias, source in flow.aliases:
+    for alias, source in flow.unrolling.aliases:
         aliases.setdefault(source, []).append(alias)
     replaced = {(source, 2 * point + 1) for point, source, _ in merger.permitted}
-    for window in flow.windows:
+    for window in flow.unrolling.windows:
         if obstacle(window.value, window.whole, window.axis, alignment, smallest):
             continue
         tokens = {segment.token for segment in merger.contents[window.value]}
@@ -202,7 +205,7 @@ def permitted(flow: Flow) -> Permitted:
 
 
 def _permitted(flow: Flow) -> Iterator[tuple[int, Value, Value]]:
-    aliases = {alias for alias, _ in flow.aliases}
+    aliases = {alias for alias, _ in flow.unrolling.aliases}
     for t, point in enumerate(flow.points):
         yield from ((t, source, alias) for alias in point.defs if alias in aliases for source in point.uses)
         yield from ((t, source, destination) for source, destination in point.moves)

@@ -118,9 +118,9 @@ def _lives(layout: Layout) -> dict[Value, Pieces]:
 
 def _roots(layout: Layout) -> dict[Value, Value]:
     """For each instance the one with bytes that it is, or that it stands for."""
-    aliases = dict(layout.flow.aliases)
+    aliases = dict(layout.flow.unrolling.aliases)
     roots: dict[Value, Value] = {}
-    for instance in layout.flow.instances:
+    for instance in layout.flow.unrolling.instances:
         root = instance
         while root in aliases:
             root = aliases[root]
@@ -141,7 +141,7 @@ def _in_arena(placements: tuple[Placement, ...], arenas: set[str]) -> tuple[dict
 
 def _rolled(timeline: Flow, numbers: Mapping[Value | None, int]) -> Iterator[Rolled]:
     """The unrolled loops, with the numbers of the placements that their pointers begin with."""
-    for record, heads in zip(timeline.rolled, timeline.heads, strict=True):
+    for record, heads in zip(timeline.unrolling.rolled, timeline.unrolling.heads, strict=True):
         told = tuple(tuple(OPEN if head is None else numbers[head] for head in copy) for copy in heads)
         yield replace(record, heads=told)
 
@@ -156,23 +156,23 @@ def _placements(
     """One placement an instance of a plannable value, in order of definition; one for each pointer, as of None."""
     producer = {value: node.name for node in graph.walk() for value in node.defs}
     where = _places(layout.buffers, packed)
-    stands_for = targets(graph, layout.flow.pointers)
+    stands_for = targets(graph, layout.flow.unrolling.pointers)
     instances: dict[Value, list[Value]] = {}
-    names = {value.name: layout.flow.instances[root].base.name for value, root in _roots(layout).items()}
-    for instance, made in layout.flow.instances.items():
-        if made.base not in layout.flow.pointers:
+    names = {value.name: layout.flow.unrolling.instances[root].base.name for value, root in _roots(layout).items()}
+    for instance, made in layout.flow.unrolling.instances.items():
+        if made.base not in layout.flow.unrolling.pointers:
             instances.setdefault(made.base, []).append(instance)
     for value in graph.values():
         if not isinstance(value.spec, TensorSpec):
             continue
-        if value in layout.flow.pointers:
+        if value in layout.flow.unrolling.pointers:
             nowhere = Region("", 0, value.nbytes)
             told, by = stands_for[value], producer.get(value, "")
             yield None, Placement(value.name, str(value.spec), nowhere, (), -1, POINTER, "", by, stands_for=told)
         for instance in instances.get(value, ()):
             home = storages[value].name if value in storages else packed.arenas[0].name
             member, place = where.get(instance, (Member(value, 0), _Place(home, 0, -1)))
-            contexts = tuple(layout.flow.instances[instance].contexts)
+            contexts = tuple(layout.flow.unrolling.instances[instance].contexts)
             yield (
                 instance,
                 Placement(
@@ -248,7 +248,7 @@ def _peak(buffers: list[SharedBuffer], timeline: Flow, lives: Mapping[Value, Pie
         if live > best:
             best, peak = live, t
     alive = dict.fromkeys(
-        timeline.instances[member.value].base.name
+        timeline.unrolling.instances[member.value].base.name
         for buffer in buffers
         for member in buffer.members
         if any(begin <= peak < end for begin, end in lives.get(member.value, ()))

@@ -87,7 +87,7 @@ Found = Iterator[tuple[Edge, Value, Value, int, str]]
 
 def _carried(layout: Layout, assigned: Assigned, bound: Collection[Value], options: Options) -> Found:
     """Carried values and results of branches that do not lie where they are needed."""
-    instances = layout.flow.instances
+    instances = layout.flow.unrolling.instances
     for point, source, to in layout.copies:
         # a pointer that may be one of several stays itself
         start, end = (instances[value].base if value in instances else value for value in (source, to))
@@ -101,7 +101,9 @@ def _carried(layout: Layout, assigned: Assigned, bound: Collection[Value], optio
             why = f"%{end.name} may also be a value that has no place in the plan"
         else:
             why = layout.refused.get(end) or "what it would stand for changes while it is needed"
-        if start in layout.flow.pointers and start not in assigned.get(end, (start,)):  # an update has one source
+        if start in layout.flow.unrolling.pointers and start not in assigned.get(
+            end, (start,)
+        ):  # an update has one source
             start = _assigner(point, start, end, assigned)
         yield point.planned.edge, start, end, to.nbytes, why
 
@@ -145,8 +147,8 @@ def _sliced(graph: Graph, layout: Layout, options: Options) -> Found:
     """Slices of sequences, and rows of stacked outputs, that do not lie in them in every copy of the body."""
     lodged = {(buffer.window.value, buffer.window.whole) for buffer in layout.buffers if buffer.window}
     told: dict[tuple[str, str, Value, Value], bool] = {}
-    instances = layout.flow.instances
-    for window in layout.flow.windows:
+    instances = layout.flow.unrolling.instances
+    for window in layout.flow.unrolling.windows:
         part, whole = (instances[value].base for value in (window.value, window.whole))
         key = (window.loop.name, window.kind, part, whole)
         told[key] = told.get(key, True) and (window.value, window.whole) in lodged

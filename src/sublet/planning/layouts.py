@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import cached_property
 
 from sublet.analysis.exchange import cycles
-from sublet.analysis.flow import Flow, flow
+from sublet.analysis.flow import Flow
+from sublet.analysis.flow_builder import flow
 from sublet.analysis.interference import MAX_BUFFERS
 from sublet.analysis.layout import Layout
 from sublet.analysis.liveness import LiveRanges, liveness
