@@ -1,6 +1,6 @@
-"""Reverse-mode differentiation: `backward` says how, `gradients` is the pass."""
+"""Differentiation in reverse mode: `gradients` is the pass."""
 
-from sublet.passes.autodiff.backward import backward, gradients
 from sublet.passes.autodiff.paths import differentiable, reached
+from sublet.passes.autodiff.reverse import backward, gradients
 
 __all__ = ["backward", "differentiable", "gradients", "reached"]
