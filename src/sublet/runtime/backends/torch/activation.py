@@ -2,49 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from sublet.ir.graph import Attr, Node
-from sublet.runtime.backends.torch.elementwise import direct
-from sublet.runtime.backends.torch.kernel import Fast, Make, Operands, Tensor, torch
+from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, backward, calling, torch
 from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Call
 
-Arguments = Callable[[Mapping[str, Attr]], Sequence[Any]]
-"""Attributes -> what follows the tensors in the call of ATen's function."""
-
 FAR = 40
 """Beyond this, x is what softplus(x) rounds to in every type."""
-
-
-def none(attrs: Mapping[str, Attr]) -> Sequence[Any]:
-    """Of a function that takes tensors only."""
-    return ()
-
-
-def unary(name: str, arguments: Arguments = none) -> Make:
-    """`torch._C._nn.name(x, *arguments, out=y)`."""
-
-    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
-        return partial(getattr(torch()._C._nn, name), *inputs, *arguments(node.attrs), out=outputs[0])
-
-    return make
-
-
-def backward(name: str, arguments: Arguments = none) -> Make:
-    """`torch.ops.aten.name(dy, y or x, *arguments, grad_input=dx)`: Python sees these functions only as overloads."""
-
-    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
-        function = getattr(torch().ops.aten, name).grad_input
-        return partial(function, *inputs, *arguments(node.attrs), grad_input=outputs[0])
-
-    return make
-
-
-def _relu(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
-    return partial(torch().clamp_min, inputs[0], 0, out=outputs[0])
 
 
 def _approximation(attrs: Mapping[str, Attr]) -> str:
@@ -96,23 +63,23 @@ def _hard_swish_gradient(node: Node, inputs: Operands, outputs: Operands, scratc
 
 
 KERNELS: Mapping[str, Fast] = {
-    "relu": Fast(_relu),
-    "relu_gradient": Fast(backward("threshold_backward", lambda attrs: (0,))),
-    "leaky_relu": Fast(unary("leaky_relu", lambda attrs: (attrs["slope"],))),
-    "leaky_relu_gradient": Fast(backward("leaky_relu_backward", lambda attrs: (attrs["slope"], False))),
-    "elu": Fast(unary("elu", lambda attrs: (attrs["alpha"],))),
+    "relu": Fast(calling("clamp_min", lambda node, _: (0,))),
+    "relu_gradient": Fast(backward("threshold_backward", lambda node, _: (0,))),
+    "leaky_relu": Fast(calling("_C._nn.leaky_relu", lambda node, _: (node.attrs["slope"],))),
+    "leaky_relu_gradient": Fast(backward("leaky_relu_backward", lambda node, _: (node.attrs["slope"], False))),
+    "elu": Fast(calling("_C._nn.elu", lambda node, _: (node.attrs["alpha"],))),
     "elu_gradient": Fast(_elu_gradient),
-    "sigmoid": Fast(direct("sigmoid")),
+    "sigmoid": Fast(calling("sigmoid")),
     "sigmoid_gradient": Fast(backward("sigmoid_backward")),
-    "tanh": Fast(direct("tanh")),
+    "tanh": Fast(calling("tanh")),
     "tanh_gradient": Fast(backward("tanh_backward")),
-    "softplus": Fast(unary("softplus", lambda attrs: (1, FAR))),
+    "softplus": Fast(calling("_C._nn.softplus", lambda node, _: (1, FAR))),
     "softplus_gradient": Fast(_softplus_gradient),
-    "swish": Fast(unary("silu")),
+    "swish": Fast(calling("_C._nn.silu")),
     "swish_gradient": Fast(backward("silu_backward")),
     "gelu": Fast(_gelu),
     "gelu_gradient": Fast(_gelu_gradient),
-    "hard_swish": Fast(unary("hardswish")),
+    "hard_swish": Fast(calling("_C._nn.hardswish")),
     "hard_swish_gradient": Fast(_hard_swish_gradient),
-    "erf": Fast(direct("erf")),
+    "erf": Fast(calling("erf")),
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +31,29 @@ Make = Callable[[Node, Operands, Operands, Tensor], Call]
 `scratch` is a tensor of bytes, None when the kernel asks for none. Everything that can be done beforehand (views,
 attributes, looking functions up) is done before the call is returned: the call should be one function of torch's.
 """
+
+
+Arguments = Callable[[Node, Operands], Sequence[Any]]
+"""(node, inputs) -> what follows the tensors in the call of a function of torch's."""
+
+
+def tensors_only(node: Node, inputs: Operands) -> Sequence[Any]:
+    """Of a function that takes no more."""
+    return ()
+
+
+def calling(function: str, arguments: Arguments = tensors_only, out: str = "out") -> Make:
+    """A kernel that is one call, `torch.function(*inputs, *arguments, out=output)`, whatever it calls its output."""
+
+    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+        return partial(attrgetter(function)(torch()), *inputs, *arguments(node, inputs), **{out: outputs[0]})
+
+    return make
+
+
+def backward(name: str, arguments: Arguments = tensors_only) -> Make:
+    """`torch.ops.aten.name(dy, y or x, *arguments, grad_input=dx)`: Python sees these functions only as overloads."""
+    return calling(f"ops.aten.{name}.grad_input", arguments, "grad_input")
 
 
 def no_scratch(node: Node) -> int:

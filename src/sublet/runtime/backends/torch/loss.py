@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.gradients import operand
-from sublet.runtime.backends.torch.activation import FAR, backward
-from sublet.runtime.backends.torch.kernel import Fast, Make, Operands, Tensor, bytes_as, single, torch
+from sublet.runtime.backends.torch.activation import FAR
+from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, backward, bytes_as, calling, single, torch
 from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Call
 
@@ -117,19 +117,6 @@ def _softmax_cross_entropy_gradient(node: Node, inputs: Operands, outputs: Opera
     )
 
 
-def _one_loss_each(name: str, *between: Any) -> Make:
-    """`torch._C._nn.name(x, t, *between, reduction, out=loss)`."""
-
-    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
-        return partial(getattr(torch()._C._nn, name), *inputs, *between, NO_MEAN, out=outputs[0])
-
-    return make
-
-
-def _smooth_l1(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
-    return partial(torch()._C._nn.smooth_l1_loss, *inputs, NO_MEAN, node.attrs["beta"], out=outputs[0])
-
-
 def _logits_bytes(node: Node) -> int:
     return spec_of(operand(node, 0)).nbytes
 
@@ -163,10 +150,10 @@ KERNELS: Mapping[str, Fast] = {
     "softmax_cross_entropy_gradient": Fast(_softmax_cross_entropy_gradient, _column_bytes, single),
     "sigmoid_binary_cross_entropy": Fast(_logits, _logits_bytes),
     "sigmoid_binary_cross_entropy_gradient": Fast(_logits_gradient),
-    "binary_cross_entropy": Fast(_one_loss_each("binary_cross_entropy", None)),
-    "binary_cross_entropy_gradient": Fast(backward("binary_cross_entropy_backward", lambda attrs: (None, NO_MEAN))),
-    "mse": Fast(_one_loss_each("mse_loss")),
-    "mse_gradient": Fast(backward("mse_loss_backward", lambda attrs: (NO_MEAN,))),
-    "smooth_l1": Fast(_smooth_l1),
-    "smooth_l1_gradient": Fast(backward("smooth_l1_loss_backward", lambda attrs: (NO_MEAN, attrs["beta"]))),
+    "binary_cross_entropy": Fast(calling("_C._nn.binary_cross_entropy", lambda node, _: (None, NO_MEAN))),
+    "binary_cross_entropy_gradient": Fast(backward("binary_cross_entropy_backward", lambda node, _: (None, NO_MEAN))),
+    "mse": Fast(calling("_C._nn.mse_loss", lambda node, _: (NO_MEAN,))),
+    "mse_gradient": Fast(backward("mse_loss_backward", lambda node, _: (NO_MEAN,))),
+    "smooth_l1": Fast(calling("_C._nn.smooth_l1_loss", lambda node, _: (NO_MEAN, node.attrs["beta"]))),
+    "smooth_l1_gradient": Fast(backward("smooth_l1_loss_backward", lambda node, _: (NO_MEAN, node.attrs["beta"]))),
 }

@@ -9,19 +9,14 @@ from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick
 from sublet.ops.nn.shapes import axes_in
 from sublet.runtime.backends.torch.elementwise import floating
-from sublet.runtime.backends.torch.kernel import Fast, Make, Operands, Tensor, torch
+from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, calling, torch
 from sublet.runtime.kernel import Call
 
 
-def over_axes(name: str) -> Make:
-    """`torch.name(x, axes, keepdim, out=)`."""
-
-    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
-        axes = axes_in(pick(node.attrs, "axes"), inputs[0].ndim) if inputs[0].ndim else ()
-        keepdim = bool(node.attrs["keepdims"])
-        return partial(getattr(torch(), name), inputs[0], axes, keepdim, out=outputs[0])
-
-    return make
+def axes_and_kept(node: Node, inputs: Operands) -> tuple[tuple[int, ...], bool]:
+    """The axes that are reduced, and whether they are kept with one index."""
+    axes = axes_in(pick(node.attrs, "axes"), inputs[0].ndim) if inputs[0].ndim else ()
+    return axes, bool(node.attrs["keepdims"])
 
 
 def _sum_to(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
@@ -44,8 +39,8 @@ def _reshape(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -
 
 
 KERNELS: Mapping[str, Fast] = {
-    "sum": Fast(over_axes("sum"), takes=floating),
-    "mean": Fast(over_axes("mean"), takes=floating),
+    "sum": Fast(calling("sum", axes_and_kept), takes=floating),
+    "mean": Fast(calling("mean", axes_and_kept), takes=floating),
     "sum_to": Fast(_sum_to, takes=floating),
     "broadcast_to": Fast(_broadcast, moves=True),
     "reshape": Fast(_reshape, moves=True),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -15,8 +16,8 @@ from sublet.ops.nn.gradients import operand
 from sublet.ops.nn.reduction import reduced
 from sublet.ops.nn.shapes import axes_in
 from sublet.runtime.backends.torch.elementwise import floating
-from sublet.runtime.backends.torch.kernel import Fast, Make, Operands, Tensor, bytes_as, single, torch
-from sublet.runtime.backends.torch.reduction import over_axes
+from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, bytes_as, calling, single, torch
+from sublet.runtime.backends.torch.reduction import axes_and_kept
 from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Call
 
@@ -96,17 +97,12 @@ def _extremum_gradient(node: Node, inputs: Operands, outputs: Operands, scratch:
     )
 
 
-def _norm(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
-    x, keepdim = inputs[0], bool(node.attrs["keepdims"])
-    return partial(torch().linalg.vector_norm, x, node.attrs["p"], _gone(node, 0), keepdim, out=outputs[0])
+def _axis_and_kept(node: Node, inputs: Operands) -> tuple[int, bool]:
+    return pick(node.attrs, "axis"), bool(node.attrs["keepdims"])
 
 
-def _position(name: str) -> Make:
-    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
-        axis, keepdim = node.attrs["axis"], bool(node.attrs["keepdims"])
-        return partial(getattr(torch(), name), inputs[0], axis, keepdim, out=outputs[0])
-
-    return make
+def _norm(node: Node, inputs: Operands) -> tuple[Any, ...]:
+    return node.attrs["p"], *axes_and_kept(node, inputs)
 
 
 def _cumsum(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
@@ -123,13 +119,15 @@ def _cumsum_takes(node: Node) -> bool:
 
 
 KERNELS: Mapping[str, Fast] = {
-    "max": Fast(over_axes("amax")),
-    "min": Fast(over_axes("amin")),
+    "max": Fast(calling("amax", axes_and_kept)),
+    "min": Fast(calling("amin", axes_and_kept)),
     "extremum_gradient": Fast(_extremum_gradient, scratch=lambda node: spec_of(operand(node, 0)).nbytes, takes=single),
     "prod": Fast(_prod, takes=_prod_takes),
     "prod_gradient": Fast(_prod_gradient, scratch=_prod_scratch, takes=_prod_takes),
-    "norm": Fast(_norm, takes=single),
-    "argmax": Fast(_position("argmax")),
-    "argmin": Fast(_position("argmin")),
+    "norm": Fast(
+        calling("linalg.vector_norm", lambda node, xs: (node.attrs["p"], *axes_and_kept(node, xs))), takes=single
+    ),
+    "argmax": Fast(calling("argmax", _axis_and_kept)),
+    "argmin": Fast(calling("argmin", _axis_and_kept)),
     "cumsum": Fast(_cumsum, takes=_cumsum_takes),
 }
