@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from sublet.ir.graph import Attr, Node
-from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, backward, calling, torch
-from sublet.runtime.calls import in_turn
-from sublet.runtime.kernel import Call
+from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, backward, calling, torch
 
 FAR = 40
 """Beyond this, x is what softplus(x) rounds to in every type."""
@@ -18,48 +16,44 @@ def _approximation(attrs: Mapping[str, Attr]) -> str:
     return "tanh" if attrs["approximate"] else "none"
 
 
-def _gelu(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _gelu(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     return partial(torch()._C._nn.gelu, inputs[0], approximate=_approximation(node.attrs), out=outputs[0])
 
 
-def _gelu_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _gelu_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     function, kind = torch().ops.aten.gelu_backward.grad_input, _approximation(node.attrs)
     return partial(function, *inputs, approximate=kind, grad_input=outputs[0])
 
 
-def _elu_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _elu_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     dy, y = inputs
     return partial(
         torch().ops.aten.elu_backward.grad_input, dy, node.attrs["alpha"], 1, 1, True, y, grad_input=outputs[0]
     )
 
 
-def _softplus_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _softplus_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """dy * (1 - exp(-y)), computed where it goes."""
     t, (dy, y), (dx,) = torch(), inputs, outputs
     zero = dx.new_zeros(())
-    return in_turn(
-        [
-            partial(t.neg, y, out=dx),
-            partial(t.expm1, dx, out=dx),
-            partial(t.addcmul, zero, dy, dx, value=-1, out=dx),
-        ]
-    )
+    return [
+        partial(t.neg, y, out=dx),
+        partial(t.expm1, dx, out=dx),
+        partial(t.addcmul, zero, dy, dx, value=-1, out=dx),
+    ]
 
 
-def _hard_swish_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _hard_swish_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """dy * (x / 3 + 1/2), once x is -1.5 where it is -3 or less and 1.5 where it is 3 or more; where it goes."""
     t, (dy, x), (dx,) = torch(), inputs, outputs
     half = dx.new_full((), 0.5)
-    return in_turn(
-        [
-            partial(t.threshold, x, -3, -1.5, out=dx),
-            partial(t.neg, dx, out=dx),
-            partial(t.threshold, dx, -3, -1.5, out=dx),
-            partial(t.sub, half, dx, alpha=1 / 3, out=dx),
-            partial(t.mul, dy, dx, out=dx),
-        ]
-    )
+    return [
+        partial(t.threshold, x, -3, -1.5, out=dx),
+        partial(t.neg, dx, out=dx),
+        partial(t.threshold, dx, -3, -1.5, out=dx),
+        partial(t.sub, half, dx, alpha=1 / 3, out=dx),
+        partial(t.mul, dy, dx, out=dx),
+    ]
 
 
 KERNELS: Mapping[str, Fast] = {

@@ -17,8 +17,7 @@ from sublet.ir.graph import Node
 from sublet.ops.nn.attention import factor
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.gradients import operand
-from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, bytes_as, single, torch
-from sublet.runtime.calls import in_turn
+from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, bytes_as, single, torch
 from sublet.runtime.kernel import Call
 
 QUERIES = 128
@@ -144,7 +143,7 @@ def _scratch(first: int, copies: int) -> Any:
     return scratch
 
 
-def _attention(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _attention(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """Softmax by row; log(sum of exponentials) = highest score - log(highest probability)."""
     t = torch()
     scores, v = Scores(node, 0, inputs, scratch, 1), inputs[2].flatten(0, 1)
@@ -169,10 +168,10 @@ def _attention(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor)
                 partial(out.masked_fill_, nowhere, 0),
                 partial(logs.masked_fill_, nowhere, -inf),
             ]
-    return in_turn(calls)
+    return calls
 
 
-def _gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """The probabilities again, then four products. dk and dv grow piece by piece where queries are cut."""
     t = torch()
     scores = Scores(node, 1, inputs, scratch, 2)
@@ -197,7 +196,7 @@ def _gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) 
             partial(t.baddbmm, dk[keys], ds.transpose(1, 2), q, alpha=scores.scale, out=dk[keys]),
             partial(t.baddbmm, rows, ds, scores.k[keys], beta=0, alpha=scores.scale, out=rows),
         ]
-    return in_turn(calls)
+    return calls
 
 
 KERNELS: Mapping[str, Fast] = {

@@ -12,7 +12,7 @@ from sublet.ir.graph import Node, Value
 from sublet.ops.nn import FAMILIES, command
 from sublet.ops.nn.command import PREFIX, spec_of
 from sublet.runtime.backends.torch.kernel import Fast, tensor_over, torch
-from sublet.runtime.calls import InTurn
+from sublet.runtime.calls import InTurn, in_turn
 from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
 from sublet.tensor import DType
 
@@ -65,7 +65,8 @@ class _TorchKernel:
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         """One call of torch's. Raises RunError when a function would not write where it was told."""
         given, results = list(map(_tensor, inputs)), list(map(_tensor, outputs))
-        return Bound(self.fast.make(self.node, given, results, _tensor(scratch)), results, self.node)
+        calls = self.fast.make(self.node, given, results, _tensor(scratch))
+        return Bound(calls if callable(calls) else in_turn(calls), results, self.node)
 
 
 def _tensor(operand: Operand | None) -> Any:

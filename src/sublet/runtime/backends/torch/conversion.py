@@ -10,21 +10,20 @@ from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.conversion import first_axes, last_axes
 from sublet.ops.nn.gradients import result
 from sublet.ops.nn.shapes import number_of
-from sublet.runtime.backends.torch.kernel import Fast, Make, Operands, Tensor, torch
-from sublet.runtime.calls import in_turn, nothing
-from sublet.runtime.kernel import Call
+from sublet.runtime.backends.torch.kernel import Calls, Fast, Make, Operands, Tensor, torch
+from sublet.runtime.calls import nothing
 from sublet.tensor import DType
 
 
-def _fill(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _fill(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     return partial(outputs[0].fill_, number_of(pick(node.attrs, "value"), spec_of(result(node)).dtype))
 
 
-def _undefined(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _undefined(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     return nothing
 
 
-def _iota(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _iota(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     return partial(torch().arange, node.attrs["count"], out=outputs[0], device=outputs[0].device)
 
 
@@ -32,7 +31,7 @@ def _exactly_counted(node: Node) -> bool:
     return spec_of(result(node)).dtype not in (DType.F16, DType.BF16)
 
 
-def copied(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def copied(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """The input, converted to the type of the output."""
     return partial(outputs[0].copy_, inputs[0])
 
@@ -44,13 +43,13 @@ ROWS = 32
 def reordered(axes: Callable[[Node, int], tuple[int, ...]]) -> Make:
     """The input with its axes in another order."""
 
-    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
         source, result = inputs[0].permute(axes(node, inputs[0].ndim)), outputs[0]
         if source.ndim != 2 or source.is_contiguous():
             return partial(result.copy_, source)
         # ATen transposes a matrix through a buffer that it allocates; of three axes it takes none.
         blocks = zip(result.unsqueeze(0).split(ROWS, 2), source.unsqueeze(0).split(ROWS, 2), strict=True)
-        return in_turn([partial(to.copy_, block) for to, block in blocks])
+        return [partial(to.copy_, block) for to, block in blocks]
 
     return make
 

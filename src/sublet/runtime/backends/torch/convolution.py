@@ -16,9 +16,8 @@ from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.gradients import operand, result
 from sublet.ops.nn.windows import Windows, image, nhwc, windows
-from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, bytes_as, torch
+from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, bytes_as, torch
 from sublet.runtime.backends.torch.linear import matrix_product, one_matrix
-from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Call
 from sublet.tensor import TensorSpec
 
@@ -126,10 +125,10 @@ def _third(inputs: Operands) -> Tensor:
     return inputs[2] if len(inputs) > 2 else None
 
 
-def _conv(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _conv(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     w, b = inputs[1], _third(inputs)
     if _is_product(node, spec_of(operand(node, 1))):
-        return in_turn(_product(node, inputs[0], w[(..., *(0,) * (w.ndim - 2))], b, outputs[0]))
+        return _product(node, inputs[0], w[(..., *(0,) * (w.ndim - 2))], b, outputs[0])
     its = _Convolution(node, inputs[0], w, outputs[0], scratch)
     calls: list[Call] = [] if its.inside is its.x else [its.x.zero_, partial(its.inside.copy_, _first(node, inputs[0]))]
     zeros = [0] * len(its.strides)
@@ -139,10 +138,10 @@ def _conv(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> C
             given = (its.x[n], w[o], None if b is None else b[o])
             strided = (its.strides, its.pads, its.dilations, False, zeros, its.groups)
             calls.append(partial(_put, its.y[n, o], partial(torch().convolution, *given, *strided)))
-    return in_turn(calls)
+    return calls
 
 
-def _input_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _input_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     dy, w, dx, b = inputs[0], inputs[1], outputs[0], _third(inputs)
     calls: list[Call] = []
     if _is_product(node, spec_of(operand(node, 1))):
@@ -161,10 +160,10 @@ def _input_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Te
     if b is not None:
         whole = _first(node, dx)
         calls.append(partial(whole.add_, b.view(-1, *(1,) * (whole.ndim - 2))))
-    return in_turn(calls)
+    return calls
 
 
-def _weight_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _weight_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     dy, x, dw = inputs[0], inputs[1], outputs[0]
     is_product = _is_product(node, spec_of(result(node)))
     if is_product and not (nhwc(node.attrs) and _in_onednn(x, dw)):
@@ -178,7 +177,7 @@ def _weight_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: T
         for i, n in enumerate(samples):
             gradient = its.backward(its.y[n, o], its.x[n], dw[o], 1)
             calls.append(partial(_add_item if i else _put_item, dw[o], gradient, 1))
-    return in_turn(calls)
+    return calls
 
 
 def _product(node: Node, x: Tensor, w: Tensor, b: Tensor, y: Tensor) -> list[Call]:
@@ -219,7 +218,7 @@ def _batch_product(w: Tensor, x: Tensor, b: Tensor, y: Tensor) -> list[Call]:
     return [partial(torch().baddbmm, b[None, :, None].expand(y.shape), weights, x, out=y)]
 
 
-def _weight_product(node: Node, dy: Tensor, x: Tensor, dw: Tensor) -> Call:
+def _weight_product(node: Node, dy: Tensor, x: Tensor, dw: Tensor) -> Calls:
     """dw = the sum of dy x^T over samples; both are [N, C, *spatial]."""
     dw = dw.view(dw.shape[:2])
     if nhwc(node.attrs):
@@ -229,7 +228,7 @@ def _weight_product(node: Node, dy: Tensor, x: Tensor, dw: Tensor) -> Call:
     if _in_onednn(x, dw):
         calls: list[Call] = [dw.zero_]
         calls += [_added(dw, *sample) for sample in zip(dy, x, strict=True)]
-        return in_turn(calls)
+        return calls
     return partial(torch().addbmm, dw, dy, x.transpose(1, 2), beta=0, out=dw)
 
 

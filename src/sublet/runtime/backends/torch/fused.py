@@ -15,7 +15,7 @@ from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import PREFIX, spec_of
 from sublet.ops.nn.fused import ChainStep, chain_steps, specs_of_steps
 from sublet.runtime.backends.torch import activation, elementwise
-from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, bytes_as, torch
+from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, bytes_as, torch
 from sublet.runtime.kernel import Call
 from sublet.tensor import DType, TensorSpec
 
@@ -131,7 +131,7 @@ def _takes(node: Node) -> bool:
     return True
 
 
-def _chain(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _chain(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     steps, nodes, out = chain_steps(node.attrs), _step_nodes(node), outputs[0]
     slots, widths = _slots(steps, _sizes(node))
     offsets = [sum(_aligned(width * _block_elements(node)) for width in widths[:slot]) for slot in range(len(widths))]
@@ -145,13 +145,9 @@ def _chain(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> 
         for i, (step, each) in enumerate(zip(steps, nodes, strict=True)):
             operands = [(made if name[0] == "s" else given)[int(name[1:])] for name in step.operands]
             fast = STEP_KERNELS[step.command.name]
-            calls.append(fast.make(each, operands, [made[i]], None))
-
-    def run() -> None:
-        for call in calls:
-            call()
-
-    return run
+            step_calls = fast.make(each, operands, [made[i]], None)
+            calls += [step_calls] if callable(step_calls) else step_calls
+    return calls
 
 
 def _dtype(node: Node) -> Any:

@@ -11,8 +11,7 @@ from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.gradients import operand, result
 from sublet.ops.nn.shapes import number_of
 from sublet.runtime.backends.torch.elementwise import floating
-from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, bytes_as, torch
-from sublet.runtime.calls import in_turn
+from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, bytes_as, torch
 from sublet.runtime.kernel import Call
 from sublet.tensor import DType
 
@@ -23,7 +22,7 @@ def _axis(node: Node) -> int:
     return axis if axis >= 0 else axis + len(spec_of(operand(node, 0)).shape)
 
 
-def _index_select(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _index_select(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """With the axes of the indices seen as one."""
     x, indices = inputs
     axis = _axis(node)
@@ -31,11 +30,11 @@ def _index_select(node: Node, inputs: Operands, outputs: Operands, scratch: Tens
     return partial(torch().index_select, x, axis, indices.view(-1), out=flat)
 
 
-def _index_select_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _index_select_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     dy, indices, dx = *inputs, outputs[0]
     axis = _axis(node)
     flat = dy.view(*dx.shape[:axis], indices.numel(), *dx.shape[axis + 1 :])
-    return in_turn([dx.zero_, partial(dx.index_add_, axis, indices.view(-1), flat)])
+    return [dx.zero_, partial(dx.index_add_, axis, indices.view(-1), flat)]
 
 
 def _wide_indices(node: Node, position: int) -> int:
@@ -52,32 +51,32 @@ def _widened(indices: Tensor, scratch: Tensor) -> tuple[Tensor, list[Call]]:
     return wide, [partial(wide.copy_, indices)]
 
 
-def _gather(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _gather(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     indices, calls = _widened(inputs[1], scratch)
-    return in_turn([*calls, partial(torch().gather, inputs[0], _axis(node), indices, out=outputs[0])])
+    return [*calls, partial(torch().gather, inputs[0], _axis(node), indices, out=outputs[0])]
 
 
-def _scatter_add(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _scatter_add(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     x, y = inputs[0], outputs[0]
     indices, calls = _widened(inputs[1], scratch)
     if x.data_ptr() != y.data_ptr():
         calls.append(partial(y.copy_, x))
-    return in_turn([*calls, partial(y.scatter_add_, _axis(node), indices, inputs[2])])
+    return [*calls, partial(y.scatter_add_, _axis(node), indices, inputs[2])]
 
 
-def _one_hot(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _one_hot(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     indices, calls = _widened(inputs[0], scratch)
     one = number_of(1, spec_of(result(node)).dtype)
-    return in_turn([*calls, outputs[0].zero_, partial(outputs[0].scatter_, -1, indices.unsqueeze(-1), one)])
+    return [*calls, outputs[0].zero_, partial(outputs[0].scatter_, -1, indices.unsqueeze(-1), one)]
 
 
-def _masked_fill(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _masked_fill(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     x, mask = inputs
     value = x.new_full((), number_of(pick(node.attrs, "value"), spec_of(result(node)).dtype))
     return partial(torch().where, mask, value, x, out=outputs[0])
 
 
-def _row(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _row(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     return partial(torch().index_select, inputs[0], 0, inputs[1].view(1), out=outputs[0].unsqueeze(0))
 
 

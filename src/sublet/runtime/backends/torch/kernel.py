@@ -25,11 +25,14 @@ Tensor = Any
 Operands = Sequence[Tensor]
 """Tensors by position; None in the place of an omitted one."""
 
-Make = Callable[[Node, Operands, Operands, Tensor], Call]
-"""(node, inputs, outputs, scratch) -> a call without arguments that writes the outputs in full.
+Calls = Call | Sequence[Call]
+"""A call without arguments, or several to be made in turn."""
+
+Make = Callable[[Node, Operands, Operands, Tensor], Calls]
+"""(node, inputs, outputs, scratch) -> calls that write the outputs in full.
 
 `scratch` is a tensor of bytes, None when the kernel asks for none. Everything that can be done beforehand (views,
-attributes, looking functions up) is done before the call is returned: the call should be one function of torch's.
+attributes, looking functions up) is done before they are returned: each should be one function of torch's.
 """
 
 
@@ -45,7 +48,7 @@ def tensors_only(node: Node, inputs: Operands) -> Sequence[Any]:
 def calling(function: str, arguments: Arguments = tensors_only, out: str = "out") -> Make:
     """A kernel that is one call, `torch.function(*inputs, *arguments, out=output)`, whatever it calls its output."""
 
-    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
         return partial(attrgetter(function)(torch()), *inputs, *arguments(node, inputs), **{out: outputs[0]})
 
     return make

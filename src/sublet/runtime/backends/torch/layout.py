@@ -13,8 +13,7 @@ from sublet.ops.nn.gradients import result
 from sublet.ops.nn.layout import inner
 from sublet.ops.nn.shapes import axes_in, number_of
 from sublet.runtime.backends.torch.conversion import reordered
-from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, torch
-from sublet.runtime.calls import in_turn
+from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, torch
 from sublet.runtime.kernel import Array, Call
 
 
@@ -29,13 +28,13 @@ def _transpose_axes(node: Node, rank: int) -> tuple[int, ...]:
     return tuple(pick(node.attrs, "axes"))
 
 
-def _slice(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _slice(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     attrs = node.attrs
     source = inputs[0][tuple(map(slice, pick(attrs, "starts"), pick(attrs, "ends"), pick(attrs, "steps")))]
     return partial(outputs[0].copy_, source)
 
 
-def _concat(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _concat(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """Operands that lie in their place already are left alone."""
     axis = int(pick(node.attrs, "axis")) % outputs[0].ndim
     begins = np.cumsum([0, *(x.shape[axis] for x in inputs)]).tolist()
@@ -43,23 +42,23 @@ def _concat(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) ->
     if all(x.data_ptr() != place.data_ptr() for x, place in zip(inputs, places, strict=True)):
         return partial(torch().cat, list(inputs), axis, out=outputs[0])
     pairs = [(x, place) for x, place in zip(inputs, places, strict=True) if x.data_ptr() != place.data_ptr()]
-    return in_turn([partial(place.copy_, x) for x, place in pairs])
+    return [partial(place.copy_, x) for x, place in pairs]
 
 
-def _split(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _split(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     pieces = inputs[0].split(list(pick(node.attrs, "sizes")), pick(node.attrs, "axis"))
     pairs = [(piece, out) for piece, out in zip(pieces, outputs, strict=True) if out is not None and out.numel()]
-    return in_turn([partial(out.copy_, piece) for piece, out in pairs if out.data_ptr() != piece.data_ptr()])
+    return [partial(out.copy_, piece) for piece, out in pairs if out.data_ptr() != piece.data_ptr()]
 
 
-def _pad(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _pad(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """Only the margins are filled, unless there is something between: else the input may lie in its place already."""
     x, y = inputs[0], outputs[0]
     pads, between = pick(node.attrs, "pads"), pick(node.attrs, "between")
     value = number_of(pick(node.attrs, "value"), spec_of(result(node)).dtype)
     places = inner(x.shape, pads, between)
     if any(place.step > 1 and n > 1 for place, n in zip(places, x.shape, strict=True)):
-        return in_turn([partial(y.fill_, value), partial(y[places].copy_, x)])
+        return [partial(y.fill_, value), partial(y[places].copy_, x)]
     rest, calls = y, list[Call]()
     for axis, place in enumerate(places):
         margins = (rest.narrow(axis, 0, place.start), rest.narrow(axis, place.stop, rest.shape[axis] - place.stop))
@@ -67,16 +66,16 @@ def _pad(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Ca
         rest = rest.narrow(axis, place.start, place.stop - place.start)
     if x.numel() and x.data_ptr() != rest.data_ptr():
         calls.append(partial(rest.copy_, x))
-    return in_turn(calls)
+    return calls
 
 
-def _flip(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _flip(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """By NumPy, whose arrays may run backwards."""
     source = np.flip(bits_of(inputs[0]), axes_in(pick(node.attrs, "axes"), inputs[0].ndim))
     return partial(np.copyto, bits_of(outputs[0]), source)
 
 
-def _tile(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _tile(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """The result as a tensor with two axes for each of the input's: which repetition, and where in it."""
     x, repeats = inputs[0], pick(node.attrs, "repeats")
     apart = [n for pair in zip(repeats, x.shape, strict=True) for n in pair]

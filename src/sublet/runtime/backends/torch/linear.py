@@ -7,12 +7,11 @@ from functools import partial
 from itertools import pairwise, product
 
 from sublet.ir.graph import Node
-from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, torch
-from sublet.runtime.calls import in_turn
+from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, torch
 from sublet.runtime.kernel import Call
 
 
-def _matmul(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _matmul(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """`mm` where b is one matrix and the rows of a follow each other, or a is one too, `bmm` otherwise."""
     a, b = (x.transpose(-1, -2) if node.attrs[f"transpose_{name}"] else x for x, name in zip(inputs, "ab", strict=True))
     out = outputs[0]
@@ -22,7 +21,7 @@ def _matmul(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) ->
         return partial(torch().mm, one_matrix(a), b, out=one_matrix(out))
     batch = tuple(out.shape[:-2])
     a, b = (x.expand(*batch, *x.shape[-2:]) for x in (a, b))
-    return in_turn([partial(torch().bmm, x, y, out=z) for x, y, z in _batches(a, b, out)])
+    return [partial(torch().bmm, x, y, out=z) for x, y, z in _batches(a, b, out)]
 
 
 def one_matrix(x: Tensor) -> Tensor:
@@ -54,7 +53,7 @@ def _one_batch(x: Tensor) -> Tensor:
     return x.as_strided((count, *x.shape[-2:]), (x.stride(axes[-1]) if axes else 0, *x.stride()[-2:]))
 
 
-def _gemm(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _gemm(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     a, b = (x.t() if node.attrs[f"transpose_{name}"] else x for x, name in zip(inputs[:2], "ab", strict=True))
     out, alpha = outputs[0], node.attrs["alpha"]
     c = inputs[2] if len(inputs) > 2 else None
@@ -63,7 +62,7 @@ def _gemm(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> C
     return partial(torch().addmm, c.expand(out.shape), a, b, beta=node.attrs["beta"], alpha=alpha, out=out)
 
 
-def _linear(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _linear(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     x, w, out = one_matrix(inputs[0]), inputs[1].t(), one_matrix(outputs[0])
     return matrix_product(x, w, inputs[2] if len(inputs) > 2 else None, out)
 

@@ -10,8 +10,17 @@ from sublet.ir.graph import Node
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.gradients import operand
 from sublet.runtime.backends.torch.activation import FAR
-from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, backward, bytes_as, calling, single, torch
-from sublet.runtime.calls import in_turn
+from sublet.runtime.backends.torch.kernel import (
+    Calls,
+    Fast,
+    Operands,
+    Tensor,
+    backward,
+    bytes_as,
+    calling,
+    single,
+    torch,
+)
 from sublet.runtime.kernel import Call
 
 NO_MEAN = 0
@@ -47,99 +56,89 @@ def _rows(x: Tensor) -> Tensor:
     return x.view(x.numel() // x.shape[-1], x.shape[-1])
 
 
-def _cross_entropy(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _cross_entropy(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     p, labels = inputs
     columns, loss = _columns(labels, p.dtype, scratch), outputs[0].view(-1, 1)
-    return in_turn(
-        [
-            *columns.filled,
-            partial(torch().gather, _rows(p), 1, columns.index, out=loss),
-            loss.log_,
-            loss.neg_,
-            partial(loss.masked_fill_, columns.absent, 0),
-        ]
-    )
+    return [
+        *columns.filled,
+        partial(torch().gather, _rows(p), 1, columns.index, out=loss),
+        loss.log_,
+        loss.neg_,
+        partial(loss.masked_fill_, columns.absent, 0),
+    ]
 
 
-def _cross_entropy_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _cross_entropy_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """Zeros, but -dloss / p at the label: computed beforehand, for p may be overwritten."""
     t, (dloss, p, labels), dp = torch(), inputs, _rows(outputs[0])
     columns = _columns(labels, p.dtype, scratch)
     value = columns.numbers
-    return in_turn(
-        [
-            *columns.filled,
-            partial(t.gather, _rows(p), 1, columns.index, out=value),
-            partial(t.div, dloss.view(-1, 1), value, out=value),
-            value.neg_,
-            partial(value.masked_fill_, columns.absent, 0),
-            dp.zero_,
-            partial(dp.scatter_, 1, columns.index, value),
-        ]
-    )
+    return [
+        *columns.filled,
+        partial(t.gather, _rows(p), 1, columns.index, out=value),
+        partial(t.div, dloss.view(-1, 1), value, out=value),
+        value.neg_,
+        partial(value.masked_fill_, columns.absent, 0),
+        dp.zero_,
+        partial(dp.scatter_, 1, columns.index, value),
+    ]
 
 
-def _softmax_cross_entropy(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _softmax_cross_entropy(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """(highest - x[label]) - log(highest probability), for that one is exp(0) / sum: no second exponential of all."""
     t, x, labels = torch(), _rows(inputs[0]), inputs[1]
     loss, p = outputs[0].view(-1, 1), _rows(outputs[1])
     columns = _columns(labels, x.dtype, scratch)
     highest = columns.numbers
-    return in_turn(
-        [
-            *columns.filled,
-            partial(t.amax, x, 1, True, out=highest),
-            partial(t.gather, x, 1, columns.index, out=loss),
-            partial(t.sub, highest, loss, out=loss),
-            partial(t._softmax, x, 1, False, out=p),
-            partial(t.amax, p, 1, True, out=highest),
-            highest.log_,
-            partial(loss.sub_, highest),
-            partial(loss.masked_fill_, columns.absent, 0),
-        ]
-    )
+    return [
+        *columns.filled,
+        partial(t.amax, x, 1, True, out=highest),
+        partial(t.gather, x, 1, columns.index, out=loss),
+        partial(t.sub, highest, loss, out=loss),
+        partial(t._softmax, x, 1, False, out=p),
+        partial(t.amax, p, 1, True, out=highest),
+        highest.log_,
+        partial(loss.sub_, highest),
+        partial(loss.masked_fill_, columns.absent, 0),
+    ]
 
 
-def _softmax_cross_entropy_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _softmax_cross_entropy_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """p * dloss, and dloss less at the label."""
     t, (dloss, p, labels), dx = torch(), inputs, _rows(outputs[0])
     columns = _columns(labels, p.dtype, scratch)
     weight = columns.numbers
-    return in_turn(
-        [
-            *columns.filled,
-            partial(weight.copy_, dloss.view(-1, 1)),
-            partial(weight.masked_fill_, columns.absent, 0),
-            partial(t.mul, _rows(p), weight, out=dx),
-            weight.neg_,
-            partial(dx.scatter_add_, 1, columns.index, weight),
-        ]
-    )
+    return [
+        *columns.filled,
+        partial(weight.copy_, dloss.view(-1, 1)),
+        partial(weight.masked_fill_, columns.absent, 0),
+        partial(t.mul, _rows(p), weight, out=dx),
+        weight.neg_,
+        partial(dx.scatter_add_, 1, columns.index, weight),
+    ]
 
 
 def _logits_bytes(node: Node) -> int:
     return spec_of(operand(node, 0)).nbytes
 
 
-def _logits(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _logits(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """(max(x, 0) - t x) + softplus(-|x|): softplus(x) - t x needs no scratch, but cancels where x is large, t 1."""
     t, (x, target), (loss,) = torch(), inputs, outputs
     rest = bytes_as(scratch, x.dtype, x.shape)
-    return in_turn(
-        [
-            partial(t.clamp_min, x, 0, out=rest),
-            partial(rest.addcmul_, x, target, value=-1),
-            partial(t.abs, x, out=loss),
-            loss.neg_,
-            partial(t._C._nn.softplus, loss, 1, FAR, out=loss),
-            partial(loss.add_, rest),
-        ]
-    )
+    return [
+        partial(t.clamp_min, x, 0, out=rest),
+        partial(rest.addcmul_, x, target, value=-1),
+        partial(t.abs, x, out=loss),
+        loss.neg_,
+        partial(t._C._nn.softplus, loss, 1, FAR, out=loss),
+        partial(loss.add_, rest),
+    ]
 
 
-def _logits_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _logits_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     t, (dloss, x, target), (dx,) = torch(), inputs, outputs
-    return in_turn([partial(t.sigmoid, x, out=dx), partial(dx.sub_, target), partial(dx.mul_, dloss)])
+    return [partial(t.sigmoid, x, out=dx), partial(dx.sub_, target), partial(dx.mul_, dloss)]
 
 
 KERNELS: Mapping[str, Fast] = {

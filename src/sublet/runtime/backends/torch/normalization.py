@@ -15,8 +15,7 @@ from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.forms import Form, batch_form, group_form, layer_form, rms_form
 from sublet.ops.nn.gradients import operand
-from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, bytes_as, single, torch
-from sublet.runtime.calls import in_turn
+from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, bytes_as, single, torch
 from sublet.runtime.kernel import Call
 
 PIECE = 1 << 20
@@ -70,7 +69,7 @@ def _batch_scratch(node: Node) -> int:
     return 0 if inner == 1 else (4 + outer) * channels * x.dtype.bits // 8
 
 
-def _batch_norm(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _batch_norm(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     form = _form(batch_form, node, 0)
     moved = [
         partial(new.copy_, old)
@@ -78,7 +77,7 @@ def _batch_norm(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor
         if old.data_ptr() != new.data_ptr()
     ]
     make = _batch_norm_last if form.rows[2] == 1 else _batch_norm_second
-    return in_turn([*moved, *make(node, form, inputs, outputs, scratch)])
+    return [*moved, *make(node, form, inputs, outputs, scratch)]
 
 
 def _batch_norm_last(node: Node, form: Form, inputs: Operands, outputs: Operands, scratch: Tensor) -> list[Call]:
@@ -134,7 +133,7 @@ def _rstd(squares: Tensor, count: int, epsilon: float) -> list[Call]:
     return [partial(squares.mul_, 1 / max(1, count)), partial(squares.add_, epsilon), partial(squares.rsqrt_)]
 
 
-def _batch_inference(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _batch_inference(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     form, epsilon = _form(batch_form, node, 0), pick(node.attrs, "epsilon")
     x, scale, bias, mean, var = inputs
     places = _channels_second(x, form), _channels_second(outputs[0], form)
@@ -145,7 +144,7 @@ def _batch_gradient_scratch(node: Node) -> int:
     return 5 * spec_of(operand(node, 2)).nbytes
 
 
-def _batch_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _batch_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """ATen sums; then dx = dy k + x b + c in two passes, beginning with the input that dx overwrites.
 
     Where it overwrites both, which are the same bytes then, dx = x (k + b) + c in one.
@@ -165,23 +164,21 @@ def _batch_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Te
     kept = form.kept[: len(rest)]
     last = partial(t.addcmul, dx.view(rest), second[0].view(rest), second[1].view(kept), out=dx.view(rest))
     over_both = dx.data_ptr() == x.data_ptr() == dy.data_ptr()
-    return in_turn(
-        [
-            partial(_sums, sums, dscale, dbias),
-            partial(t.mul, scale, rstd, out=k),
-            partial(t.mul, k, rstd, out=b),
-            partial(b.mul_, dscale),
-            partial(b.mul_, -1 / n),
-            partial(t.mul, k, dbias, out=c),
-            partial(c.mul_, -1 / n),
-            partial(c.addcmul_, b, mean, value=-1),
-            partial(fixed[0].fill_, 0),
-            partial(fixed[1].fill_, 1),
-            *([partial(b.add_, k)] if over_both else []),
-            _channel_affine(*first, c, fixed, dx, form),
-            *([] if over_both else [last]),
-        ]
-    )
+    return [
+        partial(_sums, sums, dscale, dbias),
+        partial(t.mul, scale, rstd, out=k),
+        partial(t.mul, k, rstd, out=b),
+        partial(b.mul_, dscale),
+        partial(b.mul_, -1 / n),
+        partial(t.mul, k, dbias, out=c),
+        partial(c.mul_, -1 / n),
+        partial(c.addcmul_, b, mean, value=-1),
+        partial(fixed[0].fill_, 0),
+        partial(fixed[1].fill_, 1),
+        *([partial(b.add_, k)] if over_both else []),
+        _channel_affine(*first, c, fixed, dx, form),
+        *([] if over_both else [last]),
+    ]
 
 
 def _sums(backward: Callable[..., Any], dscale: Tensor, dbias: Tensor) -> None:
@@ -202,7 +199,7 @@ def _norm_scratch(node: Node) -> int:
 
 
 def _norm(form_of: Any) -> Any:
-    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
         t, form = torch(), _form(form_of, node, 0)
         x, scale, bias = (*inputs, None, None)[:3]
         y, rstd = outputs[0].view(form.rows), outputs[-1].view(form.kept)
@@ -221,7 +218,7 @@ def _norm(form_of: Any) -> Any:
             calls.append(partial(t.mul, rows.view(form.seen), factor.view(*form.seen[:2], 1), out=seen))
         else:
             calls.append(partial(t.mul, rows, rstd, out=y))
-        return in_turn([*calls, *_affine(scale if scratch is None else None, bias, seen, form)])
+        return [*calls, *_affine(scale if scratch is None else None, bias, seen, form)]
 
     return make
 
@@ -257,7 +254,7 @@ def _row_gradient(backward: Callable[..., Any], first: Call | None, pieces: Sequ
     return run
 
 
-def _layer_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _layer_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     dy, x, scale, mean, rstd = inputs
     form = _form(layer_form, node, 1)
     backward, shape = torch().ops.aten.native_layer_norm_backward, list(form.rows[1:])
@@ -272,7 +269,7 @@ def _layer_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Te
     return _row_gradient(backward, first, pieces)
 
 
-def _group_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _group_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     dy, x, scale, mean, rstd = inputs
     samples, channels, places = _form(group_form, node, 1).seen
     groups = pick(node.attrs, "groups")
@@ -292,7 +289,7 @@ def _rms_scratch(node: Node) -> int:
     return _step(rows, x.nbytes) * (width + 2) * x.dtype.bits // 8
 
 
-def _rms_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _rms_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """dx = rstd g - x rstd^3 sum(g x) / n with g = dy scale, and dscale = sum(dy x rstd), a piece at a time."""
     t, form = torch(), _form(rms_form, node, 1)
     dy, x, rstd = inputs[0].view(form.rows), inputs[1].view(form.rows), inputs[3].view(form.kept)
@@ -318,7 +315,7 @@ def _rms_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tens
             partial(t.mul, part, factor.view(rows, 1), out=dx[piece]),
             partial(t.addcmul, dx[piece], product, r, out=dx[piece]),
         ]
-    return in_turn(calls)
+    return calls
 
 
 KERNELS: Mapping[str, Fast] = {

@@ -13,8 +13,7 @@ from functools import partial
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.gradients import operand
-from sublet.runtime.backends.torch.kernel import Fast, Make, Operands, Tensor, bytes_as, single, torch
-from sublet.runtime.calls import in_turn
+from sublet.runtime.backends.torch.kernel import Calls, Fast, Make, Operands, Tensor, bytes_as, single, torch
 from sublet.runtime.kernel import Call
 
 BLOCK = 1 << 17
@@ -26,7 +25,7 @@ def _copies(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Call]:
     return [partial(result.copy_, source) for source, result in pairs if source.data_ptr() != result.data_ptr()]
 
 
-def _sgd(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _sgd(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     attrs = node.attrs
     update = partial(
         torch()._fused_sgd_,
@@ -41,13 +40,13 @@ def _sgd(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Ca
         maximize=False,
         is_first_step=False,
     )
-    return in_turn([*_copies(list(zip((inputs[0], *inputs[3:]), outputs, strict=True))), update])
+    return [*_copies(list(zip((inputs[0], *inputs[3:]), outputs, strict=True))), update]
 
 
 def _adaptive(name: str) -> Make:
     """`torch._fused_adam_` or `torch._fused_adamw_`, which take the step that is being made."""
 
-    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
         w, grad, lr, m, v, step = inputs
         attrs = node.attrs
         update = partial(
@@ -66,7 +65,7 @@ def _adaptive(name: str) -> Make:
             amsgrad=False,
             maximize=False,
         )
-        return in_turn([*_copies(list(zip((w, m, v), outputs, strict=True))), update])
+        return [*_copies(list(zip((w, m, v), outputs, strict=True))), update]
 
     return make
 
@@ -91,7 +90,7 @@ def _rmsprop_bytes(node: Node) -> int:
     return _block_bytes(node) * (2 if node.attrs["decay"] else 1)
 
 
-def _rmsprop(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _rmsprop(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     t, lr = torch(), inputs[2]
     alpha, momentum, epsilon, decay = (pick(node.attrs, key) for key in ("alpha", "momentum", "epsilon", "decay"))
     blocks = list(_blocks(outputs[0], inputs[1], *outputs[1:]))
@@ -112,7 +111,7 @@ def _rmsprop(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -
             else:
                 w.addcdiv_(grad, root, value=-rate)
 
-    return in_turn([*_copies(list(zip((inputs[0], *inputs[3:]), outputs, strict=True))), run])
+    return [*_copies(list(zip((inputs[0], *inputs[3:]), outputs, strict=True))), run]
 
 
 def _lamb_bytes(node: Node) -> int:
@@ -120,7 +119,7 @@ def _lamb_bytes(node: Node) -> int:
     return _block_bytes(node) + 2 * _block_count(node) * (spec_of(operand(node, 0)).dtype.bits // 8)
 
 
-def _lamb(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _lamb(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """Two rounds over the blocks: the first finds the norms, the second computes the update again and makes it."""
     w, grad, lr, m, v, step = inputs
     beta1, beta2, epsilon, decay = (pick(node.attrs, key) for key in ("beta1", "beta2", "epsilon", "decay"))
@@ -152,7 +151,7 @@ def _lamb(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> C
                 update = direction(w, m, v, first, second)
             w.add_(update, alpha=-lr.item() * trust)
 
-    return in_turn([*_copies(list(zip((w, m, v), outputs, strict=True))), run])
+    return [*_copies(list(zip((w, m, v), outputs, strict=True))), run]
 
 
 KERNELS: Mapping[str, Fast] = {

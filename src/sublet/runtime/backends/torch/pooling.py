@@ -11,8 +11,7 @@ from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.gradients import operand, result
 from sublet.ops.nn.pooling import pool_windows
 from sublet.ops.nn.windows import image, nhwc
-from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, bytes_as, torch
-from sublet.runtime.calls import in_turn
+from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, bytes_as, torch
 from sublet.runtime.kernel import Call
 from sublet.tensor import DType
 
@@ -94,11 +93,11 @@ def _maxima(node: Node, inputs: Operands, y: Tensor, scratch: Tensor, values: bo
     return found
 
 
-def _max_pool(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
-    return in_turn([found[2] for found in _maxima(node, inputs, outputs[0], scratch, values=False)])
+def _max_pool(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
+    return [found[2] for found in _maxima(node, inputs, outputs[0], scratch, values=False)]
 
 
-def _max_pool_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _max_pool_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     dy, x, dx = (_first(node, t) for t in (*inputs, outputs[0]))
     pool = _Pool(node)
     calls: list[Call] = []
@@ -106,16 +105,16 @@ def _max_pool_gradient(node: Node, inputs: Operands, outputs: Operands, scratch:
     for part, indices, call in _maxima(node, inputs, inputs[0], scratch, values=True):
         given = (dy[part], x[part], *pool.of_max, indices)
         calls += [call, partial(backward, *given, grad_input=dx[part])]
-    return in_turn(calls)
+    return calls
 
 
-def _max_pool_gather(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _max_pool_gather(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     ddx, y = _first(node, inputs[0]), _first(node, outputs[0])
     calls: list[Call] = []
     for part, indices, call in _maxima(node, inputs, outputs[0], scratch, values=True):
         picked = partial(torch().gather, ddx[part].flatten(2), 2, indices.flatten(2), out=y[part].flatten(2))
         calls += [call, picked]
-    return in_turn(calls)
+    return calls
 
 
 def _scratch(x: Value, y: Value, each: int) -> int:
@@ -138,13 +137,13 @@ def _gather_scratch(node: Node) -> int:
     return _scratch(operand(node, 1), y, INDEX + spec_of(y).dtype.bits // 8)
 
 
-def _avg_pool(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _avg_pool(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     pool = _Pool(node)
     function = getattr(torch()._C._nn, f"avg_pool{pool.axes}d")
     return partial(function, _first(node, inputs[0]), *pool.of_average(node), out=_first(node, outputs[0]))
 
 
-def _avg_pool_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _avg_pool_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """Of the input that ATen asks for it uses the shape."""
     pool, dx = _Pool(node), _first(node, outputs[0])
     backward = getattr(torch().ops.aten, f"avg_pool{pool.axes}d_backward").grad_input

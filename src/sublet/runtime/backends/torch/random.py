@@ -12,8 +12,8 @@ from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.gradients import result
 from sublet.ops.nn.random import drawn, generator, scale_of
-from sublet.runtime.backends.torch.kernel import Fast, Make, Operands, Tensor, bytes_as, torch
-from sublet.runtime.kernel import Array, Call
+from sublet.runtime.backends.torch.kernel import Calls, Fast, Make, Operands, Tensor, bytes_as, torch
+from sublet.runtime.kernel import Array
 from sublet.tensor import DType
 
 CHUNK = 1 << 14
@@ -36,7 +36,7 @@ Draw = Callable[[np.random.Generator, Array], Any]
 
 
 def _drawing(draw: Draw, scale: Callable[[Node], float], shift: Callable[[Node], float]) -> Make:
-    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
         key, stream = inputs[0].numpy(), pick(node.attrs, "stream")
         kind = drawn(spec_of(result(node)).dtype)
         factor, offset = kind(scale(node)), kind(shift(node))
@@ -83,7 +83,7 @@ def _draw_scratch(node: Node) -> int:
     return 0 if spec_of(result(node)).dtype in (DType.F32, DType.F64) else 4 * _chunk(node)
 
 
-def _dropout(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _dropout(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     t, size = torch(), _chunk(node)
     key, stream = inputs[1].numpy(), pick(node.attrs, "stream")
     rate, scale = pick(node.attrs, "rate"), scale_of(pick(node.attrs, "rate"))

@@ -9,8 +9,7 @@ from typing import Any
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.gradients import operand
-from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, bytes_as, single, torch
-from sublet.runtime.calls import in_turn
+from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, bytes_as, single, torch
 from sublet.runtime.kernel import Call
 
 
@@ -35,26 +34,24 @@ def _tanh_back(grad: Tensor, y: Tensor, out: Tensor) -> Call:
     return partial(torch().ops.aten.tanh_backward.grad_input, grad, y, grad_input=out)
 
 
-def _lstm_cell(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _lstm_cell(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     t = torch()
     (i, f, g, o), c = inputs[0].chunk(4, 1), inputs[1]
     h, after = outputs
     (gate,) = _scratch_states(scratch, c, 1)
-    return in_turn(
-        [
-            partial(t.sigmoid, f, out=gate),
-            partial(t.mul, gate, c, out=after),
-            partial(t.sigmoid, i, out=gate),
-            partial(t.tanh, g, out=h),
-            partial(after.addcmul_, gate, h),
-            partial(t.sigmoid, o, out=gate),
-            partial(t.tanh, after, out=h),
-            partial(h.mul_, gate),
-        ]
-    )
+    return [
+        partial(t.sigmoid, f, out=gate),
+        partial(t.mul, gate, c, out=after),
+        partial(t.sigmoid, i, out=gate),
+        partial(t.tanh, g, out=h),
+        partial(after.addcmul_, gate, h),
+        partial(t.sigmoid, o, out=gate),
+        partial(t.tanh, after, out=h),
+        partial(h.mul_, gate),
+    ]
 
 
-def _lstm_cell_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _lstm_cell_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """The gates after their activations come first to where their gradients will be."""
     t = torch()
     dh, dc, gates, c = inputs
@@ -72,7 +69,7 @@ def _lstm_cell_gradient(node: Node, inputs: Operands, outputs: Operands, scratch
         *_lstm_back(dh, inner, bent, u, (i, f, g, o), (i, f, g, o), c),
         partial(before.copy_, inner),
     ]
-    return in_turn(calls)
+    return calls
 
 
 def _lstm_back(
@@ -103,43 +100,39 @@ def _lstm_back(
     ]
 
 
-def _gru_cell(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _gru_cell(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     t = torch()
     x, inner, h = inputs
     (xr, xz, xn), (hr, hz, hn), (out,) = x.chunk(3, 1), inner.chunk(3, 1), outputs
     z, n = _scratch_states(scratch, h, 2)
-    return in_turn(
-        [
-            partial(t.add, xr, hr, out=z),
-            partial(z.sigmoid_),
-            partial(t.addcmul, xn, z, hn, out=n),
-            partial(n.tanh_),
-            partial(t.add, xz, hz, out=z),
-            partial(z.sigmoid_),
-            partial(t.lerp, n, h, z, out=out),
-        ]
-    )
+    return [
+        partial(t.add, xr, hr, out=z),
+        partial(z.sigmoid_),
+        partial(t.addcmul, xn, z, hn, out=n),
+        partial(n.tanh_),
+        partial(t.add, xz, hz, out=z),
+        partial(z.sigmoid_),
+        partial(t.lerp, n, h, z, out=out),
+    ]
 
 
-def _gru_cell_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _gru_cell_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     t = torch()
     dh, x, inner, h = inputs
     of_x, of_h, before = outputs
     (xr, xz, xn), (hr, hz, hn) = x.chunk(3, 1), inner.chunk(3, 1)
     gates = r, z, n = of_x.chunk(3, 1)
     u, v, w, kept = _scratch_states(scratch, h, 4)
-    return in_turn(
-        [
-            partial(kept.copy_, hn),
-            *(partial(t.add, a, b, out=c) for a, b, c in ((xr, hr, r), (xz, hz, z))),
-            partial(r.sigmoid_),
-            partial(z.sigmoid_),
-            partial(t.addcmul, xn, r, kept, out=n),
-            partial(n.tanh_),
-            *_gru_back(dh, h, kept, (u, v, w), gates, gates, of_h.chunk(3, 1)),
-            partial(before.copy_, u),
-        ]
-    )
+    return [
+        partial(kept.copy_, hn),
+        *(partial(t.add, a, b, out=c) for a, b, c in ((xr, hr, r), (xz, hz, z))),
+        partial(r.sigmoid_),
+        partial(z.sigmoid_),
+        partial(t.addcmul, xn, r, kept, out=n),
+        partial(n.tanh_),
+        *_gru_back(dh, h, kept, (u, v, w), gates, gates, of_h.chunk(3, 1)),
+        partial(before.copy_, u),
+    ]
 
 
 def _gru_back(
@@ -171,7 +164,7 @@ def _projected(x: Tensor, w: Tensor, b: Tensor, out: Tensor) -> Call:
     return partial(t.mm, rows, w.t(), out=flat) if b is None else partial(t.addmm, b, rows, w.t(), out=flat)
 
 
-def _lstm(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _lstm(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """The products with the inputs are written where the gates are kept, and there they become gates."""
     t = torch()
     x, h, c, w_ih, w_hh, b_ih, b_hh = (*inputs, None, None)[:7]
@@ -193,14 +186,14 @@ def _lstm(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> C
             partial(out.mul_, o),
         ]
         h, c = out, after
-    return in_turn([*calls, partial(last.copy_, h), partial(cell.copy_, c)])
+    return [*calls, partial(last.copy_, h), partial(cell.copy_, c)]
 
 
 def _start(into: Tensor, grad: Tensor) -> Call:
     return partial(into.zero_) if grad is None else partial(into.copy_, grad)
 
 
-def _lstm_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _lstm_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """dh and dc are carried back in the outputs that they end as."""
     t = torch()
     dy, dh_last, dc_last, _, _, w_hh, c0, gates, kept = inputs
@@ -214,10 +207,10 @@ def _lstm_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Ten
         calls.append(partial(t.tanh, kept[step], out=bent))
         calls += _lstm_back(dh, dc, bent, u, gates[step].chunk(4, 1), grad[step].chunk(4, 1), before)
         calls.append(partial(t.mm, grad[step], w_hh, out=dh))
-    return in_turn(calls)
+    return calls
 
 
-def _gru(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _gru(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     t = torch()
     x, h, w_ih, w_hh, b_ih, b_hh = (*inputs, None, None)[:6]
     y, last, gates, inners = outputs
@@ -237,10 +230,10 @@ def _gru(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Ca
             partial(t.lerp, n, h, z, out=out),
         ]
         h = out
-    return in_turn([*calls, partial(last.copy_, h)])
+    return [*calls, partial(last.copy_, h)]
 
 
-def _gru_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _gru_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     t = torch()
     dy, dh_last, _, _, w_hh, h0, y, gates, inner = inputs
     of_x, of_h, dh = outputs
@@ -253,7 +246,7 @@ def _gru_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tens
         parts = of_x[step].chunk(3, 1), of_h[step].chunk(3, 1)
         calls += _gru_back(dh, before, inner[step], room, gates[step].chunk(3, 1), *parts)
         calls.append(partial(t.addmm, room[0], of_h[step], w_hh, out=dh))
-    return in_turn(calls)
+    return calls
 
 
 def _walk(*saved: int) -> Any:

@@ -9,8 +9,7 @@ from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick
 from sublet.ops.nn.shapes import axes_in
 from sublet.runtime.backends.torch.elementwise import floating
-from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, calling, torch
-from sublet.runtime.kernel import Call
+from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, calling, torch
 
 
 def axes_and_kept(node: Node, inputs: Operands) -> tuple[tuple[int, ...], bool]:
@@ -19,7 +18,7 @@ def axes_and_kept(node: Node, inputs: Operands) -> tuple[tuple[int, ...], bool]:
     return axes, bool(node.attrs["keepdims"])
 
 
-def _sum_to(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _sum_to(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """A sum whose result is seen with the axes it was reduced to kept at 1."""
     x, out = inputs[0], outputs[0]
     extra = x.ndim - out.ndim
@@ -30,11 +29,11 @@ def _sum_to(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) ->
     return partial(torch().sum, x, axes, True, out=out.view(kept))
 
 
-def _broadcast(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _broadcast(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     return partial(outputs[0].copy_, inputs[0].expand(outputs[0].shape))
 
 
-def _reshape(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _reshape(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     return partial(outputs[0].copy_, inputs[0].view(outputs[0].shape))
 
 

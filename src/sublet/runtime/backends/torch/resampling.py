@@ -11,8 +11,7 @@ from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.gradients import operand, result
 from sublet.ops.nn.resampling import nearest
-from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, torch
-from sublet.runtime.kernel import Call
+from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, torch
 
 LARGEST = 1 << 24
 """Beyond it f32, in which ATen counts, has no odd numbers."""
@@ -23,7 +22,7 @@ def _planes(tensor: Tensor) -> Tensor:
     return tensor.view(-1, 1, *tensor.shape[2:])
 
 
-def _upsample(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _upsample(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     functions, x, y = torch()._C._nn, _planes(inputs[0]), _planes(outputs[0])
     size = y.shape[2:]
     if node.attrs["mode"] == "nearest":
@@ -31,7 +30,7 @@ def _upsample(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) 
     return partial(functions.upsample_bilinear2d, x, size, bool(node.attrs["align_corners"]), None, None, out=y)
 
 
-def _gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     functions, dy, dx = torch().ops.aten, _planes(inputs[0]), _planes(outputs[0])
     sizes = [list(dy.shape[2:]), list(dx.shape)]
     if node.attrs["mode"] == "nearest":

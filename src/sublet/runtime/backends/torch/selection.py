@@ -16,10 +16,8 @@ from sublet.ops.nn.gradients import operand
 from sublet.ops.nn.reduction import reduced
 from sublet.ops.nn.shapes import axes_in
 from sublet.runtime.backends.torch.elementwise import floating
-from sublet.runtime.backends.torch.kernel import Fast, Operands, Tensor, bytes_as, calling, single, torch
+from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, bytes_as, calling, single, torch
 from sublet.runtime.backends.torch.reduction import axes_and_kept
-from sublet.runtime.calls import in_turn
-from sublet.runtime.kernel import Call
 
 
 def _gone(node: Node, position: int) -> tuple[int, ...]:
@@ -38,7 +36,7 @@ def merged(shape: Sequence[int], gone: Sequence[int]) -> tuple[int, int, int] | 
     return prod(shape[:first]), prod(shape[first:last]), prod(shape[last:])
 
 
-def _prod(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _prod(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     x = inputs[0]
     shape = merged(x.shape, _gone(node, 0))
     assert shape is not None
@@ -51,7 +49,7 @@ def _prod_takes(node: Node) -> bool:
     return single(node) and merged(spec_of(operand(node, position)).shape, _gone(node, position)) is not None
 
 
-def _prod_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _prod_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """Where x is 0 it is taken as 1, and then everything but the one 0 of a product, if there is one, becomes 0."""
     t, x = torch(), inputs[1]
     shape = merged(x.shape, _gone(node, 1))
@@ -62,18 +60,16 @@ def _prod_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Ten
     product = bytes_as(scratch, x.dtype, kept, dy.nbytes)
     wrong = bytes_as(scratch, t.bool, shape, 2 * dy.nbytes)
     zero = x.new_zeros(())
-    return in_turn(
-        [
-            partial(t.eq, x, zero, out=dx),
-            partial(t.sum, dx, 1, True, out=count),
-            partial(t.ne, dx, count, out=wrong),
-            partial(t.add, dx, x, out=dx),
-            partial(t.prod, dx, 1, True, out=product),
-            partial(t.mul, product, dy, out=product),
-            partial(t.div, product, dx, out=dx),
-            partial(dx.masked_fill_, wrong, 0),
-        ]
-    )
+    return [
+        partial(t.eq, x, zero, out=dx),
+        partial(t.sum, dx, 1, True, out=count),
+        partial(t.ne, dx, count, out=wrong),
+        partial(t.add, dx, x, out=dx),
+        partial(t.prod, dx, 1, True, out=product),
+        partial(t.mul, product, dy, out=product),
+        partial(t.div, product, dx, out=dx),
+        partial(dx.masked_fill_, wrong, 0),
+    ]
 
 
 def _prod_scratch(node: Node) -> int:
@@ -81,20 +77,18 @@ def _prod_scratch(node: Node) -> int:
     return 2 * dy.nbytes + x.size
 
 
-def _extremum_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _extremum_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     t, x, dx = torch(), inputs[1], outputs[0]
     axes = _gone(node, 1)
     kept = reduced(x.shape, axes, 1)
     share = bytes_as(scratch, x.dtype, kept)
-    return in_turn(
-        [
-            partial(t.eq, x, inputs[2].view(kept), out=dx),
-            partial(t.sum, dx, axes, True, out=share),
-            partial(share.clamp_min_, 1),
-            partial(t.div, inputs[0].view(kept), share, out=share),
-            partial(t.mul, dx, share, out=dx),
-        ]
-    )
+    return [
+        partial(t.eq, x, inputs[2].view(kept), out=dx),
+        partial(t.sum, dx, axes, True, out=share),
+        partial(share.clamp_min_, 1),
+        partial(t.div, inputs[0].view(kept), share, out=share),
+        partial(t.mul, dx, share, out=dx),
+    ]
 
 
 def _axis_and_kept(node: Node, inputs: Operands) -> tuple[int, bool]:
@@ -105,7 +99,7 @@ def _norm(node: Node, inputs: Operands) -> tuple[Any, ...]:
     return node.attrs["p"], *axes_and_kept(node, inputs)
 
 
-def _cumsum(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Call:
+def _cumsum(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """Backwards by NumPy, whose arrays may run backwards."""
     axis = pick(node.attrs, "axis")
     if not node.attrs["reverse"]:
