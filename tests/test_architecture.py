@@ -17,8 +17,8 @@ SOURCE = ROOT / "src" / "sublet"
 # A module may import from its own floor and the floors above it in this list: one floor a room. A room in a room has
 # a floor of its own.
 FLOORS = (
-    "errors", "tensor", "base", "packing", "ir", "ir.text", "ops", "passes", "passes.autodiff", "plan", "analysis",
-    "checker", "planning", "planning.advice", "viz", "runtime", "runtime.backends", "frontends.onnx.rules",
+    "errors", "tensor", "base", "ir", "ir.text", "ops", "passes", "passes.autodiff", "plan", "checker", "runtime",
+    "runtime.backends", "packing", "analysis", "planning", "planning.advice", "viz", "frontends.onnx.rules",
     "frontends.onnx", "frontends", "nn", "api", "cli", "__main__",
 )  # fmt: skip
 
