@@ -203,7 +203,7 @@ class _Writer:
         outside = [value for value in scope if not value.plannable]
         if outside and self.chance(0.7):
             return self.node("unwrap", [self.rng.choice(outside)], [self.spec()], scope)
-        return self.node("wrap", [self.some(scope)], [Unplannable("seq", "a test")], scope)
+        return self.node("wrap", [self.some(scope)], [Unplannable("a test", other="seq")], scope)
 
     # Branches and loops
 

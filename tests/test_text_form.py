@@ -15,7 +15,7 @@ from sublet.ir.text.parser import MAX_DEPTH
 from sublet.plan.file import load, save
 from sublet.plan.schedule import serial
 from sublet.planning.pipeline import plan_memory
-from sublet.tensor import DType
+from sublet.tensor import DType, Unplannable
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = (ROOT / "docs" / "text_form.md").read_text(encoding="utf-8")
@@ -155,3 +155,28 @@ def test_long_tokens_make_short_messages(broken: str) -> None:
 def test_numbers_that_are_not_numbers_survive() -> None:
     weights = "weights %w: f32[3] = [nan, -inf, inf]"
     assert accepted(f"graph @net(%x: f32[1]) {{ {weights} %y: f32[1] = onnx.A(%x) {{a = nan, b = [nan]}} return %y }}")
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "dims"),
+    [
+        ("i64[2,?]", DType.I64, (2, None)),
+        ("f32[]", DType.F32, ()),
+        ("f32[...]", DType.F32, None),
+        ("str[?]", None, (None,)),
+        ("onnx99[3]", None, (3,)),
+        ("seq(i64[...])", None, None),
+        ("?", None, None),
+        ("i64[2,]", None, None),
+        ("i64[12345678901234567890]", None, None),
+    ],
+)
+def test_a_type_outside_the_plan_is_read_as_what_it_says(text: str, dtype: DType | None, dims: object) -> None:
+    spec = Unplannable.parse(text, "why")
+    assert (spec.type, spec.reason, spec.dtype, spec.dims) == (text, "why", dtype, dims)
+    assert spec.known == (None if dtype is None else (dtype, dims))
+
+
+def test_extents_that_nobody_reckons_with_are_not_known() -> None:
+    assert Unplannable("why", "f32", (None, 10**18)).known is None
+    assert Unplannable("why", "f32", (None, 10**18 - 1)).known is not None

@@ -104,27 +104,55 @@ class TensorSpec:
 Dims = tuple[int | None, ...] | None
 """Extents as far as they are known: None stands for an open one, or for all of them when not even the rank is known."""
 
-_OPEN = re.compile(r"([a-z0-9]{1,16})\[(\.\.\.|(?:(?:\?|[0-9]{1,18})(?:,(?:\?|[0-9]{1,18}))*)?)\]", re.ASCII)
+_TENSOR = re.compile(r"([a-z0-9]{1,16})\[(\.\.\.|(?:(?:\?|[0-9]{1,19})(?:,(?:\?|[0-9]{1,19}))*)?)\]", re.ASCII)
+
+MOST_EXTENT = 10**18
+"""What is longer is not reckoned with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unplannable:
     """A value that cannot be given bytes ahead of time.
 
-    `type` is how the source names it (`"seq(tensor(float))"`, `"i64[2,?]"`), `reason` says why.
+    reason    why
+    element   of a tensor the short name of the type of its elements ("f32", or "str", which is no `DType`)
+    dims      its extents
+    other     how the source names what is no tensor ("seq(i64[...])")
     """
 
-    type: str
     reason: str
+    element: str = ""
+    dims: Dims = None
+    other: str = ""
+
+    @classmethod
+    def parse(cls, type: str, reason: str) -> Unplannable:
+        """What a text such as "i64[2,?]", "f32[...]" or "seq(i64[...])" means."""
+        match = _TENSOR.fullmatch(type)
+        if match is None:
+            return cls(reason, other=type)
+        dims = None if match[2] == "..." else tuple(int(d) if d != "?" else None for d in match[2].split(",") if d)
+        return cls(reason, match[1], dims)
+
+    @property
+    def type(self) -> str:
+        """The type as text."""
+        if not self.element:
+            return self.other
+        dims = "..." if self.dims is None else ",".join("?" if extent is None else str(extent) for extent in self.dims)
+        return f"{self.element}[{dims}]"
+
+    @property
+    def dtype(self) -> DType | None:
+        """The type of a tensor's elements, if it is one of ours."""
+        return _BY_TEXT.get(self.element)
 
     @property
     def known(self) -> tuple[DType, Dims] | None:
-        """What its type says: `"i64[2,?]"` is i64 and (2, None); None for what is no tensor of a type that is known."""
-        match = _OPEN.fullmatch(self.type)
-        if match is None or match[1] not in _BY_TEXT:
+        """What is known of a tensor's bytes; None for what is no tensor of a type that is known."""
+        if self.dtype is None or any(extent is not None and extent >= MOST_EXTENT for extent in self.dims or ()):
             return None
-        dims = None if match[2] == "..." else tuple(int(d) if d != "?" else None for d in match[2].split(",") if d)
-        return _BY_TEXT[match[1]], dims
+        return self.dtype, self.dims
 
     def __str__(self) -> str:
         return f"outside<{self.type}>"

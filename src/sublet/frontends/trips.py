@@ -78,7 +78,7 @@ def _stacked(loop: While, trips: int, readers: Mapping[Value, str]) -> dict[Valu
             continue
         if whole in readers:
             reason = f"{whole.spec.reason}; {readers[whole]} reads it, and would see rows that were never made"
-            changed[whole] = replace(whole, spec=Unplannable(whole.spec.type, reason))
+            changed[whole] = replace(whole, spec=replace(whole.spec, reason=reason))
         else:
             shape = (*row.spec.shape[:axis], trips, *row.spec.shape[axis:])
             changed[whole] = replace(whole, spec=TensorSpec(row.spec.dtype, shape))

@@ -200,8 +200,8 @@ class Loop:
         extent = self._rounds if self._condition is None else (self._max_trips or self._rounds)
         spec = spec_of(row)
         if extent is None:
-            shown = ",".join(map(str, ("?", *spec.shape)))
-            return Unplannable(f"{spec.dtype}[{shown}]", "the number of rounds is known only when the loop has run")
+            reason = "the number of rounds is known only when the loop has run"
+            return Unplannable(reason, str(spec.dtype), (None, *spec.shape))
         return TensorSpec(spec.dtype, (extent, *spec.shape))
 
 

@@ -43,7 +43,7 @@ def computed(node: Node, known: Mapping[Value, Elements]) -> list[Elements] | No
         return None
     if not all(value in known for value in node.uses) or not all(_small(value) for value in node.outputs):
         return None
-    arrays = [_array(value, known[value]) for value in node.uses if value.spec.dtype in NATIVE]  # type: ignore[union-attr]
+    arrays = [_array(value, known[value]) for value in node.uses if value.spec.dtype in NATIVE]
     if len(arrays) != len(node.inputs):
         return None
     with np.errstate(all="ignore"):

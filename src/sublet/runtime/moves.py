@@ -205,9 +205,8 @@ def _no_rows(row: Value, axis: int) -> Array:
     if isinstance(row.spec, TensorSpec):
         shape, dtype = row.spec.shape, NUMPY[row.spec.dtype]
     else:
-        element, _, dims = row.spec.type.rstrip("]").partition("[")
-        shape = () if dims == "..." else tuple(int(d) if d.isdigit() else 0 for d in dims.split(",") if d)
-        dtype = _ELEMENTS.get(element, np.dtype(np.float32))
+        shape = tuple(extent or 0 for extent in row.spec.dims or ())
+        dtype = _ELEMENTS.get(row.spec.element, np.dtype(np.float32))
     return np.empty((*shape[:axis], 0, *shape[axis:]), dtype)
 
 

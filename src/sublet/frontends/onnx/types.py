@@ -100,16 +100,17 @@ def spec_of(type: Type, reason: str) -> Spec:
     Raises ModelError for a shape no tensor can have.
     """
     if isinstance(type, OtherType):
-        return Unplannable(str(type), f"{KINDS.get(type.text.partition('(')[0], 'it')} has no fixed size")
+        return Unplannable(f"{KINDS.get(type.text.partition('(')[0], 'it')} has no fixed size", other=type.text)
     if type is None:
-        return Unplannable("?", reason)
+        return Unplannable(reason, other="?")
+    element = _element_text(type.elem)
     if type.elem == STRING:
-        return Unplannable(str(type), "strings have no fixed size")
+        return Unplannable("strings have no fixed size", element, type.dims)
     dtype = DTYPES.get(type.elem)
     if dtype is None:
-        return Unplannable(str(type), f"ONNX's element type {type.elem} is not supported")
+        return Unplannable(f"ONNX's element type {type.elem} is not supported", element, type.dims)
     if type.dims is None or None in type.dims:
-        return Unplannable(str(type), reason)
+        return Unplannable(reason, element, type.dims)
     try:
         return TensorSpec(dtype, tuple(d for d in type.dims if d is not None))
     except SubletError as error:

@@ -99,7 +99,7 @@ class _Parser(Cursor):
             self.expect(",")
             reason = self.string("the reason as a string")
             self.expect(")")
-            return Unplannable(kind, reason)
+            return Unplannable.parse(kind, reason)
         self.expect("[")
         shape = self.sequence(self.integer, "]")
         self.expect("]")

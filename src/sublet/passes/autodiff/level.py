@@ -69,9 +69,9 @@ def zeros(emit: Emitter, value: Value) -> Value:
     """The gradient of a value that nothing depends on."""
     if isinstance(value.spec, TensorSpec):
         return emit.filled(0, value.spec)
-    dtype, _, shape = value.spec.type.removesuffix("]").partition("[")
-    extents = tuple(0 if text == "?" else int(text) for text in shape.split(",") if text)
-    return emit.filled(0, TensorSpec(DType.parse(dtype), extents))  # rows outside the plan: there are none
+    assert value.spec.dtype is not None, "only what is differentiable has a gradient"
+    extents = tuple(extent or 0 for extent in value.spec.dims or ())
+    return emit.filled(0, TensorSpec(value.spec.dtype, extents))  # rows outside the plan: there are none
 
 
 def defined(nodes: Iterable[Node]) -> dict[Value, Node]:

@@ -6,16 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.ops.nn.shapes import FLOATS
-from sublet.tensor import TensorSpec
-
-OPEN = tuple(f"{dtype.text}[" for dtype in FLOATS)
 
 
 def differentiable(value: Value) -> bool:
     """Whether it may have a gradient: it is of a floating-point type. So may rows stacked outside the plan."""
-    if isinstance(value.spec, TensorSpec):
-        return value.spec.dtype in FLOATS
-    return value.spec.type.startswith(OPEN)
+    return value.spec.dtype in FLOATS
 
 
 def reached(nodes: Sequence[Node], sources: Iterable[Value]) -> set[Value]:

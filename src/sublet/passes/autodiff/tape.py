@@ -117,7 +117,7 @@ class Tape:
         shape, dtype = value.spec.shape, value.spec.dtype
         if self.extent is not None:
             return TensorSpec(dtype, (self.extent, *shape))
-        return Unplannable(f"{dtype}[{','.join(['?', *map(str, shape)])}]", REASON)
+        return Unplannable(REASON, str(dtype), (None, *shape))
 
     def _check_steps(self, sequence: Value) -> None:
         """Raise unless a sequence outside the plan has as many steps as this loop makes rounds."""
