@@ -15,7 +15,6 @@ from types import MappingProxyType
 
 from sublet.base.printable import printable
 from sublet.errors import PlanError
-from sublet.packing.problem import round_up
 from sublet.plan import MemoryPlan
 from sublet.tensor import MAX_BYTES
 
@@ -133,8 +132,8 @@ def _proof(plan: MemoryPlan, budget: int) -> tuple[LiveBuffer, ...]:
     total = slack = 0
     for number in sorted(plan.proof, key=lambda number: -sizes[number]):
         chosen.append(number)
-        total += round_up(sizes[number], alignment)
-        slack = max(slack, round_up(sizes[number], alignment) - sizes[number])
+        total += _rounded(sizes[number], alignment)
+        slack = max(slack, _rounded(sizes[number], alignment) - sizes[number])
         if total - slack > budget:
             return _stacked(chosen, sizes, values, alignment)
     return ()
@@ -144,10 +143,15 @@ def _stacked(
     numbers: list[int], sizes: dict[int, int], values: dict[int, tuple[str, ...]], alignment: int
 ) -> tuple[LiveBuffer, ...]:
     """Buffers side by side: the one whose padding is largest lies on top, where it needs none."""
-    top = max(numbers, key=lambda number: round_up(sizes[number], alignment) - sizes[number])
+    top = max(numbers, key=lambda number: _rounded(sizes[number], alignment) - sizes[number])
     return _largest_first(
-        LiveBuffer(sizes[n] if n == top else round_up(sizes[n], alignment), values[n]) for n in numbers
+        LiveBuffer(sizes[n] if n == top else _rounded(sizes[n], alignment), values[n]) for n in numbers
     )
+
+
+def _rounded(size: int, alignment: int) -> int:
+    """As `packing` rounds, which lies below: who runs a plan packs nothing."""
+    return -(-size // alignment) * alignment
 
 
 def _buffers(plan: MemoryPlan) -> tuple[dict[int, int], dict[int, tuple[str, ...]]]:
