@@ -14,6 +14,7 @@ from sublet.checker.lives import union
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.plan import MemoryPlan, Point, Storage
+from sublet.plan.schedule import Schedule, Step
 from sublet.planning.options import Options
 from sublet.planning.pipeline import plan_memory
 from sublet.planning.refutation import refuted
@@ -84,6 +85,29 @@ def test_a_loose_plan_does_not_become_optimal_by_saying_so() -> None:
     apart = tuple(place.buffer for place in loose.placements)
     lie = replace(loose, lower_bound_bytes=loose.arena_bytes, proof=apart)
     assert rules(CHAIN, lie) == rules(CHAIN, replace(lie, bound="antichain")) == {"false-bound"}
+
+
+def test_steps_that_wait_for_each_other_prove_no_bound() -> None:
+    """%a is no longer needed when %c is made, whatever another stream does."""
+    graph = parse("""
+    graph @net(%x: u8[8]) {
+      %a: u8[8] = test.matmul(%x)
+      %b: u8[8] = test.matmul(%a)
+      %c: u8[8] = test.matmul(%b)
+      %d: u8[8] = test.matmul(%x)
+      %y: u8[8] = test.matmul(%c, %d)
+      return %y
+    }
+    """)
+    steps = (Step("a"), Step("d", 1), Step("b", 2, ("a",)), Step("c", 0, ("b",)), Step("y", 1, ("c",)))
+    plan = plan_memory(graph, Options(strategy="no_reuse", share=False, alignment=1), schedule=Schedule(steps))
+    number = {place.value: place.buffer for place in plan.placements}
+    for names in ("ac", "abc", "by", "xy"):
+        lie = replace(plan, lower_bound_bytes=8 * len(names), bound="antichain")
+        assert rules(graph, replace(lie, proof=tuple(number[name] for name in names))) == {"false-bound"}
+    for names in ("ab", "ad", "cd", "bd"):
+        true = replace(plan, lower_bound_bytes=8 * len(names), bound="antichain")
+        assert rules(graph, replace(true, proof=tuple(number[name] for name in names))) == set()
 
 
 def test_lives_peak_and_buffers_are_those_of_the_program() -> None:

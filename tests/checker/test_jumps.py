@@ -10,7 +10,7 @@ import pytest
 
 from sublet.checker import check_bytes
 from sublet.ir.graph import Graph
-from sublet.ir.text import parse
+from sublet.ir.text import parse, to_text
 from sublet.plan import Jump, MemoryPlan, Rolled
 from sublet.planning.options import Options
 from sublet.planning.pipeline import plan_memory
@@ -88,6 +88,28 @@ def test_an_end_that_nothing_follows() -> None:
 @pytest.mark.parametrize("jump", [Jump(3, KEEP, 0), Jump(0, (("which", 7),), 1), Jump(0, (("loop", 0),), 1)])
 def test_a_jump_that_cannot_be_taken(jump: Jump) -> None:
     assert any("is never left from copy" in says for says in found(jumping(*JUMPS, jump)))
+
+
+def test_a_jump_may_name_a_loop_that_has_one_way_out() -> None:
+    """Its body has one copy: to name that way asks for nothing."""
+    inner = """
+        %e: u8[24] = test.const()
+        %n: u8[24] = while(%j: i64[]; %q: u8[24] = %e; ) @inner body @rounds {
+          %on: bool[] = test.below(%j, %seed)
+          continue if %on
+          %v: u8[24] = test.relu(%q)
+          next %v;
+        }
+        %d: u8[24] = test.matmul(%n)
+        next %z;"""
+    graph = parse(to_text(GRAPH).replace("next %z;", inner))
+    plan = plan_memory(graph, Options(alignment=1))
+    (record,) = plan.rolled
+    assert record.jumps
+    named = tuple(replace(jump, ways=(*jump.ways, ("inner", 0))) for jump in record.jumps)
+    other = tuple(replace(jump, ways=(*jump.ways, ("inner", 1))) for jump in record.jumps)
+    assert check_bytes(graph, plan.schedule, replace(plan, rolled=(replace(record, jumps=named),))) == ()
+    assert check_bytes(graph, plan.schedule, replace(plan, rolled=(replace(record, jumps=other),)))
 
 
 def test_a_copy_entered_with_the_pointer_elsewhere() -> None:

@@ -10,7 +10,7 @@ from sublet.checker import check_bytes, require_valid
 from sublet.errors import PlanViolation
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
-from sublet.plan import MemoryPlan, Placement, Region, Storage
+from sublet.plan import Context, MemoryPlan, Placement, Region, Storage
 from sublet.plan.schedule import serial
 from tests import dialect
 from tests.plans import moved, own_bytes, plan_at, with_arena
@@ -64,6 +64,26 @@ def test_nothing_else_has_a_place() -> None:
     outside = replace(stray, value="s")
     assert rules(GRAPH, replace(plan, placements=(*plan.placements, outside))) == ["outside-placed"]
     assert rules(GRAPH, replace(plan, placements=(*plan.placements, plan.placements[0]))) == ["duplicate-placement"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "apart"),
+    [
+        ((("loop", 0),), (("loop", 1),), True),
+        ((("loop", 0),), (("loop", 0),), False),
+        ((), (("loop", 0),), False),
+        ((("loop", 0),), (("loop", 0), ("inner", 1)), False),
+        ((("loop", 1),), (("loop", 0), ("inner", 1)), True),
+    ],
+)
+def test_no_copy_of_a_body_has_a_value_twice(one: Context, other: Context, apart: bool) -> None:
+    plan = own_bytes(GRAPH)
+    place = next(place for place in plan.placements if place.value == "y")
+    others = tuple(place for place in plan.placements if place.value != "y")
+    for first, second in ((one, other), (other, one)):
+        both = (replace(place, copies=(first,) if first else ()), replace(place, copies=(second,) if second else ()))
+        found = rules(GRAPH, replace(plan, placements=(*others, *both)))
+        assert ("duplicate-placement" not in found) is apart
 
 
 def test_a_placement_tells_the_right_tensor_and_size() -> None:

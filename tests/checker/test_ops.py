@@ -122,6 +122,7 @@ def test_a_second_output_does_not_disturb_a_view_in_place() -> None:
     graph = net("%v: u8[8], %m: u8[8] = test.drop(%x)\n%y: u8[8] = test.matmul(%v, %m)")
     assert messages(graph, {"x": 0, "v": 0, "m": 8, "y": 16}) == ""
     assert "[outputs-overlap]" in messages(graph, {"x": 0, "v": 0, "m": 4, "y": 16})
+    assert "[outputs-overlap]" in messages(graph, {"x": 4, "v": 4, "m": 0, "y": 16})
 
 
 def test_values_outside_are_always_readable_but_read_their_operands() -> None:

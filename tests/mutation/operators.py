@@ -223,6 +223,8 @@ def _calls(node: ast.Call) -> Iterator[ast.AST]:
     for i, (one, other) in enumerate(zip(node.args, node.args[1:], strict=False)):
         named = (ast.Name, ast.Attribute, ast.Subscript)
         if name not in ("isinstance", "Finding", *EXCHANGED) and isinstance(one, named) and isinstance(other, named):
+            if ast.dump(one) == ast.dump(other):
+                continue
             swapped = [*node.args[:i], other, one, *node.args[i + 2 :]]
             yield ast.Call(node.func, swapped, node.keywords)
 

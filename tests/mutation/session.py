@@ -12,9 +12,10 @@ import resource
 import signal
 import sys
 import time
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -33,10 +34,10 @@ GIBIBYTE = 1 << 30
 def equivalents() -> dict[tuple[str, str, str, str], str]:
     """The reasons for mutants that nobody can notice, by file, function, statement before and after."""
     found = {}
-    for line in EQUIVALENT.read_text(encoding="utf-8").splitlines():
-        if line and not line.startswith("#"):
-            file, function, before, after, reason = line.split(" | ")
-            found[file, function, before, after] = reason
+    for told in EQUIVALENT.read_text(encoding="utf-8").split("\n\n"):
+        where, before, after, *reason = [line.strip() for line in told.strip().splitlines()]
+        file, function = where.split()
+        found[file, function, before.removeprefix("- "), after.removeprefix("+ ")] = " ".join(reason)
     return found
 
 
@@ -45,13 +46,13 @@ class Row:
     """What became of the mutants of a folder."""
 
     killed: int = 0
+    survived: int = 0
     equivalent: int = 0
-    survivors: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        judged = self.killed + len(self.survivors)
+        judged = self.killed + self.survived
         share = f"{100 * self.killed / judged:.1f} %" if judged else ""
-        return f"{judged + self.equivalent:>8}{self.killed:>8}{len(self.survivors):>10}{self.equivalent:>12}{share:>9}"
+        return f"{judged + self.equivalent:>8}{self.killed:>8}{self.survived:>10}{self.equivalent:>12}{share:>9}"
 
 
 class Session:
@@ -78,8 +79,6 @@ class Session:
         print(f"\n{'':<12} mutants  killed  survived  equivalent   killed")
         for name, row in rows.items():
             print(f"{name:<12}{row}")
-        for row in rows.values():
-            print("\n".join(row.survivors))
         return True
 
     def _lines_of_tests(self) -> tuple[dict[tuple[Path, int], set[int]], dict[int, float]]:
@@ -88,7 +87,10 @@ class Session:
         child = os.fork()
         if not child:
             with os.fdopen(writing, "wb") as pipe:
-                pickle.dump(self._watched(), pipe)
+                try:
+                    pickle.dump(self._watched(), pipe)
+                except BaseException:
+                    traceback.print_exc()
             os._exit(0)
         os.close(writing)
         with os.fdopen(reading, "rb") as pipe:
@@ -101,7 +103,6 @@ class Session:
         return by_line, {i: seconds for i, (seconds, _) in by_test.items()}
 
     def _watched(self) -> dict[int, tuple[float, set[tuple[Path, int]]]]:
-        _silence()
         lines: set[tuple[Path, int]] = set()
         for path in self.functions.paths():
             self.functions.note_lines(path, _parsed(path), lines)
@@ -110,10 +111,18 @@ class Session:
         for i, item in enumerate(self.items):
             lines.clear()
             begin = time.process_time()
-            signal.setitimer(signal.ITIMER_PROF, self.options.longest)
-            if not any(report.failed for report in runtestprotocol(item, log=False, nextitem=None)):
+            if self._passes_in_time(item):
                 found[i] = time.process_time() - begin, set(lines)
         return found
+
+    def _passes_in_time(self, item: pytest.Item) -> bool:
+        try:
+            signal.setitimer(signal.ITIMER_PROF, self.options.longest)
+            passes = not _fails(item)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        except TimeoutError:  # between two steps of pytest
+            return False
+        return passes
 
     def _judged(self, name: str, folder: Path) -> Row:
         row, known = Row(), equivalents()
@@ -133,8 +142,8 @@ class Session:
             count += 1
             if end == SURVIVED:
                 unseen = "" if tests else "  (no test runs it)"
-                row.survivors.append(f"{where}:{mutant.line} {mutant.function}{unseen}\n  - {before}\n  + {after}")
-                print(row.survivors[-1], flush=True)
+                row.survived += 1
+                print(f"{where}:{mutant.line} {mutant.function}{unseen}\n  - {before}\n  + {after}", flush=True)
             else:
                 row.killed += 1
             if count % 100 == 0:
@@ -193,12 +202,16 @@ class Session:
             os._exit(NO_PROGRAM)
         try:
             for i in tests:
-                if any(report.failed for report in runtestprotocol(self.items[i], log=False, nextitem=None)):
+                if _fails(self.items[i]):
                     os.write(writing, str(i).encode())
                     os._exit(1)
         except BaseException:
             os._exit(2)
         os._exit(SURVIVED)
+
+
+def _fails(item: pytest.Item) -> bool:
+    return any(report.failed for report in runtestprotocol(item, log=False, nextitem=None))
 
 
 def _too_long(*_: object) -> None:

@@ -91,7 +91,7 @@ class Actions:
 
     def index(self, node: CaseOf) -> Action:
         """A branch reads its index."""
-        return Action("branch", f"case {node.name}, index", node.uses[:1])
+        return Action("branch", f"case {node.name}, index", (node.index,))
 
     def end_of_arm(self, node: CaseOf, position: int) -> Action:
         """The end of an arm, or, after the last, of the way that takes the fallbacks."""

@@ -2,7 +2,8 @@
 
 A value with strides must lie within the step of round k of a sequence that the loop takes apart, or of an output
 that it stacks: then it stays inside, and different rounds use different bytes. These bytes of the current round are
-a *cell*, and the replay treats it like a storage of its own. It holds nothing when a round begins.
+a *cell*, and the replay treats it like a storage of its own. What it held in a round before is not read:
+whatever lies in a cell is written in the round that reads it.
 
 Writing to a cell spoils the whole around it; but not an output that is stacked, whose steps are stored one by one.
 Writing anywhere spoils the cells whose wholes lie there.
@@ -62,25 +63,12 @@ class Cells:
                         yield Region(name, 0, cell.nbytes)
                     break
 
-    def of_round(self, loop: str) -> list[str]:
-        """The cells that are other bytes in the next round of a loop."""
-        return [name for name in self.known if any(self._loop(other) == loop for other in self._upwards(name))]
-
     def latest(self, region: Region, loop: str) -> Region | None:
         """What a step stored in a round of a loop is once the round has ended; None when it is no such step."""
         cell = self.known.get(region.storage)
         if cell is None or cell.loop != loop or region.storage + LATEST not in self.known:
             return None
         return Region(region.storage + LATEST, region.offset, region.nbytes)
-
-    def _loop(self, storage: str) -> str:
-        return self.known[storage].loop if storage in self.known else ""
-
-    def _upwards(self, storage: str) -> Iterator[str]:
-        yield storage
-        while storage in self.known:
-            storage = self.known[storage].whole.storage
-            yield storage
 
     def around(self, region: Region) -> Iterator[tuple[str, Region]]:
         """A region, and those it lies in, each with its storage."""

@@ -16,7 +16,7 @@ from math import lcm
 
 from sublet.errors import Finding
 from sublet.ir.graph import Graph
-from sublet.plan import ARENA, MemoryPlan, bound_to
+from sublet.plan import MemoryPlan, bound_to
 
 MOST_TURNS = 64
 """A program is bound anew for each run until all memory has its first names again; longer is not followed."""
@@ -25,7 +25,7 @@ MOST_TURNS = 64
 def check_exchange(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
     """The cycles are of updated values of one type, each in memory of its own, none of them twice."""
     specs = {value.name: value.spec for value in graph.updated}
-    bound = {storage.name for storage in plan.storages if storage.kind != ARENA}
+    bound = {storage.name for storage in plan.storages}
     times = Counter(name for cycle in plan.exchanged for name in cycle)
     for cycle in plan.exchanged:
         strangers = [name for name in cycle if name not in specs or bound_to(name) not in bound or times[name] > 1]

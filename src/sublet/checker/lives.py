@@ -138,16 +138,3 @@ def within(inner: Ranges, outer: Ranges) -> bool:
         if i == len(outer) or outer[i][0] > begin:
             return False
     return True
-
-
-def meet(one: Ranges, other: Ranges) -> bool:
-    """Whether sorted ranges have a point in common."""
-    i = j = 0
-    while i < len(one) and j < len(other):
-        if max(one[i][0], other[j][0]) < min(one[i][1], other[j][1]):
-            return True
-        if one[i][1] <= other[j][1]:
-            i += 1
-        else:
-            j += 1
-    return False

@@ -93,13 +93,6 @@ class Memory:
         unknown = Segment(region.offset, region.end, None, 0, writer)
         self.tracks[region.storage] = [*track[:low], *left, unknown, *right, *track[high:]]
 
-    def rename_storage(self, storage: str, name: str) -> None:
-        """Let what lies in one storage lie in another."""
-        track = self.tracks.pop(storage, None)
-        self.tracks.pop(name, None)
-        if track is not None:
-            self.tracks[name] = track
-
     def mismatches(self, storage: str, begin: int, content: Content) -> Iterator[Segment]:
         """The bytes from address `begin` that are not those of `content`, as what they are instead."""
         for token, start, length in content:

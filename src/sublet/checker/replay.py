@@ -9,7 +9,7 @@ Invariant: the memory at the head of a round holds no token of the body, see `st
 own are written anew by entry and back edge, so their regions hold them.
 
 Rules: clobbered (other bytes lie where a value is read), undefined (nothing known lies there), output-lost,
-weight-clobbered, update-lost, too-many-states, bad-jumps, false-heads; and those of `overlaps`, in each copy.
+weight-clobbered, too-many-states, bad-jumps, false-heads; and those of `overlaps`, in each copy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from itertools import chain
 
 from sublet.checker.accesses import Accesses
 from sublet.checker.actions import Action, Actions
-from sublet.checker.cells import LATEST, this_round
+from sublet.checker.cells import this_round
 from sublet.checker.contents import Source, whole
 from sublet.checker.heads import elsewhere
 from sublet.checker.jumps import Decisions, Jumps, ambiguous, decisions, unsteady
@@ -242,9 +242,8 @@ class _Replay:
         later = chain(node.body.outputs, tested(node), late)  # looked at in the first round only
         state = self.nodes(node.body.nodes[: node.check], body, state, context, later)
         edge(state, build=lambda actions: actions.test(node))
-        cells, left = self.layout.cells.of_round(node.name), state.copy()
+        left = state.copy()
         edge(left, build=lambda actions: actions.leave(node), moves=_pairs(node.parameters, node.finals))
-        self._lose(left, cells)
         body_values, nodes = self._of_body(node)
         left.end(body_values)
         left.forget_ways(nodes)
@@ -253,16 +252,7 @@ class _Replay:
         edge(state, build=lambda actions: actions.store(node))
         back = _pairs(node.updates, node.parameters)
         edge(state, build=lambda actions: actions.back(node), moves=back, ends_round=node)
-        for name in cells:
-            if name + LATEST in self.layout.cells.known:
-                state.memory.rename_storage(name, name + LATEST)
-        self._lose(state, cells)
         return left, state
-
-    def _lose(self, state: State, cells: Sequence[str]) -> None:
-        """Cells are other bytes from now on."""
-        for name in cells:
-            state.forget(Region(name, 0, self.layout.cells.known[name].nbytes), "a round before")
 
     def edge(
         self,
@@ -279,7 +269,7 @@ class _Replay:
         """
         here = self.layout.here(context, state.first())
         actions = self._actions(node, state, here, build)
-        targets, rows = self._targets(node, moves, state, here, stored=ends_round is not None)
+        targets = self._targets(node, moves, state, here, stored=ends_round is not None)
         for value, where in dict.fromkeys((value, action.where) for action in actions for value in action.reads):
             self.read(value, state, here, where)
         writes = dict.fromkeys((write, action.where) for action in actions for write in action.writes)
@@ -287,9 +277,6 @@ class _Replay:
         named: Callable[[Content], Content] | None = None
         state.pointers |= targets
         if ends_round is not None:
-            latest = (name + LATEST for name in self.layout.cells.of_round(node.name))
-            self._lose(state, [name for name in latest if name in self.layout.cells.known])
-            state.pointers |= rows
             named = state.end(self._of_body(ends_round)[0], keeping={value.name for value in ends_round.parameters})
         for write, content, source, where in resolved:
             for spoilt in self.layout.cells.spoilt(write.region) if write.touched else ():
@@ -314,27 +301,17 @@ class _Replay:
     def update(self, graph: Graph, state: State) -> None:
         """The updates of a graph, all at once: afterwards every target's region holds what its source is."""
         here = self.layout.here((), state.first())
-        after = [(target, source, here.region(target)) for target, source in graph.updates]
-        wanted = [state.resolve(self.contents.get(source.name, whole(source))) for _, source in graph.updates]
         several = self._actions(None, state, here, lambda actions: actions.update(graph))
         for value in dict.fromkeys(value for action in several for value in action.reads):
             self.read(value, state, here, several[0].where)
         for write in dict.fromkeys(write for action in several for write in action.writes):
             state.write(write.region, state.resolve(write.content), several[0].where)
-        for (target, source, region), content in zip(after, wanted, strict=True):
-            wrong = list(state.memory.mismatches(region.storage, region.offset, content)) if region else []
-            if region is not None and wrong:
-                self.findings.append(misread(source, region, wrong, f"updated {target}", "update-lost"))
 
     def _targets(
         self, node: Node, moves: Sequence[tuple[Value, Value]], state: State, here: Layout, *, stored: bool
-    ) -> tuple[dict[str, Pointer], dict[str, Pointer]]:
-        """What pointers stand for after these moves; in the second dict those that stand for rows of this round.
-
-        `stored` when the rows of a round have just been stored.
-        """
+    ) -> dict[str, Pointer]:
+        """What pointers stand for after these moves; `stored` when the rows of a round have just been stored."""
         targets: dict[str, Pointer] = {}
-        rows: dict[str, Pointer] = {}
         for source, to in moves:
             if to.name not in self.layout.pointers:
                 continue
@@ -348,14 +325,14 @@ class _Replay:
                     targets[to.name] = pointer or state.at(region or Region("", 0, 0), content)
                 continue
             row = cells.latest(inside[0], node.name) if stored and pointer is None else None
-            if row is not None and isinstance(node, While) and source in node.rows and to in node.parameters:
-                rows[to.name] = state.at(inside[0], content, row)
+            if row is not None and isinstance(node, While) and source in node.rows:
+                targets[to.name] = state.at(inside[0], content, row)
             elif pointer is not None and not stored and self._keeps_latest(node, source, to, inside):
                 targets[to.name] = pointer
             else:
                 what = f"lets {to} stand for {source}, which moves from round to round"
                 self.findings.append(Finding("bad-stride", "the plan", what, "copy one of the two"))
-        return targets, rows
+        return targets
 
     def _keeps_latest(self, node: Node, source: Value, to: Value, inside: Sequence[Region]) -> bool:
         """Whether a loop hands the latest row on that one of its parameters stands for."""
