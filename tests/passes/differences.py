@@ -53,8 +53,12 @@ def differentiated(graph: Graph, of: Sequence[str], wrt: Sequence[str], feeds: d
 
 def run(graph: Graph, feeds: Arrays, options: Options | None = None, backend: Any = "reference") -> list[Any]:
     """The outputs in order; planned, unplanned and in poison they are the same bits."""
-    made = compiled(graph, feeds, options, backend)
-    found = compare(compiled(graph, feeds, UNPLANNED, backend), made, _inputs(graph, feeds))
+    plain, planned = compiled(graph, feeds, UNPLANNED, backend), compiled(graph, feeds, options, backend)
+    return compared(graph, plain, planned, feeds)
+
+
+def compared(graph: Graph, plain: Executable, planned: Executable, feeds: Arrays) -> list[Any]:
+    found = compare(plain, planned, _inputs(graph, feeds))
     assert found.equal, found.differences
     return list(found.outputs.values())
 
@@ -75,29 +79,36 @@ def check(
     graph: Graph,
     of: Sequence[str],
     wrt: Sequence[str],
-    feeds: Arrays,
-    *,
+    *several: Arrays,
     orders: int = 2,
     options: Options | None = None,
     tolerance: float = 1e-6,
 ) -> Graph:
     """The gradients of `of` by the inputs `wrt`, and the gradients of these, are what finite differences say.
 
-    Returns the graph with the first gradients.
+    All that is fed in turn runs in the same executables. Returns the graph with the first gradients.
     """
-    feeds = dict(feeds)
-    graphs, names = [graph], list(of)
+    every, names = [dict(feeds) for feeds in several], list(of)
+    graphs = [replace(graph, outputs=tuple(dict.fromkeys([*graph.outputs, *(value_of(graph, name) for name in of)])))]
+    plain = compiled(graphs[0], every[0], UNPLANNED)
     for order in range(orders):
         before, count = graphs[-1], len(graphs[-1].outputs)
-        graphs.append(differentiated(before, names, wrt, feeds, order))
-        found = run(graphs[-1], feeds, options)[count:]
-        _agree(before, names, wrt, feeds, found, order, tolerance)
-        names = [value.name for value in dict.fromkeys(graphs[-1].outputs[count:]) if value.literal is None]
+        seeds: dict[str, Any] = {}
+        after = differentiated(before, names, wrt, seeds, order)
+        every = [{**feeds, **seeds} for feeds in every]
+        graphs.append(after)
+        losses, plain = plain, compiled(after, every[0], UNPLANNED)
+        planned = compiled(after, every[0], options)
+        for feeds in every:
+            found = compared(after, plain, planned, feeds)[count:]
+            _agree(before, losses, names, wrt, feeds, found, order, tolerance)
+        names = [value.name for value in dict.fromkeys(after.outputs[count:]) if value.literal is None]
     return graphs[1]
 
 
 def _agree(
     graph: Graph,
+    made: Executable,
     of: Sequence[str],
     wrt: Sequence[str],
     feeds: dict[str, Any],
@@ -105,16 +116,17 @@ def _agree(
     order: int,
     tolerance: float,
 ) -> None:
-    targets = [value_of(graph, name) for name in of]
-    made = compiled(replace(graph, outputs=tuple(targets)), feeds, UNPLANNED)
+    positions = [[value.name for value in graph.outputs].index(name) for name in of]
     random = np.random.default_rng(7)
 
     def loss(moved: Arrays) -> float:
-        values = made(_inputs(graph, moved)).values()
+        outputs = made(_inputs(graph, moved))
+        values = [outputs[str(position)] for position in positions]
         return float(sum((value * feeds[f"seed{order}.{name}"]).sum() for value, name in zip(values, of, strict=True)))
 
     for name, gradient in zip(wrt, found, strict=True):
         direction = random.uniform(-1, 1, np.shape(feeds[name]))
         ends = [loss({**feeds, name: feeds[name] + sign * STEP * direction}) for sign in (1, -1)]
         difference = (ends[0] - ends[1]) / (2 * STEP)
-        np.testing.assert_allclose((gradient * direction).sum(), difference, rtol=tolerance * 10, atol=tolerance)
+        agree = {"rtol": tolerance * 10, "atol": tolerance, "err_msg": f"{name}, order {order + 1}, of {feeds}"}
+        np.testing.assert_allclose((gradient * direction).sum(), difference, **agree)

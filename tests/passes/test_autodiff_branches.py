@@ -73,9 +73,9 @@ graph @fallback(%x: f64[4], %y: f64[4], %k: i64[]) {
 VECTORS = {"x": np.array([0.3, -0.5, 0.7, 1.1]), "y": np.array([-0.2, 0.4, 0.9, 0.1])}
 
 
-@pytest.mark.parametrize("k", [-7, -1, 0, 1, 2])
-def test_fallbacks(k: int) -> None:
-    check(FALLBACK, ["v", "z"], ["x", "y"], {**VECTORS, "k": np.array(k)}, orders=3)
+def test_fallbacks() -> None:
+    every = [{**VECTORS, "k": np.array(k)} for k in (-7, -1, 0, 1, 2)]
+    check(FALLBACK, ["v", "z"], ["x", "y"], *every, orders=3)
 
 
 def test_arms_share_what_they_hand_to_the_backward() -> None:
@@ -101,8 +101,7 @@ def test_a_flag_decides() -> None:
       return %z
     }
     """)
-    check(graph, ["z"], ["x", "y"], VECTORS)
-    check(graph, ["z"], ["x", "y"], {"x": VECTORS["y"] - 1, "y": VECTORS["x"]})
+    check(graph, ["z"], ["x", "y"], VECTORS, {"x": VECTORS["y"] - 1, "y": VECTORS["x"]})
 
 
 def test_a_branch_in_a_branch() -> None:
@@ -123,8 +122,9 @@ def test_a_branch_in_a_branch() -> None:
       return %z
     }
     """)
-    for k, flag in ((0, False), (0, True), (1, True)):
-        check(graph, ["z"], ["x", "y"], {**VECTORS, "k": np.array(k), "l": np.array(flag)}, orders=3)
+    ways = ((0, False), (0, True), (1, True))
+    every = [{**VECTORS, "k": np.array(k), "l": np.array(flag)} for k, flag in ways]
+    check(graph, ["z"], ["x", "y"], *every, orders=3)
 
 
 IN_LOOP = parse("""
@@ -146,9 +146,9 @@ graph @inloop(%x: f64[1], %w: f64[1]) {
 """)
 
 
-@pytest.mark.parametrize("x", [0.1, 0.9, 2.5])
-def test_a_branch_in_a_loop(x: float) -> None:
-    check(IN_LOOP, ["y"], ["x", "w"], {"x": np.array([x]), "w": np.array([0.8])}, orders=3)
+def test_a_branch_in_a_loop() -> None:
+    every = [{"x": np.array([x]), "w": np.array([0.8])} for x in (0.1, 0.9, 2.5)]
+    check(IN_LOOP, ["y"], ["x", "w"], *every, orders=3)
 
 
 LOOP = """
@@ -164,8 +164,7 @@ LOOP = """
 
 
 @pytest.mark.parametrize("attrs", ["", " {max_trips = 6}"])
-@pytest.mark.parametrize("k", [0, 1])
-def test_a_loop_in_a_branch(k: int, attrs: str) -> None:
+def test_a_loop_in_a_branch(attrs: str) -> None:
     """Without a maximum the tape of the loop is a result of the branch whose size only a run tells."""
     graph = parse(f"""
     graph @g(%x: f64[4], %y: f64[4], %k: i64[], %limit: f64[]) {{
@@ -176,8 +175,8 @@ def test_a_loop_in_a_branch(k: int, attrs: str) -> None:
       return %z
     }}
     """)
-    feeds: dict[str, Any] = {**VECTORS, "k": np.array(k), "limit": np.array(6.0)}
-    check(graph, ["z"], ["x", "y"], feeds, orders=2)
+    every: list[dict[str, Any]] = [{**VECTORS, "k": np.array(k), "limit": np.array(6.0)} for k in (0, 1)]
+    check(graph, ["z"], ["x", "y"], *every)
 
 
 def test_an_op_without_a_gradient_in_an_arm_is_named() -> None:
