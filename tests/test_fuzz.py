@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
+from itertools import cycle
 
-import pytest
-
+from sublet.packing import STRATEGIES
 from sublet.planning.options import Options
 from sublet.planning.pipeline import plan_memory
 from tests.fuzz import Tally, one_program
@@ -13,11 +13,15 @@ from tests.generate import program
 from tests.onnx_check import check_onnx
 
 
-@pytest.mark.parametrize("seed", range(22))
-def test_generated_program(seed: int) -> None:
-    tally = Tally()
-    one_program(seed, tally)
+def test_generated_programs() -> None:
+    """Each by a few strategies in turn. Mutants that can hardly be right by luck are refused nearly always."""
+    tally, turn = Tally(), cycle(STRATEGIES)
+    for seed in range(30):
+        one_program(seed, tally, (next(turn), next(turn), "auto"))
     assert tally.unfollowed == []
+    assert tally.mutants.total() > 200
+    assert tally.accepted["shrunk arena"] == 0
+    assert tally.accepted["swapped offsets"] < tally.mutants["swapped offsets"] / 4
 
 
 def test_rows_that_are_carried_are_generated() -> None:
@@ -31,18 +35,8 @@ def test_rows_that_are_carried_are_generated() -> None:
     assert found >= 5
 
 
-def test_mutants_are_refused() -> None:
-    """The kinds of mutant that can hardly be right by luck are refused nearly always."""
-    tally = Tally()
-    for seed in range(1000, 1018):
-        one_program(seed, tally, ("auto",))
-    assert tally.mutants.total() > 100
-    assert tally.accepted["shrunk arena"] == 0
-    assert tally.accepted["swapped offsets"] < tally.mutants["swapped offsets"] / 4
-
-
 def test_generated_onnx_models_run_as_in_onnx_runtime() -> None:
-    outcomes = [check_onnx(seed) for seed in range(100)]
+    outcomes = [check_onnx(seed) for seed in range(50)]
     assert [outcome.wrong for outcome in outcomes if outcome.wrong] == []
     assert not any(outcome.unfollowed for outcome in outcomes)
-    assert sum(bool(outcome.refused) for outcome in outcomes) < 10
+    assert sum(bool(outcome.refused) for outcome in outcomes) < 5

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import pytest
 
 from sublet.frontends.onnx.model import from_proto
 from sublet.frontends.onnx.types import TensorType, read_type, spec_of
+from sublet.ir.graph import Value
 from sublet.ir.model import Model
 from sublet.ir.text import parse, to_text
 from sublet.ops.verify import findings
@@ -28,7 +28,6 @@ NOT_RUN = {
 }
 
 
-@pytest.fixture(scope="module")
 def cases() -> list[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -59,39 +58,45 @@ def _imported(case: Any) -> Model:
     return from_proto(case.model, dims)
 
 
-def test_every_case_becomes_a_legal_graph_with_the_declared_shapes(cases: list[Any]) -> None:
-    compared = 0
-    for case in cases:
+def test_every_case_becomes_a_legal_graph_of_the_declared_shapes_that_computes_what_is_expected() -> None:
+    compared = ran = 0
+    for number, case in enumerate(cases()):
         imported = _imported(case)
         assert findings(imported.graph) == (), case.name
-        for declared, value in zip(case.model.graph.output, imported.graph.outputs, strict=True):
-            type = read_type(declared.type)
-            if isinstance(value.spec, TensorSpec) and isinstance(type, TensorType):
-                expected = spec_of(type, "")
-                if isinstance(expected, TensorSpec):
-                    assert value.spec == expected, case.name
-                    compared += 1
+        if number % 7 == 0:
+            assert parse(to_text(imported.graph)) == imported.graph, case.name
+        compared += _has_the_declared_shapes(case, imported)
+        if not any(case.name.startswith(name) for name in NOT_RUN) and not _is_slow(imported):
+            inputs, expected = _inputs(case)
+            with warnings.catch_warnings(), np.errstate(all="ignore"):
+                warnings.simplefilter("ignore")
+                results = run(imported, inputs)
+            _compare(case.name, results, expected, case)
+            ran += 1
     assert compared > 1800
-
-
-def test_text_form_of_every_case_parses_to_the_same_graph(cases: list[Any]) -> None:
-    for case in cases[::7]:
-        graph = _imported(case).graph
-        assert parse(to_text(graph)) == graph, case.name
-
-
-def test_imported_graphs_compute_what_the_cases_expect(cases: list[Any]) -> None:
-    ran = 0
-    for case in cases:
-        if any(case.name.startswith(name) for name in NOT_RUN):
-            continue
-        inputs, expected = _inputs(case)
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
-            results = run(_imported(case), inputs)
-        _compare(case.name, results, expected, case)
-        ran += 1
     assert ran > 1800
+
+
+def _has_the_declared_shapes(case: Any, imported: Model) -> int:
+    """How many outputs could be compared."""
+    compared = 0
+    for declared, value in zip(case.model.graph.output, imported.graph.outputs, strict=True):
+        type = read_type(declared.type)
+        if isinstance(value.spec, TensorSpec) and isinstance(type, TensorType):
+            expected = spec_of(type, "")
+            if isinstance(expected, TensorSpec):
+                assert value.spec == expected, case.name
+                compared += 1
+    return compared
+
+
+def _is_slow(imported: Model) -> bool:
+    """Pools over images: the reference implementation computes element by element; their shapes say as much."""
+    return any("Pool" in node.op and _size(node.inputs[0]) > 2000 for node in imported.graph.walk())
+
+
+def _size(value: Value | None) -> int:
+    return value.spec.size if value is not None and isinstance(value.spec, TensorSpec) else 0
 
 
 def _compare(name: str, results: Sequence[Any], expected: Sequence[Any], case: Any) -> None:

@@ -25,6 +25,7 @@ def _same_as_onnx_runtime(model: onnx.ModelProto, *inputs: Any) -> Model:
     imported = from_proto(model)
     assert findings(imported.graph) == ()
     options = ort.SessionOptions()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
     session = ort.InferenceSession(model.SerializeToString(), options)
     feeds = dict(zip([value.name for value in model.graph.input], map(np.asarray, inputs), strict=True))

@@ -54,6 +54,7 @@ def _assert_specs_are_what_runs(model: onnx.ModelProto, dims: dict[str, int], fe
     names = [name for node in model.graph.node for name in node.output if name in planned]
     everything.graph.output.extend(onnx.helper.make_empty_tensor_value_info(n) for n in names if n not in have)
     options = ort.SessionOptions()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(everything.SerializeToString(), options)

@@ -122,6 +122,7 @@ def _run(case: Case) -> tuple[Node, list[np.ndarray], list[np.ndarray]]:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
     [node] = from_proto(model).graph.nodes
     options = ort.SessionOptions()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
     results = ort.InferenceSession(model.SerializeToString(), options).run(None, {"x": data})
     return node, [data, *constants], results

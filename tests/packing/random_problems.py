@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+from math import lcm
 
 import numpy as np
 from hypothesis import strategies as st
@@ -42,22 +42,30 @@ def smallest_arena(problem: Problem) -> int:
         joined = [group for group in groups if linked & set(group)]
         groups = [group for group in groups if group not in joined]
         groups.append(sorted([position, *(member for group in joined for member in group)]))
-    return min(_stack(problem, conflicts, order) for order in permutations(groups))
+    sizes = [buffer.size for buffer in problem.buffers]
+    apart = [
+        [other for other, size in enumerate(sizes) if size and (min(p, other), max(p, other)) in conflicts]
+        if sizes[p]
+        else []
+        for p in range(len(sizes))
+    ]
+    steps = [lcm(*(problem.buffers[member].alignment for member in group)) for group in groups]
+    best = sum(sizes) + sum(steps)
 
+    def stack(offsets: dict[int, int], left: list[int], arena: int) -> None:
+        nonlocal best
+        if not left:
+            best = arena
+        for index in left:
+            below = [offsets[o] + sizes[o] for member in groups[index] for o in apart[member] if o in offsets]
+            offset = -(-max(below, default=0) // steps[index]) * steps[index]
+            top = max(arena, *(offset + sizes[member] for member in groups[index]))
+            if top < best:
+                placed = {**offsets, **dict.fromkeys(groups[index], offset)}
+                stack(placed, [other for other in left if other != index], top)
 
-def _stack(problem: Problem, conflicts: set[tuple[int, int]], order: tuple[list[int], ...]) -> int:
-    offsets: dict[int, int] = {}
-    for group in order:
-        offset = 0
-        for member in group:
-            for other, begin in offsets.items():
-                size = problem.buffers[other].size
-                if size and problem.buffers[member].size and (min(member, other), max(member, other)) in conflicts:
-                    offset = max(offset, begin + size)
-        while any(offset % problem.buffers[member].alignment for member in group):
-            offset += 1
-        offsets.update(dict.fromkeys(group, offset))
-    return max((offset + problem.buffers[position].size for position, offset in offsets.items()), default=0)
+    stack({}, list(range(len(groups))), 0)
+    return best
 
 
 @st.composite

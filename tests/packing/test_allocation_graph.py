@@ -45,18 +45,20 @@ def group_sizes(problem: Problem, packing: Packing) -> Counter[int]:
 
 
 def check_against_libnnc(path: Path) -> None:
+    """libnnc's total to the byte by its strategy; by the search at most a thousandth more than the bound, or it."""
     problem = read_json(path)
     libnnc = json.loads(path.read_text())["libnnc"]
-    packing = STRATEGIES["allocation_graph"](problem)
-    check_packing(problem, packing)
-    assert packing.arena_bytes == libnnc["total"]
-    assert group_sizes(problem, packing) == Counter(libnnc["buffers"])
-    bound = lower_bound(problem).bytes
-    for strategy in STRATEGIES.values():
-        other = strategy(problem)
-        check_packing(problem, other)
-        assert bound <= other.arena_bytes
-    assert bound <= pack(problem).packing.arena_bytes <= libnnc["total"]
+    report = pack(problem)
+    for name, strategy in STRATEGIES.items():
+        packing = strategy(problem)
+        check_packing(problem, packing)
+        assert report.bound.bytes <= packing.arena_bytes
+        if name == "allocation_graph":
+            assert packing.arena_bytes == libnnc["total"]
+            assert group_sizes(problem, packing) == Counter(libnnc["buffers"])
+    check_packing(problem, report.packing)
+    assert report.packing.arena_bytes <= libnnc["total"]
+    assert report.gap <= 0.001 or path.stem.startswith("unit")
 
 
 @pytest.mark.parametrize("path", OWN_FILES, ids=lambda path: path.stem)
@@ -187,10 +189,3 @@ def test_by_interference_places_chains_of_larger_buffers_first() -> None:
 def test_shared_serial_problems(name: str) -> None:
     report = pack(read_problem(SHARED / name))
     assert report.bound.bytes <= report.packing.arena_bytes < 1.4 * report.bound.bytes
-
-
-@needs_shared
-def test_tens_of_thousands_of_buffers() -> None:
-    report = pack(read_problem(SHARED / "idealloc" / "iopddl_S_1.csv"))
-    assert len(report.packing.offsets) == 28_526
-    assert report.gap < 0.01

@@ -31,37 +31,40 @@ TOP = 22
 def smallest_by_trying(problem: Problem) -> int | None:
     """The smallest arena up to TOP, by depth first search over all offsets of all buffers; None if there is none."""
     allowed = {tuple(sorted(pair)) for pair in problem.may_overlap}
-    conflicts = conflict_pairs(problem) - allowed
-    buffers = problem.buffers
+    sizes = [buffer.size for buffer in problem.buffers]
+    apart: list[list[int]] = [[] for _ in sizes]
+    for first, second in conflict_pairs(problem) - allowed:
+        if sizes[first] and sizes[second]:
+            apart[second].append(first)
+    ties: list[list[tuple[int, int]]] = [[] for _ in sizes]
+    for tie in problem.companions:
+        early, late = sorted((tie.first, tie.second))
+        ties[late].append((early, tie.distance if late == tie.second else -tie.distance))
+    tied = {position for tie in problem.companions for position in (tie.first, tie.second)}
     best = TOP + 1
     offsets: list[int] = []
 
-    def fits(position: int, at: int) -> bool:
-        buffer = buffers[position]
-        if at % buffer.alignment or buffer.pinned not in (None, at):
-            return False
-        for tie in problem.companions:
-            if max(tie.first, tie.second) == position:
-                there = [*offsets, at]
-                if there[tie.second] - there[tie.first] != tie.distance:
-                    return False
-        return not any(
-            (other, position) in conflicts and below < at + buffer.size and at < below + buffers[other].size
-            for other, below in enumerate(offsets)
-            if buffer.size and buffers[other].size
-        )
+    def choices(position: int) -> list[int]:
+        """In ascending order: one where that is known, or where there are no bytes."""
+        buffer = problem.buffers[position]
+        known = [] if buffer.pinned is None else [buffer.pinned]
+        known += [offsets[other] + distance for other, distance in ties[position]]
+        if not known and not sizes[position] and position not in tied:
+            return [0]
+        every = range(0, TOP + 1, buffer.alignment)
+        return [at for at in known[:1] or every if at in every and known in ([], [at] * len(known))]
 
     def place(arena: int) -> None:
         nonlocal best
         position = len(offsets)
-        if position == len(buffers):
+        if position == len(sizes):
             best = min(best, arena)
             return
-        size = buffers[position].size
-        for at in range(TOP + 1):
+        size = sizes[position]
+        for at in choices(position):
             if size and at + size >= best:
                 break
-            if fits(position, at):
+            if all(offsets[other] >= at + size or at >= offsets[other] + sizes[other] for other in apart[position]):
                 offsets.append(at)
                 place(max(arena, at + size) if size else arena)
                 offsets.pop()

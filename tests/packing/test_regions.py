@@ -57,7 +57,7 @@ def region_problems(draw: st.DrawFn) -> tuple[Problem, tuple[Region, ...]]:
 
 
 @given(region_problems())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_cost_lies_between_the_bound_and_everything_else(case: tuple[Problem, tuple[Region, ...]]) -> None:
     problem, regions = case
     best = cheapest_by_trying(problem, regions)
@@ -125,16 +125,16 @@ def test_filled_by_size_when_filling_by_cost_leaves_too_much() -> None:
     assert found.names() == ("slow", "slow", "fast")
 
 
-@pytest.mark.parametrize("share", [0.3, 0.7])
-def test_a_real_network(share: float) -> None:
+def test_a_real_network() -> None:
     problem = read_problem(HERE / "densenet121.fwd.b1.json")
     peak = lower_bound(problem).bytes
-    regions = [Region("sram", int(peak * share), 1), Region("dram", 2 * peak, 10)]
-    found = place_in_regions(problem, regions, effort=500)
-    check_regions(problem, found)
-    assert 0 < found.shares[0].arena_bytes <= regions[0].capacity
     everything = sum(b.size * b.accesses for b in problem.buffers) * 10
-    assert found.least_cost <= found.cost < everything
+    for share in (0.3, 0.7):
+        regions = [Region("sram", int(peak * share), 1), Region("dram", 2 * peak, 10)]
+        found = place_in_regions(problem, regions, effort=500)
+        check_regions(problem, found)
+        assert 0 < found.shares[0].arena_bytes <= regions[0].capacity
+        assert found.least_cost <= found.cost < everything
     alone = place_in_regions(problem, [Region("sram", 2 * peak)], effort=500)
     assert alone.shares[0].arena_bytes == pack(problem, effort=500).packing.arena_bytes
 

@@ -86,15 +86,6 @@ def test_networks_in_serial_order_are_packed_at_their_bound(path: Path) -> None:
     assert report.gap == 0
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="../shared/problems is absent")
-@pytest.mark.parametrize(
-    "path", sorted((SHARED / "libnnc_partial_order").glob("[!u]*.json")), ids=lambda path: path.stem
-)
-def test_networks_in_partial_order_are_within_a_thousandth_of_their_bound(path: Path) -> None:
-    report = pack(read_problem(path))
-    assert report.gap <= 0.001
-
-
 def test_large_problems_are_packed_greedily() -> None:
     rng = random.Random(0)
     rows = []

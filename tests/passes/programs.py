@@ -30,31 +30,35 @@ def program(seed: int, size: int = 30) -> Graph:
     return _Writer(random.Random(seed), size).root()
 
 
-def computed(graph: Graph, seed: int = 0) -> dict[str, Any]:
-    """What the program computes in its second run from random inputs, by the reference, planned and checked."""
-    rng = np.random.default_rng(seed)
-    inputs = {}
-    for value in graph.inputs:
-        spec = spec_of(value)
-        whole = rng.integers(-1, 4, spec.shape) if spec.dtype is DType.I64 else rng.uniform(-2, 2, spec.shape)
-        inputs[value.name] = np.asarray(whole, NUMPY[spec.dtype])
+def computed(graph: Graph, runs: int = 2) -> list[dict[str, Any]]:
+    """What the program computes from random inputs, run after run, by the reference, planned and checked."""
+    rng = np.random.default_rng(0)
     weights = {}
     for value in graph.weights:
         if value.literal is None:
             weights[value.name] = rng.uniform(-1, 1, spec_of(value).shape).astype(NUMPY[spec_of(value).dtype])
     executable = sublet.compile(graph, backend="reference", weights=weights)
-    executable(inputs)
-    return executable(inputs)
+    return [dict(executable(_inputs(graph, rng))) for _ in range(runs)]
 
 
-def same(before: Graph, after: Graph, seeds: range = range(2), tolerance: float = 0.0) -> None:
-    """Assert that both compute the same results under the same names."""
-    assert [value.name for value in before.outputs] == [value.name for value in after.outputs]
-    assert before.inputs == after.inputs
-    for seed in seeds:
-        expected, found = computed(before, seed), computed(after, seed)
-        for name, array in expected.items():
-            np.testing.assert_allclose(found[name], array, rtol=tolerance, atol=tolerance, err_msg=name)
+def _inputs(graph: Graph, rng: np.random.Generator) -> dict[str, Any]:
+    inputs = {}
+    for value in graph.inputs:
+        spec = spec_of(value)
+        whole = rng.integers(-1, 4, spec.shape) if spec.dtype is DType.I64 else rng.uniform(-2, 2, spec.shape)
+        inputs[value.name] = np.asarray(whole, NUMPY[spec.dtype])
+    return inputs
+
+
+def same(before: Graph, *after: Graph, runs: int = 3, tolerance: float = 0.0) -> None:
+    """Assert that all compute the same results under the same names."""
+    expected = computed(before, runs)
+    for graph in after:
+        assert [value.name for value in before.outputs] == [value.name for value in graph.outputs]
+        assert before.inputs == graph.inputs
+        for right, found in zip(expected, computed(graph, runs), strict=True):
+            for name, array in right.items():
+                np.testing.assert_allclose(found[name], array, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
 def nodes_of(graph: Graph) -> int:

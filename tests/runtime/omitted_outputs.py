@@ -242,6 +242,7 @@ def expected(example: Example) -> list[Any] | None:
     """What ONNX Runtime gives for the whole node; None where it does not take it."""
     whole = [True] * example.outputs
     options = ort.SessionOptions()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 4
     try:
         session = ort.InferenceSession(example.model(whole, whole).SerializeToString(), options)

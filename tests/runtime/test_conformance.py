@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import pytest
 
 from sublet.api.onnx_backend import run_model
 from tests.conformance import EXPECTED, Report, names, run_case, same
@@ -20,7 +19,6 @@ SPECIAL = re.compile("if|loop|scan|sequence|optional|string|bfloat16|float8|int4
 STRIDE = 3
 
 
-@pytest.fixture(scope="module")
 def reports() -> dict[str, Report]:
     """Every special case, every other model that is not large, and every third of the other operators."""
     small = [(category, name) for category, name in names() if "Real" not in category]
@@ -29,31 +27,22 @@ def reports() -> dict[str, Report]:
     return {name: run_case(category, name) for category, name in small if name not in skipped}
 
 
-def test_every_case_passes_but_those_that_say_why_not(reports: dict[str, Report]) -> None:
-    failed = {name: report.failure for name, report in reports.items() if report.failure}
+def test_every_case_passes_but_those_that_say_why_not() -> None:
+    """Also in a poisoned arena of exactly the planned size; and values lie outside only for a reason."""
+    every = reports()
+    failed = {name: report.failure for name, report in every.items() if report.failure}
     assert {name: why for name, why in failed.items() if name not in EXPECTED} == {}
-    assert len(reports) - len(failed) > 850
-
-
-def test_every_case_passes_in_a_poisoned_arena_of_exactly_the_planned_size(reports: dict[str, Report]) -> None:
-    passed = [report for report in reports.values() if not report.failure]
+    passed = [report for report in every.values() if not report.failure]
+    assert len(passed) > 850
     assert {report.name: report.poisoned for report in passed if report.poisoned} == {}
-
-
-def test_every_loop_and_branch_passes(reports: dict[str, Report]) -> None:
-    control = [report for report in reports.values() if report.control and report.name not in EXPECTED]
+    control = [report for report in passed if report.control]
     assert len(control) >= 30
-    assert [report.name for report in control if report.failure or report.poisoned] == []
-    planned = [report.name for report in control if not report.outside]
-    assert {"test_if", "test_scan9_sum", "test_scan9_multi_state", "test_linear_attention_delta_expanded"} <= {*planned}
-
-
-def test_values_lie_outside_only_for_a_reason(reports: dict[str, Report]) -> None:
-    outside = [spec for report in reports.values() for spec in report.outside.values()]
+    planned = {report.name for report in control if not report.outside}
+    assert {"test_if", "test_scan9_sum", "test_scan9_multi_state", "test_linear_attention_delta_expanded"} <= planned
+    outside = [spec for report in every.values() for spec in report.outside.values()]
     assert outside
     assert [spec for spec in outside if not spec.reason] == []
-    dense = [report.name for report in reports.values() if not report.outside]
-    assert len(dense) > 700
+    assert sum(not report.outside for report in every.values()) > 700
 
 
 def test_a_case_that_cannot_be_compared_by_onnx_is_right() -> None:

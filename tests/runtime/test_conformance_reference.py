@@ -30,6 +30,7 @@ def same_as_onnxruntime(made: onnx.ModelProto, feeds: Mapping[str, Any]) -> Any:
     """The one output, once both agree on it."""
     (found,) = run_model(made, feeds, backend="reference")
     options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])
     (expected,) = session.run(None, dict(feeds))

@@ -48,6 +48,7 @@ class Case:
         self.unplanned: Executable = compile(model, backend=backend, options=UNPLANNED)
         self.exact = backend == "onnxruntime"
         options = ort.SessionOptions()
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 4
         self.session = ort.InferenceSession(model.SerializeToString(), options)
 

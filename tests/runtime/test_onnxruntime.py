@@ -46,6 +46,7 @@ def feeds_of(executable: Executable) -> dict[str, np.ndarray]:
 def of_its_own(model: Any, feeds: dict[str, np.ndarray], level: str = "ORT_ENABLE_ALL") -> dict[str, np.ndarray]:
     """What a session of ONNX Runtime over the whole model gives."""
     options = ort.SessionOptions()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
     options.log_severity_level = 4
     session = ort.InferenceSession(model if isinstance(model, str) else model.SerializeToString(), options)
@@ -198,6 +199,7 @@ def test_sessions_of_the_user_are_left_alone(tmp_path: Path) -> None:
     feeds = feeds_of(executable)
     executable(feeds)
     options = ort.SessionOptions()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.intra_op_num_threads = 3
     assert ort.InferenceSession(str(path), options).run(None, feeds)
 

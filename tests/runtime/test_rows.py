@@ -70,6 +70,7 @@ def check(
     model: onnx.ModelProto, planned: Executable, unplanned: Executable, given: Mapping[str, int], *, exact: bool
 ) -> None:
     options = ort.SessionOptions()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 4
     session = ort.InferenceSession(model.SerializeToString(), options)
     shapes = {entry.name: entry.shape for entry in session.get_inputs()}

@@ -36,6 +36,7 @@ def wheels() -> dict[str, RealModel]:
 
 def session(model: RealModel) -> ort.InferenceSession:
     options = ort.SessionOptions()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     return ort.InferenceSession(str(model.path), options)
