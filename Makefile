@@ -1,6 +1,6 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance check docs wheel walk fuzz mutants bench bench-packing bench-run bench-loops bench-train bench-plan train-digits clean
+.PHONY: help demo test coverage conformance check docs wheel walk fuzz mutants bench bench-packing bench-run bench-loops bench-train bench-plan train-digits clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -24,6 +24,11 @@ demo: $(VENV)/.installed ## plan a real network (DEMO=resnet50, densenet121, ...
 
 test: $(VENV)/.installed ## all tests, on all cores
 	$(BIN)/python -m pytest --numprocesses logical --dist worksteal
+
+coverage: $(VENV)/.installed ## which lines and branches of Sublet the tests run: build/coverage/index.html
+	$(BIN)/python -m coverage run -m pytest
+	$(BIN)/python -m coverage report --skip-covered --sort=cover | tail -n 40
+	$(BIN)/python -m coverage html --quiet
 
 conformance: $(VENV)/.installed ## all of ONNX's own backend tests, each a second time in a poisoned arena
 	$(BIN)/python -m tests.conformance

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 
@@ -10,6 +11,13 @@ import pytest
 # A shell starts its background jobs with interrupts ignored, and Python leaves it at that: some tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A name that holds an address is another one in every process: it cannot be run again nor given to a worker."""
+    named = [item.nodeid for item in items if re.search(r" at 0x[0-9a-f]+", item.nodeid)]
+    if named:
+        raise pytest.UsageError(f"give these parameters ids: {', '.join(named[:5])}")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import random
 from itertools import cycle
 
+import pytest
+
+pytest.importorskip("onnxruntime")
+
 from sublet.packing import STRATEGIES
 from sublet.planning.options import Options
 from sublet.planning.pipeline import plan_memory
@@ -16,10 +20,10 @@ from tests.onnx_check import check_onnx
 def test_generated_programs() -> None:
     """Each by a few strategies in turn. Mutants that can hardly be right by luck are refused nearly always."""
     tally, turn = Tally(), cycle(STRATEGIES)
-    for seed in range(30):
+    for seed in range(18):
         one_program(seed, tally, (next(turn), next(turn), "auto"))
     assert tally.unfollowed == []
-    assert tally.mutants.total() > 200
+    assert tally.mutants.total() > 100
     assert tally.accepted["shrunk arena"] == 0
     assert tally.accepted["swapped offsets"] < tally.mutants["swapped offsets"] / 4
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("onnxruntime")
+
 from sublet.frontends.onnx.foldable import FOLDABLE
 from sublet.frontends.onnx.model import from_proto
 from tests.frontends.fold_cases import MAKE

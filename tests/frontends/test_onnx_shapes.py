@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+pytest.importorskip("onnxruntime")
 from onnx import helper, numpy_helper
 from typer.testing import CliRunner
 

@@ -7,6 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("torch")
+
+import torch
+
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Example
 from sublet.runtime.backends.torch.backend import Torch
@@ -15,7 +19,6 @@ from tests.nn.examples import case_of
 from tests.nn.test_allocations import allocated
 from tests.nn.test_registry import computed
 
-torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 CONVOLUTIONS: list[tuple[tuple[str, ...], dict[str, Any]]] = [

@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
+
+pytest.importorskip("onnxruntime")
+
+import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from sublet.api.onnx_backend import run_model

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("onnxruntime")
+
 import sublet
 from sublet.errors import KernelError, ModelError, RunError
 from sublet.frontends.onnx.model import from_proto

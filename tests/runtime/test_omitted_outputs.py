@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytest.importorskip("onnxruntime")
+
 from sublet.ir.graph import Node, Value
 from sublet.runtime.backends.onnxruntime.backend import OnnxRuntime
 from sublet.tensor import DType, TensorSpec

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("onnxruntime")
+
 from sublet.api.compiling import compile
 from sublet.runtime.backends.onnxruntime.backend import OnnxRuntime
 from sublet.runtime.backends.onnxruntime.scalars import FUNCTIONS

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+
+pytest.importorskip("onnxruntime")
 from onnx import helper
 
 import sublet
