@@ -210,3 +210,11 @@ def test_documents_name_real_paths(document: str) -> None:
     }
     missing = [path for path in sorted(paths) if not (ROOT / path).exists()]
     assert not missing
+
+
+def test_every_rule_of_the_checker_is_named_by_a_test() -> None:
+    written = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/sublet/checker").glob("*.py"))
+    rules = set(re.findall(r'"([a-z]+(?:-[a-z]+)+)"', written)) | set(re.findall(r'Finding\(\s*"([a-z-]+)"', written))
+    tested = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    assert len(rules) > 40
+    assert [rule for rule in sorted(rules) if rule not in tested] == []

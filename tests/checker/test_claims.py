@@ -141,6 +141,14 @@ def test_every_copy_is_told_and_no_other() -> None:
     assert rules(LOOP, replace(free, moves=plan.moves[2:])) == {"false-moves"}
 
 
+def test_a_pointer_stands_for_what_may_be_assigned_to_it() -> None:
+    plan = plan_memory(LOOP)
+    [pointer, *_] = [place for place in plan.placements if place.how == "pointer"]
+    for told in ((), pointer.stands_for[1:], (*pointer.stands_for, "unread"), pointer.stands_for * 2):
+        other = tuple(replace(place, stands_for=told) if place == pointer else place for place in plan.placements)
+        assert "false-targets" in rules(LOOP, replace(plan, placements=other))
+
+
 def test_a_value_has_a_place_in_every_copy_of_a_body_that_writes_it() -> None:
     """Also where nobody reads it: whoever runs the plan must write it somewhere."""
     plan = plan_memory(LOOP)

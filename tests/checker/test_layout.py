@@ -89,6 +89,7 @@ def test_no_copy_of_a_body_has_a_value_twice(one: Context, other: Context, apart
 def test_a_placement_tells_the_right_tensor_and_size() -> None:
     plan = own_bytes(GRAPH)
     assert "value %y: is placed as u8[63], but is u8[64]" in told(GRAPH, placing(plan, "y", spec="u8[63]"))
+    assert rules(GRAPH, placing(plan, "y", spec="u8[63]")) == ["wrong-spec"]
     smaller = placing(plan, "y", region=Region("arena", 128, 63))
     assert rules(GRAPH, smaller) == ["wrong-size"]
     assert "is given 63 bytes, but needs 64" in told(GRAPH, smaller)
@@ -154,3 +155,17 @@ def test_names_that_occur_twice_are_refused_before_the_replay() -> None:
     node = GRAPH.nodes[1]
     twice = replace(GRAPH, nodes=(*GRAPH.nodes, node))
     assert set(rules(twice, own_bytes(GRAPH))) == {"illegal-graph", "scheduled-twice"}
+
+
+def test_two_updates_of_the_same_bytes_lose_one() -> None:
+    graph = parse("""
+    graph @two(%x: u8[8], %y: u8[8]) {
+      %a: u8[8] = test.matmul(%x, %y)
+      %b: u8[8] = test.matmul(%a, %y)
+      update %x = %a, %y = %b
+      return %b
+    }
+    """)
+    apart = {"x": 0, "y": 8, "a": 16, "b": 24}
+    assert rules(graph, plan_at(graph, apart, 32)) == []
+    assert "update-lost" in rules(graph, plan_at(graph, {**apart, "y": 4}, 32))

@@ -37,6 +37,7 @@ def messages(graph: Graph, places: dict[str, int], schedule: Schedule, arena: in
         ((Step("a"), Step("b"), Step("q"), Step("y")), "runs q, which is no node of this graph [unknown-step]"),
         ((Step("a", 0, ("b",)), Step("b"), Step("y")), "step a waits for b, which is no earlier step"),
         ((Step("a", 0, ("a",)), Step("b"), Step("y")), "[bad-wait]"),
+        ((Step("a", -1), Step("b"), Step("y")), "runs a in stream -1 (streams count from 0) [bad-stream]"),
     ],
 )
 def test_a_schedule_is_one_of_its_graph(steps: tuple[Step, ...], found: str) -> None:
