@@ -25,7 +25,6 @@ Uses = tuple[Mapping[str, Attr], ...]
 Slope = Callable[[Emit, Node, Value], Value]
 """(emit, node, y or x) -> the derivative there, in smaller commands."""
 
-ALIKE = like_first()
 OVER_EITHER = over(0, 1)
 
 ROOT_2_PI = math.sqrt(2 / math.pi)
@@ -56,7 +55,7 @@ def _activation(
     rule: Times,
     attrs: Mapping[str, Attr] | None = None,
     uses: Uses = ({},),
-    infer: Infer = ALIKE,
+    infer: Infer = like_first,
     domain: str = "",
 ) -> Command:
     """`<name>(x) -> y`, in place."""
@@ -250,7 +249,7 @@ COMMANDS = (
         _by_result("nn.elu_gradient"),
         {"alpha": 1.0},
         _ELU,
-        _not_negative(ALIKE, "alpha"),
+        _not_negative(like_first, "alpha"),
     ),
     _backward(
         "elu_gradient",

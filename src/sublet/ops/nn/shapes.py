@@ -58,10 +58,10 @@ def broadcast(specs: Sequence[TensorSpec]) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def axis_in(axis: int, rank: int, what: str = "axis") -> int:
+def axis_in(axis: int, rank: int) -> int:
     """The axis counted from the front."""
     if not -rank <= axis < rank:
-        raise SpecError(f"{what} {axis} is not one of a tensor with {rank} axes")
+        raise SpecError(f"axis {axis} is not one of a tensor with {rank} axes")
     return axis % rank
 
 
@@ -84,13 +84,9 @@ def elementwise(allowed: Sequence[DType] = NUMBERS, result: DType | None = None)
     return infer
 
 
-def like_first(allowed: Sequence[DType] = FLOATS) -> Infer:
-    """One output, with the spec of the first input."""
-
-    def infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-        return (of_type(specs[0], allowed),)
-
-    return infer
+def like_first(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    """One output, with the floating-point spec of the first input."""
+    return (of_type(specs[0], FLOATS),)
 
 
 def equal(a: TensorSpec, b: TensorSpec, roles: str) -> None:

@@ -60,7 +60,7 @@ def _normalised(name: str, text: str, compute: Callable[..., Any]) -> Command:
     """Softmax or log-softmax along an axis, in place."""
     examples = tuple(Example((kind,), use) for kind, use in _AXES)
     rule = elementwise(lambda emit, node, grad: emit(f"nn.{name}_gradient", grad, result(node), **node.attrs))
-    return Command(name, text, _along(like_first()), compute, rule, {"axis": -1}, inplace=over(0), examples=examples)
+    return Command(name, text, _along(like_first), compute, rule, {"axis": -1}, inplace=over(0), examples=examples)
 
 
 def _normalised_backward(
