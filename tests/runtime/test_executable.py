@@ -278,15 +278,34 @@ def test_a_system_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert "cannot be reset" in found.reason
 
 
+class Asked(PythonBackend):
+    """Notes what it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes: list[str] = []
+
+    def kernel(self, node: Node, constants: Any) -> Any:
+        self.nodes.append(node.name)
+        return super().kernel(node, constants)
+
+
+def test_a_backend_is_asked_once_for_each_node_until_a_weight_may_have_changed() -> None:
+    backend, memory = Asked(), W.copy()
+    executable = compile(CHAIN, backend=backend, weights={"w": memory})
+    executable(x=X)
+    executable(x=X)
+    assert backend.nodes == ["first", "second", "third"]
+    for factor in (2, 5):
+        memory[:] = factor
+        executable.bind("w", memory)
+        assert np.array_equal(executable(x=X)["c"], X * factor + X - X * factor)
+    assert backend.nodes == ["first", "second", "third"] * 3
+
+
 def test_its_repr_is_one_line_and_chooses_no_kernels() -> None:
-    asked: list[Node] = []
-
-    class Asked(PythonBackend):
-        def kernel(self, node: Node, constants: Any) -> Any:
-            asked.append(node)
-            return super().kernel(node, constants)
-
-    executable = compile(CHAIN, backend=Asked(), weights={"w": W})
-    asked.clear()
+    backend = Asked()
+    executable = compile(CHAIN, backend=backend, weights={"w": W})
+    backend.nodes.clear()
     assert repr(executable) == "<Executable chain: arena 128 bytes, inputs 1, outputs 1>"
-    assert not asked
+    assert not backend.nodes
