@@ -23,7 +23,7 @@ demo: $(VENV)/.installed ## plan a real network (DEMO=resnet50, densenet121, ...
 	$(BIN)/sublet plan "$$MODEL" --out plan.json --html plan.html && $(BIN)/sublet check "$$MODEL" plan.json
 
 test: $(VENV)/.installed ## all tests, on all cores
-	$(BIN)/python -m pytest --numprocesses logical --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses logical --dist worksteal
 
 coverage: $(VENV)/.installed ## which lines and branches of Sublet the tests run: build/coverage/index.html
 	$(BIN)/python -m coverage run -m pytest
