@@ -8,7 +8,7 @@ import pytest
 
 from sublet.checker import check_bytes
 from sublet.ir.text import parse
-from sublet.plan import OPEN, MemoryPlan, Rolled, Stride
+from sublet.plan import OPEN, MemoryPlan, Rolled, Storage, Stride
 from sublet.plan.schedule import Schedule, Step, serial
 from tests import dialect
 from tests.plans import plan_at
@@ -32,6 +32,10 @@ def text(back: str = "", body: str = "%u: u8[8] = test.relu(%e)", update: str = 
 
 PLACES = {"x": 0, "s": 8, "f": 0, "r": 32, "i": 56, "p": 0, "c": 72, "e": 8, "u": 32}
 STEP = Stride("loop", 8)
+CELLS = ("arena[8, 32) by 8 in a round of loop: ", "arena[32, 56) by 8 in a round of loop: ",
+         "arena[32, 56) by 8 in a round of loop:  (the latest)")  # fmt: skip
+"""What the steps of a round are called."""
+
 MOVING = {"e": (STEP,), "u": (STEP,)}
 
 
@@ -50,6 +54,18 @@ def moved_by(plan: MemoryPlan, strides: dict[str, tuple[Stride, ...]]) -> Memory
 
 def test_slices_and_rows_in_place() -> None:
     assert messages(PLACES, MOVING) == ""
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_no_arena_is_taken_for_the_step_of_a_round(name: str) -> None:
+    """Whoever names one so would have bytes of a row read where they never were."""
+    source = text(body="%v: u8[8] = test.matmul(%e)\n%u: u8[8] = test.relu(%v)")
+    graph = parse(source)
+    plan = moved_by(plan_at(graph, {**PLACES, "v": 32}, 128), {**MOVING, "v": (STEP,)})
+    assert check_bytes(graph, serial(graph), plan) == ()
+    storages = (*plan.storages, Storage(name, "arena", 8))
+    found = check_bytes(graph, serial(graph), replace(plan, storages=storages, arena_bytes=136))
+    assert "duplicate-storage" in {finding.rule for finding in found}
 
 
 def test_from_the_far_end() -> None:

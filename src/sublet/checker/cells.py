@@ -18,31 +18,48 @@ Rules: bad-stride, misaligned.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sublet.errors import Finding
 from sublet.ir.graph import Graph, Value, While
 from sublet.plan import POINTER, Context, Placement, Region, Stride
 from sublet.tensor import TensorSpec
 
-LATEST = " (the latest)"
-
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One step of `whole` in a round of `loop`, "" for the latest. `stacked`: the loop makes the whole of them."""
+    """One step of `whole` in a round of `loop`, or the latest `of` another cell, when `loop` is "".
+
+    `stacked`: the loop makes the whole of them.
+    """
 
     loop: str
     whole: Region
     nbytes: int
     stacked: bool
+    of: str = ""
 
 
 @dataclass
 class Cells:
-    """The cells that the values of a plan lie in, by the name of their storage."""
+    """The cells that the values of a plan lie in, by the name of their storage, which no storage of a plan may have.
+
+    `latest` gives for those that are stacked the name of the cell that is the latest of them.
+    """
 
     known: dict[str, Cell] = field(default_factory=dict)
+    latest: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, cell: Cell) -> None:
+        """One more cell, and the latest of it."""
+        self.known[name] = cell
+        if cell.stacked:
+            latest = self.latest[name] = f"{name} (the latest)"
+            self.known[latest] = replace(cell, loop="", of=name)
+
+    def this_round(self, storage: str) -> str:
+        """The cell of which a storage is the latest; any other storage is itself."""
+        return (storage in self.known and self.known[storage].of) or storage
 
     def root(self, storage: str) -> str:
         """The storage of the plan that a cell lies in."""
@@ -55,7 +72,7 @@ class Cells:
         around = dict(self.around(region))
         yield from self._wholes(region)
         for name, cell in self.known.items():
-            if this_round(name) in around:
+            if self.this_round(name) in around:
                 continue
             for storage, other in self.around(cell.whole):
                 if storage in around:
@@ -63,12 +80,12 @@ class Cells:
                         yield Region(name, 0, cell.nbytes)
                     break
 
-    def latest(self, region: Region, loop: str) -> Region | None:
+    def kept(self, region: Region, loop: str) -> Region | None:
         """What a step stored in a round of a loop is once the round has ended; None when it is no such step."""
         cell = self.known.get(region.storage)
-        if cell is None or cell.loop != loop or region.storage + LATEST not in self.known:
+        if cell is None or cell.loop != loop or region.storage not in self.latest:
             return None
-        return Region(region.storage + LATEST, region.offset, region.nbytes)
+        return Region(self.latest[region.storage], region.offset, region.nbytes)
 
     def around(self, region: Region) -> Iterator[tuple[str, Region]]:
         """A region, and those it lies in, each with its storage."""
@@ -81,11 +98,6 @@ class Cells:
         while region.storage in self.known and not self.known[region.storage].stacked:
             region = self.known[region.storage].whole
             yield region
-
-
-def this_round(storage: str) -> str:
-    """The cell of which a storage is the latest; any other storage is itself."""
-    return storage.removesuffix(LATEST)
 
 
 def step_of(loop: str, whole: Value, place: Region | None, axis: int, backwards: bool) -> Region | None:
@@ -131,9 +143,7 @@ class Strides:
             if 0 <= offset <= cell.nbytes - value.nbytes:
                 known = self.cells.known.get(cell.storage)
                 stacked = stacked or (known is not None and known.stacked)
-                self.cells.known[cell.storage] = Cell(loop.name, place, cell.nbytes, stacked)
-                if stacked:
-                    self.cells.known[cell.storage + LATEST] = Cell("", place, cell.nbytes, stacked)
+                self.cells.add(cell.storage, Cell(loop.name, place, cell.nbytes, stacked))
                 return Region(cell.storage, offset, value.nbytes)
         return None
 

@@ -105,6 +105,8 @@ def lay_out(graph: Graph, plan: MemoryPlan) -> tuple[Layout, list[Finding]]:
             turning.setdefault(value.name, {}).update(turns)
         else:
             regions.update((value.name, region) for _, region in turns)
+    for name in sorted(storages.keys() & strides.cells.known.keys()):
+        findings.append(Finding("duplicate-storage", f"storage {name}", "has the name of the step of a round"))
     for value in values.values():
         if value.plannable and value.name not in placed:
             fix = "every value that is not outside the plan needs bytes"

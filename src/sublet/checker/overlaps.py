@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sublet.checker.actions import Action
-from sublet.checker.cells import LATEST
 from sublet.checker.contents import facts
 from sublet.checker.layout import Layout, overlapping, span
 from sublet.errors import Finding
@@ -74,7 +73,7 @@ def _read_only_written(action: Action, layout: Layout) -> Iterator[Finding]:
 def latest_within(layout: Layout, region: Region) -> list[Region]:
     """The bytes of a region; of the latest row, which is nobody knows where in its whole, all those around."""
     around = [found for _, found in layout.cells.around(region)]
-    return around if region.storage.endswith(LATEST) else around[:1]
+    return around if layout.cells.this_round(region.storage) != region.storage else around[:1]
 
 
 def shares_bytes(one: Region, other: Region) -> bool:

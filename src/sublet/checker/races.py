@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from sublet.checker.accesses import Accesses, Touched
-from sublet.checker.cells import Cells, this_round
+from sublet.checker.cells import Cells
 from sublet.checker.layout import span
 from sublet.errors import Finding
 from sublet.ir.graph import Graph
@@ -66,7 +66,7 @@ def _accesses(touched: Sequence[Touched], cells: Cells) -> Iterator[Access]:
             within: tuple[str, ...] = ()
             for storage, around in cells.around(region):
                 yield Access(around, step, writes, within)
-                within = (*within, this_round(storage))
+                within = (*within, cells.this_round(storage))
 
 
 def _race(schedule: Schedule, one: Access, other: Access) -> Finding:

@@ -20,7 +20,6 @@ from itertools import chain
 
 from sublet.checker.accesses import Accesses
 from sublet.checker.actions import Action, Actions
-from sublet.checker.cells import this_round
 from sublet.checker.contents import Source, whole
 from sublet.checker.heads import elsewhere
 from sublet.checker.jumps import Decisions, Jumps, ambiguous, decisions, unsteady
@@ -324,7 +323,7 @@ class _Replay:
                 if pointer is not None or region is not None:
                     targets[to.name] = pointer or state.at(region or Region("", 0, 0), content)
                 continue
-            row = cells.latest(inside[0], node.name) if stored and pointer is None else None
+            row = cells.kept(inside[0], node.name) if stored and pointer is None else None
             if row is not None and isinstance(node, While) and source in node.rows:
                 targets[to.name] = state.at(inside[0], content, row)
             elif pointer is not None and not stored and self._keeps_latest(node, source, to, inside):
@@ -337,7 +336,8 @@ class _Replay:
     def _keeps_latest(self, node: Node, source: Value, to: Value, inside: Sequence[Region]) -> bool:
         """Whether a loop hands the latest row on that one of its parameters stands for."""
         handed_on = isinstance(node, While) and source in node.parameters and to in node.finals
-        return handed_on and all(this_round(place.storage) != place.storage for place in inside)
+        now = self.layout.cells.this_round
+        return handed_on and all(now(place.storage) != place.storage for place in inside)
 
     def _met(self, states: Sequence[State], node: Node) -> State:
         """What holds of the runs of all states."""
