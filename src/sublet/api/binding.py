@@ -23,6 +23,7 @@ from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint
 from sublet.runtime.backends.by_name import AUTO, backends_of, names_of
 from sublet.runtime.backends.reference import Reference
+from sublet.runtime.copying import byte_copies
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.executable import Executable, MakeKernels
 from sublet.runtime.given import listed
@@ -114,6 +115,9 @@ def equipped(
     contents = _weights(source, weights or {})
     arrays = {v: contents[v] for v in graph.constants if isinstance(v.spec, TensorSpec)}
     preferred = _fastest(source, names, arrays, workspace) if autotune else {}
+    for node in graph.walk():
+        if not node.subgraphs:
+            byte_copies(node)  # the tables of operators that this reads are no memory of a backend's
     in_use = bytes_in_use()
     choose = partial(choose_kernels, graph, backends, preferred=preferred, assumed=told)
     chosen = choose(arrays)
