@@ -19,6 +19,7 @@ from sublet.checker import judge
 from sublet.errors import TextError
 from sublet.ir.text import parse, to_text
 from sublet.ops.verify import findings
+from sublet.plan import Context, Placement
 from sublet.plan.schedule import serial
 from sublet.planning.options import Options
 from sublet.planning.pipeline import plan_memory
@@ -81,20 +82,39 @@ def planned(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def looped(text: str) -> str:
-    """What a plan copies, in which copies of the bodies it lets its pointers turn, and what they stand for."""
-    made = plan_memory(parse(text, "case"), Options(alignment=1, in_place_from=0))
+def laid_out(text: str) -> str:
+    """What a plan says that follows from analysis: copies, copies of bodies, what is the same bytes and when.
+
+    A comment `# options {...}` says how to plan.
+    """
+    chosen = next((line[10:] for line in text.splitlines() if line.startswith("# options ")), "{}")
+    made = plan_memory(parse(text, "case"), Options(**{"alignment": 1, "in_place_from": 0, **json.loads(chosen)}))
     lines = [f"arena {made.arena_bytes} bound {made.lower_bound_bytes}"]
-    lines += [f"{move.edge}: {move.nbytes} bytes from %{move.source} to %{move.destination}" for move in made.moves]
+    lines += [f"{m.edge}: {m.nbytes} bytes from %{m.source} to %{m.destination}: {m.why}" for m in made.moves]
     for record in made.rolled:
-        within = "".join(f" in copy {copy} of {loop}" for loop, copy in record.within)
-        lines.append(f"{record.loop}{within}: {record.first} copies, then {record.ring} in turn")
+        lines.append(f"{record.loop}{_within(record.within)}: {record.first} copies, then {record.ring} in turn")
         for jump in record.jumps:
             ways = " and ".join(f"{name} by way {way}" for name, way in jump.ways) or "always"
             lines.append(f"  from {jump.copy} to {jump.next}: {ways}")
-    pointers = [place for place in made.placements if place.how == "pointer"]
-    lines += [f"%{place.value} stands for {', '.join(place.stands_for)}" for place in pointers]
+    for place in made.placements:
+        copies = " or".join(map(_within, place.copies))
+        if place.how == "pointer":
+            lines.append(f"%{place.value} stands for {', '.join(place.stands_for)}")
+            continue
+        strides = "".join(f" {stride.step:+} in {stride.loop}" for stride in place.strides)
+        first = min(other.region.offset for other in made.placements if _block(other) == _block(place))
+        live = ", ".join(f"{begin}-{end}" for begin, end in place.live)
+        where = f"{_block(place)} at {place.region.offset - first}{strides}"
+        lines.append(f"%{place.value}{copies}: {where}, {' '.join((place.how, place.shares)).strip()}, live {live}")
     return "\n".join(lines) + "\n"
+
+
+def _block(place: Placement) -> str:
+    return f"buffer {place.buffer}" if place.buffer >= 0 else place.region.storage
+
+
+def _within(context: Context) -> str:
+    return "".join(f" in copy {copy} of {loop}" for loop, copy in context)
 
 
 def judged(text: str) -> str:
@@ -116,7 +136,7 @@ STAGES: dict[str, Callable[[str], str]] = {
     "liveness": live,
     "sharing": shared,
     "plan": planned,
-    "loops": looped,
+    "layouts": laid_out,
     "checker": judged,
 }
 

@@ -225,3 +225,30 @@ def test_a_model_may_lie_in_a_file_of_another_name() -> None:
     assert judge(graph, plan.schedule, plan).findings == ()
     (other, *nodes) = plan.nodes
     assert rules(graph, replace(plan, nodes=(replace(other, op="test.relu"), *nodes))) == {"false-name"}
+
+
+def test_a_pointer_begins_a_copy_at_the_very_placement_that_is_told() -> None:
+    """Another value in the same bytes is another one."""
+    graph = parse("""
+    graph @net(%a: u8[8], %seed: u8[4]) {
+      %n: u8[8] = test.matmul(%a)
+      %d: u8[8] = test.matmul(%n)
+      %last: u8[8] = while(%i: i64[]; %y: u8[8] = %d; ) @loop body @body {
+        %go: bool[] = test.below(%i, %seed)
+        continue if %go
+        %m: u8[8] = test.matmul(%y)
+        next %m;
+      }
+      return %last
+    }
+    """)
+    plan = plan_memory(graph, Options(alignment=1))
+    (record,) = plan.rolled
+    tried = 0
+    for copy, (number,) in enumerate(record.heads):
+        for other, place in enumerate(plan.placements):
+            if other != number and place.region == plan.placements[number].region:
+                heads = (*record.heads[:copy], (other,), *record.heads[copy + 1 :])
+                assert rules(graph, replace(plan, rolled=(replace(record, heads=heads),))) == {"false-heads"}
+                tried += 1
+    assert tried

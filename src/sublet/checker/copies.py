@@ -84,8 +84,8 @@ def check_targets(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
             fresh = [name for name in assigned.get(todo.pop(), ()) if name not in seen]
             seen.update(dict.fromkeys(fresh))
             todo += [name for name in fresh if name in pointers]
-        meant = {name for name in seen if name not in pointers}
-        if set(place.stands_for) != meant or len(place.stands_for) != len(meant):
+        meant = [name for name in seen if name not in pointers]
+        if set(place.stands_for) != set(meant) or len(place.stands_for) != len(meant):
             told, may = ", ".join(place.stands_for) or "nothing", ", ".join(meant) or "nothing"
             what = f"is said to stand for {told}, but may stand for {may}"
             yield Finding("false-targets", f"value %{place.value}", what)
