@@ -153,6 +153,8 @@ def test_inputs_are_all_there_at_the_start() -> None:
 
 def test_names_that_occur_twice_are_refused_before_the_replay() -> None:
     node = GRAPH.nodes[1]
+    again = replace(GRAPH, nodes=(*GRAPH.nodes, replace(node, name="again")))
+    assert rules(again, own_bytes(GRAPH)) == ["illegal-graph"]
     twice = replace(GRAPH, nodes=(*GRAPH.nodes, node))
     assert set(rules(twice, own_bytes(GRAPH))) == {"illegal-graph", "scheduled-twice"}
 
@@ -168,4 +170,4 @@ def test_two_updates_of_the_same_bytes_lose_one() -> None:
     """)
     apart = {"x": 0, "y": 8, "a": 16, "b": 24}
     assert rules(graph, plan_at(graph, apart, 32)) == []
-    assert "update-lost" in rules(graph, plan_at(graph, {**apart, "y": 4}, 32))
+    assert "moves-overlap" in rules(graph, plan_at(graph, {**apart, "y": 4}, 32))

@@ -110,6 +110,22 @@ def test_reading_at_the_same_time_is_no_race_and_a_view_in_place_touches_nothing
     assert "[race]" in messages(graph, {**places, "w": 16}, Schedule(steps))
 
 
+def test_what_a_step_reads_twice_is_read_to_the_further_end() -> None:
+    """%v ends before %x does: what lies on the rest of %x is written while it is read."""
+    graph = parse("""
+    graph @net(%x: u8[16], %k: u8[4]) {
+      %v: u8[4] = test.slice(%x) {offset = 0}
+      %a: u8[8] = test.matmul(%v, %x)
+      %b: u8[4] = test.matmul(%k)
+      return %a, %b
+    }
+    """)
+    places = {"x": 0, "v": 0, "k": 16, "a": 24, "b": 32}
+    for begin in range(-4, 20, 4):
+        late = Schedule((Step("v", 0), Step("a", 0), Step("b", 1)))
+        assert ("[race]" in messages(graph, {**places, "b": begin + 4}, late)) is (begin < 12), begin
+
+
 LOOP = parse("""
 graph @net(%x: u8[8]) {
   %k: u8[8] = test.matmul(%x)

@@ -112,8 +112,7 @@ def _equal_slices(node: While, known: Mapping[str, Content]) -> dict[str, Conten
         node.slices, node.sequences, node.slice_axes, node.slice_reversed, strict=True
     ):
         other = first.setdefault((known[whole.name], whole.spec, axis, backwards), part)
-        if other is not part and other.nbytes == part.nbytes:
-            equal[part.name] = known[other.name]
+        equal[part.name] = known[other.name]
     return equal
 
 

@@ -57,7 +57,7 @@ def _outputs_overlap(node: Node, action: Action, layout: Layout) -> Iterator[Fin
     written_regions = [(write.region, write.value) for write in action.writes]
     in_place = [(region, out.name) for out in node.defs if out.name not in written and (region := layout.region(out))]
     for (one_region, one), (other_region, other) in overlapping(written_regions + in_place):
-        if one != other and (one in written or other in written):
+        if one in written or other in written:
             what = f"writes %{one} at {span(one_region)} and %{other} at {span(other_region)}"
             yield Finding("outputs-overlap", action.where, what, "place the outputs of one node apart")
 
