@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from sublet.checker import check_bytes, require_valid
+from sublet.checker.layout import lay_out
 from sublet.errors import PlanViolation
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
-from sublet.plan import Context, MemoryPlan, Placement, Region, Storage
+from sublet.plan import Context, Jump, MemoryPlan, Placement, Region, Rolled, Storage
 from sublet.plan.schedule import serial
 from tests import dialect
 from tests.plans import moved, own_bytes, plan_at, with_arena
@@ -171,3 +172,35 @@ def test_two_updates_of_the_same_bytes_lose_one() -> None:
     apart = {"x": 0, "y": 8, "a": 16, "b": 24}
     assert rules(graph, plan_at(graph, apart, 32)) == []
     assert "moves-overlap" in rules(graph, plan_at(graph, {**apart, "y": 4}, 32))
+
+
+@pytest.mark.parametrize(
+    ("record", "wrong"),
+    [
+        (Rolled("loop", (), 0, 1), False),
+        (Rolled("loop", (), 1, 1), False),
+        (Rolled("nobody", (), 0, 1), True),
+        (Rolled("loop", (), -1, 2), True),
+        (Rolled("loop", (), 1, 0), True),
+        (Rolled("loop", (), 0, 2, (Jump(0, (), 1), Jump(1, (), 0))), False),
+        (Rolled("loop", (), 0, 2, (Jump(0, (), 1), Jump(1, (), 2))), True),
+        (Rolled("loop", (), 0, 2, (Jump(0, (), 1), Jump(1, (), -1))), True),
+    ],
+)
+def test_copies_of_a_body_are_those_of_a_loop(record: Rolled, wrong: bool) -> None:
+    graph = parse("""
+    graph @net(%x: u8[8]) {
+      %f: u8[8] = while(%i: i64[]; %p: u8[8] = %x; ) @loop body @body {
+        %c: bool[] = test.below(%i, %i)
+        continue if %c
+        %u: u8[8] = test.relu(%p)
+        next %u;
+      }
+      return %f
+    }
+    """)
+    plan = replace(own_bytes(graph), rolled=(replace(record, heads=((),) * record.copies),))
+    if wrong:
+        assert any(finding.rule == "bad-copies" for finding in lay_out(graph, plan)[1])
+    else:
+        assert rules(graph, plan) == []

@@ -34,7 +34,7 @@ OF_FOLDER = {
     "checker": (),
     "analysis": (),
     "packing": ("tests/packing",),
-    "runtime": ("tests/runtime", "tests/test_cli_run.py"),
+    "runtime": ("tests/runtime", "tests/nn", "tests/test_cli_run.py"),
 }
 
 
