@@ -109,6 +109,9 @@ def test_a_jump_may_name_a_loop_that_has_one_way_out() -> None:
     named = tuple(replace(jump, ways=(*jump.ways, ("inner", 0))) for jump in record.jumps)
     other = tuple(replace(jump, ways=(*jump.ways, ("inner", 1))) for jump in record.jumps)
     assert check_bytes(graph, plan.schedule, replace(plan, rolled=(replace(record, jumps=named),))) == ()
+    more = (*named, other[0])
+    found = check_bytes(graph, plan.schedule, replace(plan, rolled=(replace(record, jumps=more),)))
+    assert [finding.rule for finding in found] == ["bad-jumps"]
     assert check_bytes(graph, plan.schedule, replace(plan, rolled=(replace(record, jumps=other),)))
 
 

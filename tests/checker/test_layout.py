@@ -156,6 +156,9 @@ def test_names_that_occur_twice_are_refused_before_the_replay() -> None:
     node = GRAPH.nodes[1]
     again = replace(GRAPH, nodes=(*GRAPH.nodes, replace(node, name="again")))
     assert rules(again, own_bytes(GRAPH)) == ["illegal-graph"]
+    other = replace(node, outputs=(replace(node.defs[0], name="other"),))
+    namesake = replace(GRAPH, nodes=(*GRAPH.nodes, other))
+    assert "illegal-graph" in rules(namesake, own_bytes(namesake))
     twice = replace(GRAPH, nodes=(*GRAPH.nodes, node))
     assert set(rules(twice, own_bytes(GRAPH))) == {"illegal-graph", "scheduled-twice"}
 

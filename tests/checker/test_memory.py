@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from sublet.checker.memory import Memory, Piece, meet
+from sublet.plan import Region
 
 Cells = dict[int, tuple[str, int]]
 SIZE = 40
@@ -83,3 +84,15 @@ def test_mismatches_tell_what_is_there_instead() -> None:
         (14, 16, "x", 6),
     ]
     assert (wrong[0].begin, wrong[0].end, wrong[0].token) == (6, 8, None)
+
+
+def test_forgetting_the_middle_leaves_both_ends() -> None:
+    memory = Memory()
+    memory.write("arena", 0, (Piece("a", 0, 16),), "node a")
+    memory.forget(Region("arena", 4, 8), "somebody")
+    assert list(memory.mismatches("arena", 0, (Piece("a", 0, 4),))) == []
+    assert list(memory.mismatches("arena", 12, (Piece("a", 12, 4),))) == []
+    (wrong,) = memory.mismatches("arena", 0, (Piece("a", 0, 16),))
+    assert (wrong.begin, wrong.end, wrong.token, wrong.writer) == (4, 12, None, "somebody")
+    memory.forget(Region("arena", 16, 8), "nobody wrote here")
+    assert memory.known_bytes() == 8

@@ -125,7 +125,7 @@ class _Function:
         if isinstance(node, ast.FunctionDef):
             yield from _Function(self.path, self.name, node).mutants()
             return
-        if isinstance(node, ast.Assert) or _is_text(node) or _is_limit(node):
+        if isinstance(node, ast.Assert) or _is_unreachable(node) or _is_text(node) or _is_limit(node):
             return
         for new in _alternatives(node, holder, field, self.judges):
             yield Mutant(self.path, self.name, statement, node, new, holder, field, index)
@@ -142,6 +142,10 @@ class _Function:
 
 def _called(node: ast.Call) -> str:
     return node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+def _is_unreachable(node: ast.AST) -> bool:
+    return isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and _called(node.exc) == "AssertionError"
 
 
 def _is_text(node: ast.AST) -> bool:
