@@ -24,7 +24,7 @@ from sublet.api.compiling import compile
 from sublet.base.bytesize import human
 from sublet.cli.feeding import random_arrays
 from sublet.frontends.model import read_model
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.runtime.comparing import equal_bits
 
 GOOGLENET = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / "light_inception_v1.onnx"

@@ -17,7 +17,7 @@ import onnxruntime as ort
 import sublet
 from sublet.packing import STRATEGIES, Region
 from sublet.plan import bound_to
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.planning.unfollowed import followed
 from sublet.tensor import TensorSpec
 from tests.onnx_generate import Program

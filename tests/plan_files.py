@@ -23,7 +23,7 @@ from sublet.ir.text import parse, to_text
 from sublet.packing import Region
 from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint, from_json, to_json
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 from tests.exchanges import exchanging
 from tests.generate import program

@@ -20,8 +20,8 @@ from sublet.errors import TextError
 from sublet.ir.text import parse, to_text
 from sublet.ops.verify import findings
 from sublet.plan import Context, Placement
+from sublet.plan.options import Options
 from sublet.plan.schedule import serial
-from sublet.planning.options import Options
 from sublet.planning.pipeline import plan_memory
 from tests import dialect
 from tests.plan_changes import changed

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sublet.analysis.copied import targets
 from sublet.api.compiling import compile
 from sublet.errors import PlanError
 from sublet.ir.graph import CaseOf, Value, While
 from sublet.ir.text import parse
-from sublet.planning.copied import targets
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 
 LOOP = """

@@ -19,8 +19,8 @@ from sublet.errors import PlanError
 from sublet.ir.text import parse
 from sublet.plan import MemoryPlan
 from sublet.plan.file import from_json, to_json
+from sublet.plan.options import Options
 from sublet.plan.verdict import Outcome, verdict
-from sublet.planning.options import Options
 from sublet.planning.pipeline import plan_memory
 from sublet.viz.page import html
 from sublet.viz.png import _figure, write_png

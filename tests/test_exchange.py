@@ -15,7 +15,7 @@ from sublet.ir.text import parse, to_text
 from sublet.ops.verify import verify
 from sublet.plan import MemoryPlan, Region, bound_to
 from sublet.plan.file import from_json, to_json
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 from tests.exchanges import exchanging
 from tests.interpreter import results_match

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("onnxruntime")
 
 from sublet.packing import STRATEGIES
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 from tests.fuzz import Tally, one_program
 from tests.generate import program

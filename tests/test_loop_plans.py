@@ -16,8 +16,8 @@ from sublet.frontends.onnx.model import from_proto
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
 from sublet.plan import OPEN, Jump, MemoryPlan, Rolled
+from sublet.plan.options import Options
 from sublet.plan.schedule import Schedule, Step, serial
-from sublet.planning.options import Options
 from sublet.planning.pipeline import plan_memory
 from tests import dialect
 from tests.frontends.models import parsed

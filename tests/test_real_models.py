@@ -10,7 +10,7 @@ from sublet.checker import check
 from sublet.frontends.onnx.model import from_proto, load
 from sublet.ir.graph import CaseOf, Graph
 from sublet.plan import MemoryPlan, fragmentation
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 
 ON_THE_SHELF = ("ch_PP-OCRv4_det_infer", "ch_PP-OCRv4_rec_infer", "ch_ppocr_mobile_v2.0_cls_infer")

@@ -10,8 +10,8 @@ from sublet.analysis.streams import streamed
 from sublet.errors import ProblemError
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
+from sublet.plan.options import Options
 from sublet.plan.schedule import happens_before
-from sublet.planning.options import Options
 from sublet.planning.pipeline import plan_memory
 
 

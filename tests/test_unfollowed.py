@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.planning_time import FLAGS, model
+from sublet.analysis.layouts import NOT_FOLLOWED
 from sublet.api.compiling import compile
 from sublet.checker import check_bytes, state
 from sublet.errors import Finding, PlanError, PlanViolation
@@ -18,10 +19,10 @@ from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.packing import Problem, pack
 from sublet.plan import POINTER
+from sublet.plan.options import Options
 from sublet.planning import pipeline
-from sublet.planning.options import Options
 from sublet.planning.pipeline import plan_memory
-from sublet.planning.unfollowed import NOT_FOLLOWED, followed, unfollowed
+from sublet.planning.unfollowed import followed, unfollowed
 from sublet.runtime.comparing import compare
 from tests import dialect
 from tests.interpreter import results_match

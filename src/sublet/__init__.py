@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sublet.api.compiling import compile
     from sublet.nn.training import gradients, less_memory, train_step
     from sublet.packing import STRATEGIES, pack
-    from sublet.planning.options import Options
+    from sublet.plan.options import Options
     from sublet.planning.pipeline import plan_memory
 
 __all__ = [
@@ -84,7 +84,7 @@ __all__ = [
 
 PLANNING = {
     "STRATEGIES": "packing",
-    "Options": "planning.options",
+    "Options": "plan.options",
     "advise": "api.advising",
     "compile": "api.compiling",
     "gradients": "nn.training",

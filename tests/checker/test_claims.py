@@ -14,8 +14,8 @@ from sublet.checker.lives import union
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.plan import MemoryPlan, Point, Storage
+from sublet.plan.options import Options
 from sublet.plan.schedule import Schedule, Step
-from sublet.planning.options import Options
 from sublet.planning.pipeline import plan_memory
 from sublet.planning.refutation import refuted
 from tests.generate import program

@@ -10,8 +10,8 @@ from sublet.ir.graph import Graph
 from sublet.ir.text import to_text
 from sublet.ops.verify import verify
 from sublet.plan import MemoryPlan
+from sublet.plan.options import Options
 from sublet.plan.schedule import Schedule, serial
-from sublet.planning.options import Options
 from sublet.planning.pipeline import plan_memory
 from tests.generate import program
 from tests.interpreter import results_match

@@ -12,7 +12,7 @@ from sublet.checker import check_bytes
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
 from sublet.plan import Jump, MemoryPlan, Rolled
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 from tests import dialect
 from tests.generate import program

@@ -15,7 +15,7 @@ from sublet.errors import ModelError, RunError
 from sublet.frontends.model import bounded, read_model
 from sublet.frontends.onnx.model import from_proto
 from sublet.plan import bound_to
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 from sublet.tensor import TensorSpec, Unplannable
 from tests.frontends.models import parsed

@@ -13,7 +13,7 @@ from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
 from sublet.ops.verify import verify
 from sublet.passes.autodiff import gradients
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.runtime.comparing import compare
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.executable import Executable

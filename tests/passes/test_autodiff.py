@@ -13,7 +13,7 @@ from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.packing import STRATEGIES
 from sublet.passes.autodiff import gradients
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 from tests.passes.differences import check, run, value_of
 

@@ -10,7 +10,7 @@ import sublet
 from sublet import layers, nn
 from sublet.ir.graph import Graph
 from sublet.ops.nn.command import PREFIX
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from sublet.ir.text import parse
 from sublet.passes.on_demand import computed_from_constants, on_demand
+from sublet.plan.options import Options
 from sublet.plan.schedule import serial
-from sublet.planning.options import Options
 from sublet.planning.pipeline import plan_memory
 from tests.passes.programs import program
 

@@ -15,8 +15,8 @@ from sublet.ir.text import parse, to_text
 from sublet.ops.op import Share
 from sublet.plan import MemoryPlan
 from sublet.plan.file import from_json, to_json
+from sublet.plan.options import Options
 from sublet.plan.schedule import serial
-from sublet.planning.options import Options
 from tests.runtime.networks import CHAIN, LOOP, PythonBackend
 
 W = np.full(16, 3, np.float32)

@@ -15,7 +15,7 @@ from onnx.backend.test import BackendTest
 import sublet.api.onnx_backend as backend
 from sublet.api.onnx_backend import KEPT
 from sublet.errors import ModelError, RunError, SubletError
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 
 F32 = TensorProto.FLOAT
 REFERENCE: dict[str, Any] = {"backend": "reference"}

@@ -11,7 +11,7 @@ import pytest
 import sublet
 from sublet.errors import KernelError, RunError
 from sublet.ir.graph import Graph, While
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.runtime.executable import Executable
 from sublet.runtime.left import Span, left_by
 from tests.exchanges import exchanging

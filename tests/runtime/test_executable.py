@@ -20,7 +20,7 @@ from sublet.frontends.model import read_model
 from sublet.ir.graph import Node
 from sublet.ir.text import parse
 from sublet.packing import Region
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.runtime import workspace
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Call

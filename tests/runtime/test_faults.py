@@ -18,7 +18,7 @@ import pytest
 from sublet.api.compiling import compile
 from sublet.errors import KernelError, PlanError, PlanViolation, RunError
 from sublet.ir.text import parse
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.executable import Executable
 from sublet.runtime.memory import aligned_bytes

@@ -13,7 +13,7 @@ import pytest
 from sublet.api.compiling import compile
 from sublet.errors import RunError
 from sublet.ir.graph import Graph, Node, Value, While
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.runtime.comparing import compare
 from sublet.runtime.kernel import Array, Call, Cell, Operand
 from sublet.tensor import TensorSpec

@@ -12,7 +12,7 @@ import pytest
 import sublet
 from sublet.errors import KernelError, RunError
 from sublet.ir.graph import Graph, Node, Value
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.runtime.calls import InTurn
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, Call, Operand

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from sublet.api.compiling import compile
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.runtime.comparing import compare, equal_bits
 from sublet.runtime.executable import Executable
 from tests.frontends.models import parsed

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.models.architectures import SMALL
 from benchmarks.models.wheels import RealModel, light_models
 from sublet.api.compiling import compile
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.runtime.backends.onnxruntime.backend import OnnxRuntime
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.executable import Executable

@@ -13,7 +13,7 @@ from sublet.checker import check
 from sublet.errors import RunError
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.comparing import compare
 from tests import dialect

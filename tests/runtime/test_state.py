@@ -11,7 +11,7 @@ import sublet
 from sublet.errors import RunError
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.runtime.executable import Executable
 from sublet.runtime.memory import aligned_bytes
 from sublet.runtime.profile import Profile

@@ -25,7 +25,7 @@ from sublet.packing import STRATEGIES
 from sublet.passes.autodiff import gradients
 from sublet.passes.pipeline import simplify
 from sublet.plan import MemoryPlan
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.planning.unfollowed import followed
 from sublet.runtime.backends.reference import Reference
 from sublet.runtime.comparing import compare

@@ -13,7 +13,7 @@ from sublet.base.bytesize import human
 from sublet.ir.text import parse
 from sublet.plan import Described
 from sublet.plan.advised import Advice, Advised
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 from sublet.viz.compared import compared
 from sublet.viz.rectangles import rectangles

@@ -14,7 +14,7 @@ from sublet.errors import ProblemError
 from sublet.ir.text import parse
 from sublet.packing import Packing, Problem, Region
 from sublet.plan import RUN, Described, Point
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 from sublet.viz.compared import compared
 from sublet.viz.groups import groups, scopes

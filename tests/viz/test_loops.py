@@ -10,7 +10,7 @@ from rich.console import Console
 
 from sublet.ir.text import parse
 from sublet.plan import Jump, Point, Rolled
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 from sublet.viz.loops import bands, rounds_of, turns
 from sublet.viz.rectangles import rectangles

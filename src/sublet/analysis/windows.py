@@ -16,9 +16,6 @@ from sublet.ir.graph import Value, While
 from sublet.plan import Stride
 from sublet.tensor import TensorSpec
 
-SMALLEST = 256 << 10
-"""Bytes of a slice or row from which on a copy costs more than telling every step of a round where it is."""
-
 
 @dataclass(frozen=True)
 class Window:

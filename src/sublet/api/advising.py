@@ -17,9 +17,9 @@ from sublet.ir.model import Model
 from sublet.ir.recipe import AS_IS
 from sublet.plan import MemoryPlan
 from sublet.plan.advised import Advised
+from sublet.plan.options import Options
 from sublet.planning.advice.ideas import ideas
 from sublet.planning.advice.tried import SECONDS, Trying, tried
-from sublet.planning.options import Options
 from sublet.planning.pipeline import plan_memory
 
 

@@ -13,7 +13,7 @@ from sublet.ir.graph import Graph
 from sublet.ir.model import Model
 from sublet.nn.graph import Graph as WrittenGraph
 from sublet.plan import MemoryPlan
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.planning.pipeline import Progress, plan_memory
 from sublet.runtime.backends.by_name import AUTO
 from sublet.runtime.executable import Executable

@@ -21,7 +21,7 @@ from sublet.errors import RunError
 from sublet.frontends.onnx.file import all_nodes, domain_of
 from sublet.frontends.onnx.model import from_proto
 from sublet.frontends.onnx.types import STRING, TensorType, read_type
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.runtime.backends.by_name import AUTO
 from sublet.runtime.executable import Executable
 

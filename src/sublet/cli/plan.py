@@ -36,8 +36,8 @@ from sublet.ir.model import Model as Source
 from sublet.ir.recipe import AS_IS
 from sublet.plan import MemoryPlan
 from sublet.plan.file import save
+from sublet.plan.options import Options
 from sublet.planning.advice.tried import SECONDS
-from sublet.planning.options import Options
 from sublet.planning.other_order import OtherOrder, other_order
 from sublet.planning.pipeline import plan_memory
 from sublet.viz.rectangles import rectangles

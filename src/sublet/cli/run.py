@@ -31,7 +31,7 @@ from sublet.ir.graph import Value
 from sublet.ir.model import Model as Source
 from sublet.plan import MemoryPlan
 from sublet.plan.file import load, save
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.runtime.backends.by_name import AUTO, BACKENDS
 from sublet.runtime.comparing import compare, equal_bits, one_by_one
 from sublet.runtime.executable import Executable

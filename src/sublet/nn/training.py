@@ -19,7 +19,7 @@ from sublet.passes.autodiff import backward, differentiable, reached
 from sublet.passes.late_updates import with_late_updates
 from sublet.passes.order import ordered
 from sublet.passes.pipeline import run_passes, simplify
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 
 QUICK = "best_fit_by_size"

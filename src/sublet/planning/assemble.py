@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from sublet.analysis.copied import targets
 from sublet.analysis.flow import Flow
 from sublet.analysis.groups import Member
 from sublet.analysis.layout import Layout
+from sublet.analysis.layouts import Layouts
 from sublet.analysis.liveness import Pieces, whole_points
 from sublet.analysis.sharing import SharedBuffer
 from sublet.ir.graph import Graph, Value
@@ -31,8 +33,6 @@ from sublet.plan import (
 )
 from sublet.plan.file import fingerprint
 from sublet.plan.schedule import Schedule
-from sublet.planning.copied import targets
-from sublet.planning.layouts import Layouts
 from sublet.tensor import TensorSpec, Unplannable
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from sublet.ir.model import Model
 from sublet.ir.recipe import LESS
 from sublet.plan import MemoryPlan
-from sublet.planning.options import Options
+from sublet.plan.options import Options
 from sublet.planning.pipeline import Progress, plan_memory, schedules
 
 MOST_NODES = 4000

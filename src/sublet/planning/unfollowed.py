@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from sublet.analysis.layouts import NOT_FOLLOWED
 from sublet.errors import Finding
 from sublet.ir.graph import Graph, Value
 from sublet.ir.walk import assignments
 from sublet.plan import MemoryPlan
-
-NOT_FOLLOWED = "the checker could not follow what it points at"
 
 MOST_NAMED = 3
 """So often only the pointers that findings name are given up; then all are."""

@@ -12,9 +12,9 @@ from sublet.ir.model import Model
 from sublet.ir.recipe import AS_IS, GIVEN, LESS
 from sublet.plan import MemoryPlan
 from sublet.plan.advised import Kind
+from sublet.plan.options import Options
 from sublet.planning.advice.halves import halves
 from sublet.planning.advice.what_ifs import as_scheduled, halved_precision, overwritten, stored_constants
-from sublet.planning.options import Options
 
 SMALL_ALIGNMENT = 16
 MAKERS = 8

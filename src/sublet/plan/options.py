@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sublet.analysis.windows import SMALLEST
 from sublet.errors import ProblemError
 from sublet.ir.recipe import GIVEN, LESS
 from sublet.packing import Region as MemoryRegion
 from sublet.packing.problem import MAX_ALIGNMENT
 
 Where = Literal["arena", "bound"]
+SMALLEST = 256 << 10
+"""Bytes of a slice or row from which on a copy costs more than telling every step of a round where it is."""
+
 Order = Literal["given", "less"]
 
 CHOICES = {"io": ("arena", "bound"), "weights": ("arena", "bound"), "order": (GIVEN, LESS)}

@@ -18,9 +18,10 @@ from sublet.analysis.windows import obstacle
 from sublet.ir.graph import Graph, Value
 from sublet.plan import Storage, bound_to
 from sublet.plan.exchange import placed
+from sublet.plan.options import Options
 from sublet.plan.schedule import Schedule
-from sublet.planning.options import Options
-from sublet.planning.unfollowed import NOT_FOLLOWED
+
+NOT_FOLLOWED = "the checker could not follow what it points at"
 
 
 class Layouts:
