@@ -20,11 +20,11 @@ import onnx
 from rich.console import Console
 from rich.table import Table
 
+from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.base.bytesize import human
 from sublet.cli.feeding import random_arrays
 from sublet.frontends.model import read_model
-from sublet.plan.options import Options
 from sublet.runtime.comparing import equal_bits
 
 GOOGLENET = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / "light_inception_v1.onnx"

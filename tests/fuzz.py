@@ -26,13 +26,13 @@ from tempfile import TemporaryDirectory
 
 from sublet.analysis.interference import interference
 from sublet.analysis.layouts import Layouts
+from sublet.analysis.options import Options
 from sublet.checker import check_bytes
 from sublet.frontends.onnx.foldable import FOLDABLE
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
 from sublet.packing import STRATEGIES, pack
 from sublet.plan import MemoryPlan
-from sublet.plan.options import Options
 from sublet.planning.assemble import assemble, in_one_arena
 from sublet.planning.pipeline import plan_memory
 from sublet.planning.unfollowed import followed

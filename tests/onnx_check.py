@@ -15,9 +15,9 @@ import numpy as np
 import onnxruntime as ort
 
 import sublet
+from sublet.analysis.options import Options
 from sublet.packing import STRATEGIES, Region
 from sublet.plan import bound_to
-from sublet.plan.options import Options
 from sublet.planning.unfollowed import followed
 from sublet.tensor import TensorSpec
 from tests.onnx_generate import Program

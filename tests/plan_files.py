@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path as File
 from typing import Any
 
+from sublet.analysis.options import Options
 from sublet.api.sources import planned_model
 from sublet.checker import judge
 from sublet.errors import SubletError
@@ -23,7 +24,6 @@ from sublet.ir.text import parse, to_text
 from sublet.packing import Region
 from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint, from_json, to_json
-from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 from tests.exchanges import exchanging
 from tests.generate import program

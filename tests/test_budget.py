@@ -7,8 +7,8 @@ from io import StringIO
 
 from rich.console import Console
 
+from sublet.analysis.options import Options
 from sublet.ir.text import parse
-from sublet.plan.options import Options
 from sublet.plan.verdict import Outcome, buffers_at_peak, verdict
 from sublet.planning.pipeline import plan_memory
 from sublet.viz.verdict import verdict_words

@@ -14,13 +14,13 @@ import pytest
 
 from sublet.analysis.flow_builder import flow
 from sublet.analysis.liveness import liveness
+from sublet.analysis.options import Options
 from sublet.analysis.sharing import share
 from sublet.checker import judge
 from sublet.errors import TextError
 from sublet.ir.text import parse, to_text
 from sublet.ops.verify import findings
 from sublet.plan import Context, Placement
-from sublet.plan.options import Options
 from sublet.plan.schedule import serial
 from sublet.planning.pipeline import plan_memory
 from tests import dialect

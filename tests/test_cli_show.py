@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from sublet.analysis.options import Options
 from sublet.base.bytesize import human
 from sublet.ir.text import parse
 from sublet.plan.file import save
-from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 from tests.commands import Cli
 from tests.test_plan_regions import NET

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from sublet.analysis.copied import targets
+from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.errors import PlanError
 from sublet.ir.graph import CaseOf, Value, While
 from sublet.ir.text import parse
-from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 
 LOOP = """

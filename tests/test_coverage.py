@@ -14,12 +14,12 @@ import pytest
 from matplotlib.text import Text
 from rich.console import Console
 
+from sublet.analysis.options import Options
 from sublet.checker import check
 from sublet.errors import PlanError
 from sublet.ir.text import parse
 from sublet.plan import MemoryPlan
 from sublet.plan.file import from_json, to_json
-from sublet.plan.options import Options
 from sublet.plan.verdict import Outcome, verdict
 from sublet.planning.pipeline import plan_memory
 from sublet.viz.page import html

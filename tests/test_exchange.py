@@ -9,13 +9,13 @@ from itertools import permutations
 
 import pytest
 
+from sublet.analysis.options import Options
 from sublet.checker import check, check_bytes
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
 from sublet.ops.verify import verify
 from sublet.plan import MemoryPlan, Region, bound_to
 from sublet.plan.file import from_json, to_json
-from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 from tests.exchanges import exchanging
 from tests.interpreter import results_match

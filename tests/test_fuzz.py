@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
+from sublet.analysis.options import Options
 from sublet.packing import STRATEGIES
-from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 from tests.fuzz import Tally, one_program
 from tests.generate import program

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import pytest
 
+from sublet.analysis.options import Options
 from sublet.checker import check, check_bytes
 from sublet.frontends.onnx.model import from_proto
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
 from sublet.plan import OPEN, Jump, MemoryPlan, Rolled
-from sublet.plan.options import Options
 from sublet.plan.schedule import Schedule, Step, serial
 from sublet.planning.pipeline import plan_memory
 from tests import dialect

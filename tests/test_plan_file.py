@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from sublet.analysis.options import Options
 from sublet.analysis.streams import streamed
 from sublet.ir.text import parse
 from sublet.plan.file import fingerprint, from_json, load, save, to_json
-from sublet.plan.options import Options
 from sublet.plan.schedule import serial
 from sublet.planning.pipeline import plan_memory
 

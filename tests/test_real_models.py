@@ -6,11 +6,11 @@ import pytest
 
 from benchmarks.models.architectures import ARCHITECTURES, SMALL
 from benchmarks.models.wheels import ModelsUnavailableError, RealModel, light_models, wheel_models
+from sublet.analysis.options import Options
 from sublet.checker import check
 from sublet.frontends.onnx.model import from_proto, load
 from sublet.ir.graph import CaseOf, Graph
 from sublet.plan import MemoryPlan, fragmentation
-from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 
 ON_THE_SHELF = ("ch_PP-OCRv4_det_infer", "ch_PP-OCRv4_rec_infer", "ch_ppocr_mobile_v2.0_cls_infer")

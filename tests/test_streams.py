@@ -6,11 +6,11 @@ import random
 
 import pytest
 
+from sublet.analysis.options import Options
 from sublet.analysis.streams import streamed
 from sublet.errors import ProblemError
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
-from sublet.plan.options import Options
 from sublet.plan.schedule import happens_before
 from sublet.planning.pipeline import plan_memory
 

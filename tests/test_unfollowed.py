@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.planning_time import FLAGS, model
 from sublet.analysis.layouts import NOT_FOLLOWED
+from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.checker import check_bytes, state
 from sublet.errors import Finding, PlanError, PlanViolation
@@ -19,7 +20,6 @@ from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.packing import Problem, pack
 from sublet.plan import POINTER
-from sublet.plan.options import Options
 from sublet.planning import pipeline
 from sublet.planning.pipeline import plan_memory
 from sublet.planning.unfollowed import followed, unfollowed

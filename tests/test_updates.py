@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from sublet.analysis.options import Options
 from sublet.checker import check
 from sublet.errors import PlanError
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.plan import MemoryPlan, Region, bound_to
 from sublet.plan.file import fingerprint, from_json, to_json
-from sublet.plan.options import Options
 from sublet.plan.schedule import Schedule, Step
 from sublet.planning.pipeline import plan_memory
 from tests import dialect

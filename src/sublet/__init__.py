@@ -27,11 +27,11 @@ from sublet.runtime.poison import run_poisoned
 from sublet.tensor import DType, TensorSpec, Unplannable
 
 if TYPE_CHECKING:
+    from sublet.analysis.options import Options
     from sublet.api.advising import advise
     from sublet.api.compiling import compile
     from sublet.nn.training import gradients, less_memory, train_step
     from sublet.packing import STRATEGIES, pack
-    from sublet.plan.options import Options
     from sublet.planning.pipeline import plan_memory
 
 __all__ = [
@@ -84,7 +84,7 @@ __all__ = [
 
 PLANNING = {
     "STRATEGIES": "packing",
-    "Options": "plan.options",
+    "Options": analysis.options,
     "advise": "api.advising",
     "compile": "api.compiling",
     "gradients": "nn.training",

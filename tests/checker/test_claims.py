@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from sublet.analysis.options import Options
 from sublet.checker import LABELS, PROVEN, check, check_bytes, judge
 from sublet.checker.lives import union
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.plan import MemoryPlan, Point, Storage
-from sublet.plan.options import Options
 from sublet.plan.schedule import Schedule, Step
 from sublet.planning.pipeline import plan_memory
 from sublet.planning.refutation import refuted

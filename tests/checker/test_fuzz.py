@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+from sublet.analysis.options import Options
 from sublet.checker import check_bytes
 from sublet.ir.graph import Graph
 from sublet.ir.text import to_text
 from sublet.ops.verify import verify
 from sublet.plan import MemoryPlan
-from sublet.plan.options import Options
 from sublet.plan.schedule import Schedule, serial
 from sublet.planning.pipeline import plan_memory
 from tests.generate import program

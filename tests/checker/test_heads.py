@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from sublet.analysis.options import Options
 from sublet.checker import check, check_bytes
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.plan import OPEN, POINTER, MemoryPlan, Rolled
-from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 from tests import dialect
 from tests.generate import program

@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 import pytest
 
+from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.errors import ModelError, RunError
 from sublet.frontends.model import bounded, read_model
 from sublet.frontends.onnx.model import from_proto
 from sublet.plan import bound_to
-from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 from sublet.tensor import TensorSpec, Unplannable
 from tests.frontends.models import parsed

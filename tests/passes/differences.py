@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
 from sublet.ops.verify import verify
 from sublet.passes.autodiff import gradients
-from sublet.plan.options import Options
 from sublet.runtime.comparing import compare
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.executable import Executable

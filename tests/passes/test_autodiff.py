@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import sublet
+from sublet.analysis.options import Options
 from sublet.errors import GradientError
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.packing import STRATEGIES
 from sublet.passes.autodiff import gradients
-from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 from tests.passes.differences import check, run, value_of
 

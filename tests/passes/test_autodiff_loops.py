@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sublet.analysis.options import Options
 from sublet.errors import GradientError
 from sublet.ir.graph import Graph, While
 from sublet.ir.text import parse, to_text
 from sublet.packing import STRATEGIES
 from sublet.passes.autodiff import gradients
-from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 from sublet.tensor import TensorSpec
 from tests.passes.differences import check, run, value_of

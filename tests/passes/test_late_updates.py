@@ -8,9 +8,9 @@ import pytest
 
 import sublet
 from sublet import layers, nn
+from sublet.analysis.options import Options
 from sublet.ir.graph import Graph
 from sublet.ops.nn.command import PREFIX
-from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from sublet.analysis.options import Options
 from sublet.ir.text import parse
 from sublet.passes.on_demand import computed_from_constants, on_demand
-from sublet.plan.options import Options
 from sublet.plan.schedule import serial
 from sublet.planning.pipeline import plan_memory
 from tests.passes.programs import program

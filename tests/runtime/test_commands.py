@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import sublet
+from sublet.analysis.options import Options
 from sublet.errors import GraphError, KernelError, RunError
 from sublet.ir.graph import Graph, Node
 from sublet.ir.text import parse, to_text
 from sublet.ops.op import Share
 from sublet.plan import MemoryPlan
 from sublet.plan.file import from_json, to_json
-from sublet.plan.options import Options
 from sublet.plan.schedule import serial
 from tests.runtime.networks import CHAIN, LOOP, PythonBackend
 

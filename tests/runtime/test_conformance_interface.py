@@ -13,9 +13,9 @@ from onnx import TensorProto, helper
 from onnx.backend.test import BackendTest
 
 import sublet.api.onnx_backend as backend
+from sublet.analysis.options import Options
 from sublet.api.onnx_backend import KEPT
 from sublet.errors import ModelError, RunError, SubletError
-from sublet.plan.options import Options
 
 F32 = TensorProto.FLOAT
 REFERENCE: dict[str, Any] = {"backend": "reference"}

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import sublet
+from sublet.analysis.options import Options
 from sublet.errors import KernelError, RunError
 from sublet.ir.graph import Graph, While
-from sublet.plan.options import Options
 from sublet.runtime.executable import Executable
 from sublet.runtime.left import Span, left_by
 from tests.exchanges import exchanging

@@ -14,13 +14,13 @@ import numpy as np
 import onnx
 import pytest
 
+from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.errors import RunError
 from sublet.frontends.model import read_model
 from sublet.ir.graph import Node
 from sublet.ir.text import parse
 from sublet.packing import Region
-from sublet.plan.options import Options
 from sublet.runtime import workspace
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Call

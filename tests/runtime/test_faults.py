@@ -15,10 +15,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.errors import KernelError, PlanError, PlanViolation, RunError
 from sublet.ir.text import parse
-from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.executable import Executable
 from sublet.runtime.memory import aligned_bytes

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.errors import RunError
 from sublet.ir.graph import Graph, Node, Value, While
-from sublet.plan.options import Options
 from sublet.runtime.comparing import compare
 from sublet.runtime.kernel import Array, Call, Cell, Operand
 from sublet.tensor import TensorSpec

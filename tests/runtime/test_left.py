@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import sublet
+from sublet.analysis.options import Options
 from sublet.errors import KernelError, RunError
 from sublet.ir.graph import Graph, Node, Value
-from sublet.plan.options import Options
 from sublet.runtime.calls import InTurn
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, Call, Operand

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 import pytest
 
+from sublet.analysis.options import Options
 from sublet.api.compiling import compile
-from sublet.plan.options import Options
 from sublet.runtime.comparing import compare, equal_bits
 from sublet.runtime.executable import Executable
 from tests.frontends.models import parsed

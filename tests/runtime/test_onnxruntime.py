@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.models.architectures import SMALL
 from benchmarks.models.wheels import RealModel, light_models
+from sublet.analysis.options import Options
 from sublet.api.compiling import compile
-from sublet.plan.options import Options
 from sublet.runtime.backends.onnxruntime.backend import OnnxRuntime
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.executable import Executable

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.errors import KernelError, RunError
-from sublet.plan.options import Options
 from sublet.runtime.profile import Profile
 from tests.runtime.networks import CHAIN, LOOP, WIDE, PythonBackend, inception, with_functions
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.checker import check
 from sublet.errors import RunError
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
-from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.comparing import compare
 from tests import dialect

@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 import pytest
 
+from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.errors import PlanError, RunError
 from sublet.frontends.onnx.model import from_proto
 from sublet.plan import MemoryPlan, Stride
 from sublet.plan.file import load, save
-from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.comparing import compare, equal_bits
 from sublet.runtime.executable import Executable

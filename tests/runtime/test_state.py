@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import sublet
+from sublet.analysis.options import Options
 from sublet.errors import RunError
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
-from sublet.plan.options import Options
 from sublet.runtime.executable import Executable
 from sublet.runtime.memory import aligned_bytes
 from sublet.runtime.profile import Profile

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.checker import check_bytes
 from sublet.errors import RunError
@@ -25,7 +26,6 @@ from sublet.packing import STRATEGIES
 from sublet.passes.autodiff import gradients
 from sublet.passes.pipeline import simplify
 from sublet.plan import MemoryPlan
-from sublet.plan.options import Options
 from sublet.planning.unfollowed import followed
 from sublet.runtime.backends.reference import Reference
 from sublet.runtime.comparing import compare

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from sublet.analysis.options import Options
 from sublet.base.bytesize import human
 from sublet.ir.text import parse
 from sublet.plan import Described
 from sublet.plan.advised import Advice, Advised
-from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 from sublet.viz.compared import compared
 from sublet.viz.rectangles import rectangles

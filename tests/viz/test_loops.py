@@ -8,9 +8,9 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from sublet.analysis.options import Options
 from sublet.ir.text import parse
 from sublet.plan import Jump, Point, Rolled
-from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 from sublet.viz.loops import bands, rounds_of, turns
 from sublet.viz.rectangles import rectangles

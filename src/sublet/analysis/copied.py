@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Iterator
 from sublet.analysis.flow import Point
 from sublet.analysis.layout import Layout
 from sublet.analysis.layouts import Layouts
+from sublet.analysis.options import Options
 from sublet.analysis.windows import obstacle
 from sublet.errors import PlanError
 from sublet.ir.graph import CaseOf, Graph, Value, While
 from sublet.ir.walk import assignments, steps
 from sublet.plan import UPDATE, CopiedMove, Edge
 from sublet.plan.exchange import followers
-from sublet.plan.options import Options
 
 SHOWN = 20
 """Moves a message lists."""

@@ -12,13 +12,13 @@ from sublet.analysis.flow_builder import flow
 from sublet.analysis.interference import MAX_BUFFERS
 from sublet.analysis.layout import Layout
 from sublet.analysis.liveness import LiveRanges, liveness
+from sublet.analysis.options import Options
 from sublet.analysis.pointers import Pointing, carried_rows
 from sublet.analysis.sharing import share
 from sublet.analysis.windows import obstacle
 from sublet.ir.graph import Graph, Value
 from sublet.plan import Storage, bound_to
 from sublet.plan.exchange import placed
-from sublet.plan.options import Options
 from sublet.plan.schedule import Schedule
 
 NOT_FOLLOWED = "the checker could not follow what it points at"

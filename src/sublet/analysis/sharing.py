@@ -23,12 +23,12 @@ from sublet.analysis.flow import Flow, Point
 from sublet.analysis.groups import Group, Member, add
 from sublet.analysis.liveness import LiveRanges, Pieces
 from sublet.analysis.merging import Copy, Merger, Permitted
+from sublet.analysis.options import SMALLEST
 from sublet.analysis.order import Concurrency
 from sublet.analysis.windows import Window, obstacle
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops import Share
 from sublet.plan import Edge
-from sublet.plan.options import SMALLEST
 
 
 @dataclass(frozen=True)

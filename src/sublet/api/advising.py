@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sublet.analysis.options import Options
 from sublet.api.sources import source_of
 from sublet.base.extras import installed
 from sublet.errors import ProblemError
@@ -17,7 +18,6 @@ from sublet.ir.model import Model
 from sublet.ir.recipe import AS_IS
 from sublet.plan import MemoryPlan
 from sublet.plan.advised import Advised
-from sublet.plan.options import Options
 from sublet.planning.advice.ideas import ideas
 from sublet.planning.advice.tried import SECONDS, Trying, tried
 from sublet.planning.pipeline import plan_memory

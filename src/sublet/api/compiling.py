@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sublet.analysis.options import Options
 from sublet.api.binding import equipped
 from sublet.api.sources import Optimize
 from sublet.frontends.trips import Trips
@@ -13,7 +14,6 @@ from sublet.ir.graph import Graph
 from sublet.ir.model import Model
 from sublet.nn.graph import Graph as WrittenGraph
 from sublet.plan import MemoryPlan
-from sublet.plan.options import Options
 from sublet.planning.pipeline import Progress, plan_memory
 from sublet.runtime.backends.by_name import AUTO
 from sublet.runtime.executable import Executable

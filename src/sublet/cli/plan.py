@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from sublet.analysis.options import Options
 from sublet.api.advising import advise_on
 from sublet.api.binding import to_run
 from sublet.base.bytesize import human
@@ -36,7 +37,6 @@ from sublet.ir.model import Model as Source
 from sublet.ir.recipe import AS_IS
 from sublet.plan import MemoryPlan
 from sublet.plan.file import save
-from sublet.plan.options import Options
 from sublet.planning.advice.tried import SECONDS
 from sublet.planning.other_order import OtherOrder, other_order
 from sublet.planning.pipeline import plan_memory

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sublet.analysis.options import Options
 from sublet.api.binding import to_run
 from sublet.api.compiling import compile
 from sublet.cli import options
@@ -31,7 +32,6 @@ from sublet.ir.graph import Value
 from sublet.ir.model import Model as Source
 from sublet.plan import MemoryPlan
 from sublet.plan.file import load, save
-from sublet.plan.options import Options
 from sublet.runtime.backends.by_name import AUTO, BACKENDS
 from sublet.runtime.comparing import compare, equal_bits, one_by_one
 from sublet.runtime.executable import Executable

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from sublet.analysis.options import Options
 from sublet.errors import GradientError, SpecError
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model, as_model
@@ -19,7 +20,6 @@ from sublet.passes.autodiff import backward, differentiable, reached
 from sublet.passes.late_updates import with_late_updates
 from sublet.passes.order import ordered
 from sublet.passes.pipeline import run_passes, simplify
-from sublet.plan.options import Options
 from sublet.planning.pipeline import plan_memory
 
 QUICK = "best_fit_by_size"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sublet.analysis.options import Options
 from sublet.ir.model import Model
 from sublet.ir.recipe import LESS
 from sublet.plan import MemoryPlan
-from sublet.plan.options import Options
 from sublet.planning.pipeline import Progress, plan_memory, schedules
 
 MOST_NODES = 4000

@@ -17,6 +17,7 @@ from dataclasses import replace
 from sublet.analysis.copied import copied_moves, forbid
 from sublet.analysis.interference import interference
 from sublet.analysis.layouts import Layouts
+from sublet.analysis.options import Options
 from sublet.analysis.streams import streamed
 from sublet.checker import require_valid
 from sublet.errors import PlanViolation
@@ -29,7 +30,6 @@ from sublet.packing.search import SEARCH
 from sublet.passes.on_demand import on_demand
 from sublet.passes.order import ordered
 from sublet.plan import MemoryPlan
-from sublet.plan.options import Options
 from sublet.plan.schedule import Schedule, serial
 from sublet.planning.assemble import Packed, assemble, in_one_arena, in_several_arenas
 from sublet.planning.unfollowed import MOST_NAMED, unfollowed

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
+from sublet.analysis.options import Options
 from sublet.base.bytesize import human
 from sublet.ir.graph import Graph
 from sublet.ir.model import Model
 from sublet.ir.recipe import AS_IS, GIVEN, LESS
 from sublet.plan import MemoryPlan
 from sublet.plan.advised import Kind
-from sublet.plan.options import Options
 from sublet.planning.advice.halves import halves
 from sublet.planning.advice.what_ifs import as_scheduled, halved_precision, overwritten, stored_constants
 
