@@ -84,7 +84,7 @@ __all__ = [
 
 PLANNING = {
     "STRATEGIES": "packing",
-    "Options": analysis.options,
+    "Options": "analysis.options",
     "advise": "api.advising",
     "compile": "api.compiling",
     "gradients": "nn.training",
