@@ -145,13 +145,13 @@ def _of_update(layout: Layout, source: Value, target: Value) -> str:
 
 def _sliced(graph: Graph, layout: Layout, options: Options) -> Found:
     """Slices of sequences, and rows of stacked outputs, that do not lie in them in every copy of the body."""
-    lodged = {(buffer.window.value, buffer.window.whole) for buffer in layout.buffers if buffer.window}
+    laid = {(buffer.window.value, buffer.window.whole) for buffer in layout.buffers if buffer.window}
     told: dict[tuple[str, str, Value, Value], bool] = {}
     instances = layout.flow.unrolling.instances
     for window in layout.flow.unrolling.windows:
         part, whole = (instances[value].base for value in (window.value, window.whole))
         key = (window.loop.name, window.kind, part, whole)
-        told[key] = told.get(key, True) and (window.value, window.whole) in lodged
+        told[key] = told.get(key, True) and (window.value, window.whole) in laid
     for node in _loops(graph):
         for kind, part, whole, axis, _ in steps(node):
             key = (node.name, kind, part, whole)

@@ -80,7 +80,7 @@ class Unrolling:
     rolled     the unrolled loops
     heads      of each of these what its pointers are when each copy begins; None for one of several instances
     pointers   the values of the program that are pointers
-    counterparts   (first, later): what a parameter stands for in a copy that runs once, and in the copy of the
+    alike      (first, later): what a parameter stands for in a copy that runs once, and in the copy of the
                ring that would run in its place: if both are the same bytes, the copies are alike
     windows    slices and rows that are bytes of wholes which lie in one place each
     pointed    the instances that are assigned to pointers, and the edges on which they are
@@ -93,7 +93,7 @@ class Unrolling:
     rolled: tuple[Rolled, ...]
     heads: tuple[tuple[tuple[Value | None, ...], ...], ...]
     pointers: frozenset[Value]
-    counterparts: tuple[tuple[Value, Value], ...]
+    alike: tuple[tuple[Value, Value], ...]
     windows: tuple[Window, ...]
     pointed: Mapping[Value, Collection[Edge]]
     scopes: Scopes

@@ -99,7 +99,7 @@ class _Builder:
         self.active: list[Copies] = []
         self.rolled: list[Rolled] = []
         self.heads: list[tuple[tuple[Value | None, ...], ...]] = []
-        self.counterparts: list[tuple[Value, Value]] = []
+        self.alike: list[tuple[Value, Value]] = []
         self.windows: dict[tuple[str, Value, Value], Window] = {}
         self.pointed: dict[Value, set[Edge]] = {}
         self.longest = longest
@@ -116,7 +116,7 @@ class _Builder:
             tuple(self.rolled),
             tuple(self.heads),
             self.now.pointers,
-            tuple(self.counterparts),
+            tuple(self.alike),
             tuple(self.windows.values()),
             self.pointed,
             self.scopes,
@@ -282,7 +282,7 @@ class _Builder:
         if rolled is not None:
             self.rolled.append(rolled)
             self.heads.append(tuple(copies.begun()))
-            self.counterparts += copies.counterparts()
+            self.alike += copies.alike()
         self.leave(node, copies, checks, stacked)
 
     def round(

@@ -34,15 +34,15 @@ class Layout:
         """The bytes that are copied, each move of the program counted once; slices and rows too."""
         bases = self.flow.unrolling.instances
         once = {(point.kind, bases[to].base): to.nbytes for point, _, to in self.copies}
-        return sum(once.values()) + sum(self.unlodged.values())
+        return sum(once.values()) + sum(self.copied_windows.values())
 
     @cached_property
-    def unlodged(self) -> Mapping[tuple[str, Value, Value], int]:
+    def copied_windows(self) -> Mapping[tuple[str, Value, Value], int]:
         """The bytes of each slice and row that could be bytes of a whole, and is not."""
-        lodged = {(buffer.window.value, buffer.window.whole) for buffer in self.buffers if buffer.window}
+        laid = {(buffer.window.value, buffer.window.whole) for buffer in self.buffers if buffer.window}
         base = self.flow.unrolling.instances
         return {
             (window.kind, base[window.value].base, base[window.whole].base): window.value.nbytes
             for window in self.flow.unrolling.windows
-            if (window.value, window.whole) not in lodged
+            if (window.value, window.whole) not in laid
         }

@@ -74,8 +74,8 @@ class Layouts:
         # what is bound must have bytes of its own, such as outputs in memory of the caller
         known = {**dict.fromkeys(self._homes, ""), **dict.fromkeys(copied, NOT_FOLLOWED)}
         best = self._pointing(known, frozenset())
-        carried = frozenset(carried_rows(self._graph, self._lodges))
-        if carried and best.unlodged:
+        carried = frozenset(carried_rows(self._graph, self._may_be_window))
+        if carried and best.copied_windows:
             best = min(best, self._pointing(known, carried), key=lambda layout: layout.moved)
         return best
 
@@ -93,7 +93,7 @@ class Layouts:
         best = min(tried, key=lambda layout: layout.moved, default=self.plain)
         return replace(best, refused=pointing.refused)
 
-    def _lodges(self, row: Value, whole: Value, axis: int) -> bool:
+    def _may_be_window(self, row: Value, whole: Value, axis: int) -> bool:
         """Whether a row could be bytes of its whole, which is stacked along an axis."""
         return not obstacle(row, whole, axis, self.options.alignment, self.options.smallest)
 

@@ -93,7 +93,7 @@ class Merger:
         shift = self.offsets[source] - self.offsets[alias]
         self._commit("pointer", alias, source, a, b, union(a, b, shift), shift)
 
-    def lodge(self, window: Window) -> None:
+    def lay_window(self, window: Window) -> None:
         """Let a slice or row be bytes of its whole, unless something that lives beyond its round has its bytes."""
         group = self.groups.get(window.value)
         if group is None or group.fixed or window.whole not in self.groups:

@@ -79,12 +79,12 @@ class Pointing:
         raise AssertionError("unreachable")
 
 
-def carried_rows(graph: Graph, lodges: Callable[[Value, Value, int], bool]) -> Iterator[Value]:
-    """The parameters that are updated by rows which could be bytes of their wholes: (row, whole, axis) `lodges`."""
+def carried_rows(graph: Graph, may_be_window: Callable[[Value, Value, int], bool]) -> Iterator[Value]:
+    """The parameters updated by rows which could be bytes of their wholes, as (row, whole, axis) tells."""
     for node in graph.walk():
         if isinstance(node, While):
             for kind, part, whole, axis, _ in steps(node):
-                if kind == "row" and lodges(part, whole, axis):
+                if kind == "row" and may_be_window(part, whole, axis):
                     ends = zip(node.parameters, node.updates, strict=True)
                     yield from (parameter for parameter, update in ends if update == part)
 

@@ -73,7 +73,7 @@ def share(
         merger.join(alias, source)
     if not merging:
         return _finish(merger)
-    _lodge(merger, flow, alignment, smallest)
+    _lay_windows(merger, flow, alignment, smallest)
     runs = [point for point in flow.points if point.kind == "run" and point.node]
     nodes = [(point.node, point.facts) for point in runs if point.node and point.facts]
     for node, facts in nodes:
@@ -89,7 +89,7 @@ def share(
         _take_over(merger, point)
     for point in flow.points:
         _carry(merger, point)
-    for first, later in flow.unrolling.counterparts:
+    for first, later in flow.unrolling.alike:
         merger.merge("carry", first, later, 0)
     return _finish(merger)
 
@@ -136,7 +136,7 @@ def _start(
     )
 
 
-def _lodge(merger: Merger, flow: Flow, alignment: int, smallest: int) -> None:
+def _lay_windows(merger: Merger, flow: Flow, alignment: int, smallest: int) -> None:
     """Let slices and rows lie in their wholes, but not what control flow hands on.
 
     The exception is a row that is an update, and what the loop leaves in it: pointers of that loop may stand for it.
@@ -161,7 +161,7 @@ def _lodge(merger: Merger, flow: Flow, alignment: int, smallest: int) -> None:
         tokens = {segment.token for segment in merger.contents[window.value]}
         on = {known for token in tokens for known in handed.get(token, ())}
         if not on or (window.kind == "row" and _stays_a_row(window, on, edges, aliases, merger.ranges, replaced)):
-            merger.lodge(window)
+            merger.lay_window(window)
 
 
 def _stays_a_row(

@@ -167,7 +167,7 @@ class Copies:
         index = self._positions.index(position)
         return [state[index] for state in self._states]
 
-    def counterparts(self) -> Iterator[tuple[Value, Value]]:
+    def alike(self) -> Iterator[tuple[Value, Value]]:
         """What a parameter stands for in a copy that runs once, and in others that could be like it."""
         rolled = self.rolled()
         if rolled is None:
