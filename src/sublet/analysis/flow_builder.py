@@ -28,16 +28,16 @@ def flow(
     schedule: Schedule,
     pointers: frozenset[Value] = frozenset(),
     reusable: Reusable = never,
-    longest: int | None = None,
+    most_added: int | None = None,
     scopes: Scopes | None = None,
 ) -> Flow:
     """The control flow graph of `graph` when it runs as `schedule` says.
 
     `pointers` are the parameters, finals and branch outputs that own no bytes; `reusable` tells which updates may
-    be written over which parameters in one round. At most `longest` points are laid out. `scopes` are those of another
-    flow of the graph. Raises Refused when some pointers cannot be.
+    be written over which parameters in one round. At most `most_added` points are added by that. `scopes` are those of
+    another flow of the graph. Raises Refused when some pointers cannot be.
     """
-    builder = _Builder(scopes or Scopes(graph), pointers, reusable, longest)
+    builder = _Builder(scopes or Scopes(graph), pointers, reusable, most_added)
     builder.start(graph)
     builder.graph(graph, schedule, ())
     if graph.updates:
@@ -86,7 +86,7 @@ class _Draft:
 
 
 class _Builder:
-    def __init__(self, scopes: Scopes, pointers: frozenset[Value], reusable: Reusable, longest: int | None) -> None:
+    def __init__(self, scopes: Scopes, pointers: frozenset[Value], reusable: Reusable, most_added: int | None) -> None:
         self.scopes = scopes
         self.points: list[_Draft] = []
         self.followers: list[list[int]] = []
@@ -102,8 +102,9 @@ class _Builder:
         self.alike: list[tuple[Value, Value]] = []
         self.windows: dict[tuple[str, Value, Value], Window] = {}
         self.pointed: dict[Value, set[Edge]] = {}
-        self.longest = longest
-        self.length = 0  # points, and what pointers may stand for, all those included that were given up
+        self.most_added = most_added
+        self.length = 0  # points, all those included that were given up
+        self.added = 0  # of these in copies of bodies but the first, and what pointers may stand for
         self.refused: list[AlsoPointer | Unrollable] = []
 
     def finished(self) -> Flow:
@@ -150,7 +151,9 @@ class _Builder:
 
     def add(self, draft: _Draft) -> int:
         """Add a point after those that are open."""
-        self.lengthen(1)
+        self.length += 1
+        if any(number for _, number in draft.copies):
+            self.lengthen(1)
         index = len(self.points)
         self.points.append(draft)
         self.followers.append([])
@@ -160,9 +163,9 @@ class _Builder:
         return index
 
     def lengthen(self, by: int) -> None:
-        """Give the outermost loop of pointers up when too much would be laid out."""
-        self.length += by
-        if self.longest is not None and self.length + self.now.steps // STEPS > self.longest:
+        """Give the outermost loop of pointers up when too much would be added."""
+        self.added += by
+        if self.most_added is not None and self.added + self.now.steps // STEPS > self.most_added:
             outermost = next((copies for copies in self.active if copies.pointing), None)
             if outermost is not None:
                 raise outermost.too_long()

@@ -30,10 +30,10 @@ MOST_LAID_OUT = 12_000
 """Points after which a program is not laid out once more, and what is too dear is given up at once."""
 
 SHORT_ENOUGH = 2048
-"""Points that may be laid out for any program; a longer one may become twice as long."""
+"""Points that unrolling may add to any program, to a longer one as many as it has."""
 
-MOST_UNROLLED = 4096
-"""Points that unrolling may add to any program."""
+MOST_ADDED = 4096
+"""But no more than this."""
 
 
 class Pointing:
@@ -53,7 +53,7 @@ class Pointing:
         outside = (*self._roles.from_outside, *graph.updated, *self._roles.outlasting_updates(graph))
         self.refused = {**known, **dict.fromkeys(outside, "")}
         self._reusable = _reusable(plain.flow, plain.ranges)
-        self._longest = _longest(plain.flow)
+        self._most_added = min(max(len(plain.flow.points), SHORT_ENOUGH), MOST_ADDED)
         self._scopes = plain.flow.unrolling.scopes
         self._tries = 0
         self._points = 0  # laid out so far, those included that were given up
@@ -71,7 +71,7 @@ class Pointing:
             return None
         for attempt in count():
             try:
-                return flow(self._graph, self._schedule, pointers, self._reusable, self._longest, self._scopes)
+                return flow(self._graph, self._schedule, pointers, self._reusable, self._most_added, self._scopes)
             except Refused as found:
                 self._points += found.points
                 halving = attempt < MOST_TRIES and self._points <= MOST_LAID_OUT
@@ -87,11 +87,6 @@ def carried_rows(graph: Graph, may_be_window: Callable[[Value, Value, int], bool
                 if kind == "row" and may_be_window(part, whole, axis):
                     ends = zip(node.parameters, node.updates, strict=True)
                     yield from (parameter for parameter, update in ends if update == part)
-
-
-def _longest(base: Flow) -> int:
-    """How many points may be laid out for a program that has so many when nothing is unrolled."""
-    return len(base.points) + min(len(base.points) + SHORT_ENOUGH, MOST_UNROLLED)
 
 
 def _reusable(base: Flow, ranges: LiveRanges) -> Reusable:

@@ -22,7 +22,8 @@ from sublet.packing.problem import Packing, Problem
 
 EFFORT = 100_000_000
 """Steps (placements or postponements) times buffers after which a search ends: a few seconds, as a step
-costs more the more buffers there are. One more piece of a life costs as much as `PIECE` buffers."""
+costs more the more buffers there are. One more piece of a life costs as much as `PIECE` buffers. Of `LARGE` problems a
+quarter of that, as a search from the ground up seldom ends there."""
 PIECE = 16
 MOST_STEPS = 1_000_000
 DECISION_EFFORT = 10_000_000
@@ -30,7 +31,7 @@ DECISION_EFFORT = 10_000_000
 LARGE = 2_000
 """From so many buffers on, packings are first repacked where they are highest."""
 REPACK_STEPS = 30_000
-REPACK_SHARE = 3
+REPACK_SHARE = 1
 """Steps of that when nobody limits them, and for each buffer: seconds, however large the problem, as each looks at a
 window."""
 MOST_OVERLAPS = 5_000_000
@@ -67,7 +68,8 @@ class Found:
 def usual_effort(problem: Problem) -> int:
     """The steps of a search that nobody limits."""
     buffers, gaps = len(problem.buffers), sum(len(buffer.gaps) for buffer in problem.buffers)
-    return min(MOST_STEPS, 1 + EFFORT // max(1, buffers + PIECE * gaps))
+    effort = EFFORT if buffers < LARGE else EFFORT // 4
+    return min(MOST_STEPS, 1 + effort // max(1, buffers + PIECE * gaps))
 
 
 def searchable(problem: Problem) -> bool:
