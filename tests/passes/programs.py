@@ -30,33 +30,36 @@ def program(seed: int, size: int = 30) -> Graph:
     return _Writer(random.Random(seed), size).root()
 
 
-def computed(graph: Graph, runs: int = 2) -> list[dict[str, Any]]:
-    """What the program computes from random inputs, run after run, by the reference, planned and checked."""
+def computed(graph: Graph, runs: int = 2, largest: int = 3) -> list[dict[str, Any]]:
+    """What the program computes from random inputs, run after run, by the reference, planned and checked.
+
+    Integers are at least -1 and at most `largest`.
+    """
     rng = np.random.default_rng(0)
     weights = {}
     for value in graph.weights:
         if value.literal is None:
             weights[value.name] = rng.uniform(-1, 1, spec_of(value).shape).astype(NUMPY[spec_of(value).dtype])
     executable = sublet.compile(graph, backend="reference", weights=weights)
-    return [dict(executable(_inputs(graph, rng))) for _ in range(runs)]
+    return [dict(executable(_inputs(graph, rng, largest))) for _ in range(runs)]
 
 
-def _inputs(graph: Graph, rng: np.random.Generator) -> dict[str, Any]:
+def _inputs(graph: Graph, rng: np.random.Generator, largest: int) -> dict[str, Any]:
     inputs = {}
     for value in graph.inputs:
         spec = spec_of(value)
-        whole = rng.integers(-1, 4, spec.shape) if spec.dtype is DType.I64 else rng.uniform(-2, 2, spec.shape)
+        whole = rng.integers(-1, largest + 1, spec.shape) if spec.dtype is DType.I64 else rng.uniform(-2, 2, spec.shape)
         inputs[value.name] = np.asarray(whole, NUMPY[spec.dtype])
     return inputs
 
 
-def same(before: Graph, *after: Graph, runs: int = 3, tolerance: float = 0.0) -> None:
+def same(before: Graph, *after: Graph, runs: int = 3, tolerance: float = 0.0, largest: int = 3) -> None:
     """Assert that all compute the same results under the same names."""
-    expected = computed(before, runs)
+    expected = computed(before, runs, largest)
     for graph in after:
         assert [value.name for value in before.outputs] == [value.name for value in graph.outputs]
         assert before.inputs == graph.inputs
-        for right, found in zip(expected, computed(graph, runs), strict=True):
+        for right, found in zip(expected, computed(graph, runs, largest), strict=True):
             for name, array in right.items():
                 np.testing.assert_allclose(found[name], array, rtol=tolerance, atol=tolerance, err_msg=name)
 

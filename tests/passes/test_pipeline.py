@@ -94,7 +94,7 @@ def test_a_branch_in_no_more_than_320_bytes() -> None:
     changed = simplify(graph)
     assert [node.op for node in changed.walk()] == ["case", "nn.add", "nn.mul", "nn.sub", "nn.mul", "nn.neg"]
     assert sublet.plan_memory(changed).arena_bytes <= 320
-    same(graph, changed, tolerance=1e-6)
+    same(graph, changed, tolerance=1e-6, largest=1)
 
 
 LOOP = """
@@ -119,4 +119,4 @@ def test_a_loop_in_no_more_than_256_bytes() -> None:
     changed = simplify(graph)
     assert [node.op for node in changed.walk()] == ["while", "nn.less", "nn.mul", "nn.add"]
     assert sublet.plan_memory(changed).arena_bytes <= 320
-    same(graph, changed, tolerance=1e-6)
+    same(graph, changed, tolerance=1e-6, largest=1)

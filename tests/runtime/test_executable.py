@@ -231,7 +231,7 @@ def test_what_libraries_take_is_measured(keep: int, take: int) -> None:
     assert found.held_bytes is not None
     assert found.peak_bytes is not None
     assert found.total_bytes == found.held_bytes + found.peak_bytes
-    assert keep <= found.held_bytes < keep + MIB
+    assert abs(found.held_bytes - keep) < MIB, "what others free meanwhile counts too"
     assert abs(found.peak_bytes - take) < 3 * MIB, "resident memory comes and goes in pages of other things, too"
     executable.measured(x=X)
     assert executable.memory.allocated.held_bytes == found.held_bytes
