@@ -1,9 +1,21 @@
 """The replay: runs the schedule over abstract memory and looks at every byte that is read.
 
-A branch runs every arm from the same state, and goes on with what all of them leave. A loop runs its body until the
-states at its head are what both the entry and the back edges agree on, for each copy of its body that the plan
-has; what is wrong is reported from the last time only. A loop in a loop goes on from the heads it came to in the
-round before. So a node is run at most a few times for each loop around it, and each of its copies.
+Lattice. A `State` says of all runs that come to a point: for each byte of each storage the content that lies there, or
+nothing; for each pointer its targets, each with the bytes there that are not the pointer's own. One state is below
+another if it says less of the bytes or knows more targets. Two states meet (`State.met`) in what holds of both: a byte
+keeps the content that both say, a pointer has the targets of either.
+
+Transfer, from the state before a point to that after it:
+
+    node      every operand's bytes are looked at; then every output's are written, and belong to nobody else
+    edge      all sources of its moves are looked at; then all destinations are written, and pointers stand for theirs
+    branch    each arm from the same state; the meet of their ends
+    loop      for each copy of its body a head: the meet of the entry, if it leads there, and of every end that may be
+              followed by this copy. Rounds of a copy whose head changed are run again until none does: heads only
+              sink, and are finite. After the loop: the meet of all exits
+
+What is wrong is reported from the last time only. A loop in a loop goes on from the heads it came to in the round
+before. So a node is run at most a few times for each loop around it, and each of its copies.
 
 Invariant: the memory at the head of a round holds no token of the body, see `state`. Parameters with bytes of their
 own are written anew by entry and back edge, so their regions hold them.
