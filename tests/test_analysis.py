@@ -1,0 +1,103 @@
+"""Small records of the analysis, each by itself: what a whole plan shows only where several come together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sublet.analysis.flow_builder import flow
+from sublet.analysis.groups import Group, Member, union
+from sublet.analysis.instances import Instances, never
+from sublet.analysis.windows import Window
+from sublet.ir.graph import Graph, Value, While
+from sublet.ir.text import parse
+from sublet.plan.schedule import serial
+from sublet.tensor import DType, TensorSpec
+from tests import dialect  # noqa: F401  (registers the test dialect)
+
+SWAP = """
+graph @swap(%a: f32[2], %b: f32[2]) {
+  weights %limit: i64[] = [5]
+  %u: f32[2], %v: f32[2] = while(%i: i64[]; %x: f32[2] = %a, %y: f32[2] = %b; ) body @round {
+    %c: bool[] = test.below(%i, %limit)
+    continue if %c
+    %t: f32[2] = test.matmul(%x)
+    next %y, %t;
+  }
+  return %u, %v
+}
+"""
+
+
+def value(name: str, extent: int = 4) -> Value:
+    return Value(name, TensorSpec(DType.F32, (extent,)))
+
+
+@pytest.mark.parametrize(
+    ("pieces", "held"),
+    [
+        (((3, 5),), True),
+        (((3, 6),), False),
+        (((2, 5),), False),
+        (((3, 5), (9, 12)), True),
+        (((3, 12),), False),
+        ((), True),
+    ],
+)
+def test_a_window_holds_what_lives_within_one_round(pieces: tuple[tuple[int, int], ...], held: bool) -> None:
+    (loop,) = (node for node in parse(SWAP).walk() if isinstance(node, While))
+    window = Window("row", loop, value("row"), value("whole", 8), 0, False, ((2, 5), (8, 12)))
+    assert window.holds(pieces) is held
+
+
+def test_an_operand_that_may_be_several_is_the_pointer_that_was_them_first() -> None:
+    now = Instances(frozenset(), never)
+    a, b, p, q = (value(name) for name in "abpq")
+    now.let(p, (a, b))
+    now.let(q, (a, b))
+    assert now.operand(q) == now.operand(p) == p
+    now.let(q, (b,))
+    assert now.operand(q) == b
+    assert now.operands([p, None, q]) == ((a, b, b), (p, None, b), ((p, (a, b)),))
+
+
+def test_the_bytes_of_groups_and_of_two_together() -> None:
+    def group(name: str, low: int, high: int) -> Group:
+        return Group({}, value(name), low, high, ((0, 2),))
+
+    a, b = group("a", 0, 16), group("b", 8, 24)
+    assert (a.nbytes, b.nbytes) == (16, 16)
+    together = union(a, b, shift=-4)
+    assert (together.low, together.high, together.nbytes) == (0, 20, 20)
+
+
+def test_members_are_found_by_the_bytes_and_the_time_that_they_share() -> None:
+    """More members than are looked at one by one."""
+    group = Group({}, value("m0", 4), 0, 1600, ((0, 400),))
+    for i in range(100):
+        group.put(Member(value(f"m{i}"), 16 * i), ((6 * i + 1, 6 * i + 3),))
+    for i in (0, 50, 99):
+        beside = {member.value.name for member in group.beside(16 * i, 16, ((6 * i, 6 * i + 4),))}
+        assert beside == {f"m{i}"}
+        assert not list(group.beside(16 * i, 16, ((6 * i + 200, 6 * i + 204),)))
+
+
+def with_scratch(graph: Graph) -> Graph:
+    """The graph with scratch memory for the node that makes %t."""
+    (loop,) = (node for node in graph.nodes if isinstance(node, While))
+    nodes = tuple(replace(n, scratch=value("room")) if n.name == "t" else n for n in loop.body.nodes)
+    return replace(graph, nodes=(replace(loop, body=replace(loop.body, nodes=nodes)),))
+
+
+def test_scratch_memory_is_another_instance_in_every_copy_of_a_body() -> None:
+    graph = with_scratch(parse(SWAP))
+    (loop,) = (node for node in graph.nodes if isinstance(node, While))
+    pointers = frozenset(v for v in (*loop.parameters, *loop.finals) if v is not None)
+    laid_out = flow(graph, serial(graph), pointers)
+    rooms = [point.node.scratch for point in laid_out.points if point.node and point.node.scratch]
+    assert len(rooms) > 1
+    assert len(set(rooms)) == len(rooms)
+    for point in laid_out.points:
+        if point.node and point.node.scratch:
+            assert point.node.scratch in point.defs
