@@ -3,7 +3,7 @@
     SubletError                  base: catch this to catch them all
     ├── MissingExtraError        an optional dependency is not installed
     ├── ModelError               a model file is malformed, unreadable or unsafe
-    ├── GraphError               a graph breaks a rule of `ir.verify`; carries all findings
+    ├── GraphError               a graph breaks a rule of `ops.verify`; carries all findings
     ├── SpecError                values of such shapes or types cannot be given to an op
     ├── GradientError            something has no gradient
     ├── TextError                the text form of a graph does not parse; carries the line
@@ -95,7 +95,7 @@ class FindingsError(SubletError):
 
 
 class GraphError(FindingsError):
-    """A graph is not legal; see the numbered rules in `sublet.ir.verify`."""
+    """A graph is not legal; see the numbered rules in `sublet.ops.verify`."""
 
     headline = "rule(s) of a legal graph broken"
 

@@ -14,7 +14,7 @@ plan, and works out for itself which bytes every step reads and writes.
     check_races     steps that nothing orders do not touch the same bytes
     check_claims    what the plan says besides: lives, sums, peak, moves, sharing, the lower bound
 
-The graph must be legal (`ir.verify`) and the plan made for it: comparing fingerprints is the
+The graph must be legal (`ops.verify`) and the plan made for it: comparing fingerprints is the
 caller's business.
 """
 

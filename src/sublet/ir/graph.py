@@ -5,7 +5,7 @@ sub-graphs; a sub-graph may read any value of the graphs around it (it *captures
 All records are frozen: a pass builds a new graph.
 
 Invariant: value names and node names are unique in the whole program, sub-graphs included, so a
-name identifies a value everywhere. `ir.verify` lists everything else a legal graph satisfies.
+name identifies a value everywhere. `ops.verify` lists everything else a legal graph satisfies.
 """
 
 from __future__ import annotations
