@@ -88,7 +88,7 @@ Found = Iterator[tuple[Edge, Value, Value, int, str]]
 def _carried(layout: Layout, assigned: Assigned, bound: Collection[Value], options: Options) -> Found:
     """Carried values and results of branches that do not lie where they are needed."""
     instances = layout.flow.unrolling.instances
-    for point, source, to in layout.copies:
+    for point, source, to in layout.copied:
         # a pointer that may be one of several stays itself
         start, end = (instances[value].base if value in instances else value for value in (source, to))
         if not options.share:

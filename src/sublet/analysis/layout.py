@@ -8,7 +8,7 @@ from functools import cached_property
 
 from sublet.analysis.flow import Flow, Point
 from sublet.analysis.liveness import LiveRanges
-from sublet.analysis.sharing import SharedBuffer, copied
+from sublet.analysis.sharing import SharedBuffer, copying
 from sublet.ir.graph import Value
 
 
@@ -25,15 +25,15 @@ class Layout:
     refused: Mapping[Value, str] = field(default_factory=dict)
 
     @cached_property
-    def copies(self) -> tuple[tuple[Point, Value, Value], ...]:
+    def copied(self) -> tuple[tuple[Point, Value, Value], ...]:
         """The moves that copy bytes all the same: (point, source, destination)."""
-        return tuple(copied(self.flow, self.buffers))
+        return tuple(copying(self.flow, self.buffers))
 
     @cached_property
     def moved(self) -> int:
         """The bytes that are copied, each move of the program counted once; slices and rows too."""
         bases = self.flow.unrolling.instances
-        once = {(point.kind, bases[to].base): to.nbytes for point, _, to in self.copies}
+        once = {(point.kind, bases[to].base): to.nbytes for point, _, to in self.copied}
         return sum(once.values()) + sum(self.copied_windows.values())
 
     @cached_property

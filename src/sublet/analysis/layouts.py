@@ -81,7 +81,7 @@ class Layouts:
 
     def _pointing(self, known: Mapping[Value, str], carried: frozenset[Value]) -> Layout:
         """The best layout with what is copied as pointers, and with the `carried` parameters."""
-        if not self.plain.copies and not carried:
+        if not self.plain.copied and not carried:
             return self.plain
         pointing = Pointing(self._graph, self._schedule, self.plain, known, carried)
         current, tried = self.plain, [] if carried else [self.plain]

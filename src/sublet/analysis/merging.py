@@ -51,7 +51,7 @@ class Merger:
     offsets: dict[Value, int]
     curve: NDArray[np.int64]
     permitted: Permitted
-    copies: Mapping[tuple[Value, Value], tuple[Copy, ...]]
+    made_by_copies: Mapping[tuple[Value, Value], tuple[Copy, ...]]
     ways: Mapping[Value, Way]
     pointed: frozenset[Value]
     rewritten: Mapping[Value, tuple[int, ...]]  # the points that write a value, where there are several
@@ -207,7 +207,7 @@ class Merger:
         """Whether the node that makes `output` of `operand` copies anything onto the operand's bytes."""
         start = self._place(output, shift)
         begin = self._place(operand, shift) - start
-        copies = self.copies.get((operand, output), ())
+        copies = self.made_by_copies.get((operand, output), ())
         first = bisect_right(copies, begin, key=lambda copy: copy.end)
         last = bisect_left(copies, begin + operand.nbytes, key=lambda copy: copy.begin)
         return any(not self._stays(copy, start, shift) for copy in copies[first:last])

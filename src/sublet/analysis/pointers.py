@@ -65,7 +65,7 @@ class Pointing:
             return None
         self._tries += 1
         roles, bases = self._roles, current.flow.unrolling.instances
-        wanted = {roles.pointer(point, bases[to].base) for point, _, to in current.copies}
+        wanted = {roles.pointer(point, bases[to].base) for point, _, to in current.copied}
         pointers = roles.with_finals({*current.flow.unrolling.pointers, *wanted, *self._wanted}, self.refused)
         if pointers == current.flow.unrolling.pointers:
             return None

@@ -94,7 +94,7 @@ def share(
     return _finish(merger)
 
 
-def copied(flow: Flow, buffers: tuple[SharedBuffer, ...]) -> list[tuple[Point, Value, Value]]:
+def copying(flow: Flow, buffers: tuple[SharedBuffer, ...]) -> list[tuple[Point, Value, Value]]:
     """The control flow moves that copy bytes: (point, source, destination) whose places differ."""
     places = {member.value: (i, member.offset) for i, buffer in enumerate(buffers) for member in buffer.members}
     return [
@@ -128,7 +128,7 @@ def _start(
         offsets=dict.fromkeys(groups, 0),
         curve=curve,
         permitted=permitted(flow),
-        copies=_copies(flow),
+        made_by_copies=_copies(flow),
         ways=flow.unrolling.ways,
         pointed=frozenset(flow.unrolling.pointed),
         rewritten=_rewritten(flow),

@@ -15,10 +15,10 @@ from itertools import pairwise
 
 from sublet.checker.blocks import blocks, check_apart, check_groups
 from sublet.checker.bound import Standing, check_bound
-from sublet.checker.copies import check_moves, check_targets
 from sublet.checker.heads import asked, check_heads
 from sublet.checker.kinship import ties
 from sublet.checker.lives import Ranges, conceivable, needed, union, within, written
+from sublet.checker.moves import check_moves, check_targets
 from sublet.checker.timeline import TooLongError, timeline
 from sublet.checker.walk import Places, TooManyStatesError, Walk
 from sublet.errors import Finding
