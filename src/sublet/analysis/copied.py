@@ -101,9 +101,8 @@ def _carried(layout: Layout, assigned: Assigned, bound: Collection[Value], optio
             why = f"%{end.name} may also be a value that has no place in the plan"
         else:
             why = layout.refused.get(end) or "what it would stand for changes while it is needed"
-        if start in layout.flow.unrolling.pointers and start not in assigned.get(
-            end, (start,)
-        ):  # an update has one source
+        declared = assigned.get(end, (start,))  # an update has one source
+        if start in layout.flow.unrolling.pointers and start not in declared:
             start = _assigner(point, start, end, assigned)
         yield point.planned.edge, start, end, to.nbytes, why
 
@@ -145,13 +144,12 @@ def _of_update(layout: Layout, source: Value, target: Value) -> str:
 
 def _sliced(graph: Graph, layout: Layout, options: Options) -> Found:
     """Slices of sequences, and rows of stacked outputs, that do not lie in them in every copy of the body."""
-    laid = {(buffer.window.value, buffer.window.whole) for buffer in layout.buffers if buffer.window}
     told: dict[tuple[str, str, Value, Value], bool] = {}
     instances = layout.flow.unrolling.instances
     for window in layout.flow.unrolling.windows:
         part, whole = (instances[value].base for value in (window.value, window.whole))
         key = (window.loop.name, window.kind, part, whole)
-        told[key] = told.get(key, True) and (window.value, window.whole) in laid
+        told[key] = told.get(key, True) and (window.value, window.whole) in layout.laid
     for node in _loops(graph):
         for kind, part, whole, axis, _ in steps(node):
             key = (node.name, kind, part, whole)

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from sublet.analysis.flow import Flow, Point
 from sublet.analysis.liveness import LiveRanges
-from sublet.analysis.sharing import SharedBuffer, copying
+from sublet.analysis.sharing import SharedBuffer
 from sublet.ir.graph import Value
 
 
@@ -16,18 +16,15 @@ from sublet.ir.graph import Value
 class Layout:
     """A flow with its lives and buffers.
 
+    copied   the moves that copy bytes all the same: (point, source, destination)
     refused  what could not be a pointer, and why as far as that was looked for
     """
 
     flow: Flow
     ranges: LiveRanges
     buffers: tuple[SharedBuffer, ...]
+    copied: tuple[tuple[Point, Value, Value], ...]
     refused: Mapping[Value, str] = field(default_factory=dict)
-
-    @cached_property
-    def copied(self) -> tuple[tuple[Point, Value, Value], ...]:
-        """The moves that copy bytes all the same: (point, source, destination)."""
-        return tuple(copying(self.flow, self.buffers))
 
     @cached_property
     def moved(self) -> int:
@@ -37,12 +34,16 @@ class Layout:
         return sum(once.values()) + sum(self.copied_windows.values())
 
     @cached_property
+    def laid(self) -> frozenset[tuple[Value, Value]]:
+        """The slices and rows that are bytes of their wholes: (slice or row, whole)."""
+        return frozenset((buffer.window.value, buffer.window.whole) for buffer in self.buffers if buffer.window)
+
+    @cached_property
     def copied_windows(self) -> Mapping[tuple[str, Value, Value], int]:
         """The bytes of each slice and row that could be bytes of a whole, and is not."""
-        laid = {(buffer.window.value, buffer.window.whole) for buffer in self.buffers if buffer.window}
         base = self.flow.unrolling.instances
         return {
             (window.kind, base[window.value].base, base[window.whole].base): window.value.nbytes
             for window in self.flow.unrolling.windows
-            if (window.value, window.whole) not in laid
+            if (window.value, window.whole) not in self.laid
         }

@@ -9,12 +9,13 @@ from functools import cached_property
 from sublet.analysis.exchange import cycles
 from sublet.analysis.flow import Flow
 from sublet.analysis.flow_builder import flow
+from sublet.analysis.instances import Reusable
 from sublet.analysis.interference import MAX_BUFFERS
 from sublet.analysis.layout import Layout
 from sublet.analysis.liveness import LiveRanges, liveness
 from sublet.analysis.options import Options
-from sublet.analysis.pointers import Pointing, carried_rows
-from sublet.analysis.sharing import share
+from sublet.analysis.pointers import Pointing, carried_rows, reusable_in
+from sublet.analysis.sharing import copying, share
 from sublet.analysis.windows import obstacle
 from sublet.ir.graph import Graph, Value
 from sublet.plan import Storage, bound_to
@@ -57,12 +58,16 @@ class Layouts:
             merging=self.options.share,
             smallest=self.options.smallest,
         )
-        return Layout(timeline, ranges, buffers)
+        return Layout(timeline, ranges, buffers, tuple(copying(timeline, buffers)))
 
     @cached_property
     def plain(self) -> Layout:
         """The layout without pointers; without sharing every value has bytes of its own."""
         return self.of(flow(self._graph, self._schedule))
+
+    @cached_property
+    def _reusable(self) -> Reusable:
+        return reusable_in(self.plain)
 
     def settled(self, copied: Collection[Value] = ()) -> Layout:
         """The layout that copies the fewest bytes, in which the `copied` values are no pointers.
@@ -83,7 +88,7 @@ class Layouts:
         """The best layout with what is copied as pointers, and with the `carried` parameters."""
         if not self.plain.copied and not carried:
             return self.plain
-        pointing = Pointing(self._graph, self._schedule, self.plain, known, carried)
+        pointing = Pointing(self._graph, self._schedule, self.plain, self._reusable, known, carried)
         current, tried = self.plain, [] if carried else [self.plain]
         while (timeline := pointing.flow(current)) is not None:
             current = self.of(timeline)

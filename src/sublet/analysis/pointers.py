@@ -15,7 +15,6 @@ from sublet.analysis.flow import Flow, Point
 from sublet.analysis.flow_builder import flow
 from sublet.analysis.instances import AlsoPointer, Refused, Reusable
 from sublet.analysis.layout import Layout
-from sublet.analysis.liveness import LiveRanges
 from sublet.analysis.merging import take_turns
 from sublet.analysis.order import Concurrency
 from sublet.analysis.sharing import permitted
@@ -39,12 +38,18 @@ MOST_ADDED = 4096
 class Pointing:
     """Chooses the pointers for one layout after another, each from what the one before still copies.
 
-    `plain` is the layout without pointers. The `known` values can be none, and why. The `wanted` parameters are, as
-    far as can be, whether they are copied or not.
+    `plain` is the layout without pointers, `reusable` what may be written over what in it. The `known` values can be
+    none, and why. The `wanted` parameters are, as far as can be, whether they are copied or not.
     """
 
     def __init__(
-        self, graph: Graph, schedule: Schedule, plain: Layout, known: Mapping[Value, str], wanted: Collection[Value]
+        self,
+        graph: Graph,
+        schedule: Schedule,
+        plain: Layout,
+        reusable: Reusable,
+        known: Mapping[Value, str],
+        wanted: Collection[Value],
     ) -> None:
         self._graph = graph
         self._schedule = schedule
@@ -52,7 +57,7 @@ class Pointing:
         self._roles = _Roles(graph)
         outside = (*self._roles.from_outside, *graph.updated, *self._roles.outlasting_updates(graph))
         self.refused = {**known, **dict.fromkeys(outside, "")}
-        self._reusable = _reusable(plain.flow, plain.ranges)
+        self._reusable = reusable
         self._most_added = min(max(len(plain.flow.points), SHORT_ENOUGH), MOST_ADDED)
         self._scopes = plain.flow.unrolling.scopes
         self._tries = 0
@@ -89,11 +94,12 @@ def carried_rows(graph: Graph, may_be_window: Callable[[Value, Value, int], bool
                     yield from (parameter for parameter, update in ends if update == part)
 
 
-def _reusable(base: Flow, ranges: LiveRanges) -> Reusable:
+def reusable_in(plain: Layout) -> Reusable:
     """Which value may be written over which in one round, as lives and streams in the layout without pointers tell.
 
     A move to a pointer writes nothing, so there a value may end that another begins.
     """
+    base, ranges = plain.flow, plain.ranges
     ends = {(t, s, d) for t, point in enumerate(base.points) for s, _ in point.moves for _, d in point.moves}
     allowed, concurrency = permitted(base) | ends, Concurrency(base)
     views: dict[Value, list[Value]] = {}

@@ -63,7 +63,7 @@ def check_claims(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> Claims:
         found.findings.append(Finding("false-points", "the plan", "lists other points than the program has"))
         return found
     try:
-        walk = Walk(points, places, asked(points, plan))
+        walk = Walk(points, places, asked(points, places, plan))
     except TooManyStatesError:
         why = "pointers can be in too many states"
         found.unproven.update(dict.fromkeys(("live", "buffers", "lower_bound_bytes", "moves", "rolled"), why))

@@ -73,29 +73,28 @@ def elsewhere(node: While, told: Sequence[Mapping[str, Region]], heads: Mapping[
                 yield Finding("false-heads", f"loop {node.name}", what)
 
 
-def asked(timeline: Timeline, plan: MemoryPlan) -> dict[int, frozenset[Name]]:
+def asked(timeline: Timeline, places: Places, plan: MemoryPlan) -> dict[int, frozenset[Name]]:
     """For each point where a copy of a body begins the pointers that the plan tells of."""
     return {
         point: frozenset(("pointer", name) for name, number in heads.items() if number != OPEN)
-        for point, heads in _begun(timeline, plan)
+        for point, heads in _begun(timeline, places, plan)
     }
 
 
-def _begun(timeline: Timeline, plan: MemoryPlan) -> Iterator[tuple[int, Mapping[str, int]]]:
+def _begun(timeline: Timeline, places: Places, plan: MemoryPlan) -> Iterator[tuple[int, Mapping[str, int]]]:
     """The points where copies of bodies begin, with the numbers of the placements that pointers stand for there."""
     records = {(record.loop, record.within): record for record in plan.rolled}
-    pointers = Places(plan).pointers
     for point, moment in enumerate(timeline.moments):
         if moment.kind == "round" and isinstance(moment.node, While) and moment.context:
             record = records.get((moment.node.name, moment.context[:-1]))
             if record is not None:
-                names = [value.name for value in _own(moment.node, pointers)]
+                names = [value.name for value in _own(moment.node, places.pointers)]
                 yield point, dict(zip(names, record.heads[moment.context[-1][1]], strict=True))
 
 
 def check_heads(plan: MemoryPlan, walk: Walk) -> Iterator[Finding]:
     """Every pointer stands for the very placement that the plan names, in all states in which its copy begins."""
-    begun = dict(_begun(walk.timeline, plan))
+    begun = dict(_begun(walk.timeline, walk.places, plan))
     for visit in walk.visits:
         for name, number in begun.get(visit.point, {}).items():
             if number != OPEN and visit.state.get(("pointer", name)) != number:

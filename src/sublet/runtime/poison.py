@@ -20,7 +20,7 @@ from sublet.base.ranges import merge
 from sublet.errors import RunError
 from sublet.ir.graph import Value
 from sublet.ops.op import lookup
-from sublet.plan import ARENA, RUN, Context, MemoryPlan, Placement, bound_to
+from sublet.plan import ARENA, RUN, Context, MemoryPlan, Placement, Region, bound_to
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Call
 from sublet.runtime.memory import aligned_bytes
@@ -127,7 +127,7 @@ class _UsedBytes:
         self._executable = executable
         self._begins = begins
         self.points = executable.moments
-        regions = [self._range(place) for place in executable.plan.placements]
+        regions = [self._range(place.region) for place in executable.plan.placements]
         placed = [(place, found) for place, found in zip(executable.plan.placements, regions, strict=True) if found]
         lasting = {value.name for value in executable.graph.constants}
         fixed = [found for place, found in placed if place.value in lasting]
@@ -143,10 +143,9 @@ class _UsedBytes:
                 if not here or place.value in reads:
                     self._before[index].append(found)
 
-    def _range(self, place: Placement) -> Range | None:
-        """The bytes of a placement in the block, in the first round where it moves; None elsewhere."""
-        region = place.region
-        if region.storage not in self._begins or not region.nbytes:
+    def _range(self, region: Region | None) -> Range | None:
+        """The bytes of a region in the block; None for one that is elsewhere, or has none."""
+        if region is None or region.storage not in self._begins or not region.nbytes:
             return None
         begin = self._begins[region.storage] + region.offset
         return (begin, begin + region.nbytes)
@@ -182,11 +181,7 @@ class _UsedBytes:
 
     def _now(self, value: Value, copies: Context) -> Range | None:
         """Where a value lies in the block in this round."""
-        region = self._executable.region_of(value, copies) if value.plannable else None
-        if region is None or region.storage not in self._begins:
-            return None
-        begin = self._begins[region.storage] + region.offset
-        return (begin, begin + region.nbytes)
+        return self._range(self._executable.region_of(value, copies)) if value.plannable else None
 
 
 def _touched(points: Iterable[Moment], plan: MemoryPlan) -> Iterator[tuple[set[str], set[str]]]:
