@@ -22,8 +22,13 @@ from sublet.ir.graph import CaseOf, Graph, Value, While
 from sublet.ir.walk import assignments, steps
 from sublet.plan.schedule import Schedule
 
+TOO_LONG = "the program is too long to be laid out with pointers"
+
 MOST_TRIES = 8
 """So often is a program laid out with more pointers; what is still copied then is copied."""
+
+MOST_POINTED = 5_000
+"""A program of more points is laid out once, without pointers, so that planning it takes seconds."""
 
 MOST_LAID_OUT = 12_000
 """Points after which a program is not laid out once more, and what is too dear is given up at once."""
@@ -57,6 +62,10 @@ class Pointing:
         self._roles = _Roles(graph)
         outside = (*self._roles.from_outside, *graph.updated, *self._roles.outlasting_updates(graph))
         self.refused = {**known, **dict.fromkeys(outside, "")}
+        self._too_long = len(plain.flow.points) > MOST_POINTED
+        if self._too_long:
+            bases = plain.flow.unrolling.instances
+            self.refused = {**dict.fromkeys((bases[to].base for _, _, to in plain.copied), TOO_LONG), **self.refused}
         self._reusable = reusable
         self._most_added = min(max(len(plain.flow.points), SHORT_ENOUGH), MOST_ADDED)
         self._scopes = plain.flow.unrolling.scopes
@@ -66,7 +75,7 @@ class Pointing:
     def flow(self, current: Layout) -> Flow | None:
         """A flow with more pointers than the `current` layout has; None when that would not help, or take too long."""
         self._points += len(current.flow.points)
-        if self._tries == MOST_TRIES or (self._tries and self._points > MOST_LAID_OUT):
+        if self._too_long or self._tries == MOST_TRIES or (self._tries and self._points > MOST_LAID_OUT):
             return None
         self._tries += 1
         roles, bases = self._roles, current.flow.unrolling.instances
