@@ -1,0 +1,1 @@
+"""Programs of Paddle: read, planned, rewritten; their kernels stay Paddle's."""
