@@ -1,0 +1,182 @@
+"""A Paddle program as records: blocks with variables and operators, of any version, read or made anew.
+
+A record that was read keeps the bytes it came from (`origin`). What `dataclasses.replace` leaves alone is written
+back as those bytes, unknown fields and their order included; see `encoding.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sublet.errors import ModelError
+from sublet.tensor import DType
+
+TENSOR, ROWS, ARRAY, SCOPES, TABLE = "DENSE_TENSOR", "SELECTED_ROWS", "TENSOR_ARRAY", "STEP_SCOPES", "RANK_TABLE"
+EMPTY = "@EMPTY@"
+"""The name Paddle gives to what is not there."""
+
+AttrValue = (
+    bool | int | float | complex | str | tuple[bool, ...] | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
+    | tuple[bool | int | float | complex, ...]
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The bytes a record was read from, and the record they meant."""
+
+    raw: bytes
+    record: Attr | Op | Var | Block | Program
+
+
+@dataclass(frozen=True, slots=True)
+class Attr:
+    """An attribute: `kind` is Paddle's name of its type ("INTS"); BLOCK and BLOCKS hold indices of blocks."""
+
+    kind: str
+    value: AttrValue
+    origin: Origin | None = field(default=None, compare=False, repr=False)
+    name: str = field(default="", compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Var:
+    """A variable: `kind` is Paddle's name ("DENSE_TENSOR" for what older versions call LOD_TENSOR, "STEP_SCOPES", ...).
+
+    `dtype` is None for what has none; an open extent in `dims` is -1.
+    """
+
+    name: str
+    kind: str
+    dtype: DType | None
+    dims: tuple[int, ...]
+    lod_level: int
+    persistable: bool
+    parameter: bool
+    stop_gradient: bool
+    origin: Origin | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """An operator: names of variables by slot."""
+
+    type: str
+    inputs: Mapping[str, tuple[str, ...]]
+    outputs: Mapping[str, tuple[str, ...]]
+    attrs: Mapping[str, Attr]
+    origin: Origin | None = field(default=None, compare=False, repr=False)
+
+    def block(self, name: str = "sub_block") -> int | None:
+        """The index of the block in an attribute."""
+        attr = self.attrs.get(name)
+        return attr.value if attr and attr.kind == "BLOCK" and isinstance(attr.value, int) else None
+
+    def input(self, slot: str) -> str | None:
+        """The first name in a slot, if there is one."""
+        return next(iter(self.inputs.get(slot, ())), None)
+
+    def output(self, slot: str) -> str | None:
+        return next(iter(self.outputs.get(slot, ())), None)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Every name in an input slot, in order."""
+        return tuple(name for names in self.inputs.values() for name in names)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return tuple(name for names in self.outputs.values() for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block: `parent` is the block whose variables it sees too, `forward` the one it is the gradient of; else -1."""
+
+    index: int
+    parent: int
+    forward: int
+    vars: Mapping[str, Var]
+    ops: tuple[Op, ...]
+    origin: Origin | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program: block 0 is where it starts. `version` is that of Paddle (3000000 is 3.0.0); 0 where it is not told."""
+
+    blocks: tuple[Block, ...]
+    version: int = 0
+    origin: Origin | None = field(default=None, compare=False, repr=False)
+
+    def home(self, block: int, name: str) -> int | None:
+        """The innermost of a block and its parents that declares a variable."""
+        while block >= 0:
+            if name in self.blocks[block].vars:
+                return block
+            block = self.blocks[block].parent
+        return None
+
+    def var(self, block: int, name: str) -> Var | None:
+        """What a name means in a block: its own variable, or that of the nearest parent."""
+        home = self.home(block, name)
+        return None if home is None else self.blocks[home].vars[name]
+
+
+def new_var(
+    name: str,
+    dtype: DType | None,
+    dims: Iterable[int] = (),
+    *,
+    kind: str = TENSOR,
+    lod_level: int = 0,
+    persistable: bool = False,
+    parameter: bool = False,
+    stop_gradient: bool = False,
+) -> Var:
+    """A variable that no file has."""
+    return Var(name, kind, dtype, tuple(dims), lod_level, persistable, parameter, stop_gradient)
+
+
+def new_op(
+    type: str,
+    inputs: Mapping[str, Sequence[str]],
+    outputs: Mapping[str, Sequence[str]],
+    attrs: Mapping[str, Attr | AttrValue | Sequence[int] | Sequence[float] | Sequence[str]] | None = None,
+) -> Op:
+    """An operator that no file has. An attribute is of the plainest kind for its value, or an `Attr`."""
+    given = {name: value if isinstance(value, Attr) else attr_of(value) for name, value in (attrs or {}).items()}
+    slots = [{slot: tuple(names) for slot, names in side.items()} for side in (inputs, outputs)]
+    return Op(type, slots[0], slots[1], given)
+
+
+def attr_of(value: object) -> Attr:
+    """An attribute of the plainest kind that holds a value. Raises ModelError when there is none."""
+    for type_, kind in ((bool, "BOOLEAN"), (int, "INT"), (float, "FLOAT"), (str, "STRING")):
+        if isinstance(value, type_):
+            return Attr(kind, value)
+        if isinstance(value, list | tuple) and value and all(isinstance(element, type_) for element in value):
+            return Attr(f"{kind}S", tuple(value))
+    if isinstance(value, list | tuple) and not value:
+        return Attr("INTS", ())
+    raise ModelError(f"{value!r:.80} is no attribute of a Paddle operator: give Attr(kind, value)")
+
+
+def checked(program: Program, where: str) -> Program:
+    """The program, if its blocks form a tree and name blocks that are there. Raises ModelError else."""
+    if not program.blocks:
+        raise ModelError(f"{where}: a program without blocks (is it a Paddle program? An empty file reads so)")
+    for index, block in enumerate(program.blocks):
+        if block.index != index:
+            raise ModelError(f"{where}: block {index} says that it is block {block.index}")
+        if not (block.parent == -1 if index == 0 else 0 <= block.parent < index):
+            raise ModelError(f"{where}: block {index} cannot lie in block {block.parent}")
+        for position, op in enumerate(block.ops):
+            named = [attr.value for attr in op.attrs.values() if attr.kind == "BLOCK"]
+            wrong = [inner for inner in named if not isinstance(inner, int) or not index < inner < len(program.blocks)]
+            if wrong:
+                raise ModelError(
+                    f"{where}: block {index}, operator {position} ({op.type!r:.80}) cannot own block {wrong[0]}"
+                )
+    return program
