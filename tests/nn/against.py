@@ -13,11 +13,10 @@ from sublet.errors import SpecError
 from sublet.ir.graph import Graph, Value
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn import COMMANDS
-from sublet.ops.nn.command import Example
 from sublet.passes.autodiff import backward, differentiable
 from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch.backend import Torch
-from tests.nn.examples import Array, case_of, spec_of_text
+from tests.nn.examples import Array, Example, case_of, spec_of_text
 from tests.nn.test_registry import computed
 
 

@@ -1,22 +1,61 @@
-"""Turns the examples of a command into graphs and arrays."""
+"""Uses of every command, from `examples.txt`, as graphs and arrays."""
 
 from __future__ import annotations
 
+import ast
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sublet.ir.graph import Graph, Value
+from sublet.ir.graph import Attr, Graph, Value
 from sublet.ops.emitter import Emitter
-from sublet.ops.nn.command import Command, Example
+from sublet.ops.nn.command import Command
 from sublet.runtime.dtypes import NUMPY
 from sublet.tensor import DType, TensorSpec
 
 Array = NDArray[Any]
 FORM = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[\d,]*)\](?P<range> (?P<low>[-\d.e]+):(?P<high>[-\d.e]+))?")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A use of a command: what its inputs are like, see `examples.txt`, and its attributes."""
+
+    inputs: tuple[str, ...]
+    attrs: Mapping[str, Attr] = field(default_factory=dict)
+
+
+def _read(text: str) -> dict[str, tuple[Example, ...]]:
+    """The examples by command: names of commands that share them, then lines that are indented."""
+    found: dict[str, tuple[Example, ...]] = {}
+    names: list[str] = []
+    named = False
+    for line in text.splitlines():
+        if not line or line.startswith("#"):
+            continue
+        if line.startswith(" "):
+            for name in names:
+                found[name] = (*found.get(name, ()), _example(line.strip()))
+        else:
+            names = [*names, *line.split()] if named else line.split()
+        named = not line.startswith(" ")
+    return found
+
+
+def _example(line: str) -> Example:
+    given, _, attrs = line.partition(" | ")
+    call = ast.parse(f"use({attrs})", mode="eval").body
+    assert isinstance(call, ast.Call)
+    inputs = () if given == "()" else tuple(given.split("; "))
+    return Example(inputs, {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg})
+
+
+EXAMPLES: Mapping[str, tuple[Example, ...]] = _read(Path(__file__).with_suffix(".txt").read_text())
 
 
 @dataclass(frozen=True)

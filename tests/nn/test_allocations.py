@@ -14,9 +14,9 @@ import pytest
 
 from sublet.errors import SpecError
 from sublet.ops.nn import COMMANDS
-from sublet.ops.nn.command import Command, Example
+from sublet.ops.nn.command import Command
 from sublet.runtime.backends.torch.backend import KERNELS, Torch
-from tests.nn.examples import Case, case_of, spec_of_text
+from tests.nn.examples import EXAMPLES, Case, Example, case_of, spec_of_text
 from tests.nn.test_registry import computed
 
 torch = pytest.importorskip("torch")
@@ -84,7 +84,7 @@ def _cases() -> list[Any]:
     for name, fast in KERNELS.items():
         if fast.allocates:
             continue
-        larger = [scaled(COMMANDS[name], example) for example in COMMANDS[name].examples]
+        larger = [scaled(COMMANDS[name], example) for example in EXAMPLES[name]]
         for i, example in enumerate([*larger, *LARGE.get(name, ())]):
             if example is not None:
                 found.append(pytest.param(COMMANDS[name], example, id=f"{name}-{i}"))

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from sublet.ops.nn import COMMANDS
-from sublet.ops.nn.command import Example
 from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch.backend import Torch
 from sublet.runtime.kernel import Backend
 from tests.nn.against import agrees, refused
-from tests.nn.examples import case_of
+from tests.nn.examples import Example, case_of
 from tests.nn.test_registry import computed
 
 torch = pytest.importorskip("torch")

@@ -11,14 +11,13 @@ import pytest
 
 from sublet.ops import lookup
 from sublet.ops.nn import COMMANDS
-from sublet.ops.nn.command import Example
 from sublet.ops.op import Share
 from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch.backend import Torch
 from sublet.runtime.dtypes import NUMPY
 from sublet.tensor import DType
 from tests.nn.against import agrees, refused, shown
-from tests.nn.examples import case_of
+from tests.nn.examples import Example, case_of
 from tests.nn.test_registry import computed
 
 torch = pytest.importorskip("torch")

@@ -12,10 +12,9 @@ pytest.importorskip("torch")
 import torch
 
 from sublet.ops.nn import COMMANDS
-from sublet.ops.nn.command import Example
 from sublet.runtime.backends.torch.backend import Torch
 from tests.nn.against import agrees, refused
-from tests.nn.examples import case_of
+from tests.nn.examples import Example, case_of
 from tests.nn.test_allocations import allocated
 from tests.nn.test_registry import computed
 

@@ -19,13 +19,13 @@ from sublet.errors import GraphError, SpecError, SubletError, TextError
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn import COMMANDS
-from sublet.ops.nn.command import Command, Example, Required
+from sublet.ops.nn.command import Command, Required
 from sublet.ops.verify import verify
 from sublet.passes.autodiff import backward, differentiable
 from sublet.runtime.backends.torch.backend import Torch
 from sublet.tensor import DType, TensorSpec
 from tests.nn.against import agrees
-from tests.nn.examples import FORM, Case, case_of, spec_of_text
+from tests.nn.examples import EXAMPLES, FORM, Case, Example, case_of, spec_of_text
 from tests.nn.test_registry import BACKENDS, agree_and_survive, close, computed, differentiated
 
 NAMES = list(COMMANDS)
@@ -48,7 +48,7 @@ def odd_uses(record: Command, random: Random, count: int) -> Iterator[tuple[list
     """Specs and attributes that are mostly wrong: those of an example with some replaced, and some out of the blue."""
     most = min(record.inputs[1], max(9, record.inputs[0]))
     for _ in range(count):
-        example = random.choice(record.examples)
+        example = random.choice(EXAMPLES[record.name])
         specs = [None if text == "_" else spec_of_text(text) for text in example.inputs]
         if random.random() < 0.3:
             specs = [_spec(random) for _ in range(random.randint(record.inputs[0], most))]
@@ -105,7 +105,7 @@ def test_the_text_form_of_nonsense_has_findings(call: str) -> None:
 HALVES = [
     pytest.param(record, example, dtype, id=f"{record.name}-{i}-{dtype}")
     for record in COMMANDS.values()
-    for i, example in enumerate(record.examples)
+    for i, example in enumerate(EXAMPLES[record.name])
     for dtype in ("f16", "bf16")
     if any(text.startswith("f32") for text in example.inputs) and record.name not in ("cast",)
 ]
@@ -145,7 +145,7 @@ INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "bool")
 @pytest.mark.parametrize("name", NAMES)
 def test_integers_and_bools_are_computed_alike_where_they_are_taken(name: str) -> None:
     record = COMMANDS[name]
-    for example in record.examples:
+    for example in EXAMPLES[record.name]:
         for dtype in INTEGERS:
             domain = "" if dtype == "bool" else " 1:4"
             inputs = [re.sub(r"^[fiu]\d+(\[[\d,]*\]).*", rf"{dtype}\1{domain}", text) for text in example.inputs]
@@ -186,7 +186,7 @@ def _resized(example: Example, extents: tuple[int, ...], new: int) -> Example:
 def test_extents_of_none_and_one(name: str, new: int) -> None:
     """Kernels agree, and gradients have the specs they should have."""
     record = COMMANDS[name]
-    for example in record.examples:
+    for example in EXAMPLES[record.name]:
         shapes = [spec_of_text(text).shape for text in example.inputs if text != "_"]
         extents = tuple(dict.fromkeys(extent for shape in shapes for extent in shape))
         for some in (*((extent,) for extent in extents), extents):
@@ -211,10 +211,10 @@ def test_one_value_at_two_inputs_survives_in_place(name: str) -> None:
     record = COMMANDS[name]
     squares = [
         Example(tuple(re.sub(r"\[[\d,]*\]", f"[{shape}]", text) for text in example.inputs), example.attrs)
-        for example in record.examples
+        for example in EXAMPLES[record.name]
         for shape in ("3", "4,4", "1,4", "1,1,1")
     ]
-    for example in (*record.examples, *squares):
+    for example in (*EXAMPLES[record.name], *squares):
         try:
             case = case_of(record, example)
             computed(case.graph, {key: array.copy() for key, array in case.arrays.items()})
@@ -240,7 +240,7 @@ def test_one_value_at_two_inputs_survives_in_place(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_do_not_depend_on_how_pytorch_is_set(name: str) -> None:
     torch, record = require("torch", extra="torch"), COMMANDS[name]
-    case = case_of(record, record.examples[-1])
+    case = case_of(record, EXAMPLES[record.name][-1])
     if Torch().kernel(case.graph.nodes[0], {}) is None:
         pytest.skip("the reference computes it")
     expected = computed(case.graph, {key: array.copy() for key, array in case.arrays.items()}, Torch())

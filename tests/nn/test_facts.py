@@ -24,7 +24,7 @@ from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch.backend import Torch
 from sublet.runtime.kernel import Array, Backend, Call, Operand
 from tests.layouts import ALIGNMENTS
-from tests.nn.examples import Case, case_of
+from tests.nn.examples import EXAMPLES, Case, case_of
 from tests.nn.facts import check_case, generated
 from tests.nn.variations import variation
 
@@ -36,7 +36,7 @@ BACKENDS: list[Backend] = [Reference(), *([Torch()] if installed("torch") else [
 @pytest.mark.parametrize("name", COMMANDS)
 def test_examples_run_at_every_layout_their_facts_allow(name: str, backend: Backend) -> None:
     seen: Counter[str] = Counter()
-    for i, example in enumerate(COMMANDS[name].examples):
+    for i, example in enumerate(EXAMPLES[name]):
         other = ALIGNMENTS[1 + (i + len(name)) % (len(ALIGNMENTS) - 1)]
         check_case(
             case_of(COMMANDS[name], example), backend, (1, other) if backend.name == "torch" else (1,), seen, most=2
@@ -61,10 +61,10 @@ def facts_of(record: Command, case: Case) -> set[tuple[str, int, int]]:
 def test_every_fact_of_a_variation_is_in_an_example() -> None:
     """So that the tests of examples above have run every kernel under it."""
     for name, record in COMMANDS.items():
-        known = {fact for example in record.examples for fact in facts_of(record, case_of(record, example))}
+        known = {fact for example in EXAMPLES[record.name] for fact in facts_of(record, case_of(record, example))}
         for seed in range(VARIATIONS):
             rng = random.Random(seed)
-            case = variation(record, rng.choice(record.examples), rng)
+            case = variation(record, rng.choice(EXAMPLES[record.name]), rng)
             assert case is None or facts_of(record, case) <= known, (
                 f"nn.{name} needs an example like {case.graph.nodes}"
             )

@@ -12,14 +12,13 @@ from sublet.ir.graph import Graph, Value
 from sublet.ops import lookup
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn import COMMANDS
-from sublet.ops.nn.command import Example
 from sublet.ops.op import Share
 from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch.backend import Torch
 from sublet.runtime.kernel import Backend
 from sublet.tensor import DType, TensorSpec
 from tests.nn.against import agrees, refused, shown
-from tests.nn.examples import case_of
+from tests.nn.examples import Example, case_of
 from tests.nn.test_registry import computed
 
 torch = pytest.importorskip("torch")

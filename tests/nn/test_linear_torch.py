@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from sublet.ops.nn import COMMANDS
-from sublet.ops.nn.command import Example
 from sublet.runtime.backends.torch.backend import Torch
 from tests.nn.against import agrees, refused
-from tests.nn.examples import case_of
+from tests.nn.examples import Example, case_of
 from tests.nn.test_registry import computed, differentiated
 
 torch = pytest.importorskip("torch")

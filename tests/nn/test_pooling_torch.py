@@ -12,11 +12,10 @@ pytest.importorskip("torch")
 import torch
 
 from sublet.ops.nn import COMMANDS
-from sublet.ops.nn.command import Example
 from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch.backend import Torch
 from tests.nn.against import agrees, refused
-from tests.nn.examples import case_of
+from tests.nn.examples import EXAMPLES, Example, case_of
 from tests.nn.test_allocations import allocated
 from tests.nn.test_registry import computed
 
@@ -99,7 +98,7 @@ def test_kernels_allocate_nothing_and_take_scratch_for_a_slice(name: str, layout
 @pytest.mark.parametrize("name", ["max_pool", "max_pool_gradient", "max_pool_gather", "avg_pool", "avg_pool_gradient"])
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_halves(name: str, dtype: str) -> None:
-    for example in COMMANDS[name].examples:
+    for example in EXAMPLES[name]:
         case = case_of(COMMANDS[name], Example(tuple(dtype + text[3:] for text in example.inputs), example.attrs))
         (output,) = case.graph.outputs
         both = [computed(case.graph, case.arrays, backend)[output.name] for backend in (Torch(), Reference())]

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from sublet.ops.nn import COMMANDS
-from sublet.ops.nn.command import Example
 from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch.backend import Torch
 from sublet.runtime.backends.torch.random import CHUNK
 from sublet.runtime.kernel import Backend
 from tests.nn.against import refused
-from tests.nn.examples import Array, case_of
+from tests.nn.examples import Array, Example, case_of
 from tests.nn.test_registry import computed, differentiated
 
 torch = pytest.importorskip("torch")

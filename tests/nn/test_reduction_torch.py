@@ -12,11 +12,10 @@ import pytest
 
 import sublet
 from sublet.ops.nn import COMMANDS
-from sublet.ops.nn.command import Example
 from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch.backend import Torch
 from tests.nn.against import agrees, refused, shown
-from tests.nn.examples import Array, case_of
+from tests.nn.examples import Array, Example, case_of
 from tests.nn.test_registry import computed, differentiated
 
 torch = pytest.importorskip("torch")

@@ -15,7 +15,7 @@ from sublet.ir.graph import Graph, Value
 from sublet.ops import lookup
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn import COMMANDS
-from sublet.ops.nn.command import Command, Example
+from sublet.ops.nn.command import Command
 from sublet.ops.op import Share
 from sublet.ops.verify import verify
 from sublet.passes.autodiff import backward, differentiable
@@ -24,13 +24,13 @@ from sublet.runtime.backends.torch.backend import Torch
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.kernel import Backend
 from sublet.tensor import DType, TensorSpec
-from tests.nn.examples import Array, Case, case_of
+from tests.nn.examples import EXAMPLES, Array, Case, Example, case_of
 
 BACKENDS: list[Backend] = [Reference(), *([Torch()] if installed("torch") else [])]
 CASES = [
     pytest.param(record, example, id=f"{record.name}-{i}")
     for record in COMMANDS.values()
-    for i, example in enumerate(record.examples)
+    for i, example in enumerate(EXAMPLES[record.name])
 ]
 TOLERANCE = {DType.F64: 1e-10, DType.F32: 2e-5, DType.F16: 2e-2, DType.BF16: 1e-1}
 
@@ -82,9 +82,9 @@ def test_has_examples_and_says_what_it_is(name: str) -> None:
     assert record.text.endswith("."), "the help of a command is a sentence or two"
     shown = (getattr(sublet.nn, name).__doc__ or "").split()
     assert " ".join(record.text.split()) in " ".join(shown)
-    assert record.examples, "a command needs an example"
+    assert EXAMPLES[name], "a command needs an example"
     if record.gradient is not None:
-        assert any("f64" in text for example in record.examples for text in example.inputs)
+        assert any("f64" in text for example in EXAMPLES[record.name] for text in example.inputs)
 
 
 @pytest.mark.parametrize(("record", "example"), CASES)
@@ -188,7 +188,7 @@ def differentiated(case: Case, seed: int = 1) -> tuple[Graph, dict[str, Array], 
 
 def _double_cases() -> Iterator[Any]:
     for record in COMMANDS.values():
-        for i, example in enumerate(record.examples):
+        for i, example in enumerate(EXAMPLES[record.name]):
             if record.gradient is not None and any(text.startswith("f64") for text in example.inputs):
                 yield pytest.param(record, example, id=f"{record.name}-{i}")
 
@@ -254,7 +254,7 @@ def _agree_with_differences(
 def test_every_gradient_is_written_with_commands_that_have_one_where_it_matters() -> None:
     """No rule leads to an op without a rule, except through values that have no gradient."""
     for record in COMMANDS.values():
-        for example in record.examples:
+        for example in EXAMPLES[record.name]:
             if record.gradient is None or not any(text.startswith("f64") for text in example.inputs):
                 continue
             graph, *_ = differentiated(case_of(record, example))

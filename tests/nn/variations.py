@@ -10,8 +10,8 @@ import numpy as np
 
 from sublet.errors import SubletError
 from sublet.ir.graph import Attr
-from sublet.ops.nn.command import Command, Example
-from tests.nn.examples import FORM, Case, case_of
+from sublet.ops.nn.command import Command
+from tests.nn.examples import FORM, Case, Example, case_of
 
 CHANGES = 3
 """At most so many at once."""

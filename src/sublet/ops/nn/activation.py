@@ -15,17 +15,21 @@ import numpy as np
 
 from sublet.errors import SpecError
 from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.nn.command import Command, Example, over, over_only, pick
-from sublet.ops.nn.gradients import Times, elementwise, given, one_minus, operand, result, scaled
+from sublet.ops.nn.command import Command, Compute, over, over_only, pick
+from sublet.ops.nn.gradients import elementwise, given, one_minus, operand, result, scaled
 from sublet.ops.nn.shapes import FLOATS, equal, like_first, of_type
-from sublet.ops.op import Attrs, ByParts, Emit, Grads, Infer, Shares, Specs
+from sublet.ops.op import Attrs, ByParts, Emit, Gradient, Grads, Infer, Shares, Specs
 from sublet.tensor import TensorSpec
 
-Uses = tuple[Mapping[str, Attr], ...]
 Slope = Callable[[Emit, Node, Value], Value]
 """(emit, node, y or x) -> the derivative there, in smaller commands."""
 
+Reads = tuple[str, Callable[[Node], Value]]
+"""What the gradient of an activation reads of it, as its text calls that."""
+
 OVER_EITHER = over(0, 1)
+BY_RESULT: Reads = ("y", result)
+BY_INPUT: Reads = ("x", lambda node: operand(node, 0))
 
 ROOT_2_PI = math.sqrt(2 / math.pi)
 CUBIC = 0.044715
@@ -39,75 +43,49 @@ def pair(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     return (dy,)
 
 
-def _not_negative(infer: Infer, key: str) -> Infer:
+def activation(
+    name: str,
+    text: str,
+    compute: Compute,
+    gradient: Compute,
+    again: Gradient | ByParts,
+    reads: Reads = BY_RESULT,
+    attrs: Mapping[str, Attr] | None = None,
+    checked: Callable[[Infer], Infer] = lambda infer: infer,
+    inplace: Shares = OVER_EITHER,
+) -> tuple[Command, Command]:
+    """`<name>(x) -> y` and `<name>_gradient(dy, y or x) -> dx`, both in place; `again` is the rule of the gradient."""
+    role, seen = reads
+    op = f"{name}_gradient"
+    rule = elementwise(lambda emit, node, grad: emit(f"nn.{op}", grad, seen(node), **node.attrs))
+    to_dx = f"The gradient of nn.{name}: (dy, {role}) -> dx."
+    return (
+        Command(
+            name, text, checked(like_first), lambda x, **given: compute(x, **given), rule, attrs or {}, inplace=over(0)
+        ),
+        Command(op, to_dx, checked(pair), gradient, again, attrs or {}, inputs=(2, 2), inplace=inplace),
+    )
+
+
+def _not_negative(infer: Infer) -> Infer:
+    """`infer`, once alpha is none below 0: the result would not tell the derivative."""
+
     def checked(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
-        if not pick(attrs, key) >= 0:
-            raise SpecError(f"{key} = {pick(attrs, key)} must not be negative")
+        if not pick(attrs, "alpha") >= 0:
+            raise SpecError(f"alpha = {pick(attrs, 'alpha')} must not be negative")
         return infer(specs, attrs)
 
     return checked
 
 
-def _activation(
-    name: str,
-    text: str,
-    compute: Callable[..., Any],
-    rule: Times,
-    attrs: Mapping[str, Attr] | None = None,
-    uses: Uses = ({},),
-    infer: Infer = like_first,
-    domain: str = "",
-) -> Command:
-    """`<name>(x) -> y`, in place."""
-    shown = [(f"{dtype}[3,5] {domain}".strip(),) for dtype in ("f64", "f32")]
-    examples = tuple(Example(inputs, use) for inputs in shown for use in uses)
-    return Command(
-        name,
-        text,
-        infer,
-        lambda x, **given: compute(x, **given),
-        elementwise(rule),
-        attrs or {},
-        inplace=over(0),
-        examples=examples,
-    )
+def _times(slope: Slope) -> ByParts:
+    """A gradient is dy times the derivative."""
+    return ByParts(lambda emit, node: [emit("nn.mul", operand(node, 0), slope(emit, node, operand(node, 1)))])
 
 
-def _backward(
-    name: str,
-    text: str,
-    compute: Callable[..., Any],
-    slope: Slope,
-    attrs: Mapping[str, Attr] | None = None,
-    uses: Uses = ({},),
-    infer: Infer = pair,
-    inplace: Shares = OVER_EITHER,
-    domain: str = "",
-) -> Command:
-    """`<name>(dy, y or x) -> dx`, in place."""
-
-    def expand(emit: Emit, node: Node) -> Sequence[Value]:
-        return [emit("nn.mul", operand(node, 0), slope(emit, node, operand(node, 1)))]
-
-    shown = [(f"{dtype}[3,5]", f"{dtype}[3,5] {domain}".strip()) for dtype in ("f64", "f32")]
-    examples = tuple(Example(inputs, use) for inputs in shown for use in uses)
-    return Command(name, text, infer, compute, ByParts(expand), attrs or {}, (2, 2), inplace=inplace, examples=examples)
-
-
-def _by_result(op: str) -> Times:
-    """The gradient is `op(dy, y)`, with the attributes of the node."""
-    return lambda emit, node, grad: emit(op, grad, result(node), **node.attrs)
-
-
-def _by_input(op: str) -> Times:
-    """The gradient is `op(dy, x)`, with the attributes of the node."""
-    return lambda emit, node, grad: emit(op, grad, operand(node, 0), **node.attrs)
-
-
-def _leaky(emit: Emit, node: Node, grad: Value) -> Value:
-    """By the result, which has the sign of the input unless the slope is negative."""
-    rule = _by_result if pick(node.attrs, "slope") >= 0 else _by_input
-    return rule("nn.leaky_relu_gradient")(emit, node, grad)
+def _leaky(node: Node) -> Value:
+    """The result, which has the sign of the input unless the slope is negative."""
+    return result(node) if pick(node.attrs, "slope") >= 0 else operand(node, 0)
 
 
 def _erf(emit: Emit, node: Node, grad: Value) -> Value:
@@ -210,113 +188,79 @@ def _relu_twice(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
     return [emit("nn.relu_gradient", given(grads), operand(node, 1)), None]
 
 
-_LEAKY: Uses = ({"slope": 0.1}, {"slope": -0.5})
-_ELU: Uses = ({}, {"alpha": 0.5})
-_GELU: Uses = ({}, {"approximate": 1})
-
 COMMANDS = (
-    _activation("relu", "max(x, 0), element by element.", lambda x: np.maximum(x, 0), _by_result("nn.relu_gradient")),
-    Command(
-        "relu_gradient",
-        "The gradient of nn.relu: (dy, y) -> dx, dy where y is above 0.",
-        pair,
+    *activation(
+        "relu",
+        "max(x, 0), element by element.",
+        lambda x: np.maximum(x, 0),
         lambda dy, y: np.where(y <= 0, 0, dy),
         _relu_twice,
-        inputs=(2, 2),
-        inplace=OVER_EITHER,
-        examples=(Example(("f64[3,5]", "f64[3,5]")), Example(("f32[3,5]", "f32[3,5]"))),
     ),
-    _activation(
+    *activation(
         "leaky_relu",
         "x where it is above 0, slope x elsewhere (Maas et al. 2013).",
         lambda x, slope: np.where(x > 0, x, x * slope),
-        _leaky,
-        {"slope": 0.01},
-        _LEAKY,
-    ),
-    _backward(
-        "leaky_relu_gradient",
-        "The gradient of nn.leaky_relu: (dy, y) -> dx; x in the place of y does as well.",
         lambda dy, y, slope: np.where(y > 0, dy, dy * slope),
-        _leaky_slope,
+        _times(_leaky_slope),
+        ("y or x", _leaky),
         {"slope": 0.01},
-        _LEAKY,
     ),
-    _activation(
+    *activation(
         "elu",
         "x where it is above 0, alpha (exp(x) - 1) elsewhere (Clevert et al. 2016).",
         lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
-        _by_result("nn.elu_gradient"),
-        {"alpha": 1.0},
-        _ELU,
-        _not_negative(like_first, "alpha"),
-    ),
-    _backward(
-        "elu_gradient",
-        "The gradient of nn.elu: (dy, y) -> dx.",
         lambda dy, y, alpha: np.where(y > 0, dy, dy * (y + alpha)),
-        _elu_slope,
-        {"alpha": 1.0},
-        _ELU,
-        _not_negative(pair, "alpha"),
+        _times(_elu_slope),
+        attrs={"alpha": 1.0},
+        checked=_not_negative,
     ),
-    _activation("sigmoid", "1 / (1 + exp(-x)), element by element.", sigmoid, _by_result("nn.sigmoid_gradient")),
-    _backward(
-        "sigmoid_gradient", "The gradient of nn.sigmoid: (dy, y) -> dx.", lambda dy, y: dy * (1 - y) * y, _sigmoid_slope
+    *activation(
+        "sigmoid",
+        "1 / (1 + exp(-x)), element by element.",
+        sigmoid,
+        lambda dy, y: dy * (1 - y) * y,
+        _times(_sigmoid_slope),
     ),
-    _activation("tanh", "The hyperbolic tangent, element by element.", np.tanh, _by_result("nn.tanh_gradient")),
-    _backward("tanh_gradient", "The gradient of nn.tanh: (dy, y) -> dx.", lambda dy, y: dy * (1 - y**2), _tanh_slope),
-    _activation(
+    *activation(
+        "tanh",
+        "The hyperbolic tangent, element by element.",
+        np.tanh,
+        lambda dy, y: dy * (1 - y**2),
+        _times(_tanh_slope),
+    ),
+    *activation(
         "softplus",
         "log(1 + exp(x)), element by element.",
         lambda x: np.logaddexp(x, x.dtype.type(0)),
-        _by_result("nn.softplus_gradient"),
-    ),
-    _backward(
-        "softplus_gradient",
-        "The gradient of nn.softplus: (dy, y) -> dx.",
         lambda dy, y: -dy * np.expm1(-y),
-        _softplus_slope,
+        _times(_softplus_slope),
         inplace=over_only((0, 1)),
-        domain="0.1:3",
     ),
-    _activation(
+    *activation(
         "swish",
         "x sigmoid(x), also called SiLU (Ramachandran et al. 2017).",
         lambda x: x * sigmoid(x),
-        _by_input("nn.swish_gradient"),
+        _swish_gradient,
+        _times(_swish_slope),
+        BY_INPUT,
     ),
-    _backward("swish_gradient", "The gradient of nn.swish: (dy, x) -> dx.", _swish_gradient, _swish_slope),
-    _activation(
+    *activation(
         "gelu",
         "x times the normal distribution function of x, or nearly so by tanh (Hendrycks and Gimpel 2016).",
         _gelu,
-        _by_input("nn.gelu_gradient"),
-        {"approximate": False},
-        _GELU,
-    ),
-    _backward(
-        "gelu_gradient",
-        "The gradient of nn.gelu: (dy, x) -> dx.",
         _gelu_gradient,
-        _gelu_slope,
+        _times(_gelu_slope),
+        BY_INPUT,
         {"approximate": False},
-        _GELU,
     ),
-    _activation(
+    *activation(
         "hard_swish",
         "x min(max(x + 3, 0), 6) / 6 (Howard et al. 2019).",
         lambda x: x * np.clip(x + 3, 0, 6) / 6,
-        _by_input("nn.hard_swish_gradient"),
-        domain="-5:5",
-    ),
-    _backward(
-        "hard_swish_gradient",
-        "The gradient of nn.hard_swish: (dy, x) -> dx.",
         lambda dy, x: dy * np.where(x <= -3, 0, np.where(x >= 3, 1, x / 3 + 0.5)),
-        _hard_swish_slope,
+        _times(_hard_swish_slope),
+        BY_INPUT,
         inplace=over_only((0, 1)),
-        domain="-5:5",
     ),
-    _activation("erf", "The error function, element by element.", erf, _erf),
+    Command("erf", "The error function, element by element.", like_first, erf, elementwise(_erf), inplace=over(0)),
 )

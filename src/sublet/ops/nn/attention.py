@@ -13,7 +13,7 @@ import numpy as np
 
 from sublet.errors import SpecError
 from sublet.ir.graph import Node, Value
-from sublet.ops.nn.command import Command, Example, over_only, pick, spec_of
+from sublet.ops.nn.command import Command, over_only, pick, spec_of
 from sublet.ops.nn.gradients import operand, to_shape, total
 from sublet.ops.nn.shapes import FLOATS, broadcast, equal, of_type, same_type
 from sublet.ops.op import Attrs, ByParts, Emit, Grads, Specs
@@ -166,21 +166,6 @@ def _gradient_parts(emit: Emit, node: Node) -> Sequence[Value]:
     return [dq, dk, emit("nn.matmul", p, dy, transpose_a=1)]
 
 
-def _examples(first: bool) -> tuple[Example, ...]:
-    """Plain, causal with fewer queries than keys, and with a mask of numbers and of bits."""
-    found = []
-    for t, queries, keys, values, mask, attrs in (
-        ("f64", 3, 3, 2, "", {"causal": 1}),
-        ("f64", 2, 3, 4, "f64[3]", {"scale": 0.7}),
-        ("f64", 3, 2, 2, "bool[3,2]", {"causal": 1}),
-        ("f32", 3, 3, 2, "", {}),
-    ):
-        q, k, v = f"{t}[2,2,{queries},2]", f"{t}[2,2,{keys},2]", f"{t}[2,2,{keys},{values}]"
-        dy = [f"{t}[2,2,{queries},{values}]"] if first else []
-        found.append(Example((*dy, q, k, v, *([mask] if mask else [])), attrs))
-    return tuple(found)
-
-
 COMMANDS: tuple[Command, ...] = (
     Command(
         "attention",
@@ -193,7 +178,6 @@ COMMANDS: tuple[Command, ...] = (
         inputs=(3, 4),
         outputs=(2, 2),
         inplace=over_only((0, 0)),
-        examples=_examples(False),
     ),
     Command(
         "attention_gradient",
@@ -205,6 +189,5 @@ COMMANDS: tuple[Command, ...] = (
         inputs=(4, 5),
         outputs=(3, 3),
         inplace=over_only((0, 0), (0, 1)),
-        examples=_examples(True),
     ),
 )

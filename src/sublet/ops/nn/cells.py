@@ -13,7 +13,7 @@ import numpy as np
 from sublet.errors import SpecError
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.activation import sigmoid
-from sublet.ops.nn.command import Command, Example, over_only, spec_of
+from sublet.ops.nn.command import Command, over_only, spec_of
 from sublet.ops.nn.gradients import given, operand, product, zeros
 from sublet.ops.nn.shapes import FLOATS, equal, of_type, present, same_type
 from sublet.ops.op import Attrs, ByParts, Emit, Grads, Specs
@@ -159,7 +159,6 @@ COMMANDS: tuple[Command, ...] = (
         inputs=(2, 2),
         outputs=(2, 2),
         inplace=over_only((1, 1)),
-        examples=(Example(("f64[3,8]", "f64[3,2]")), Example(("f32[2,12]", "f32[2,3]"))),
     ),
     Command(
         "lstm_cell_gradient",
@@ -170,11 +169,6 @@ COMMANDS: tuple[Command, ...] = (
         inputs=(4, 4),
         outputs=(2, 2),
         inplace=over_only((0, 2)),
-        examples=(
-            Example(("f64[3,2]", "f64[3,2]", "f64[3,8]", "f64[3,2]")),
-            Example(("f64[3,2]", "_", "f64[3,8]", "f64[3,2]")),
-            Example(("_", "f32[3,2]", "f32[3,8]", "f32[3,2]")),
-        ),
     ),
     Command(
         "gru_cell",
@@ -184,7 +178,6 @@ COMMANDS: tuple[Command, ...] = (
         _gru_rule,
         inputs=(3, 3),
         inplace=over_only((0, 2)),
-        examples=(Example(("f64[3,6]", "f64[3,6]", "f64[3,2]")), Example(("f32[2,9]", "f32[2,9]", "f32[2,3]"))),
     ),
     Command(
         "gru_cell_gradient",
@@ -195,9 +188,5 @@ COMMANDS: tuple[Command, ...] = (
         inputs=(4, 4),
         outputs=(3, 3),
         inplace=over_only((0, 1), (1, 2)),
-        examples=(
-            Example(("f64[3,2]", "f64[3,6]", "f64[3,6]", "f64[3,2]")),
-            Example(("f32[2,3]", "f32[2,9]", "f32[2,9]", "f32[2,3]")),
-        ),
     ),
 )

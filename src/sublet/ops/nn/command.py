@@ -1,7 +1,7 @@
 """A command of the `nn` dialect: everything there is to know about it, in one record [NNC: command].
 
-A command is added by one record in one file: its facts, its NumPy reference, its gradient and examples
-of its use. The tests walk all records and check every fact of each on its examples.
+A command is added by one record in one file: its facts, its NumPy reference and its gradient. The tests walk all
+records and check every fact of each on the uses in `tests/nn/examples.txt`.
 """
 
 from __future__ import annotations
@@ -44,18 +44,6 @@ WIDEST = range(-(1 << 63), 1 << 63)
 
 
 @dataclass(frozen=True)
-class Example:
-    """A use of a command, for the tests: what its inputs are like, and its attributes.
-
-    An input is "f64[2,3]" for random numbers in [-2, 2], "f64[2,3] 0.1:2" for numbers in that range,
-    "i64[4] 0:3" for integers in [0, 3), "bool[2]" for random bits, "_" for an omitted one.
-    """
-
-    inputs: tuple[str, ...]
-    attrs: Mapping[str, Attr] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Command:
     """One command.
 
@@ -69,7 +57,6 @@ class Command:
     constant   positions of inputs that have no gradient although they may be floating-point numbers
     inputs, outputs   least and greatest number
     views, parts, inplace, pure   see `Op`
-    examples   at least one in f64 where there is a gradient; every branch of the facts is in one
     """
 
     name: str
@@ -84,7 +71,6 @@ class Command:
     parts: Shares = none
     inplace: Shares = none
     pure: bool = True
-    examples: tuple[Example, ...] = ()
 
     @property
     def op(self) -> Op:

@@ -16,7 +16,6 @@ from sublet.ops.nn.command import (
     REQUIRED_NUMBER,
     REQUIRED_TEXT,
     Command,
-    Example,
     over,
     pick,
     spec_of,
@@ -95,9 +94,7 @@ def first_axes(rank: int) -> tuple[int, ...]:
     return (0, rank - 1, *range(1, rank - 1))
 
 
-def _layout(
-    name: str, text: str, axes: Callable[[int], tuple[int, ...]], before: str, back: str, *uses: str
-) -> Command:
+def _layout(name: str, text: str, axes: Callable[[int], tuple[int, ...]], before: str, back: str) -> Command:
     def infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
         x = of_type(specs[0], ANY)
         if len(x.shape) < 3:
@@ -111,8 +108,7 @@ def _layout(
     def gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
         return [emit(back, given(grads))]
 
-    examples = tuple(Example((use,)) for use in uses)
-    return Command(name, text, infer, lambda x: x.transpose(axes(x.ndim)), gradient, views=views, examples=examples)
+    return Command(name, text, infer, lambda x: x.transpose(axes(x.ndim)), gradient, views=views)
 
 
 COMMANDS = (
@@ -123,12 +119,6 @@ COMMANDS = (
         _fill,
         attrs={"shape": REQUIRED_INTEGERS, "dtype": REQUIRED_TEXT, "value": REQUIRED_NUMBER},
         inputs=(0, 0),
-        examples=(
-            Example((), {"shape": (2, 3), "dtype": "f32", "value": -0.5}),
-            Example((), {"shape": (), "dtype": "i64", "value": 7}),
-            Example((), {"shape": (3,), "dtype": "bool", "value": True}),
-            Example((), {"shape": (3,), "dtype": "bf16", "value": 1.5}),
-        ),
     ),
     Command(
         "undefined",
@@ -137,7 +127,6 @@ COMMANDS = (
         lambda shape, dtype: np.zeros(shape, NUMPY_TYPES[type_named(dtype)]),
         attrs={"shape": REQUIRED_INTEGERS, "dtype": REQUIRED_TEXT},
         inputs=(0, 0),
-        examples=(Example((), {"shape": (3, 0), "dtype": "f32"}),),
     ),
     Command(
         "iota",
@@ -146,7 +135,6 @@ COMMANDS = (
         lambda count, dtype: np.arange(count).astype(NUMPY_TYPES[type_named(dtype)]),
         attrs={"count": REQUIRED_INTEGER, "dtype": "i64"},
         inputs=(0, 0),
-        examples=(Example((), {"count": 5}), Example((), {"count": 7, "dtype": "f32"})),
     ),
     Command(
         "cast",
@@ -157,14 +145,6 @@ COMMANDS = (
         {"dtype": REQUIRED_TEXT},
         views=_cast_views,
         inplace=_cast_inplace,
-        examples=(
-            Example(("f64[2,3]",), {"dtype": "f64"}),
-            Example(("f32[5]",), {"dtype": "f64"}),
-            Example(("i32[2,3] -9:9",), {"dtype": "f32"}),
-            Example(("f32[7] -9:9",), {"dtype": "i32"}),
-            Example(("bf16[7] -9:9",), {"dtype": "f16"}),
-            Example(("i64[7] -2:2",), {"dtype": "bool"}),
-        ),
     ),
     Command(
         "copy",
@@ -172,26 +152,7 @@ COMMANDS = (
         _copy_infer,
         lambda x: x,
         _same,
-        examples=(Example(("f64[2,3]",)), Example(("bool[5]",))),
     ),
-    _layout(
-        "to_nhwc",
-        "[N, C, *spatial] -> [N, *spatial, C].",
-        last_axes,
-        "[N, C, *spatial]",
-        "nn.to_nchw",
-        "f64[2,3,4,5]",
-        "f64[2,1,3,2]",
-        "f32[2,3,4]",
-    ),
-    _layout(
-        "to_nchw",
-        "[N, *spatial, C] -> [N, C, *spatial].",
-        first_axes,
-        "[N, *spatial, C]",
-        "nn.to_nhwc",
-        "f64[2,4,5,3]",
-        "f64[2,1,1,3]",
-        "f32[2,4,3]",
-    ),
+    _layout("to_nhwc", "[N, C, *spatial] -> [N, *spatial, C].", last_axes, "[N, C, *spatial]", "nn.to_nchw"),
+    _layout("to_nchw", "[N, *spatial, C] -> [N, C, *spatial].", first_axes, "[N, *spatial, C]", "nn.to_nhwc"),
 )

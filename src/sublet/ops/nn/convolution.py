@@ -14,7 +14,7 @@ import numpy as np
 
 from sublet.errors import SpecError
 from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.nn.command import REQUIRED_INTEGERS, Command, Example, Required, pick, spec_of
+from sublet.ops.nn.command import REQUIRED_INTEGERS, Command, Required, pick, spec_of
 from sublet.ops.nn.gradients import given, operand
 from sublet.ops.nn.shapes import FLOATS, present, same_type, shape_given
 from sublet.ops.nn.windows import Extents, Windows, from_first, image, nhwc, shape_of, to_first, windows
@@ -220,9 +220,6 @@ def _conv_transpose(x: Any, w: Any, b: Any = None, **attrs: Any) -> Any:
     return from_first(_with_bias(y, b), layout)
 
 
-_STRIDED: dict[str, Attr] = {"strides": (2, 1), "pads": (1, 0, 0, 2), "dilations": (1, 2)}
-_CHANNELS_LAST: dict[str, Attr] = {"strides": (2, 2), "pads": (1, 1, 1, 1), "layout": "nhwc"}
-
 COMMANDS: tuple[Command, ...] = (
     Command(
         "conv",
@@ -233,15 +230,6 @@ COMMANDS: tuple[Command, ...] = (
         _conv_rule,
         dict(SHARED),
         inputs=(2, 3),
-        examples=(
-            Example(("f64[2,2,5,6]", "f64[3,2,3,2]", "f64[3]"), _STRIDED),
-            Example(("f64[2,5,4,4]", "f64[6,2,3,3]"), {**_CHANNELS_LAST, "groups": 2}),
-            Example(("f64[2,3,4]", "f64[2,3,1]", "f64[2]")),
-            Example(("f64[2,3,3,2]", "f64[4,2,1,1]", "f64[4]"), {"layout": "nhwc"}),
-            Example(("f32[1,2,3,4,4]", "f32[2,2,2,2,2]", "_"), {"pads": (1, 0, 0, 1, 0, 0)}),
-            Example(("f32[2,4,4,3]", "f32[5,3,1,1]", "f32[5]"), {"layout": "nhwc"}),
-            Example(("f32[3,4,6,6]", "f32[4,1,3,3]"), {"groups": 4, "pads": (1, 1, 1, 1)}),
-        ),
     ),
     Command(
         "conv_input_gradient",
@@ -251,12 +239,6 @@ COMMANDS: tuple[Command, ...] = (
         _input_gradient_rule,
         {**SHARED, "shape": REQUIRED_INTEGERS},
         inputs=(2, 2),
-        examples=(
-            Example(("f64[2,3,2,6]", "f64[3,2,3,2]"), {**_STRIDED, "shape": (2, 2, 5, 6)}),
-            Example(("f64[2,3,2,6]", "f64[6,2,3,3]"), {**_CHANNELS_LAST, "groups": 2, "shape": (2, 5, 4, 4)}),
-            Example(("f32[2,4,9]", "f32[4,3,1]"), {"shape": (2, 3, 9)}),
-            Example(("f32[2,3,3,4]", "f32[4,5,1,1]"), {"layout": "nhwc", "shape": (2, 3, 3, 5)}),
-        ),
     ),
     Command(
         "conv_weight_gradient",
@@ -266,12 +248,6 @@ COMMANDS: tuple[Command, ...] = (
         _weight_gradient_rule,
         {**SHARED, "shape": REQUIRED_INTEGERS},
         inputs=(2, 2),
-        examples=(
-            Example(("f64[2,3,2,6]", "f64[2,2,5,6]"), {**_STRIDED, "shape": (3, 2, 3, 2)}),
-            Example(("f64[2,3,2,6]", "f64[2,5,4,4]"), {**_CHANNELS_LAST, "groups": 2, "shape": (6, 2, 3, 3)}),
-            Example(("f32[2,4,9]", "f32[2,3,9]"), {"shape": (4, 3, 1)}),
-            Example(("f32[2,3,3,4]", "f32[2,3,3,5]"), {"layout": "nhwc", "shape": (4, 5, 1, 1)}),
-        ),
     ),
     Command(
         "conv_transpose",
@@ -282,13 +258,5 @@ COMMANDS: tuple[Command, ...] = (
         _input_gradient_rule,
         {**SHARED, "output_pads": ()},
         inputs=(2, 3),
-        examples=(
-            Example(
-                ("f64[2,4,3,2]", "f64[4,2,3,2]", "f64[4]"),
-                {"strides": (2, 3), "pads": (1, 0, 0, 1), "output_pads": (1, 2), "groups": 2},
-            ),
-            Example(("f64[2,3,3,2]", "f64[2,3,2,2]"), {"dilations": (1, 2), "layout": "nhwc"}),
-            Example(("f32[2,3,4]", "f32[3,2,1]", "f32[2]")),
-        ),
     ),
 )

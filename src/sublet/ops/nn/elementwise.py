@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.nn.command import REQUIRED_NUMBER, Command, Example, Required, over, spec_of
+from sublet.ops.nn.command import REQUIRED_NUMBER, Command, Required, over, spec_of
 from sublet.ops.nn.gradients import Times, elementwise, operand, product, result, scaled, zeros
 from sublet.ops.nn.shapes import ANY, FLOATS, NUMBERS, broadcast, present, same_type
 from sublet.ops.nn.shapes import elementwise as infer_elementwise
@@ -21,9 +21,7 @@ def unary(
     text: str,
     compute: Callable[..., Any],
     rule: Times | None,
-    domain: str = "",
     attrs: dict[str, Attr | Required] | None = None,
-    uses: tuple[dict[str, Attr], ...] = ({},),
 ) -> Command:
     """A command of one floating-point input."""
     return Command(
@@ -34,15 +32,11 @@ def unary(
         elementwise(rule) if rule else None,
         attrs or {},
         inplace=over(0),
-        examples=tuple(Example((f"{dtype}[3,5] {domain}".strip(),), use) for dtype in ("f64", "f32") for use in uses),
     )
 
 
-def binary(
-    name: str, text: str, compute: Callable[..., Any], a: Times | None, b: Times | None, domain: str = ""
-) -> Command:
+def binary(name: str, text: str, compute: Callable[..., Any], a: Times | None, b: Times | None) -> Command:
     """A command of two inputs of one type."""
-    kinds = (("f64[3,4]", "f64[3,4]"), ("f64[2,3,4]", "f64[3,1]"), ("f32[4]", "f32[]"), ("f32[2,1]", "f32[3]"))
     return Command(
         name,
         text,
@@ -51,7 +45,6 @@ def binary(
         elementwise(a, b) if a or b else None,
         inputs=(2, 2),
         inplace=over(0, 1),
-        examples=tuple(Example(tuple(f"{kind} {domain}".strip() for kind in pair)) for pair in kinds),
     )
 
 
@@ -64,11 +57,6 @@ def comparison(name: str, text: str, compute: Callable[..., Any]) -> Command:
         lambda a, b: compute(a, b),
         inputs=(2, 2),
         inplace=over(0, 1),
-        examples=(
-            Example(("i64[3,4] 0:3", "i64[3,4] 0:3")),
-            Example(("f32[2,3]", "f32[]")),
-            Example(("bool[4]", "bool[4]")),
-        ),
     )
 
 
@@ -81,7 +69,6 @@ def logical(name: str, text: str, compute: Callable[..., Any], count: int) -> Co
         (lambda x: compute(x)) if count == 1 else (lambda a, b: compute(a, b)),
         inputs=(count, count),
         inplace=over(*range(count)),
-        examples=(Example(("bool[3,4]",) * count),),
     )
 
 
@@ -192,9 +179,8 @@ COMMANDS = (
         lambda a, b: np.divide(a, b) if a.dtype.kind in "fV" else np.floor_divide(a, b),
         lambda emit, node, grad: emit("nn.div", grad, operand(node, 1)),
         _div_b,
-        "0.5:2",
     ),
-    binary("pow", "a to the power of b, with NumPy's broadcasting.", _power, _pow_a, _pow_b, "0.5:2"),
+    binary("pow", "a to the power of b, with NumPy's broadcasting.", _power, _pow_a, _pow_b),
     binary(
         "maximum",
         "The larger of a and b, with NumPy's broadcasting.",
@@ -213,20 +199,18 @@ COMMANDS = (
     unary("abs", "The absolute value.", np.abs, _abs),
     unary("sign", "-1, 0 or 1.", np.sign, _zero),
     unary("exp", "e to the power of x.", np.exp, lambda emit, node, grad: product(emit, grad, result(node))),
-    unary("log", "The natural logarithm.", np.log, lambda emit, node, grad: emit("nn.div", grad, _x(node)), "0.1:3"),
+    unary("log", "The natural logarithm.", np.log, lambda emit, node, grad: emit("nn.div", grad, _x(node))),
     unary(
         "sqrt",
         "The square root.",
         np.sqrt,
         lambda emit, node, grad: emit("nn.div", scaled(emit, grad, 0.5), result(node)),
-        "0.1:3",
     ),
     unary(
         "reciprocal",
         "1 / x.",
         np.reciprocal,
         lambda emit, node, grad: emit("nn.neg", product(emit, grad, result(node), result(node))),
-        "0.5:3",
     ),
     unary("square", "x times x.", np.square, lambda emit, node, grad: product(emit, scaled(emit, grad, 2), _x(node))),
     unary("sin", "The sine.", np.sin, lambda emit, node, grad: product(emit, grad, emit("nn.cos", _x(node)))),
@@ -243,7 +227,6 @@ COMMANDS = (
         lambda x, low, high: np.clip(x, low, high),
         _clamp,
         attrs={"low": REQUIRED_NUMBER, "high": REQUIRED_NUMBER},
-        uses=({"low": -0.5, "high": 1.0},),
     ),
     *(
         comparison(name, text, compute)
@@ -267,10 +250,5 @@ COMMANDS = (
         elementwise(None, _chosen, _other),
         inputs=(3, 3),
         inplace=over(1, 2),
-        examples=(
-            Example(("bool[3,4]", "f64[3,4]", "f64[3,4]")),
-            Example(("bool[3,1]", "f64[4]", "f64[]")),
-            Example(("bool[3]", "i32[3] 0:9", "i32[3] 0:9")),
-        ),
     ),
 )

@@ -18,7 +18,7 @@ from typing import Any
 from sublet.errors import SpecError
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn import activation, elementwise
-from sublet.ops.nn.command import PREFIX, REQUIRED_TEXTS, Command, Example, over, pick
+from sublet.ops.nn.command import PREFIX, REQUIRED_TEXTS, Command, over, pick
 from sublet.ops.nn.shapes import present
 from sublet.ops.op import Attrs, ByParts, Emit, Specs
 from sublet.tensor import TensorSpec
@@ -131,10 +131,5 @@ COMMANDS: tuple[Command, ...] = (
         {"steps": REQUIRED_TEXTS},
         inputs=(1, MOST),
         inplace=over(*range(MOST)),
-        examples=(
-            Example(("f64[2,3]", "f64[3]"), {"steps": ("mul x0 x1", "sin s0", "add s1 x0")}),
-            Example(("f64[5]", "f64[5]"), {"steps": ("exp x0", "sub s0 x1", "mul s1 s0", "neg s2")}),
-            Example(("f32[4,3]", "f32[]"), {"steps": ("less x0 x1", "where s0 x0 x1", "clamp s1 low=-1.0 high=1.0")}),
-        ),
     ),
 )

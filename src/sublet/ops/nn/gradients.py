@@ -87,3 +87,8 @@ def elementwise(*rules: Times | None) -> Gradient:
         ]
 
     return gradient
+
+
+def by(op: str, *positions: int) -> Times:
+    """The gradient is `op(grad, *inputs at these positions)`, with the attributes of the node."""
+    return lambda emit, node, grad: emit(op, grad, *(operand(node, i) for i in positions), **node.attrs)

@@ -10,7 +10,7 @@ import numpy as np
 from sublet.errors import SpecError
 from sublet.ir.graph import Node, Value
 from sublet.ops.blocks import block
-from sublet.ops.nn.command import REQUIRED_INTEGER, REQUIRED_NUMBER, Command, Example, over, over_only, pick, spec_of
+from sublet.ops.nn.command import REQUIRED_INTEGER, REQUIRED_NUMBER, Command, over, over_only, pick, spec_of
 from sublet.ops.nn.gradients import given, operand
 from sublet.ops.nn.shapes import (
     ANY,
@@ -203,11 +203,6 @@ COMMANDS = (
         _select_back,
         {"axis": REQUIRED_INTEGER},
         inputs=(2, 2),
-        examples=(
-            Example(("f64[3,4]", "i64[2,3] 0:4"), {"axis": 1}),
-            Example(("f64[3,4,2]", "i32[5] 0:4"), {"axis": -2}),
-            Example(("bf16[4]", "i64[] 0:4"), {"axis": 0}),
-        ),
     ),
     Command(
         "index_select_gradient",
@@ -217,11 +212,6 @@ COMMANDS = (
         _summed_back,
         {"axis": REQUIRED_INTEGER, "extent": REQUIRED_INTEGER},
         inputs=(2, 2),
-        examples=(
-            Example(("f64[3,2,3,2]", "i64[2,3] 0:4"), {"axis": 1, "extent": 4}),
-            Example(("f64[2,3]", "i32[] 0:3"), {"axis": 1, "extent": 3}),
-            Example(("f32[5]", "i32[5] 0:2"), {"axis": 0, "extent": 3}),
-        ),
     ),
     Command(
         "embedding",
@@ -230,7 +220,6 @@ COMMANDS = (
         lambda w, indices: _index_select(w, indices, 0),
         _embedding_back,
         inputs=(2, 2),
-        examples=(Example(("f64[5,3]", "i64[2,4] 0:5")), Example(("f32[5,3]", "i32[] 0:5"))),
     ),
     Command(
         "embedding_gradient",
@@ -240,10 +229,6 @@ COMMANDS = (
         _embedding_gradient_back,
         {"rows": REQUIRED_INTEGER},
         inputs=(2, 2),
-        examples=(
-            Example(("f64[2,4,3]", "i64[2,4] 0:5"), {"rows": 5}),
-            Example(("f32[4,3]", "i32[4] 0:2"), {"rows": 3}),
-        ),
     ),
     Command(
         "gather",
@@ -253,11 +238,6 @@ COMMANDS = (
         _gather_back,
         {"axis": REQUIRED_INTEGER},
         inputs=(2, 2),
-        examples=(
-            Example(("f64[3,4]", "i64[3,2] 0:4"), {"axis": 1}),
-            Example(("f64[3,2]", "i32[5,2] 0:3"), {"axis": -2}),
-            Example(("bool[4]", "i64[3] 0:4"), {"axis": 0}),
-        ),
     ),
     Command(
         "scatter_add",
@@ -268,11 +248,6 @@ COMMANDS = (
         {"axis": REQUIRED_INTEGER},
         inputs=(3, 3),
         inplace=over_only((0, 0)),
-        examples=(
-            Example(("f64[3,4]", "i64[3,2] 0:4", "f64[3,2]"), {"axis": 1}),
-            Example(("f64[3,2]", "i32[5,2] 0:3", "f64[5,2]"), {"axis": -2}),
-            Example(("f32[4]", "i64[6] 0:4", "f32[6]"), {"axis": 0}),
-        ),
     ),
     Command(
         "one_hot",
@@ -280,10 +255,6 @@ COMMANDS = (
         _one_hot_infer,
         _one_hot,
         attrs={"depth": REQUIRED_INTEGER, "dtype": "f32"},
-        examples=(
-            Example(("i64[2,3] 0:4",), {"depth": 4}),
-            Example(("i32[3] 0:4",), {"depth": 5, "dtype": "bool"}),
-        ),
     ),
     Command(
         "masked_fill",
@@ -294,11 +265,6 @@ COMMANDS = (
         {"value": REQUIRED_NUMBER},
         inputs=(2, 2),
         inplace=over(0),
-        examples=(
-            Example(("f64[3,4]", "bool[3,4]"), {"value": 0.5}),
-            Example(("f64[3,4]", "bool[3,1]"), {"value": -1.0}),
-            Example(("i32[4] 0:9", "bool[4]"), {"value": 3}),
-        ),
     ),
     Command(
         "select",
@@ -308,10 +274,5 @@ COMMANDS = (
         _row_back,
         inputs=(2, 2),
         views=_row_views,
-        examples=(
-            Example(("f64[4,2,3]", "i64[] 0:4")),
-            Example(("f64[4]", "i32[] 0:4")),
-            Example(("bool[2,3]", "i64[] 0:2")),
-        ),
     ),
 )

@@ -10,8 +10,8 @@ import numpy as np
 from sublet.errors import SpecError
 from sublet.ir.graph import Node, Value
 from sublet.ops.blocks import block, block_offset, only_ones_move, stacked
-from sublet.ops.nn.command import REQUIRED_INTEGER, REQUIRED_INTEGERS, Command, Example, pick, spec_of, whole
-from sublet.ops.nn.gradients import given, operand, result
+from sublet.ops.nn.command import REQUIRED_INTEGER, REQUIRED_INTEGERS, Command, pick, spec_of, whole
+from sublet.ops.nn.gradients import by, elementwise, given, operand, result
 from sublet.ops.nn.shapes import ANY, axes_in, axis_in, number_of, of_type, same_type
 from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
 from sublet.tensor import TensorSpec
@@ -249,10 +249,6 @@ def _flip_views(node: Node) -> tuple[Share, ...]:
     return whole(node) if all(shape[axis] == 1 for axis in axes_in(pick(node.attrs, "axes"), len(shape))) else ()
 
 
-def _flip_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    return [emit("nn.flip", given(grads), axes=pick(node.attrs, "axes"))]
-
-
 def _tile_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     x = of_type(specs[0], ANY)
     repeats = _per_axis(attrs, "repeats", len(x.shape), 1)
@@ -280,11 +276,6 @@ COMMANDS = (
         _transpose_back,
         {"axes": REQUIRED_INTEGERS},
         views=_transpose_views,
-        examples=(
-            Example(("f64[2,3,4]",), {"axes": (2, 0, 1)}),
-            Example(("f64[2,1,3]",), {"axes": (1, 0, -1)}),
-            Example(("bf16[3,4]",), {"axes": (1, 0)}),
-        ),
     ),
     Command(
         "slice",
@@ -294,13 +285,6 @@ COMMANDS = (
         _slice_back,
         {"starts": REQUIRED_INTEGERS, "ends": REQUIRED_INTEGERS, "steps": REQUIRED_INTEGERS},
         views=_slice_views,
-        examples=(
-            Example(("f64[4,3]",), {"starts": (1, 0), "ends": (3, 3), "steps": (1, 1)}),
-            Example(("f64[1,4,3]",), {"starts": (0, 2, 1), "ends": (1, 3, 3), "steps": (1, 5, 1)}),
-            Example(("f64[7,4]",), {"starts": (1, 1), "ends": (6, 3), "steps": (2, 1)}),
-            Example(("f32[4,5]",), {"starts": (0, 1), "ends": (4, 4), "steps": (1, 1)}),
-            Example(("i64[4] 0:9",), {"starts": (2,), "ends": (2,), "steps": (1,)}),
-        ),
     ),
     Command(
         "concat",
@@ -311,12 +295,6 @@ COMMANDS = (
         {"axis": REQUIRED_INTEGER},
         inputs=(1, MANY),
         parts=_concat_parts,
-        examples=(
-            Example(("f64[2,3]", "f64[1,3]"), {"axis": 0}),
-            Example(("f64[1,2,2]", "f64[1,0,2]", "f64[1,3,2]"), {"axis": -2}),
-            Example(("f64[2,3]", "f64[2,1]"), {"axis": 1}),
-            Example(("bf16[2,3]", "bf16[2,1]"), {"axis": 1}),
-        ),
     ),
     Command(
         "split",
@@ -327,12 +305,6 @@ COMMANDS = (
         {"axis": REQUIRED_INTEGER, "sizes": REQUIRED_INTEGERS},
         outputs=(1, MANY),
         views=_split_views,
-        examples=(
-            Example(("f64[4,3]",), {"axis": 0, "sizes": (1, 3)}),
-            Example(("f64[2,5]",), {"axis": -1, "sizes": (2, 0, 3)}),
-            Example(("f32[1,6]",), {"axis": 1, "sizes": (2, 4)}),
-            Example(("f32[6]",), {"axis": 0, "sizes": (1, 2, 3)}),
-        ),
     ),
     Command(
         "pad",
@@ -344,28 +316,15 @@ COMMANDS = (
         {"pads": REQUIRED_INTEGERS, "value": 0.0, "between": ()},
         views=_pad_views,
         parts=_pad_parts,
-        examples=(
-            Example(("f64[2,3]",), {"pads": (1, 0, 2, 1), "value": 1.5}),
-            Example(("f64[1,2,3]",), {"pads": (0, 1, 0, 0, 2, 0)}),
-            Example(("f64[3,2]",), {"pads": (1, 0, 0, 1), "between": (2, 0)}),
-            Example(("f64[1,3]",), {"pads": (1, 1, 2, 0), "between": (1, 0)}),
-            Example(("f64[2,3]",), {"pads": (0, 0, 0, 0)}),
-            Example(("i64[2] 0:9",), {"pads": (1, 1), "value": -3}),
-        ),
     ),
     Command(
         "flip",
         "The elements backwards along axes; along all for ().",
         _flip_infer,
         lambda x, axes: np.flip(x, axes or None),
-        _flip_back,
+        elementwise(by("nn.flip")),
         {"axes": ()},
         views=_flip_views,
-        examples=(
-            Example(("f64[2,3,4]",), {"axes": (0, -1)}),
-            Example(("f64[1,3]",), {"axes": (0,)}),
-            Example(("bf16[5]",)),
-        ),
     ),
     Command(
         "tile",
@@ -375,10 +334,5 @@ COMMANDS = (
         _tile_back,
         {"repeats": REQUIRED_INTEGERS},
         views=_tile_views,
-        examples=(
-            Example(("f64[2,1,3]",), {"repeats": (2, 3, 1)}),
-            Example(("f64[2,3]",), {"repeats": (1, 1)}),
-            Example(("f32[3]",), {"repeats": (2,)}),
-        ),
     ),
 )

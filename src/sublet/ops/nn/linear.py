@@ -10,7 +10,7 @@ import numpy as np
 
 from sublet.errors import SpecError
 from sublet.ir.graph import Node, Value
-from sublet.ops.nn.command import Command, Example, over_only, pick, spec_of
+from sublet.ops.nn.command import Command, over_only, pick, spec_of
 from sublet.ops.nn.gradients import given, operand, reshaped, to_shape
 from sublet.ops.nn.shapes import FLOATS, broadcast, present, same_type
 from sublet.ops.op import Attrs, Emit, Grads, Specs
@@ -163,14 +163,6 @@ COMMANDS: tuple[Command, ...] = (
         _matmul_gradient,
         {**_FLAGS},
         inputs=(2, 2),
-        examples=(
-            Example(("f64[3,4]", "f64[4,2]")),
-            Example(("f64[2,1,4,3]", "f64[3,4,2]"), {"transpose_a": 1}),
-            Example(("f64[2,3,4]", "f64[2,4]"), {"transpose_b": 1}),
-            Example(("f64[4,3]", "f64[2,2,4]"), {"transpose_a": 1, "transpose_b": 1}),
-            Example(("f32[2,3,5,4]", "f32[2,3,4,5]")),
-            Example(("f32[2,2,3,4]", "f32[2,4,5]")),
-        ),
     ),
     Command(
         "gemm",
@@ -181,12 +173,6 @@ COMMANDS: tuple[Command, ...] = (
         {"alpha": 1.0, "beta": 1.0, **_FLAGS},
         inputs=(2, 3),
         inplace=over_only((0, 2)),
-        examples=(
-            Example(("f64[3,4]", "f64[4,2]", "f64[2]"), {"alpha": 0.5, "beta": 2.0}),
-            Example(("f64[4,3]", "f64[2,4]", "f64[3,2]"), {"transpose_a": 1, "transpose_b": 1}),
-            Example(("f64[3,4]", "f64[2,4]"), {"alpha": -1.5, "transpose_b": 1}),
-            Example(("f32[4,3]", "f32[4,2]", "f32[3,1]"), {"transpose_a": 1}),
-        ),
     ),
     Command(
         "linear",
@@ -195,11 +181,5 @@ COMMANDS: tuple[Command, ...] = (
         _linear,
         _linear_gradient,
         inputs=(2, 3),
-        examples=(
-            Example(("f64[2,3,4]", "f64[5,4]", "f64[5]")),
-            Example(("f64[3,4]", "f64[5,4]")),
-            Example(("f64[4]", "f64[5,4]", "_")),
-            Example(("f32[3,4]", "f32[2,4]", "f32[2]")),
-        ),
     ),
 )

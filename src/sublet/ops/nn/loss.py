@@ -14,8 +14,8 @@ import numpy as np
 from sublet.errors import SpecError
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn.activation import sigmoid
-from sublet.ops.nn.command import Command, Example, over, over_only, pick, spec_of
-from sublet.ops.nn.gradients import given, one_minus, operand, result, total
+from sublet.ops.nn.command import Command, Compute, over, over_only, pick, spec_of
+from sublet.ops.nn.gradients import by, elementwise, given, one_minus, operand, result, total
 from sublet.ops.nn.shapes import FLOATS, INDICES, equal, of_type
 from sublet.ops.nn.softmax import softmax
 from sublet.ops.op import Attrs, ByParts, Emit, Grads, Shares, Specs
@@ -25,6 +25,8 @@ TINY = 1e-12
 """The gradient of binary cross entropy divides by p (1 - p), and by no less than this (as in PyTorch)."""
 LOWEST_LOG = -100
 """Binary cross entropy takes no logarithm for less than this (as in PyTorch)."""
+
+OVER_ANY = over(0, 1, 2)
 
 
 # Classes: one label a row.
@@ -114,11 +116,6 @@ def _softmax_cross_entropy_parts(emit: Emit, node: Node) -> Sequence[Value]:
     return [emit("nn.mul", emit("nn.sub", p, one), _column(emit, weight))]
 
 
-def _cross_entropy_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    p, labels = operand(node, 0), operand(node, 1)
-    return [emit("nn.categorical_cross_entropy_gradient", given(grads), p, labels), None]
-
-
 def _softmax_cross_entropy_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
     """From the probabilities, so that they may be written over the scores."""
     dloss, dp = grads
@@ -148,67 +145,45 @@ def _alike(*roles: str) -> Callable[[Specs, Attrs], tuple[TensorSpec, ...]]:
 def _pairwise(
     name: str,
     text: str,
-    compute: Callable[..., Any],
+    compute: Compute,
     target: Callable[[Emit, Node, Value], Value],
+    gradient: Compute,
+    slope: Callable[[Emit, Node, Value, Value], Value],
+    inplace: Shares = OVER_ANY,
     attrs: dict[str, Attr] | None = None,
-    domain: str = "",
-) -> Command:
-    """`<name>(x, t) -> loss`; `target` is the gradient by t, the gradient by x is a command of its own."""
+) -> tuple[Command, Command]:
+    """`<name>(x, t) -> loss` and `<name>_gradient(dloss, x, t) -> dx`.
 
-    def gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    `target` is the gradient of the loss by t; `slope` is its derivative by x in smaller commands.
+    """
+
+    def rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
         dloss, x, t = given(grads), operand(node, 0), operand(node, 1)
         return [emit(f"nn.{name}_gradient", dloss, x, t, **node.attrs), target(emit, node, dloss)]
-
-    kinds = [(f"{dtype}[3,5] {domain}".strip(), f"{dtype}[3,5] 0.1:0.9") for dtype in ("f64", "f32")]
-    examples = tuple(Example(kind, use) for kind in kinds for use in _uses(attrs))
-    return Command(
-        name, text, _alike("x", "t"), compute, gradient, attrs or {}, (2, 2), inplace=over(0, 1), examples=examples
-    )
-
-
-def _pairwise_gradient(
-    name: str,
-    compute: Callable[..., Any],
-    slope: Callable[[Emit, Node, Value, Value], Value],
-    inplace: Shares,
-    attrs: dict[str, Attr] | None = None,
-    domain: str = "",
-) -> Command:
-    """`<name>_gradient(dloss, x, t) -> dx`; `slope` is the derivative in smaller commands."""
 
     def expand(emit: Emit, node: Node) -> Sequence[Value]:
         dloss, x, t = (operand(node, i) for i in range(3))
         return [emit("nn.mul", dloss, slope(emit, node, x, t))]
 
-    kinds = [(f"{k}[3,5]", f"{k}[3,5] {domain}".strip(), f"{k}[3,5] 0.1:0.9") for k in ("f64", "f32")]
-    examples = tuple(Example(kind, use) for kind in kinds for use in _uses(attrs))
-    infer = _alike("the gradient", "x", "t")
-    text = f"The gradient of nn.{name} by x: (dloss, x, t) -> dx."
-    return Command(
-        f"{name}_gradient",
-        text,
-        infer,
-        compute,
-        ByParts(expand),
-        attrs or {},
-        (3, 3),
-        inplace=inplace,
-        examples=examples,
+    return (
+        Command(name, text, _alike("x", "t"), compute, rule, attrs or {}, inputs=(2, 2), inplace=over(0, 1)),
+        Command(
+            f"{name}_gradient",
+            f"The gradient of nn.{name} by x: (dloss, x, t) -> dx.",
+            _alike("the gradient", "x", "t"),
+            gradient,
+            ByParts(expand),
+            attrs or {},
+            inputs=(3, 3),
+            inplace=inplace,
+        ),
     )
 
 
-def _uses(attrs: dict[str, Attr] | None) -> tuple[dict[str, Attr], ...]:
-    return ({}, {"beta": 0.3}) if attrs else ({},)
-
-
-def _neg_of_gradient(name: str) -> Callable[[Emit, Node, Value], Value]:
+def _neg_of_gradient(emit: Emit, node: Node, dloss: Value) -> Value:
     """Of a loss of x - t."""
-
-    def target(emit: Emit, node: Node, dloss: Value) -> Value:
-        by_x = emit(f"nn.{name}_gradient", dloss, operand(node, 0), operand(node, 1), **node.attrs)
-        return emit("nn.neg", by_x)
-
-    return target
+    by_x = emit(f"{node.op}_gradient", dloss, operand(node, 0), operand(node, 1), **node.attrs)
+    return emit("nn.neg", by_x)
 
 
 def _logits_target(emit: Emit, node: Node, dloss: Value) -> Value:
@@ -256,13 +231,8 @@ COMMANDS = (
         "-log p at the label: p [..., C], labels [...] -> [...]. A negative label has none: 0.",
         _loss_infer,
         _cross_entropy,
-        _cross_entropy_rule,
+        elementwise(by("nn.categorical_cross_entropy_gradient", 0, 1), None),
         inputs=(2, 2),
-        examples=(
-            Example(("f64[4,3] 0.1:1", "i64[4] 0:3")),
-            Example(("f64[2,3,4] 0.1:1", "i32[2,3] -1:4")),
-            Example(("f32[4,3] 0.1:1", "i64[4] -1:3")),
-        ),
     ),
     Command(
         "categorical_cross_entropy_gradient",
@@ -272,10 +242,6 @@ COMMANDS = (
         ByParts(_cross_entropy_parts),
         inputs=(3, 3),
         inplace=over_only((0, 1)),
-        examples=(
-            Example(("f64[4]", "f64[4,3] 0.1:1", "i64[4] -1:3")),
-            Example(("f32[2,3]", "f32[2,3,4] 0.1:1", "i32[2,3] 0:4")),
-        ),
     ),
     Command(
         "softmax_cross_entropy",
@@ -287,11 +253,6 @@ COMMANDS = (
         inputs=(2, 2),
         outputs=(2, 2),
         inplace=over(0, output=1),
-        examples=(
-            Example(("f64[4,3]", "i64[4] 0:3")),
-            Example(("f64[2,3,4]", "i32[2,3] -1:4")),
-            Example(("f32[4,3]", "i64[4] -1:3")),
-        ),
     ),
     Command(
         "softmax_cross_entropy_gradient",
@@ -301,51 +262,39 @@ COMMANDS = (
         ByParts(_softmax_cross_entropy_parts),
         inputs=(3, 3),
         inplace=over(1),
-        examples=(
-            Example(("f64[4]", "f64[4,3] 0:1", "i64[4] -1:3")),
-            Example(("f32[2,3]", "f32[2,3,4] 0:1", "i32[2,3] 0:4")),
-        ),
     ),
-    _pairwise(
+    *_pairwise(
         "sigmoid_binary_cross_entropy",
         "Binary cross entropy of sigmoid(x) with targets t in [0, 1], for each element.",
         lambda x, t: (np.maximum(x, 0) - x * t) + np.log1p(np.exp(-np.abs(x))),
         _logits_target,
-    ),
-    _pairwise_gradient(
-        "sigmoid_binary_cross_entropy",
         lambda dloss, x, t: dloss * (sigmoid(x) - t),
         _logits_slope,
         over_only((0, 1)),
     ),
-    _pairwise(
+    *_pairwise(
         "binary_cross_entropy",
         "Binary cross entropy of probabilities x with targets t in [0, 1], for each element; at most 100.",
         _binary_cross_entropy,
         _probabilities_target,
-        domain="0.1:0.9",
-    ),
-    _pairwise_gradient(
-        "binary_cross_entropy",
         lambda dloss, p, t: dloss * (p - t) / np.maximum(p * (1 - p), TINY),
         _probabilities_slope,
-        over(0, 1, 2),
-        domain="0.1:0.9",
     ),
-    _pairwise("mse", "(x - t)^2, for each element.", lambda x, t: (x - t) ** 2, _neg_of_gradient("mse")),
-    _pairwise_gradient("mse", lambda dloss, x, t: 2 * dloss * (x - t), _mse_slope, over(0, 1, 2)),
-    _pairwise(
+    *_pairwise(
+        "mse",
+        "(x - t)^2, for each element.",
+        lambda x, t: (x - t) ** 2,
+        _neg_of_gradient,
+        lambda dloss, x, t: 2 * dloss * (x - t),
+        _mse_slope,
+    ),
+    *_pairwise(
         "smooth_l1",
         "(x - t)^2 / (2 beta) where |x - t| is below beta, |x - t| - beta / 2 elsewhere (Girshick 2015).",
         _smooth_l1,
-        _neg_of_gradient("smooth_l1"),
-        {"beta": 1.0},
-    ),
-    _pairwise_gradient(
-        "smooth_l1",
+        _neg_of_gradient,
         lambda dloss, x, t, beta: dloss * np.clip((x - t) / beta, -1, 1),
         _smooth_l1_slope,
-        over(0, 1, 2),
-        {"beta": 1.0},
+        attrs={"beta": 1.0},
     ),
 )

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 from sublet.errors import SpecError
-from sublet.ir.graph import Node, Value
+from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn import forms
-from sublet.ops.nn.command import REQUIRED_INTEGER, Command, Example, over_only, pick, spec_of
+from sublet.ops.nn.command import REQUIRED_INTEGER, Command, Required, over_only, pick, spec_of
 from sublet.ops.nn.forms import Form, batch_form, group_form, layer_form, rms_form
 from sublet.ops.nn.gradients import operand, reshaped, result, scaled, total
 from sublet.ops.nn.shapes import FLOATS, axis_in, equal, of_type, present, same_type
@@ -203,30 +203,10 @@ def _inference_parts(emit: Emit, node: Node) -> Sequence[Value]:
     return [reshaped(emit, emit("nn.add", moved, reshaped(emit, shift, form.kept)), spec_of(x).shape)]
 
 
-def _batch_examples(full: int, *vectors: str) -> tuple[Example, ...]:
-    """`full` inputs like x, then vectors of one number a channel in a range."""
-    cases = (("f64", "3,2,2,2", 2, {"axis": 1}), ("f64", "2,3,2", 2, {"axis": -1}), ("f32", "4,3", 3, {"axis": 1}))
-    return tuple(
-        Example((*[f"{t}[{shape}]"] * full, *(f"{t}[{channels}] {range_}" for range_ in vectors)), attrs)
-        for t, shape, channels, attrs in cases
-    )
-
-
-def _norm_examples(full: int, attrs: dict[str, Any], kept: str, affine: str, vectors: int, stats: int) -> Any:
-    """With all of `vectors` (scale, bias), with the first of them, and with none."""
-    shape = "2,4,3"
-    found = []
-    for t, given in (("f64", vectors), ("f64", 0), ("f32", 1)):
-        scales = [f"{t}[{affine}]"] * given + ["_"] * (vectors - given)
-        found.append(Example((*[f"{t}[{shape}]"] * full, *scales, *[f"{t}[{kept}] 0.5:1.5"] * stats), attrs))
-    return tuple(found)
-
-
 def _row_commands(
-    name: str, text: str, compute: Any, gradient: Any, form_of: Any, scales: int, **how: Any
+    name: str, text: str, compute: Any, gradient: Any, form_of: Any, scales: int, over: dict[str, Attr | Required]
 ) -> tuple[Command, ...]:
     """A norm over rows or groups, and its gradient command. `scales` counts scale and bias, as do the statistics."""
-    (key, default), kept, affine, use = how["attr"], how["kept"], how["affine"], how["use"]
     stats = ("mean", "rstd")[-scales:]
     gradient_name = f"{name}_gradient"
     return (
@@ -236,11 +216,10 @@ def _row_commands(
             _norm_infer(scales),
             compute,
             _norm_rule(f"nn.{gradient_name}", form_of),
-            {key: default, "epsilon": 1e-5},
+            {**over, "epsilon": 1e-5},
             inputs=(1, 1 + scales),
             outputs=(1 + scales, 1 + scales),
             inplace=over_only((0, 0)),
-            examples=_norm_examples(1, {key: use}, kept, affine, scales, 0),
         ),
         Command(
             gradient_name,
@@ -248,11 +227,10 @@ def _row_commands(
             _norm_gradient_infer(stats, 1 + scales),
             gradient,
             _gradient_parts(form_of),
-            {key: default},
+            over,
             inputs=(3 + scales, 3 + scales),
             outputs=(1, 1 + scales),
             inplace=over_only((0, 0), (0, 1)),
-            examples=_norm_examples(2, {key: use}, kept, affine, 1, scales),
         ),
     )
 
@@ -270,7 +248,6 @@ COMMANDS: tuple[Command, ...] = (
         inputs=(5, 5),
         outputs=(5, 5),
         inplace=over_only((0, 0), (1, 3), (2, 4)),
-        examples=_batch_examples(1, "-2:2", "-2:2", "-1:1", "0.5:2"),
     ),
     Command(
         "batch_norm_gradient",
@@ -282,7 +259,6 @@ COMMANDS: tuple[Command, ...] = (
         inputs=(5, 5),
         outputs=(3, 3),
         inplace=over_only((0, 0), (0, 1)),
-        examples=_batch_examples(2, "-2:2", "-1:1", "0.5:1.5"),
     ),
     Command(
         "batch_norm_inference",
@@ -293,7 +269,6 @@ COMMANDS: tuple[Command, ...] = (
         {"epsilon": 1e-5, "axis": 1},
         inputs=(5, 5),
         inplace=over_only((0, 0)),
-        examples=_batch_examples(1, "-2:2", "-2:2", "-1:1", "0.5:2"),
     ),
     *_row_commands(
         "layer_norm",
@@ -303,10 +278,7 @@ COMMANDS: tuple[Command, ...] = (
         forms.layer_gradient,
         layer_form,
         2,
-        attr=("axes", 1),
-        use=2,
-        kept="2",
-        affine="4,3",
+        {"axes": 1},
     ),
     *_row_commands(
         "group_norm",
@@ -316,10 +288,7 @@ COMMANDS: tuple[Command, ...] = (
         forms.group_gradient,
         group_form,
         2,
-        attr=("groups", REQUIRED_INTEGER),
-        use=2,
-        kept="2,2",
-        affine="4",
+        {"groups": REQUIRED_INTEGER},
     ),
     *_row_commands(
         "rms_norm",
@@ -328,9 +297,6 @@ COMMANDS: tuple[Command, ...] = (
         forms.rms_gradient,
         rms_form,
         1,
-        attr=("axes", 1),
-        use=1,
-        kept="2,4",
-        affine="3",
+        {"axes": 1},
     ),
 )

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from sublet.errors import SpecError
-from sublet.ir.graph import Attr
-from sublet.ops.nn.command import Command, Example, over_only, pick
+from sublet.ops.nn.command import Command, over_only, pick
 from sublet.ops.nn.shapes import FLOATS, equal, of_type
 from sublet.ops.op import Attrs, Specs
 from sublet.tensor import DType, TensorSpec
@@ -148,15 +147,8 @@ def _rmsprop(
     return w - float(lr) * kept, v, kept
 
 
-def _example(dtype: str, *states: str, **attrs: Attr) -> Example:
-    """Weights [3, 4], with the range of each state; "step" stands for the step."""
-    kinds = ["i64[] 1:9" if state == "step" else f"{dtype}[3,4] {state}" for state in states]
-    return Example((f"{dtype}[3,4]", f"{dtype}[3,4]", "f32[] 0.01:0.1", *kinds), attrs)
-
-
 def _adaptive(name: str, text: str, compute: Callable[..., Any], epsilon: float, decay: float) -> Command:
     """`<name>(w, grad, lr, m, v, step) -> (w', m', v')`."""
-    states = ("-1:1", "0.1:2", "step")
     return Command(
         name,
         text,
@@ -166,11 +158,6 @@ def _adaptive(name: str, text: str, compute: Callable[..., Any], epsilon: float,
         inputs=(6, 6),
         outputs=(3, 3),
         inplace=over_only((0, 0), (1, 3), (2, 4)),
-        examples=(
-            _example("f64", *states),
-            _example("f32", *states, beta1=0.8, beta2=0.9, decay=0.1),
-            _example("f64", *states, decay=0.1, epsilon=0.01),
-        ),
     )
 
 
@@ -184,12 +171,6 @@ COMMANDS = (
         inputs=(3, 4),
         outputs=(1, 2),
         inplace=over_only((0, 0), (1, 3)),
-        examples=(
-            _example("f64"),
-            _example("f32", decay=0.1),
-            _example("f64", "-1:1", momentum=0.9, dampening=0.3, decay=0.1),
-            _example("f32", "-1:1", momentum=0.9, nesterov=1),
-        ),
     ),
     _adaptive(
         "adam",
@@ -221,10 +202,5 @@ COMMANDS = (
         inputs=(4, 5),
         outputs=(2, 3),
         inplace=over_only((0, 0), (1, 3), (2, 4)),
-        examples=(
-            _example("f64", "0.1:2"),
-            _example("f64", "0.1:2", "-1:1", momentum=0.9, decay=0.1),
-            _example("f32", "0.1:2", "-1:1", momentum=0.9, alpha=0.9),
-        ),
     ),
 )

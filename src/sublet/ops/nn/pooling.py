@@ -13,8 +13,8 @@ import numpy as np
 
 from sublet.errors import SpecError
 from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.nn.command import REQUIRED_INTEGERS, Command, Example, Required, pick, spec_of
-from sublet.ops.nn.gradients import given, operand
+from sublet.ops.nn.command import REQUIRED_INTEGERS, Command, Required, pick, spec_of
+from sublet.ops.nn.gradients import by, elementwise, given, operand
 from sublet.ops.nn.shapes import FLOATS, equal, of_type, same_type, shape_given
 from sublet.ops.nn.windows import Extents, Windows, from_first, image, shape_of, to_first, windows
 from sublet.ops.op import Attrs, Emit, Grads, Specs
@@ -137,19 +137,6 @@ def _avg_pool_gradient(dy: Any, layout: str, count_include_pad: int, shape: Exte
     return from_first(whole[over.inside(spatial)], layout)
 
 
-def _max_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    return [emit("nn.max_pool_gradient", given(grads), operand(node, 0), **node.attrs)]
-
-
-def _max_gradient_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    """Where the maxima are does not change with x, almost everywhere."""
-    return [emit("nn.max_pool_gather", given(grads), operand(node, 1), **node.attrs), None]
-
-
-def _gather_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    return [emit("nn.max_pool_gradient", given(grads), operand(node, 1), **node.attrs), None]
-
-
 def _average_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
     shape = spec_of(operand(node, 0)).shape
     return [emit("nn.avg_pool_gradient", given(grads), shape=shape, **node.attrs)]
@@ -160,53 +147,33 @@ def _average_gradient_rule(emit: Emit, node: Node, grads: Grads) -> Sequence[Val
     return [emit("nn.avg_pool", given(grads), **attrs)]
 
 
-_OVERLAPPING: dict[str, Attr] = {"kernel": (3, 2), "strides": (2, 1), "pads": (1, 0, 1, 1)}
-_CEIL: dict[str, Attr] = {"kernel": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1), "ceil": 1, "layout": "nhwc"}
-_LINE: dict[str, Attr] = {"kernel": (2,)}
-_CUBE: dict[str, Attr] = {"kernel": (2, 2, 2), "strides": (1, 2, 1)}
-
 COMMANDS: tuple[Command, ...] = (
     Command(
         "max_pool",
         "The maximum of each window over 1 to 3 spatial axes. Without strides windows lie side by side.",
         _pool_infer,
         _max_pool,
-        _max_rule,
+        elementwise(by("nn.max_pool_gradient", 0)),
         MAX,
-        examples=(
-            Example(("f64[2,2,5,4]",), _OVERLAPPING),
-            Example(("f64[2,6,5,3]",), _CEIL),
-            Example(("f64[1,2,6]",), {"kernel": (2,), "strides": (1,), "dilations": (2,), "pads": (1, 1)}),
-            Example(("f32[2,2,3,4,3]",), _CUBE),
-        ),
     ),
     Command(
         "max_pool_gradient",
         "The gradient of nn.max_pool: (dy, x) -> dx. The maxima are found again, the first of equal ones.",
         _max_gradient_infer,
         _max_pool_gradient,
-        _max_gradient_rule,
+        # Where the maxima are does not change with x, almost everywhere.
+        elementwise(by("nn.max_pool_gather", 1), None),
         MAX,
         inputs=(2, 2),
-        examples=(
-            Example(("f64[2,4,3,3]", "f64[2,6,5,3]"), _CEIL),
-            Example(("f64[1,2,3]", "f64[1,2,6]"), _LINE),
-            Example(("f32[2,2,2,2,2]", "f32[2,2,3,4,3]"), _CUBE),
-        ),
     ),
     Command(
         "max_pool_gather",
         "What stands in a tensor like x where the maxima of x are: the gradient of nn.max_pool_gradient.",
         _gather_infer,
         _max_pool_gather,
-        _gather_rule,
+        elementwise(by("nn.max_pool_gradient", 1), None),
         MAX,
         inputs=(2, 2),
-        examples=(
-            Example(("f64[2,6,5,3]", "f64[2,6,5,3]"), _CEIL),
-            Example(("f64[1,2,6]", "f64[1,2,6]"), _LINE),
-            Example(("f32[2,2,3,4,3]", "f32[2,2,3,4,3]"), _CUBE),
-        ),
     ),
     Command(
         "avg_pool",
@@ -215,13 +182,6 @@ COMMANDS: tuple[Command, ...] = (
         _avg_pool,
         _average_rule,
         AVERAGE,
-        examples=(
-            Example(("f64[2,2,5,4]",), {**_OVERLAPPING, "count_include_pad": 1}),
-            Example(("f64[2,6,5,3]",), _CEIL),
-            Example(("f64[2,6,5,3]",), {**_CEIL, "count_include_pad": 1}),
-            Example(("f32[1,2,6]",), _LINE),
-            Example(("f32[2,2,3,4,3]",), _CUBE),
-        ),
     ),
     Command(
         "avg_pool_gradient",
@@ -230,10 +190,5 @@ COMMANDS: tuple[Command, ...] = (
         _avg_pool_gradient,
         _average_gradient_rule,
         {**AVERAGE, "shape": REQUIRED_INTEGERS},
-        examples=(
-            Example(("f64[2,4,3,3]",), {**_CEIL, "shape": (2, 6, 5, 3)}),
-            Example(("f64[1,2,3]",), {**_LINE, "shape": (1, 2, 6)}),
-            Example(("f32[2,2,2,2,2]",), {**_CUBE, "shape": (2, 2, 3, 4, 3)}),
-        ),
     ),
 )

@@ -7,17 +7,16 @@ one run, or one round of a loop, to the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from sublet.errors import SpecError
-from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.nn.command import REQUIRED_INTEGERS, REQUIRED_NUMBER, Command, Example, Required, over, pick, whole
-from sublet.ops.nn.gradients import given, operand
+from sublet.ir.graph import Attr, Node
+from sublet.ops.nn.command import REQUIRED_INTEGERS, REQUIRED_NUMBER, Command, Compute, Required, over, pick, whole
+from sublet.ops.nn.gradients import by, elementwise
 from sublet.ops.nn.shapes import FLOATS, INDICES, of_type, shape_given, type_named
-from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
+from sublet.ops.op import Attrs, Infer, Share, Specs
 from sublet.tensor import DType, TensorSpec
 
 
@@ -88,58 +87,24 @@ def _dropout_views(node: Node) -> tuple[Share, ...]:
     return whole(node) if node.attrs["rate"] == 0 else ()
 
 
-def _same_mask(op: str) -> Callable[[Emit, Node, Grads], Sequence[Value | None]]:
-    """Dropout is linear: its gradient drops the same elements, with a mask that is drawn again and never kept."""
-
-    def gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-        attrs = {name: pick(node.attrs, name) for name in ("rate", "stream")}
-        return [emit(op, given(grads), operand(node, 1), **attrs), None]
-
-    return gradient
-
-
 def _dropping(name: str, text: str, gradient: str) -> Command:
+    """Dropout is linear: its gradient drops the same elements, with a mask that is drawn again and never kept."""
     return Command(
         name,
         text,
         _dropout_infer,
         _dropout,
-        _same_mask(gradient),
+        elementwise(by(gradient, 1), None),
         {"rate": REQUIRED_NUMBER, "stream": 0},
         inputs=(2, 2),
         views=_dropout_views,
         inplace=over(0),
-        examples=(
-            Example(("f64[4,5]", "i64[] 0:100"), {"rate": 0.4}),
-            Example(("f32[7]", "i64[] 0:100"), {"rate": 0.25, "stream": 3}),
-            Example(("bf16[7]", "i32[] -9:0"), {"rate": 0.1}),
-            Example(("f64[7]", "i64[] 0:100"), {"rate": 0.0}),
-        ),
     )
 
 
-def _drawing(
-    name: str, text: str, infer: Any, compute: Any, first: tuple[str, float], second: tuple[str, float]
-) -> Command:
-    given_attrs: dict[str, Attr | Required] = {
-        "shape": REQUIRED_INTEGERS,
-        "dtype": "f32",
-        first[0]: first[1],
-        second[0]: second[1],
-        "stream": 0,
-    }
-    return Command(
-        name,
-        text,
-        infer,
-        compute,
-        attrs=given_attrs,
-        examples=(
-            Example(("i64[] 0:100",), {"shape": (3, 4)}),
-            Example(("i64[] -100:0",), {"shape": (5,), "dtype": "f64", first[0]: -1.5, second[0]: 2.5, "stream": 7}),
-            Example(("i32[] 0:100",), {"shape": (7,), "dtype": "bf16", "stream": 1}),
-        ),
-    )
+def _drawing(name: str, text: str, infer: Infer, compute: Compute, numbers: dict[str, Attr | Required]) -> Command:
+    attrs = {"shape": REQUIRED_INTEGERS, "dtype": "f32", **numbers, "stream": 0}
+    return Command(name, text, infer, compute, attrs=attrs)
 
 
 COMMANDS = (
@@ -148,16 +113,14 @@ COMMANDS = (
         "Numbers drawn evenly from [low, high): a function of the key and the stream.",
         _uniform_infer,
         _uniform,
-        ("low", 0.0),
-        ("high", 1.0),
+        {"low": 0.0, "high": 1.0},
     ),
     _drawing(
         "random_normal",
         "Numbers drawn from a normal distribution: a function of the key and the stream.",
         _normal_infer,
         _normal,
-        ("mean", 0.0),
-        ("std", 1.0),
+        {"mean": 0.0, "std": 1.0},
     ),
     _dropping(
         "dropout",

@@ -17,7 +17,7 @@ from sublet.ir.graph import Node, Value
 from sublet.ops.nn import cells
 from sublet.ops.nn.activation import sigmoid
 from sublet.ops.nn.cells import state, widened
-from sublet.ops.nn.command import Command, Example, over_only, spec_of
+from sublet.ops.nn.command import Command, over_only, spec_of
 from sublet.ops.nn.gradients import operand, product, result, total, zeros
 from sublet.ops.nn.layout import cut
 from sublet.ops.nn.shapes import FLOATS, equal, of_type, present, same_type
@@ -270,15 +270,6 @@ def _gru_parts(emit: Emit, node: Node) -> Sequence[Value]:
     return [_stacked(emit, of_x), _stacked(emit, of_h), dh]
 
 
-def _uses(*texts: str) -> tuple[Example, ...]:
-    """One example a text: its type, then its inputs by shape, "_" for an omitted one."""
-    found = []
-    for text in texts:
-        t, *shapes = text.split()
-        found.append(Example(tuple(shape if shape == "_" else f"{t}[{shape}] -1:1" for shape in shapes)))
-    return tuple(found)
-
-
 COMMANDS: tuple[Command, ...] = (
     *cells.COMMANDS,
     Command(
@@ -291,11 +282,6 @@ COMMANDS: tuple[Command, ...] = (
         _lstm_rule,
         inputs=(5, 7),
         outputs=(5, 5),
-        examples=_uses(
-            "f64 3,2,3 2,2 2,2 8,3 8,2 8 8",
-            "f64 1,2,1 2,2 2,2 8,1 8,2 _ 8",
-            "f32 2,3,2 3,2 3,2 8,2 8,2",
-        ),
     ),
     Command(
         "lstm_gradient",
@@ -306,11 +292,6 @@ COMMANDS: tuple[Command, ...] = (
         inputs=(9, 9),
         outputs=(3, 3),
         inplace=over_only((0, 7)),
-        examples=_uses(
-            "f64 2,2,2 2,2 2,2 2,2,8 2,2,2 8,2 2,2 2,2,8 2,2,2",
-            "f64 2,2,2 _ _ _ _ 8,2 2,2 2,2,8 2,2,2",
-            "f32 _ 3,2 3,2 _ _ 8,2 3,2 3,3,8 3,3,2",
-        ),
     ),
     Command(
         "gru",
@@ -321,7 +302,6 @@ COMMANDS: tuple[Command, ...] = (
         _gru_rule,
         inputs=(4, 6),
         outputs=(4, 4),
-        examples=_uses("f64 3,2,3 2,2 6,3 6,2 6 6", "f64 1,2,1 2,2 6,1 6,2 _ 6", "f32 2,3,2 3,2 6,2 6,2"),
     ),
     Command(
         "gru_gradient",
@@ -332,10 +312,5 @@ COMMANDS: tuple[Command, ...] = (
         inputs=(9, 9),
         outputs=(3, 3),
         inplace=over_only((0, 7)),
-        examples=_uses(
-            "f64 2,2,2 2,2 2,2,6 2,2,2 6,2 2,2 2,2,2 2,2,6 2,2,2",
-            "f64 2,2,2 _ _ _ 6,2 2,2 2,2,2 2,2,6 2,2,2",
-            "f32 _ 3,2 _ _ 6,2 3,2 3,3,2 3,3,6 3,3,2",
-        ),
     ),
 )

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sublet.errors import SpecError
-from sublet.ir.graph import Node, Value
-from sublet.ops.nn.command import REQUIRED_INTEGERS, Command, Example, pick, spec_of, whole
+from sublet.ir.graph import Attr, Node, Value
+from sublet.ops.nn.command import REQUIRED_INTEGERS, Command, Compute, Required, pick, spec_of, whole
 from sublet.ops.nn.gradients import given, operand, result
 from sublet.ops.nn.shapes import FLOATS, of_type
 from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
@@ -73,41 +73,26 @@ def _views(node: Node) -> tuple[Share, ...]:
     return whole(node) if spec_of(operand(node, 0)) == spec_of(result(node)) else ()
 
 
-def _other(op: str, emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
-    attrs = {name: pick(node.attrs, name) for name in ("mode", "align_corners")}
-    return [emit(op, given(grads), size=spec_of(operand(node, 0)).shape[2:], **attrs)]
+def _resampling(name: str, text: str, compute: Compute, other: str) -> Command:
+    def gradient(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+        attrs = {name: pick(node.attrs, name) for name in ("mode", "align_corners")}
+        return [emit(other, given(grads), size=spec_of(operand(node, 0)).shape[2:], **attrs)]
+
+    attrs: dict[str, Attr | Required] = {"size": REQUIRED_INTEGERS, "mode": "nearest", "align_corners": False}
+    return Command(name, text, _sized, compute, gradient, attrs, views=_views)
 
 
 COMMANDS = (
-    Command(
+    _resampling(
         "upsample",
         "Images [N, C, H, W] of another size, nearest or bilinear; positions as in PyTorch.",
-        _sized,
         _upsample,
-        lambda emit, node, grads: _other("nn.upsample_gradient", emit, node, grads),
-        {"size": REQUIRED_INTEGERS, "mode": "nearest", "align_corners": False},
-        views=_views,
-        examples=(
-            Example(("f64[1,2,3,2]",), {"size": (6, 5)}),
-            Example(("f64[2,1,3,4]",), {"size": (5, 8), "mode": "bilinear"}),
-            Example(("f64[1,1,3,1]",), {"size": (7, 3), "mode": "bilinear", "align_corners": 1}),
-            Example(("f32[1,2,3,3]",), {"size": (3, 3), "mode": "bilinear"}),
-            Example(("f32[1,2,4,4]",), {"size": (2, 3)}),
-        ),
+        "nn.upsample_gradient",
     ),
-    Command(
+    _resampling(
         "upsample_gradient",
         "The gradient of nn.upsample, of images of the size `size`: dy -> dx.",
-        _sized,
         _upsample_gradient,
-        lambda emit, node, grads: _other("nn.upsample", emit, node, grads),
-        {"size": REQUIRED_INTEGERS, "mode": "nearest", "align_corners": False},
-        views=_views,
-        examples=(
-            Example(("f64[1,2,6,4]",), {"size": (3, 2)}),
-            Example(("f64[2,1,5,8]",), {"size": (3, 4), "mode": "bilinear"}),
-            Example(("f64[1,1,7,3]",), {"size": (3, 1), "mode": "bilinear", "align_corners": 1}),
-            Example(("f32[1,2,3,5]",), {"size": (2, 2)}),
-        ),
+        "nn.upsample",
     ),
 )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.nn.activation import OVER_EITHER, pair
-from sublet.ops.nn.command import Command, Example, over, pick
-from sublet.ops.nn.gradients import elementwise, operand, result
-from sublet.ops.nn.shapes import axis_in, like_first
+from sublet.ir.graph import Node, Value
+from sublet.ops.nn.activation import activation
+from sublet.ops.nn.command import pick
+from sublet.ops.nn.gradients import operand
+from sublet.ops.nn.shapes import axis_in
 from sublet.ops.op import Attrs, ByParts, Emit, Infer, Specs
 from sublet.tensor import TensorSpec
 
@@ -53,40 +53,23 @@ def _along(infer: Infer) -> Infer:
     return checked
 
 
-_AXES: tuple[tuple[str, Mapping[str, Attr]], ...] = (("f64[2,3,4]", {}), ("f64[3,4]", {"axis": 0}), ("f32[2,3]", {}))
-
-
-def _normalised(name: str, text: str, compute: Callable[..., Any]) -> Command:
-    """Softmax or log-softmax along an axis, in place."""
-    examples = tuple(Example((kind,), use) for kind, use in _AXES)
-    rule = elementwise(lambda emit, node, grad: emit(f"nn.{name}_gradient", grad, result(node), **node.attrs))
-    return Command(name, text, _along(like_first), compute, rule, {"axis": -1}, inplace=over(0), examples=examples)
-
-
-def _normalised_backward(
-    name: str, text: str, compute: Callable[..., Any], expand: Callable[[Emit, Node], Sequence[Value]]
-) -> Command:
-    """`<name>(dy, y) -> dx`, in place."""
-    examples = tuple(Example((kind, kind), use) for kind, use in _AXES)
-    rule = ByParts(expand)
-    return Command(
-        name, text, _along(pair), compute, rule, {"axis": -1}, (2, 2), inplace=OVER_EITHER, examples=examples
-    )
-
-
 COMMANDS = (
-    _normalised("softmax", "Exponentials, scaled to sum to 1 along an axis.", softmax),
-    _normalised_backward(
-        "softmax_gradient",
-        "The gradient of nn.softmax: (dy, y) -> dx.",
+    *activation(
+        "softmax",
+        "Exponentials, scaled to sum to 1 along an axis.",
+        softmax,
         lambda dy, y, axis: y * (dy - (dy * y).sum(axis=axis, keepdims=True)),
-        _weighted,
+        ByParts(_weighted),
+        attrs={"axis": -1},
+        checked=_along,
     ),
-    _normalised("log_softmax", "The logarithm of nn.softmax along an axis, without underflow.", log_softmax),
-    _normalised_backward(
-        "log_softmax_gradient",
-        "The gradient of nn.log_softmax: (dy, y) -> dx.",
+    *activation(
+        "log_softmax",
+        "The logarithm of nn.softmax along an axis, without underflow.",
+        log_softmax,
         lambda dy, y, axis: dy - np.exp(y) * dy.sum(axis=axis, keepdims=True),
-        _weighted_log,
+        ByParts(_weighted_log),
+        attrs={"axis": -1},
+        checked=_along,
     ),
 )
