@@ -21,7 +21,7 @@ class Layout:
     """
 
     flow: Flow
-    ranges: LiveRanges
+    ranges: LiveRanges[Value]
     buffers: tuple[SharedBuffer, ...]
     copied: tuple[tuple[Point, Value, Value], ...]
     refused: Mapping[Value, str] = field(default_factory=dict)

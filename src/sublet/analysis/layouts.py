@@ -47,7 +47,7 @@ class Layouts:
         ranges = _always_live(liveness(timeline), self._graph.constants, len(timeline.points))
         return self.shared(timeline, ranges)
 
-    def shared(self, timeline: Flow, ranges: LiveRanges) -> Layout:
+    def shared(self, timeline: Flow, ranges: LiveRanges[Value]) -> Layout:
         """The layout of a flow with these lives."""
         buffers = share(
             self._graph,
@@ -125,6 +125,6 @@ def _homes_of(graph: Graph, storages: Mapping[Value, Storage]) -> dict[Value, tu
     return {value: (s.name, s.kind == "output" or value in updated) for value, s in storages.items()}
 
 
-def _always_live(ranges: LiveRanges, values: tuple[Value, ...], points: int) -> LiveRanges:
+def _always_live(ranges: LiveRanges[Value], values: tuple[Value, ...], points: int) -> LiveRanges[Value]:
     """`ranges` with `values` alive from the first point to the last: they serve the next run too."""
     return replace(ranges, halves={**ranges.halves, **dict.fromkeys(values, ((0, 2 * points),))})

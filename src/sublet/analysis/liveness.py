@@ -10,28 +10,53 @@ that "read for the last time" and "written for the first time" at one point can 
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from sublet.analysis.flow import Flow
 from sublet.base.ranges import merge
-from sublet.ir.graph import Value
 
 Pieces = tuple[tuple[int, int], ...]
+V = TypeVar("V", bound=Hashable)
+V_co = TypeVar("V_co", bound=Hashable, covariant=True)
+
+
+class Moment(Protocol[V_co]):
+    """What liveness asks of a point: all `uses` are read, then all `defs` are written, then some are `forgotten`."""
+
+    @property
+    def uses(self) -> tuple[V_co, ...]: ...
+
+    @property
+    def defs(self) -> tuple[V_co, ...]: ...
+
+    @property
+    def forgotten(self) -> tuple[V_co, ...]: ...
+
+
+class Timeline(Protocol[V_co]):
+    """Points, and those that may follow each: of any program, whatever its variables are."""
+
+    @property
+    def points(self) -> Sequence[Moment[V_co]]: ...
+
+    @property
+    def followers(self) -> Sequence[tuple[int, ...]]: ...
 
 
 @dataclass(frozen=True)
-class LiveRanges:
+class LiveRanges(Generic[V]):
     """For every value the half-open ranges of half points during which its bytes are needed.
 
     Invariant: the pieces of a value are sorted, disjoint and not adjacent. A value written at point
     d and read last at point u lives in [2d + 1, 2u + 1); one that is never read in [2d + 1, 2d + 2).
     """
 
-    halves: dict[Value, Pieces]
+    halves: dict[V, Pieces]
 
-    def points(self, value: Value) -> Pieces:
+    def points(self, value: V) -> Pieces:
         """Half-open ranges of whole points at which the bytes are needed, reads and writes included."""
         return whole_points(self.halves.get(value, ()))
 
@@ -41,22 +66,35 @@ def whole_points(halves: Pieces) -> Pieces:
     return merge((begin // 2, (end + 1) // 2) for begin, end in halves)
 
 
-def liveness(flow: Flow) -> LiveRanges:
+def liveness(flow: Timeline[V]) -> LiveRanges[V]:
     """Live ranges of every value that any point uses or defines."""
     blocks = _basic_blocks(flow)
-    values: dict[Value, int] = {}
+    values: dict[V, int] = {}
     for point in flow.points:
         for value in (*point.defs, *point.forgotten, *point.uses):
             values.setdefault(value, len(values))
     live_out = _solve(flow, blocks, values)
     names = list(values)
-    pieces: dict[Value, list[tuple[int, int]]] = {value: [] for value in values}
+    pieces: dict[V, list[tuple[int, int]]] = {value: [] for value in values}
     for (begin, end), mask in zip(blocks, live_out, strict=True):
         _scan(flow, begin, end, [names[i] for i in _bits(mask)], pieces)
     return LiveRanges({value: merge(found) for value, found in pieces.items()})
 
 
-def _basic_blocks(flow: Flow) -> list[tuple[int, int]]:
+def live_sets(flow: Timeline[V]) -> tuple[tuple[frozenset[V], frozenset[V]], ...]:
+    """Of every point what is live-in and what is live-out."""
+    into: list[set[V]] = [set() for _ in flow.points]
+    for value, pieces in liveness(flow).halves.items():
+        for begin, end in pieces:
+            for point in range((begin + 1) // 2, (end + 1) // 2):
+                into[point].add(value)
+    return tuple(
+        (frozenset(live), frozenset().union(*(into[follower] for follower in followers)))
+        for live, followers in zip(into, flow.followers, strict=True)
+    )
+
+
+def _basic_blocks(flow: Timeline[V]) -> list[tuple[int, int]]:
     """Maximal runs [begin, end) of points that are only ever executed one after another."""
     leaders = {0}
     for i, followers in enumerate(flow.followers):
@@ -67,7 +105,7 @@ def _basic_blocks(flow: Flow) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], len(flow.points)], strict=True))
 
 
-def _solve(flow: Flow, blocks: list[tuple[int, int]], values: dict[Value, int]) -> list[int]:
+def _solve(flow: Timeline[V], blocks: list[tuple[int, int]], values: dict[V, int]) -> list[int]:
     """The set of values live at the end of each block, as bit sets."""
     use, define = [], []
     for begin, end in blocks:
@@ -95,7 +133,7 @@ def _solve(flow: Flow, blocks: list[tuple[int, int]], values: dict[Value, int]) 
     return live_out
 
 
-def _scan(flow: Flow, begin: int, end: int, live_out: list[Value], pieces: dict[Value, list[tuple[int, int]]]) -> None:
+def _scan(flow: Timeline[V], begin: int, end: int, live_out: list[V], pieces: dict[V, list[tuple[int, int]]]) -> None:
     """Add the ranges inside one block, walking it backwards."""
     ends = dict.fromkeys(live_out, 2 * end)
     for t in reversed(range(begin, end)):
@@ -112,7 +150,7 @@ def _scan(flow: Flow, begin: int, end: int, live_out: list[Value], pieces: dict[
         pieces[value].append((2 * begin, last))
 
 
-def _mask(values: tuple[Value, ...], index: dict[Value, int]) -> int:
+def _mask(values: tuple[V, ...], index: dict[V, int]) -> int:
     mask = 0
     for value in values:
         mask |= 1 << index[value]

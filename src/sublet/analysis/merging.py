@@ -44,7 +44,7 @@ class Merger:
     """The state of merging: the group of each value, and the live bytes at each point."""
 
     alignment: int
-    ranges: LiveRanges
+    ranges: LiveRanges[Value]
     concurrency: Concurrency
     contents: Mapping[Value, Content]
     groups: dict[Value, Group]
@@ -276,7 +276,7 @@ def _tell(group: Group, value: Value, how: str, sharing: Value) -> None:
     group.members[value] = Member(value, group.members[value].offset, how, sharing.name)
 
 
-def take_turns(ranges: LiveRanges, permitted: Permitted, x: Value, y: Value) -> bool:
+def take_turns(ranges: LiveRanges[Value], permitted: Permitted, x: Value, y: Value) -> bool:
     """Whether the lives of two values are disjoint, or touch only where one may be written over the other."""
     i = j = 0
     p, q = ranges.halves.get(x, ()), ranges.halves.get(y, ())

@@ -55,7 +55,7 @@ class SharedBuffer:
 def share(
     graph: Graph,
     flow: Flow,
-    ranges: LiveRanges,
+    ranges: LiveRanges[Value],
     *,
     alignment: int = 1,
     homes: Mapping[Value, tuple[str, bool]] | None = None,
@@ -106,7 +106,7 @@ def copying(flow: Flow, buffers: tuple[SharedBuffer, ...]) -> list[tuple[Point, 
 
 
 def _start(
-    graph: Graph, flow: Flow, ranges: LiveRanges, alignment: int, homes: Mapping[Value, tuple[str, bool]]
+    graph: Graph, flow: Flow, ranges: LiveRanges[Value], alignment: int, homes: Mapping[Value, tuple[str, bool]]
 ) -> Merger:
     """Every value in a group of its own."""
     curve = np.zeros(len(flow.points), dtype=np.int64)
@@ -169,7 +169,7 @@ def _stays_a_row(
     on: set[tuple[Value, Edge]],
     edges: Collection[str],
     aliases: Mapping[Value, list[Value]],
-    ranges: LiveRanges,
+    ranges: LiveRanges[Value],
     replaced: Collection[tuple[Value, int]],
 ) -> bool:
     """Whether only the row itself is handed on, to the next round and out of the loop, and while its whole lives.
