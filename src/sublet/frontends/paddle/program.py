@@ -111,15 +111,21 @@ class Program:
     origin: Origin | None = field(default=None, compare=False, repr=False)
 
     def home(self, block: int, name: str) -> int | None:
-        """The innermost of a block and its parents that declares a variable."""
+        """The block whose variable a name means in a block: its own, or that of the nearest parent.
+
+        A gradient block runs in the scope that the block it is the gradient of left behind, so it sees those first.
+        """
         while block >= 0:
             if name in self.blocks[block].vars:
                 return block
+            forward = self.blocks[block].forward
+            if 0 <= forward < block and name in self.blocks[forward].vars:
+                return forward
             block = self.blocks[block].parent
         return None
 
     def var(self, block: int, name: str) -> Var | None:
-        """What a name means in a block: its own variable, or that of the nearest parent."""
+        """What a name means in a block."""
         home = self.home(block, name)
         return None if home is None else self.blocks[home].vars[name]
 

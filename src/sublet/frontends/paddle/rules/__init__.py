@@ -1,0 +1,1 @@
+"""What Paddle's operators make of shapes."""

@@ -1,0 +1,156 @@
+"""Operators that work element by element, along an axis, or on nothing but a shape that is told."""
+
+from __future__ import annotations
+
+from sublet.errors import SpecError
+from sublet.frontends.paddle.rules.call import Call, Extent, Result, Rule, axis_of, broadcast, product, total
+from sublet.tensor import Dims
+
+UNARY = (
+    *("abs", "acos", "asin", "assign", "atan", "bitwise_not", "brelu", "cast", "ceil", "celu", "clip", "cos", "cosh"),
+    *("cumsum", "elu", "erf", "exp", "expm1", "fill_any_like", "fill_zeros_like", "floor", "gelu", "hard_shrink"),
+    *("hard_sigmoid", "hard_swish", "increment", "isfinite_v2", "isinf_v2", "isnan_v2", "label_smooth", "leaky_relu"),
+    *("log", "log10", "log1p", "log2", "log_softmax", "logical_not", "logsigmoid", "memcpy", "mish", "pow", "prelu"),
+    *("reciprocal", "relu", "relu6", "roll", "round", "rsqrt", "scale", "selu", "share_data", "shrink_rnn_memory"),
+    *("sigmoid", "sign", "silu", "sin", "sinh", "softmax", "softplus", "softsign", "sqrt", "square", "swish", "tan"),
+    *("tanh", "tanh_shrink", "thresholded_relu", "flip", "reverse", "bernoulli", "assign_pos", "temporal_shift"),
+)
+BINARY = (
+    *("elementwise_add", "elementwise_div", "elementwise_floordiv", "elementwise_max", "elementwise_min"),
+    *("elementwise_mod", "elementwise_mul", "elementwise_pow", "elementwise_sub", "elementwise_fmax"),
+    *("elementwise_fmin", "maximum", "minimum", "equal", "greater_equal", "greater_than", "less_equal", "less_than"),
+    *("not_equal", "logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor"),
+)
+REDUCTIONS = (
+    *("reduce_all", "reduce_any", "reduce_max", "reduce_mean", "reduce_min", "reduce_prod", "reduce_sum", "logsumexp"),
+)
+FILLED = ("fill_constant", "gaussian_random", "uniform_random", "randint", "truncated_gaussian_random", "empty")
+
+
+def unary(call: Call) -> Result:
+    return {"Out": [call.dims()]}
+
+
+def binary(call: Call) -> Result:
+    """The smaller second operand stands at `axis` of the first; -1 is at the back."""
+    x, y, axis = call.dims("X"), call.dims("Y"), call.integer("axis", -1)
+    if axis != -1 and len(y) < len(x):
+        trailing = len(x) - axis_of(axis, len(x)) - len(y)
+        while trailing < 0 and y and y[-1] == 1:
+            y, trailing = y[:-1], trailing + 1
+        if trailing < 0:
+            raise SpecError(f"has no room for its second operand at axis {axis}")
+        y = (*y, *[1] * trailing)
+    elif axis != -1 and len(x) < len(y):
+        x = (*x, *[1] * max(len(y) - axis_of(axis, len(y)) - len(x), 0))
+    return {"Out": [broadcast(x, y)]}
+
+
+def reduction(call: Call) -> Result:
+    x = call.dims()
+    axes = {axis_of(axis, len(x)) for axis in call.integers("dim", call.integers("axis", (0,))) if x}
+    whole = bool(call.integer("reduce_all", 0)) or not axes
+    keep = bool(call.integer("keep_dim", call.integer("keepdim", 0)))
+    reduced = set(range(len(x))) if whole else axes
+    if keep:
+        return {"Out": [tuple(1 if axis in reduced else extent for axis, extent in enumerate(x))]}
+    return {"Out": [tuple(extent for axis, extent in enumerate(x) if axis not in reduced)]}
+
+
+def filled(call: Call) -> Result:
+    return {"Out": [target_shape(call, "shape", "ShapeTensor", "ShapeTensorList")]}
+
+
+def target_shape(call: Call, attribute: str, tensor: str, tensors: str) -> tuple[Extent, ...]:
+    """A shape that is told by a list of tensors, by one tensor, or by an attribute; the first that is there."""
+    if call.has(tensors):
+        return call.listed(tensors) or ()
+    if call.has(tensor):
+        values = call.values(tensor)
+        if values is not None:
+            return values
+        rank = call.dims(tensor)
+        return (None,) * (rank[0] or 0 if rank else 0)
+    return tuple(None if extent < 0 else extent for extent in call.integers(attribute))
+
+
+def filled_like_batch(call: Call) -> Result:
+    shape: list[Extent] = list(call.integers("shape"))
+    source = call.dims("Input")
+    shape[axis_of(call.integer("output_dim_idx"), len(shape))] = source[
+        axis_of(call.integer("input_dim_idx"), len(source))
+    ]
+    return {"Out": [tuple(shape)]}
+
+
+def assign_value(call: Call) -> Result:
+    return {"Out": [tuple(call.integers("shape"))]}
+
+
+def dropout(call: Call) -> Result:
+    """In inference no mask is made."""
+    return {"Out": [call.dims()], "Mask": [(0,) if call.integer("is_test") else call.dims()]}
+
+
+def batch_norm(call: Call) -> Result:
+    """On a processor nothing is reserved."""
+    x = call.dims()
+    channels = (x[-1 if call.text("data_layout") == "NHWC" and len(x) > 2 else 1],) if len(x) > 1 else x
+    each: Result = {slot: [channels] for slot in ("MeanOut", "VarianceOut", "SavedMean", "SavedVariance")}
+    return {"Y": [x], "ReserveSpace": [(0,)], **each}
+
+
+def instance_norm(call: Call) -> Result:
+    x = call.dims()
+    return {"Y": [x], "SavedMean": [(product(x[:2]),)], "SavedVariance": [(product(x[:2]),)]}
+
+
+def group_norm(call: Call) -> Result:
+    x = call.dims()
+    groups = (x[0], call.integer("groups", 1))
+    return {"Y": [x], "Mean": [groups], "Variance": [groups]}
+
+
+def layer_norm(call: Call) -> Result:
+    x = call.dims()
+    rows = (product(x[: call.integer("begin_norm_axis", 1)]),)
+    return {"Y": [x], "Mean": [rows], "Variance": [rows]}
+
+
+def alike(call: Call) -> Result:
+    """The sum of tensors; of selected rows, their rows one after another."""
+    found: Dims = None
+    operands = call.inputs.get("X", ())
+    if operands and all(operand.selected for operand in operands):
+        every = [call.dims("X", position) for position in range(len(operands))]
+        return {"Out": [(total([dims[0] for dims in every]), *every[0][1:])]}
+    for position in range(len(operands)):
+        dims = call.dims("X", position)
+        found = dims if found is None else broadcast(found, dims)
+    return {"Out": [found]}
+
+
+def selected(call: Call) -> Result:
+    """What all that may be selected have in common."""
+    every = [call.dims("X", position) for position in range(len(call.inputs.get("X", ())))]
+    if not every or any(len(dims) != len(every[0]) for dims in every):
+        return {}
+    return {"Out": [tuple(each[0] if len(set(each)) == 1 else None for each in zip(*every, strict=True))]}
+
+
+def where(call: Call) -> Result:
+    return {"Out": [broadcast(call.dims("Condition"), broadcast(call.dims("X"), call.dims("Y")))]}
+
+
+def scattered(call: Call) -> Result:
+    return {"Out": [call.dims("Input" if call.has("Input") else "X")]}
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(UNARY, unary), **dict.fromkeys(BINARY, binary), **dict.fromkeys(REDUCTIONS, reduction),
+    **dict.fromkeys(FILLED, filled), "fill_constant_batch_size_like": filled_like_batch, "assign_value": assign_value,
+    "mean": lambda call: {"Out": [()]}, "dropout": dropout, "batch_norm": batch_norm, "sync_batch_norm": batch_norm,
+    "instance_norm": instance_norm, "group_norm": group_norm, "layer_norm": layer_norm, "sum": alike,
+    "select_input": selected, "where": where, "scatter": scattered, "scatter_nd_add": scattered,
+    "put_along_axis": lambda call: {"Result": [call.dims("Input")]},
+}  # fmt: skip

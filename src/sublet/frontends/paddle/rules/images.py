@@ -1,0 +1,170 @@
+"""Convolution, pooling and resampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sublet.errors import SpecError
+from sublet.frontends.paddle.rules.call import Call, Extent, Result, Rule, same, show
+
+
+def _spatial(call: Call, slot: str, attribute: str = "data_format") -> tuple[Extent, Extent, tuple[Extent, ...], bool]:
+    """Batch, channels and spatial extents of a tensor, and whether its channels come last."""
+    dims = call.dims(slot)
+    if len(dims) < 3:
+        raise SpecError(f"needs an image, not {show(dims)}")
+    last = call.text(attribute, "NCHW") in ("NHWC", "NDHWC", "NLC")
+    return (dims[0], dims[-1], dims[1:-1], True) if last else (dims[0], dims[1], dims[2:], False)
+
+
+def _image(batch: Extent, channels: Extent, spatial: Sequence[Extent], last: bool) -> tuple[Extent, ...]:
+    return (batch, *spatial, channels) if last else (batch, channels, *spatial)
+
+
+def _each(call: Call, name: str, rank: int, default: int) -> list[int]:
+    """An attribute for each spatial axis; one number stands for all."""
+    numbers = call.integers(name) or (default,)
+    return list(numbers if len(numbers) == rank else numbers[:1] * rank)
+
+
+def _padding(call: Call, rank: int) -> list[tuple[int, int]]:
+    """Explicit padding in front and behind, for each spatial axis."""
+    numbers = call.integers("paddings") or (0,)
+    if len(numbers) == 2 * rank:
+        return list(zip(numbers[::2], numbers[1::2], strict=True))
+    each = numbers if len(numbers) == rank else numbers[:1] * rank
+    return [(number, number) for number in each]
+
+
+def _windows(extent: Extent, window: int, stride: int, padding: tuple[int, int], call: Call) -> Extent:
+    """How many windows fit."""
+    if extent is None:
+        return None
+    if stride < 1:
+        raise SpecError(f"has the stride {stride}")
+    algorithm = call.text("padding_algorithm", "EXPLICIT")
+    if algorithm == "SAME":
+        return -(-extent // stride)
+    around = 0 if algorithm == "VALID" else sum(padding)
+    space = extent + around - window + (stride - 1 if call.integer("ceil_mode", 0) else 0)
+    if space < 0:
+        raise SpecError(f"has windows of {window}, larger than {extent + around}")
+    return space // stride + 1
+
+
+def convolution(call: Call) -> Result:
+    batch, channels, spatial, last = _spatial(call, "Input")
+    filters = call.dims("Filter")
+    rank, groups = len(spatial), max(call.integer("groups", 1), 1)
+    if len(filters) != rank + 2:
+        raise SpecError(f"has filters {show(filters)} for an image of {rank} axes")
+    inner = filters[1]
+    same(channels, None if inner is None else inner * groups, "channels of the image and of the filters differ")
+    strides, dilations, padding = (
+        _each(call, "strides", rank, 1), _each(call, "dilations", rank, 1), _padding(call, rank)
+    )  # fmt: skip
+    out = [
+        None if size is None else _windows(extent, dilation * (size - 1) + 1, stride, around, call)
+        for extent, size, stride, dilation, around in zip(
+            spatial, filters[2:], strides, dilations, padding, strict=True
+        )
+    ]
+    return {"Output": [_image(batch, filters[0], out, last)]}
+
+
+def transposed(call: Call) -> Result:
+    batch, channels, spatial, last = _spatial(call, "Input")
+    filters = call.dims("Filter")
+    rank, groups = len(spatial), max(call.integer("groups", 1), 1)
+    if len(filters) != rank + 2:
+        raise SpecError(f"has filters {show(filters)} for an image of {rank} axes")
+    same(channels, filters[0], "channels of the image and of the filters differ")
+    told = call.integers("output_size")
+    extra = _each(call, "output_padding", rank, 0)
+    strides, dilations, padding = (
+        _each(call, "strides", rank, 1), _each(call, "dilations", rank, 1), _padding(call, rank)
+    )  # fmt: skip
+    algorithm = call.text("padding_algorithm", "EXPLICIT")
+    out: list[Extent] = []
+    for axis, (extent, size) in enumerate(zip(spatial, filters[2:], strict=True)):
+        if len(told) == rank:
+            out.append(told[axis])
+        elif extent is None or size is None:
+            out.append(None)
+        elif algorithm == "SAME":
+            out.append(extent * strides[axis])
+        else:
+            around = 0 if algorithm == "VALID" else sum(padding[axis])
+            out.append((extent - 1) * strides[axis] - around + dilations[axis] * (size - 1) + 1 + extra[axis])
+    inner = filters[1]
+    return {"Output": [_image(batch, None if inner is None else inner * groups, out, last)]}
+
+
+def pooling(call: Call) -> Result:
+    batch, channels, spatial, last = _spatial(call, "X")
+    rank = len(spatial)
+    sizes = _each(call, "ksize", rank, 1)
+    if call.integer("adaptive", 0):
+        out: list[Extent] = list(sizes)
+    elif call.integer("global_pooling", 0):
+        out = [1] * rank
+    else:
+        strides, padding = _each(call, "strides", rank, 1), _padding(call, rank)
+        every = zip(spatial, sizes, strides, padding, strict=True)
+        out = [_windows(extent, size, stride, around, call) for extent, size, stride, around in every]
+    pooled = _image(batch, channels, out, last)
+    return {"Out": [pooled], "Mask": [pooled]}
+
+
+def resampling(call: Call) -> Result:
+    """The size comes from tensors, from the attributes, or from a scale."""
+    batch, channels, spatial, last = _spatial(call, "X", "data_layout")
+    rank = len(spatial)
+    told: Sequence[Extent] | None = call.listed("SizeTensor") if call.has("SizeTensor") else call.values("OutSize")
+    unknown = (call.has("SizeTensor") or call.has("OutSize")) and told is None
+    scales = call.reals("scale")
+    if told is None and not unknown:
+        sizes = [call.integer(name, -1) for name in ("out_d", "out_h", "out_w")[3 - rank :]] if rank <= 3 else []
+        told = sizes if sizes and min(sizes) > 0 else None
+    if told is None and not unknown and not call.has("Scale") and scales and min(scales) > 0:
+        each = scales if len(scales) == rank else scales[:1] * rank
+        told = [None if extent is None else int(extent * scale) for extent, scale in zip(spatial, each, strict=True)]
+    out = told if told is not None and len(told) == rank else [None] * rank
+    return {"Out": [_image(batch, channels, out, last)]}
+
+
+def shuffled(call: Call) -> Result:
+    batch, channels, (height, width), last = _spatial(call, "X")
+    factor = call.integer("upscale_factor", 1)
+    larger = [None if extent is None else extent * factor for extent in (height, width)]
+    return {"Out": [_image(batch, None if channels is None else channels // factor**2, larger, last)]}
+
+
+def padded(call: Call) -> Result:
+    """`pad3d` names the last axis first; `pad` names the first axis first."""
+    dims = list(call.dims())
+    numbers = call.integers("paddings")
+    if call.type == "pad3d":
+        if call.has("Paddings"):
+            return {}
+        last = call.text("data_format", "NCDHW") == "NDHWC"
+        axes = [axis - last for axis in range(len(dims) - 1, 1, -1)]
+    elif call.type == "pad2d":
+        axes, numbers = [2, 3], numbers
+    else:
+        axes = list(range(len(dims)))
+    for axis, pair in zip(axes, zip(numbers[::2], numbers[1::2], strict=True), strict=False):
+        extent = dims[axis]
+        dims[axis] = None if extent is None else extent + sum(pair)
+    return {"Out": [tuple(dims)]}
+
+
+INTERPOLATIONS = ("bilinear", "nearest", "bicubic", "linear", "trilinear")
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("conv2d", "depthwise_conv2d", "conv3d", "conv2d_fusion", "fused_conv2d"), convolution),
+    **dict.fromkeys(("conv2d_transpose", "depthwise_conv2d_transpose", "conv3d_transpose"), transposed),
+    **dict.fromkeys(("pool2d", "pool3d", "max_pool2d_with_index"), pooling),
+    **{f"{kind}_interp{version}": resampling for kind in INTERPOLATIONS for version in ("", "_v2")},
+    **dict.fromkeys(("pad", "pad2d", "pad3d"), padded),
+    "pixel_shuffle": shuffled,
+}

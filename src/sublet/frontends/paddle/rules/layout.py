@@ -1,0 +1,261 @@
+"""Operators that move, cut or join tensors, or look rows up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sublet.errors import SpecError
+from sublet.frontends.paddle.rules.call import (
+    Call,
+    Extent,
+    Result,
+    Rule,
+    axis_of,
+    broadcast,
+    product,
+    same,
+    show,
+    total,
+)  # fmt: skip
+from sublet.frontends.paddle.rules.elementwise import target_shape
+from sublet.tensor import Dims
+
+
+def _with_shape(call: Call, out: Dims) -> Result:
+    """Paddle tells the gradient the input's shape by an empty tensor of that shape behind a 0."""
+    return {"Out": [out], "XShape": [(0, *call.dims())]}
+
+
+def transposed(call: Call) -> Result:
+    x = call.dims()
+    axes = [axis_of(axis, len(x)) for axis in call.integers("axis")]
+    if sorted(axes) != list(range(len(x))):
+        raise SpecError(f"cannot permute {show(x)} by {axes}")
+    return _with_shape(call, tuple(x[axis] for axis in axes))
+
+
+def reshaped(call: Call) -> Result:
+    """0 keeps an extent, -1 takes what is left."""
+    x = call.dims()
+    told: list[Extent] = list(call.integers("shape"))
+    if call.has("ShapeTensor"):
+        told = list(call.listed("ShapeTensor") or ())
+    elif call.has("Shape"):
+        told = list(call.values("Shape") or [None] * (call.dims("Shape")[0] or 0))
+    shape = [x[axis] if extent == 0 and axis < len(x) else extent for axis, extent in enumerate(told)]
+    return _with_shape(call, _filled_in(x, shape))
+
+
+def _filled_in(x: Sequence[Extent], shape: list[Extent]) -> tuple[Extent, ...]:
+    open_ = [axis for axis, extent in enumerate(shape) if extent is None or extent < 0]
+    whole, rest = product(x), product([extent for extent in shape if extent is not None and extent >= 0])
+    if len(open_) == 1 and whole is not None and rest:
+        if whole % rest:
+            raise SpecError(f"cannot reshape {show(x)} to {show(shape)}")
+        shape[open_[0]] = whole // rest
+    elif not open_:
+        same(whole, rest, f"cannot reshape {show(x)} to {show(shape)}, which has other elements")
+    return tuple(None if extent is None or extent < 0 else extent for extent in shape)
+
+
+def flattened(call: Call) -> Result:
+    x = call.dims()
+    if not x:
+        return _with_shape(call, (1,))
+    start, stop = call.axis("start_axis", len(x), 1), call.axis("stop_axis", len(x), 1)
+    return _with_shape(call, (*x[:start], product(x[start : stop + 1]), *x[stop + 1 :]))
+
+
+def flattened_at(call: Call) -> Result:
+    x, axis = call.dims(), call.integer("axis", 1)
+    return _with_shape(call, (product(x[:axis]), product(x[axis:])))
+
+
+def squeezed(call: Call) -> Result:
+    x = call.dims()
+    axes = [axis_of(axis, len(x)) for axis in call.integers("axes")] or list(range(len(x)))
+    return _with_shape(call, tuple(extent for axis, extent in enumerate(x) if axis not in axes or extent != 1))
+
+
+def unsqueezed(call: Call) -> Result:
+    out = list(call.dims())
+    told = call.values("AxesTensor") if call.has("AxesTensor") else call.integers("axes")
+    if call.has("AxesTensorList"):
+        told = call.listed("AxesTensorList")
+    for axis in told or ():
+        if axis is None:
+            return {}
+        out.insert(axis_of(axis, len(out) + 1), 1)
+    return _with_shape(call, tuple(out))
+
+
+def concatenated(call: Call) -> Result:
+    every = [call.dims("X", position) for position in range(len(call.inputs.get("X", ())))]
+    if not every:
+        raise SpecError("has nothing to join")
+    told = call.values("AxisTensor")
+    if call.has("AxisTensor") and told is None:
+        return {}
+    axis = axis_of((told or call.integers("axis", (0,)))[0] or 0, len(every[0]))
+    if any(len(dims) != len(every[0]) for dims in every):
+        raise SpecError(f"cannot join {' and '.join(map(show, every))}")
+    out = list(every[0])
+    for dims in every[1:]:
+        for other, extent in enumerate(dims):
+            if other != axis:
+                out[other] = same(out[other], extent, f"cannot join {' and '.join(map(show, every))} along axis {axis}")
+    out[axis] = total([dims[axis] for dims in every])
+    return {"Out": [tuple(out)]}
+
+
+def split(call: Call) -> Result:
+    x, count = call.dims(), call.outputs.get("Out", 0)
+    if call.has("AxisTensor") or call.has("SectionsTensorList"):
+        return {}
+    axis, sections = call.axis("axis", len(x)), list(call.integers("sections"))
+    if not sections:
+        extent = x[axis]
+        pieces: list[Extent] = [None if extent is None else extent // max(count, 1)] * count
+    else:
+        known = sum(section for section in sections if section >= 0)
+        left = None if x[axis] is None else (x[axis] or 0) - known
+        pieces = [left if section < 0 else section for section in sections]
+    return {"Out": [(*x[:axis], piece, *x[axis + 1 :]) for piece in pieces]}
+
+
+def sliced(call: Call) -> Result:
+    out = list(call.dims("Input"))
+    axes = call.integers("axes")
+    starts, ends = _bounds(call, "starts", "StartsTensor"), _bounds(call, "ends", "EndsTensor")
+    steps = _bounds(call, "strides", "StridesTensor") if call.type == "strided_slice" else [1] * len(axes)
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=False):
+        axis = axis_of(axis, len(out))
+        out[axis] = _cut(out[axis], start, end, step)
+    dropped = {axis_of(axis, len(out)) for axis in call.integers("decrease_axis") if out}
+    return {"Out": [tuple(extent for axis, extent in enumerate(out) if axis not in dropped)]}
+
+
+def _bounds(call: Call, name: str, tensor: str) -> Sequence[Extent]:
+    if call.has(f"{tensor}List"):
+        return call.listed(f"{tensor}List") or ()
+    if call.has(tensor):
+        return call.values(tensor) or [None] * len(call.integers("axes"))
+    return call.integers(name)
+
+
+def _cut(extent: Extent, start: Extent, end: Extent, step: Extent) -> Extent:
+    """A length that is known without the extent: of elements counted from one end."""
+    if start is None or end is None or not step:
+        return None
+    if extent is not None:
+        return len(range(*slice(start, end, step).indices(extent)))
+    if step == 1 and ((start == -1 and end > 1 << 30) or (end - start == 1 and start >= 0)):
+        return 1
+    return None
+
+
+def stacked(call: Call) -> Result:
+    x, count = call.dims(), len(call.inputs.get("X", ()))
+    axis = axis_of(call.integer("axis"), len(x) + 1)
+    return {"Y": [(*x[:axis], count, *x[axis:])]}
+
+
+def unstacked(call: Call) -> Result:
+    x = call.dims()
+    axis = call.axis("axis", len(x))
+    return {"Y": [(*x[:axis], *x[axis + 1 :])] * call.outputs.get("Y", 0)}
+
+
+def unbound(call: Call) -> Result:
+    x = call.dims()
+    axis = call.axis("axis", len(x))
+    return {"Out": [(*x[:axis], *x[axis + 1 :])] * call.outputs.get("Out", 0)}
+
+
+def expanded(call: Call) -> Result:
+    x = call.dims()
+    told = target_shape(call, "shape", "Shape", "expand_shapes_tensor")
+    lead = len(told) - len(x)
+    if lead < 0:
+        raise SpecError(f"cannot expand {show(x)} to {show(told)}")
+    return {"Out": [broadcast(x, [x[i - lead] if e == -1 and i >= lead else e for i, e in enumerate(told)])]}
+
+
+def tiled(call: Call) -> Result:
+    x = call.dims()
+    times = target_shape(call, "repeat_times", "RepeatTimes", "repeat_times_tensor")
+    rank = max(len(x), len(times))
+    pairs = zip([*[1] * (rank - len(x)), *x], [*[1] * (rank - len(times)), *times], strict=True)
+    return {"Out": [tuple(None if a is None or b is None else a * b for a, b in pairs)]}
+
+
+def shape_of(call: Call) -> Result:
+    return {"Out": [(len(call.dims("Input")),)]}
+
+
+def gathered(call: Call) -> Result:
+    x, index = call.dims(), call.dims("Index")
+    axis = call.axis("axis", len(x))
+    count = index if len(index) == 1 or not index else (product(index),)
+    return {"Out": [(*x[:axis], *count, *x[axis + 1 :])]}
+
+
+def picked(call: Call) -> Result:
+    x, index = call.dims(), call.dims("Index")
+    axis = call.axis("dim", len(x))
+    return {"Out": [(*x[:axis], product(index), *x[axis + 1 :])]}
+
+
+def gathered_at(call: Call) -> Result:
+    x, index = call.dims(), call.dims("Index")
+    if not index or index[-1] is None:
+        return {}
+    return {"Out": [(*index[:-1], *x[index[-1] :])]}
+
+
+def looked_up(call: Call) -> Result:
+    """The old operator's indices end in an axis of 1."""
+    ids = call.dims("Ids")
+    rows = ids[:-1] if call.type == "lookup_table" else ids
+    return {"Out": [(*rows, call.dims("W")[-1])]}
+
+
+def one_hot(call: Call) -> Result:
+    x = call.dims()
+    return {"Out": [(*(x if call.type == "one_hot_v2" else x[:-1]), call.integer("depth", -1))]}
+
+
+def top(call: Call) -> Result:
+    x = call.dims()
+    axis = call.axis("axis", len(x), -1)
+    values = call.values("K")
+    count = values[0] if values else None if call.has("K") else call.integer("k", 1)
+    out = (*x[:axis], count, *x[axis + 1 :])
+    return {"Out": [out], "Indices": [out]}
+
+
+def furthest(call: Call) -> Result:
+    x = call.dims()
+    if call.integer("flatten", 0):
+        return {"Out": [(1,) * len(x) if call.integer("keepdims", 0) else ()]}
+    axis = call.axis("axis", len(x), -1)
+    kept = (1,) if call.integer("keepdims", 0) else ()
+    return {"Out": [(*x[:axis], *kept, *x[axis + 1 :])]}
+
+
+def sorted_(call: Call) -> Result:
+    return {"Out": [call.dims()], "Indices": [call.dims()]}
+
+
+RULES: dict[str, Rule] = {
+    "transpose": transposed, "transpose2": transposed, "reshape": reshaped, "reshape2": reshaped,
+    "flatten_contiguous_range": flattened, "flatten": flattened_at, "flatten2": flattened_at, "squeeze": squeezed,
+    "squeeze2": squeezed, "unsqueeze": unsqueezed, "unsqueeze2": unsqueezed, "concat": concatenated, "split": split,
+    "slice": sliced, "strided_slice": sliced, "stack": stacked, "unstack": unstacked, "unbind": unbound,
+    "expand_v2": expanded, "tile": tiled, "shape": shape_of, "gather": gathered, "index_select": picked,
+    "gather_nd": gathered_at, "lookup_table": looked_up, "lookup_table_v2": looked_up, "one_hot": one_hot,
+    "one_hot_v2": one_hot, "top_k": top, "top_k_v2": top, "arg_max": furthest, "arg_min": furthest, "argsort": sorted_,
+    "tril_triu": lambda call: {"Out": [call.dims()]},
+    "take_along_axis": lambda call: {"Result": [call.dims("Index")]},
+    "index_sample": lambda call: {"Out": [call.dims("Index")]},
+}  # fmt: skip

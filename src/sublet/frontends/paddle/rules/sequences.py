@@ -1,0 +1,46 @@
+"""Tensors with a level of detail: rows of several sequences one after another, and arrays of one row of each.
+
+An array is known by the extents of one element. Sequences end, so a step has at most one row of each.
+"""
+
+from __future__ import annotations
+
+from sublet.frontends.paddle.rules.call import Call, Result, Rule
+
+
+def lstm(call: Call) -> Result:
+    rows, width = call.dims("Input")[0], call.dims("Weight")[0]
+    state = (rows, width)
+    gates = (rows, None if width is None else 4 * width)
+    return {"Hidden": [state], "Cell": [state], "BatchGate": [gates], "BatchCellPreAct": [state]}
+
+
+def pooled(call: Call) -> Result:
+    out = (call.sequences, *call.dims()[1:])
+    return {"Out": [out], "MaxIndex": [out if call.text("pooltype", "MAX") == "MAX" else (0,)]}
+
+
+def spread(call: Call) -> Result:
+    return {"Out": [(call.sequences, *call.dims()[1:])]}
+
+
+def rank_table(call: Call) -> Result:
+    """A table is known by the extents of the tensor whose sequences it ranks."""
+    return {"Out": [call.dims()]}
+
+
+def joined(call: Call) -> Result:
+    return {"Out": [(call.dims("RankTable")[0], *call.dims()[1:])]}
+
+
+def element(call: Call) -> Result:
+    """What was written before is read; a gradient has the extents of what it is the gradient of."""
+    return {"Out": [call.dims("X_W") if call.has("X_W") else call.dims()]}
+
+
+RULES: dict[str, Rule] = {
+    "lstm": lstm, "sequence_pool": pooled, "lod_rank_table": rank_table, "lod_tensor_to_array": spread,
+    "array_to_lod_tensor": joined, "read_from_array": element, "write_to_array": lambda call: {"Out": [call.dims()]},
+    "max_sequence_len": lambda call: {"Out": [(1,)]}, "lod_array_length": lambda call: {"Out": [(1,)]},
+    "sequence_softmax": lambda call: {"Out": [call.dims()]},
+}  # fmt: skip

@@ -1,0 +1,113 @@
+"""The elements of small integer tensors: what shapes are computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from sublet.frontends.paddle.rules.call import Call, Values, axis_of
+
+MOST = 64
+"""A longer tensor is no shape."""
+
+
+def elements(call: Call) -> Values:
+    """The elements of the one output, where they are known."""
+    found = _KNOWN.get(call.type)
+    values = found(call) if found else None
+    return values if values is not None and len(values) <= MOST else None
+
+
+def _shape(call: Call) -> Values:
+    return call.inputs["Input"][0].dims if call.has("Input") else None
+
+
+def _filled(call: Call) -> Values:
+    shape = call.integers("shape")
+    if call.has("ShapeTensor") or call.has("ShapeTensorList") or call.has("ValueTensor") or len(shape) > 1:
+        return None
+    try:
+        number = float(call.text("str_value") or str(call.attrs.get("value", 0.0)))
+    except ValueError:
+        return None
+    count = shape[0] if shape else 1
+    return (int(number),) * count if number.is_integer() and 0 <= count <= MOST else None
+
+
+def _assigned(call: Call) -> Values:
+    for name in ("int32_values", "int64_values", "values"):
+        values = call.attrs.get(name)
+        if isinstance(values, tuple) and values and all(isinstance(value, int) for value in values):
+            return tuple(values)
+    return None
+
+
+def _same(call: Call) -> Values:
+    return call.values("X")
+
+
+def _sliced(call: Call) -> Values:
+    values = call.values("Input")
+    tensors = any(call.has(f"{side}Tensor{many}") for side in ("Starts", "Ends") for many in ("", "List"))
+    if values is None or call.integers("axes") != (0,) or tensors:
+        return None
+    return values[slice(call.integers("starts")[0], call.integers("ends")[0])]
+
+
+def _joined(call: Call) -> Values:
+    found: list[int | None] = []
+    for operand in call.inputs.get("X", ()):
+        if operand.values is None:
+            return None
+        found += operand.values
+    return tuple(found)
+
+
+def _scaled(call: Call) -> Values:
+    values, scale, bias = call.values("X"), call.attrs.get("scale", 1.0), call.attrs.get("bias", 0.0)
+    if values is None or call.has("ScaleTensor") or not isinstance(scale, float) or not isinstance(bias, float):
+        return None
+    if not (scale.is_integer() and bias.is_integer()):
+        return None
+    after = call.attrs.get("bias_after_scale", True)
+    return tuple(
+        None if value is None else int(value * scale + bias if after else (value + bias) * scale) for value in values
+    )
+
+
+def _pairwise(combine: Callable[[int, int], int | None]) -> Callable[[Call], Values]:
+    def values(call: Call) -> Values:
+        a, b = call.values("X"), call.values("Y")
+        if a is None or b is None or not (len(a) == len(b) or 1 in (len(a), len(b))):
+            return None
+        count = max(len(a), len(b))
+        pairs = zip(a * count if len(a) == 1 else a, b * count if len(b) == 1 else b, strict=False)
+        return tuple(None if x is None or y is None else combine(x, y) for x, y in pairs)
+
+    return values
+
+
+def _product(call: Call) -> Values:
+    values = call.values("X")
+    if values is None or None in values:
+        return None
+    result = 1
+    for value in values:
+        result *= value or 0
+    return (result,)
+
+
+def _gathered(call: Call) -> Values:
+    values, index = call.values("X"), call.values("Index")
+    if values is None or index is None:
+        return None
+    return tuple(None if at is None else values[axis_of(at, len(values))] for at in index)
+
+
+_KNOWN: Mapping[str, Callable[[Call], Values]] = {
+    "shape": _shape, "fill_constant": _filled, "assign_value": _assigned, "slice": _sliced, "concat": _joined,
+    "stack": _joined, "scale": _scaled, "gather": _gathered, "reduce_prod": _product,
+    **dict.fromkeys(("assign", "cast", "share_data", "squeeze2", "unsqueeze2", "memcpy"), _same),
+    "elementwise_add": _pairwise(lambda a, b: a + b), "elementwise_sub": _pairwise(lambda a, b: a - b),
+    "elementwise_mul": _pairwise(lambda a, b: a * b),
+    "elementwise_floordiv": _pairwise(lambda a, b: a // b if b else None),
+}  # fmt: skip

@@ -1,0 +1,311 @@
+"""The extents of every variable, once those of the feeds are told.
+
+Operators are followed in the order they run in, with what is known of each name at that point: a name may be assigned
+more than once. Loops are followed until nothing changes; what differs from round to round is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from sublet.errors import ModelError, SpecError
+from sublet.frontends.paddle.program import EMPTY, ROWS, SCOPES, Op, Program, Var
+from sublet.frontends.paddle.rules.call import Call, Operand, show
+from sublet.frontends.paddle.rules.table import GRADIENT, known, results
+from sublet.tensor import Dims, DType
+
+SEQUENCES = "sequences"
+"""The name by which `dims` tells how many sequences a feed with a level of detail holds."""
+
+Key = tuple[int, str]
+"""A variable: the block that declares it, and its name."""
+State = dict[Key, Operand]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is known of each variable's extents in all its assignments.
+
+    seen     the extents each variable is seen with
+    cause    of a variable with open extents the one that leaves them open: itself, or an input
+    unruled  the operators, by variable, that have no rule
+    """
+
+    program: Program
+    where: str
+    seen: Mapping[Key, tuple[Dims, ...]]
+    cause: Mapping[Key, Key]
+    unruled: Mapping[Key, str]
+    written: Mapping[tuple[int, int, str], Dims]
+
+    def dims(self, block: int, name: str) -> Dims:
+        """Extents of a variable; None for each that is open, or differs between assignments."""
+        every = self.seen.get(self._key(block, name), ())
+        found = every[0] if every else None
+        for dims in every[1:]:
+            found = joined(found, dims)
+        return found
+
+    def shape(self, block: int, name: str) -> tuple[int, ...]:
+        """Extents of a variable that has one shape. Raises ModelError where it is open, and says how to tell it."""
+        dims = self.dims(block, name)
+        if dims is None or None in dims:
+            raise self._unknown(self._key(block, name), dims)
+        return tuple(extent for extent in dims if extent is not None)
+
+    def nbytes(self, block: int, name: str) -> int:
+        """Bytes of a variable, those of its largest assignment; of an array, of one element. 0 for what is no tensor.
+
+        Raises ModelError where extents are open, and says how to tell them.
+        """
+        key = self._key(block, name)
+        dtype = self.dtype(block, name)
+        if dtype is None:
+            return 0
+        most = 0
+        for dims in self.seen.get(key, ()):
+            if dims is None or None in dims:
+                raise self._unknown(key, dims)
+            most = max(most, (prod(extent or 0 for extent in dims) * dtype.bits + 7) // 8)
+        return most
+
+    def dtype(self, block: int, name: str) -> DType | None:
+        """The type of a variable's elements; a gradient has that of what it is the gradient of."""
+        var = self.program.var(block, name)
+        if var is not None and var.dtype is None and GRADIENT in name:
+            var = self.program.var(block, name.partition(GRADIENT)[0]) or var
+        return var.dtype if var is not None else None
+
+    @property
+    def unknown(self) -> tuple[Key, ...]:
+        """The variables with open extents that are the cause of their own and of others'."""
+        return tuple(dict.fromkeys(self.cause.values()))
+
+    def _key(self, block: int, name: str) -> Key:
+        home = self.program.home(block, name)
+        if home is None:
+            raise ModelError(f"{self.where}: block {block} has no variable {name!r:.80}")
+        return home, name
+
+    def _unknown(self, key: Key, dims: Dims) -> ModelError:
+        block, name = self.cause.get(key, key)
+        at_fault = self.dims(block, name)
+        told = ",".join("1" if extent is None else str(extent) for extent in at_fault or (None,))
+        why = f"operator {self.unruled[block, name]} has no shape rule" if (block, name) in self.unruled else "open"
+        also = "" if (block, name) == key else f", which leaves {key[1]!r} {show(dims)}"
+        return ModelError(
+            f"{self.where}: the extents of {name!r} in block {block} are {show(at_fault)} ({why}){also}: tell them, "
+            f"as --shape {name}={told} or shapes={{{name!r}: ...}}"
+        )
+
+
+def bound(
+    program: Program,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    dims: Mapping[str, int] | None = None,
+    where: str = "the program",
+) -> Sizes:
+    """What every variable's extents are when those in `shapes` are told.
+
+    `shapes` tells whole shapes by the name of a variable: of feeds, and of what no rule knows. `dims` tells single
+    extents: `"x.0"` is the first one of x; `"sequences"` how many sequences feeds with a level of detail hold.
+    Raises ModelError for names that are not there, and for what contradicts the program.
+    """
+    walk = _Walk(program, where, _told(program, shapes or {}, dims or {}, where), (dims or {}).get(SEQUENCES))
+    walk.run(0, {})
+    for block in program.blocks:
+        for name in block.vars:
+            if (block.index, name) not in walk.seen:
+                walk.read(block.index, name, {})
+    seen = {key: tuple(every) for key, every in walk.seen.items()}
+    return Sizes(program, where, seen, walk.cause, walk.unruled, walk.written)
+
+
+def _told(
+    program: Program, shapes: Mapping[str, tuple[int, ...]], dims: Mapping[str, int], where: str
+) -> dict[str, Dims]:
+    """The extents that are told, by variable."""
+    told: dict[str, Dims] = dict(shapes)
+    for name, extent in dims.items():
+        if name == SEQUENCES:
+            continue
+        of, _, axis = name.rpartition(".")
+        var = _anywhere(program, of)
+        if var is None or not axis.isdigit() or int(axis) >= len(var.dims):
+            raise ModelError(
+                f"{where}: --dim {name}={extent} names no extent: say x.0=... for the first one of x, or sequences=..."
+            )
+        before = told.get(of) or tuple(None if declared < 0 else declared for declared in var.dims)
+        told[of] = tuple(extent if i == int(axis) else other for i, other in enumerate(before))
+    for name, given in told.items():
+        var = _anywhere(program, name)
+        if var is None:
+            open_ = [v.name for block in program.blocks for v in block.vars.values() if min(v.dims, default=0) < 0]
+            advice = f"variables with open extents: {', '.join(open_[:8])}" if open_ else "no variable has open extents"
+            raise ModelError(f"{where}: --shape {name}: there is no such variable ({advice})")
+        declared = [None if extent < 0 else extent for extent in var.dims]
+        if given is None or len(given) != len(declared) or any(
+            a is not None and b is not None and a != b for a, b in zip(given, declared, strict=True)
+        ):  # fmt: skip
+            raise ModelError(f"{where}: {name!r} is declared as {show(declared)}, so that it cannot be {show(given)}")
+        if any(extent is not None and extent < 0 for extent in given):
+            raise ModelError(f"{where}: --shape {name}: an extent cannot be below 0")
+    return told
+
+
+def _anywhere(program: Program, name: str) -> Var | None:
+    return next((block.vars[name] for block in program.blocks if name in block.vars), None)
+
+
+def joined(a: Dims, b: Dims) -> Dims:
+    """What two assignments have in common."""
+    if a is None or b is None or len(a) != len(b):
+        return None
+    return tuple(x if x == y else None for x, y in zip(a, b, strict=True))
+
+
+def _meet(a: Dims, b: Dims) -> Dims:
+    """What is known when both are true; `a` where they differ."""
+    if a is None or b is None:
+        return b if a is None else a
+    if len(a) != len(b):
+        return a
+    return tuple(y if x is None else x for x, y in zip(a, b, strict=True))
+
+
+@dataclass
+class _Walk:
+    """One walk over the program, in the order it runs in."""
+
+    program: Program
+    where: str
+    told: Mapping[str, Dims]
+    sequences: int | None
+    seen: dict[Key, dict[Dims, None]] = field(default_factory=dict)
+    cause: dict[Key, Key] = field(default_factory=dict)
+    unruled: dict[Key, str] = field(default_factory=dict)
+    written: dict[tuple[int, int, str], Dims] = field(default_factory=dict)
+    homes: dict[Key, Key | None] = field(default_factory=dict)
+
+    def run(self, block: int, state: State) -> State:
+        """What is known after a block, of what was known before it."""
+        for position, op in enumerate(self.program.blocks[block].ops):
+            inner = op.block()
+            if inner is not None:
+                self._control(inner, op, state)
+            else:
+                self._apply(block, position, op, state)
+        return state
+
+    def _control(self, inner: int, op: Op, state: State) -> None:
+        """A body that runs once or not, or again and again until nothing new is known."""
+        loop = op.type.startswith(("while", "recurrent"))
+        while True:
+            after = self.run(inner, dict(state))
+            changed = False
+            for key, now in after.items():
+                before = state.get(key)
+                both = now if before is None else _joined(before, now)
+                changed |= both != before
+                state[key] = both
+            if not (loop and changed):
+                return
+
+    def key(self, block: int, name: str) -> Key | None:
+        if (block, name) not in self.homes:
+            home = self.program.home(block, name)
+            self.homes[block, name] = None if home is None else (home, name)
+        return self.homes[block, name]
+
+    def read(self, block: int, name: str, state: State) -> Operand:
+        """What is known of a name: its last assignment, or what the program declares of it."""
+        key = self.key(block, name)
+        if key is None:
+            return Operand(None)
+        found = state.get(key)
+        if found is None:
+            kind = self.program.blocks[key[0]].vars[name].kind
+            found = Operand(self._of_gradient(block, key, self._declared(key), state), None, kind == ROWS)
+            self._note(key, found.dims)
+        return found
+
+    def _of_gradient(self, block: int, key: Key, dims: Dims, state: State) -> Dims:
+        """What the name of a gradient adds: it has the extents of what it is the gradient of."""
+        name = key[1]
+        if GRADIENT not in name or (dims is not None and None not in dims):
+            return dims
+        of = self.key(block, name.partition(GRADIENT)[0])
+        if of is None or self.program.blocks[key[0]].vars[name].kind == ROWS:
+            return dims
+        return _meet(dims, self.read(block, of[1], state).dims)
+
+    def _declared(self, key: Key) -> Dims:
+        var = self.program.blocks[key[0]].vars[key[1]]
+        declared = tuple(None if extent < 0 else extent for extent in var.dims)
+        return _meet(self.told.get(key[1]), declared)
+
+    def _note(self, key: Key, dims: Dims) -> None:
+        self.seen.setdefault(key, {})[dims] = None
+        if dims is None or None in dims:
+            self.cause.setdefault(key, key)
+
+    def _apply(self, block: int, position: int, op: Op, state: State) -> None:
+        inputs = {
+            slot: [self.read(block, name, state) for name in names if name != EMPTY]
+            for slot, names in op.inputs.items()
+        }
+        outputs = {slot: len(names) for slot, names in op.outputs.items()}
+        call = Call(op.type, {name: a.value for name, a in op.attrs.items()}, inputs, outputs, self.sequences)
+        try:
+            found = results(call)
+        except SpecError as error:
+            title = f"block {block}, operator {position} ({op.type}"
+            first = ", ".join(repr(name) for name in op.writes[:2])
+            raise ModelError(f"{self.where}: {title}, which writes {first}) {error}") from None
+        ruled = known(call)
+        for slot, names in op.outputs.items():
+            every = found.get(slot, ())
+            for index, name in enumerate(names):
+                key = self.key(block, name)
+                if key is None or name == EMPTY:
+                    continue
+                result = every[index] if index < len(every) else Operand(None)
+                result = replace(result, dims=self._refined(block, key, result.dims, state))
+                self._write(block, position, key, result, op, ruled, state)
+
+    def _refined(self, block: int, key: Key, dims: Dims, state: State) -> Dims:
+        """What a rule leaves open, from the name of a gradient, from what is told, and from the declaration."""
+        name, declared = key[1], self._declared(key)
+        if self.program.blocks[key[0]].vars[name].kind == ROWS:
+            return dims
+        dims = self._of_gradient(block, key, dims, state)
+        told = self.told.get(name)
+        if told is not None and dims is not None and _meet(told, dims) != _meet(dims, told):
+            raise ModelError(f"{self.where}: {name!r} comes out as {show(dims)}, so that it cannot be {show(told)}")
+        if dims is not None and declared is not None and {*dims, *declared} == {1}:
+            return declared  # one element: [] since 2.5, [1] before
+        return _meet(dims, declared)
+
+    def _write(self, block: int, position: int, key: Key, result: Operand, op: Op, ruled: bool, state: State) -> None:
+        var = self.program.blocks[key[0]].vars[key[1]]
+        result = replace(result, selected=var.kind == ROWS)
+        if var.kind == SCOPES:
+            return
+        if result.dims is None or None in result.dims:
+            if not ruled:
+                self.unruled.setdefault(key, op.type)
+            sources = [self.key(block, name) for name in op.reads if ruled]
+            causes = [self.cause[of] for of in sources if of is not None and of != key and of in self.cause]
+            if causes:
+                self.cause.setdefault(key, causes[0])
+        self._note(key, result.dims)
+        before = self.written.get((block, position, key[1]), result.dims)
+        self.written[block, position, key[1]] = joined(before, result.dims)
+        state[key] = result
+
+
+def _joined(a: Operand, b: Operand) -> Operand:
+    values = a.values if a.values == b.values else None
+    return Operand(joined(a.dims, b.dims), values, a.selected or b.selected)
