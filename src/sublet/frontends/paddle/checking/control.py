@@ -1,0 +1,293 @@
+"""Blocks of ops, loops, branches and their gradients: which scopes there are, and what is freed, kept and copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from sublet.frontends.paddle.checking.arrays import ARRAYS
+from sublet.frontends.paddle.checking.machine import Run, Step, computed
+from sublet.frontends.paddle.checking.storage import Allocation, Array, Place, Scope, Variable
+from sublet.frontends.paddle.checking.terms import Term
+from sublet.frontends.paddle.program import EMPTY, Block, Op, Program
+
+GRAD = "@GRAD"
+MOST_ROUNDS = 4096
+"""Rounds of a loop whose condition is known by number; a longer one is not followed."""
+
+
+def run_block(run: Run, index: int, scope: Scope, kept: frozenset[str]) -> None:
+    """Run the ops of a block, and free its own variables after their last mention but for those that are `kept`."""
+    block = run.program.blocks[index]
+    for var in block.vars.values():
+        if var.persistable:
+            run.top.here(var.name)
+        else:
+            scope.here(var.name)
+    freed = _last_mentions(block, kept | run.keep)
+    for i, op in enumerate(block.ops):
+        step = Step(run, block, i, op, scope)
+        SPECIAL.get(op.type, computed)(step)
+        for name in freed.get(i, ()):
+            scope.variables[name] = _gone(run, step)
+
+
+def _gone(run: Run, step: Step) -> Variable:
+    place = Place(Allocation(1), 0, 1)
+    place.put(run.terms.lost(f"was freed after {step.where}, which is the last of its block to name it"))
+    return Variable(place)
+
+
+def _last_mentions(block: Block, kept: frozenset[str]) -> dict[int, list[str]]:
+    """The variables of a block that the executor frees, by the op after which it does."""
+    last = {name: i for i, op in enumerate(block.ops) for name in (*op.reads, *op.writes)}
+    found: dict[int, list[str]] = {}
+    for name, i in last.items():
+        if name in block.vars and not block.vars[name].persistable and name not in kept:
+            found.setdefault(i, []).append(name)
+    return found
+
+
+def _kept_for_gradient(program: Program, index: int) -> frozenset[str]:
+    """What a block keeps until its gradient runs: all that the gradient block names."""
+    gradients = [block for block in program.blocks if block.forward == index]
+    return frozenset(name for block in gradients for op in block.ops for name in (*op.reads, *op.writes))
+
+
+def _while(step: Step) -> None:
+    run, program, op = step.run, step.run.program, step.op
+    inner = op.block()
+    assert inner is not None
+    training = not _true(op, "is_test")
+    kept = _kept_for_gradient(program, inner) if training else frozenset()
+    rounds: list[Scope] = []
+    single = Scope(step.scope)
+    count = 0
+    while _goes_on(step, count):
+        scope = Scope(step.scope) if training else single
+        copied = _copied_inputs(step, program.blocks[inner]) if training else {}
+        run_block(run, inner, scope, kept)
+        for name, (term, nbytes) in copied.items():
+            place = Place(Allocation(nbytes), 0, nbytes)
+            place.put(term)
+            scope.variables[name] = Variable(place)
+        rounds.append(scope)
+        count += 1
+    if step.one("StepScopes"):
+        step.scope.found(step.one("StepScopes")).scopes = rounds
+
+
+def _goes_on(step: Step, count: int) -> bool:
+    """Whether a loop goes on: as its condition says where that is a number, else so often as was asked for."""
+    term = step.read(step.one("Condition"))
+    condition = step.run.terms.literal.get(term)
+    if condition is None:
+        step.run.observed.append(term)
+        step.run.asked = True
+        return count < step.run.trips
+    if condition and count == MOST_ROUNDS:
+        step.run.tell(step.where, f"takes more than {MOST_ROUNDS} rounds, which are not followed", "rounds")
+        return False
+    return bool(condition)
+
+
+def _copied_inputs(step: Step, body: Block) -> dict[str, tuple[Term, int]]:
+    """What a training loop saves at the start of a round, so that its gradient finds it: inputs that are tensors.
+
+    Not parameters, and not what an op of the body has among its inputs and its outputs.
+    """
+    updated = {name for op in body.ops for name in set(op.reads) & set(op.writes)}
+    saved = {}
+    for name in step.op.inputs.get("X", ()):
+        var = step.run.program.blocks[0].vars.get(name)
+        variable = step.variable(name)
+        if name in updated or (var is not None and var.parameter) or variable is None or variable.place is None:
+            continue
+        term = variable.place.term
+        saved[name] = (step.run.terms.lost(name) if term is None else term, variable.place.nbytes)
+    return saved
+
+
+def _while_grad(step: Step) -> None:
+    run, op, scope = step.run, step.op, step.scope
+    inner = op.block()
+    assert inner is not None
+    variable = scope.find(step.one("StepScopes"))
+    outside = op.inputs.get(f"Out{GRAD}", ())
+    names = op.attrs.get("original_output_grad")
+    inside = names.value if names is not None and isinstance(names.value, tuple) else outside
+    inputs, gradients = op.inputs.get("X", ()), op.outputs.get(f"X{GRAD}", ())
+    kept = frozenset([*map(str, inside), *(f"{name}{GRAD}" for name in inputs)])
+    first = True
+    for body in reversed(variable.scopes if variable else ()):
+        for outer, own in zip(outside, inside, strict=True):
+            given = scope.find(outer)
+            shared = body.here(str(own))
+            shared.place, shared.array = _nothing_as_zeros(step, outer, given)
+        run_block(run, inner, body, kept)
+        for name, gradient in zip(inputs, gradients, strict=False):
+            found = body.find(f"{name}{GRAD}")
+            if gradient in (EMPTY, "") or found is None:
+                continue
+            target = scope.found(gradient)
+            if found.array is not None:
+                target.place, target.array = None, found.array
+            elif gradient in outside and not first:
+                target.place = found.place
+            else:
+                inner_step = Step(run, run.program.blocks[inner], len(run.program.blocks[inner].ops), op, body)
+                begun = run.terms.of("zeros") if first else step.read(gradient)
+                total = run.terms.of("total", begun, inner_step.read(f"{name}{GRAD}"))
+                if first:
+                    target.place = None
+                step.write(gradient, total)
+        first = False
+    if variable:
+        variable.scopes = []
+
+
+def _nothing_as_zeros(step: Step, name: str, given: Variable | None) -> tuple[Place | None, Array | None]:
+    """The gradient of an output as a round finds it: the one outside, or zeros where nobody made one."""
+    if given is None or (given.place is None and given.array is None):
+        place = Place(Allocation(1), 0, 1)
+        place.put(step.run.terms.of("zeros for", name.removesuffix(GRAD)))
+        return place, None
+    array = None if given.array is None else Array(dict(given.array.elements), given.array.source)
+    return given.place, array
+
+
+def _conditional(step: Step) -> None:
+    run, op = step.run, step.op
+    inner = op.block()
+    assert inner is not None
+    if not _taken(step):
+        return
+    scope = Scope(step.scope)
+    if step.one("Scope"):
+        step.scope.found(step.one("Scope")).scopes = [scope]
+    run_block(run, inner, scope, _kept_for_gradient(run.program, inner))
+
+
+def _conditional_grad(step: Step) -> None:
+    run, op = step.run, step.op
+    inner = op.block()
+    assert inner is not None
+    inputs = op.inputs.get("Input", op.inputs.get("X", ()))
+    gradients = op.outputs.get(f"Input{GRAD}", op.outputs.get(f"X{GRAD}", ()))
+    variable = step.scope.find(step.one("Scope"))
+    if not _taken(step) or variable is None or not variable.scopes:
+        for name, gradient in zip(inputs, gradients, strict=False):
+            if gradient not in (EMPTY, ""):
+                step.write(gradient, run.terms.of("zeros like", run.terms.shape(step.read(name))))
+        return
+    body = variable.scopes[0]
+    kept = frozenset(f"{name}{GRAD}" for name in inputs)
+    run_block(run, inner, body, kept)
+    last = Step(run, run.program.blocks[inner], len(run.program.blocks[inner].ops), op, body)
+    for name, gradient in zip(inputs, gradients, strict=False):
+        if gradient not in (EMPTY, ""):
+            found = body.find(f"{name}{GRAD}") is not None
+            term = last.read(f"{name}{GRAD}") if found else run.terms.of("zeros like", run.terms.shape(step.read(name)))
+            step.write(gradient, term)
+    variable.scopes = []
+
+
+def _taken(step: Step) -> bool:
+    conditions = step.op.inputs.get("Cond", ())
+    return all(step.run.choices.holds(step.read(name)) for name in conditions)
+
+
+def _true(op: Op, name: str) -> bool:
+    attr = op.attrs.get(name)
+    return attr is not None and attr.value is True
+
+
+def _select_input(step: Step) -> None:
+    chosen = step.op.inputs["X"][int(step.run.choices.holds(step.read(step.one("Mask"))))]
+    step.write(step.one("Out"), step.read(chosen))
+
+
+def _select_output(step: Step) -> None:
+    chosen = step.op.outputs["Out"][int(step.run.choices.holds(step.read(step.one("Mask"))))]
+    if chosen != EMPTY:
+        step.write(chosen, step.read(step.one("X")))
+
+
+def _assign(step: Step) -> None:
+    source = step.variable(step.one("X"))
+    if source is not None and source.array is not None:
+        array = source.array
+        step.scope.found(step.one("Out")).array = Array(dict(array.elements), array.source)
+        return
+    term = step.read(step.one("X"))
+    place, read = step.place(step.one("Out"), term), source.place if source is not None else None
+    if read is not None and place.meets(read) and place.begin != read.begin:
+        term = step.run.terms.lost(f"was written by {step.where} over what it was still reading")
+    step.write(step.one("Out"), term, place)
+
+
+def _logical_not(step: Step) -> None:
+    step.write(step.one("Out"), step.run.terms.of("not", step.read(step.one("X"))))
+
+
+def _cast(step: Step) -> None:
+    term = step.read(step.one("X"))
+    cast = step.run.terms.of("cast", term, str(step.op.attrs.get("out_dtype")))
+    literal = step.run.terms.literal.get(term)
+    if literal is not None:
+        step.run.terms.literal[cast] = literal
+    step.write(step.one("Out"), cast)
+
+
+def _feed(step: Step) -> None:
+    step.write(step.one("Out"), step.run.terms.of("fed", step.one("Out")))
+
+
+def _fetch(step: Step) -> None:
+    step.run.observed.append(step.read(step.one("X")))
+
+
+def _view(step: Step) -> None:
+    """A range of a tensor's first dimension, in its own bytes."""
+    source = step.variable(step.one("Input") or step.one("X"))
+    var = step.run.program.var(step.block.index, step.one("Input") or step.one("X"))
+    if source is None or source.place is None or var is None or var.dtype is None:
+        step.run.tell(step.where, "takes a view of what is no tensor", "view")
+        return
+    width = var.dtype.bits // 8
+    for size in var.dims[1:]:
+        width *= size
+    begin, end = (int(step.op.attrs[name].value) * width for name in ("begin_idx", "end_idx"))  # type: ignore[arg-type]
+    if not 0 <= begin <= end <= source.place.nbytes:
+        step.run.tell(step.where, f"the view of bytes {begin} to {end} leaves its tensor", "view")
+        return
+    target = step.scope.found(step.one("Out"))
+    target.place, target.array = Place(source.place.allocation, source.place.begin + begin, end - begin), None
+
+
+def _empty(step: Step) -> None:
+    """Memory that nobody has written yet."""
+    var = step.run.program.var(step.block.index, step.one("Out"))
+    nbytes = var.dtype.bits // 8 if var is not None and var.dtype is not None else 1
+    shape = step.op.attrs["shape"].value if "shape" in step.op.attrs else ()
+    for size in shape if isinstance(shape, tuple) else ():
+        nbytes *= int(size)  # type: ignore[arg-type]
+    place = Place(Allocation(max(1, nbytes)), 0, max(1, nbytes))
+    step.write(step.one("Out"), step.run.terms.lost("was never written"), place)
+
+
+SPECIAL: Mapping[str, Callable[[Step], None]] = {
+    "while": _while,
+    "while_grad": _while_grad,
+    "conditional_block": _conditional,
+    "conditional_block_grad": _conditional_grad,
+    "select_input": _select_input,
+    "select_output": _select_output,
+    "assign": _assign,
+    "logical_not": _logical_not,
+    "cast": _cast,
+    "feed": _feed,
+    "fetch": _fetch,
+    "view_slice": _view,
+    "empty": _empty,
+    **ARRAYS,
+}

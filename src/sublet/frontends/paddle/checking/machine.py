@@ -1,0 +1,263 @@
+"""A program, run with terms for numbers, the way Paddle's executor runs it: scopes, garbage collection, allocations.
+
+What is modelled is what rewriting can break: which name leads to which bytes, which bytes an op may write over while
+it reads them, what the executor frees and when, what a loop keeps of each round for its gradient, and what gradient
+blocks find only because of a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sublet.errors import Finding
+from sublet.frontends.paddle import facts
+from sublet.frontends.paddle.checking.storage import Allocation, Array, Place, Scope, Variable
+from sublet.frontends.paddle.checking.terms import Choices, Dims, Term, Terms
+from sublet.frontends.paddle.program import ARRAY, EMPTY, Block, Op, Program
+from sublet.tensor import DType
+
+ASIDE = {
+    *("op_callstack", "op_role", "op_role_var", "op_namescope", "op_device"),
+    *("with_quant_attr", "skip_eager_deletion_vars", "is_test"),
+}
+"""Attributes that change no number: where an op comes from, what it is for, what its block may not free."""
+
+
+class Sizes(Protocol):
+    """What is known of the tensors of a program."""
+
+    def dims(self, block: int, name: str) -> Dims | None: ...
+
+    def nbytes(self, block: int, name: str) -> int | None: ...
+
+
+@dataclass
+class Run:
+    """What a run of a program has in common in all of its blocks.
+
+    `sizes` are those of the original program, None while a rewritten one runs: its bytes and types are known by
+    their terms, which `nbytes` and `dtypes` tell of.
+    `usual` are the (op, input slot, output slot) that the original itself computes in place.
+    """
+
+    program: Program
+    terms: Terms
+    choices: Choices
+    trips: int
+    keep: frozenset[str]
+    usual: frozenset[tuple[str, str, str]]
+    sizes: Sizes | None = None
+    top: Scope = field(default_factory=Scope)
+    observed: list[Term] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    drawn: int = 0  # ops so far that draw random numbers
+    asked: bool = False  # whether the number of rounds mattered
+    nbytes: dict[Term, int] = field(default_factory=dict)
+    dtypes: dict[Term, DType] = field(default_factory=dict)
+
+    def tell(self, where: str, what: str, rule: str) -> None:
+        self.findings.append(Finding(rule, where, what))
+
+    def literal_int(self, term: Term, where: str) -> int | None:
+        """The integer that a term is, told when it is none."""
+        value = self.terms.literal.get(term)
+        if value is None:
+            self.tell(where, "the index into an array is no number that is known", "index")
+            return None
+        return int(value)
+
+
+def inplace_of(program: Program) -> frozenset[tuple[str, str, str]]:
+    """What a program computes in place as it is: an op and the slots in which it has one name."""
+    return frozenset(
+        (op.type, source, target)
+        for block in program.blocks
+        for op in block.ops
+        for source, names in op.inputs.items()
+        for target, written in op.outputs.items()
+        if set(names) & set(written) - {EMPTY}
+    )
+
+
+@dataclass
+class Step:
+    """One op of one block, in the scope in which it runs."""
+
+    run: Run
+    block: Block
+    index: int
+    op: Op
+    scope: Scope
+
+    @property
+    def where(self) -> str:
+        return f"block {self.block.index}, op {self.index} ({self.op.type})"
+
+    def one(self, slot: str) -> str:
+        """The name in a slot that takes one; empty where there is none."""
+        names = self.op.inputs.get(slot) or self.op.outputs.get(slot) or ()
+        return names[0] if names and names[0] != EMPTY else ""
+
+    def variable(self, name: str) -> Variable | None:
+        return self.scope.find(name)
+
+    def read(self, name: str) -> Term:
+        """What a name holds."""
+        terms, variable = self.run.terms, self.scope.find(name)
+        if variable is None or (variable.place is None and variable.array is None):
+            return terms.of("nothing")
+        if variable.array is not None:
+            return terms.of(*variable.array.whole)
+        assert variable.place is not None
+        term = variable.place.term
+        if term is None:
+            self.run.tell(self.where, f"%{name} was partly written over", "destroyed")
+            return terms.lost(name)
+        why = terms.why_lost(term)
+        if why:
+            self.run.tell(self.where, f"%{name} {why}", "destroyed")
+        return term
+
+    def place(self, name: str, term: Term) -> Place:
+        """Where a term goes that is written to a name: over what is there, if it fits."""
+        nbytes = max(1, self._nbytes(name, term))
+        variable = self.scope.found(name)
+        return variable.place.sized(nbytes) if variable.place else Place(Allocation(nbytes), 0, nbytes)
+
+    def write(self, name: str, term: Term, place: Place | None = None) -> None:
+        var = self.run.program.var(self.block.index, name)
+        if var is not None and var.dtype is not None:
+            dtype = self.run.dtypes.setdefault(term, var.dtype)
+            if dtype != var.dtype:
+                self.run.tell(self.where, f"%{name} is declared as {var.dtype}, and gets {dtype}", "dtype")
+        variable = self.scope.found(name)
+        variable.place, variable.array = place or self.place(name, term), None
+        variable.place.put(term)
+
+    def _nbytes(self, name: str, term: Term) -> int:
+        run = self.run
+        if run.sizes is not None and term not in run.nbytes:
+            dims, nbytes = run.sizes.dims(self.block.index, name), run.sizes.nbytes(self.block.index, name)
+            if dims is not None and nbytes is not None:
+                run.terms.dims.setdefault(term, dims)
+                run.nbytes[term] = nbytes
+        return run.nbytes.get(term, 1)
+
+
+def computed(step: Step) -> None:
+    """An op that computes its outputs from its inputs."""
+    run, op = step.run, step.op
+    known = facts.of(op.type)
+    operands = []
+    reads: list[tuple[str, Place]] = []
+    for slot, names in sorted(op.inputs.items()):
+        seen = []
+        for name in names:
+            if name == EMPTY:
+                continue
+            term = step.read(name)
+            variable = step.variable(name)
+            if slot in known.shape_only:
+                term = run.terms.shape(term)
+            elif variable is not None and variable.place is not None:
+                reads.append((slot, variable.place))
+            seen.append(term)
+        operands.append((slot, tuple(seen)))
+    result = ("op", op.type, attributes(op), tuple(operands), *_draw(step))
+    written: list[tuple[str, str, Term, Place]] = []
+    for slot, name, position in _results(op):
+        term = run.terms.of("result", run.terms.of(*result), slot, position)
+        _literal(step, term)
+        written.append((slot, name, term, step.place(name, term)))
+    for i, (slot, name, term, place) in enumerate(written):
+        why = _destroyed(step, slot, place, reads)
+        if any(place.meets(other) for *_, other in written[:i] + written[i + 1 :]):
+            why = "lies on another output of the same op"
+        if known.holder and any(place.allocation is p.allocation and place.begin != p.begin for _, p in reads):
+            why = f"was not written by {step.where}, which takes two places of one allocation for one"
+        variable = step.variable(name)
+        var = run.program.var(step.block.index, name)
+        if var is not None and var.kind == ARRAY:
+            step.scope.found(name).array = Array(source=term)
+        elif variable is None or variable.array is None:
+            step.write(name, run.terms.lost(why) if why else term, place)
+
+
+def _results(op: Op) -> Iterator[tuple[str, str, int]]:
+    for slot, names in sorted(op.outputs.items()):
+        for position, name in enumerate(names):
+            if name not in (EMPTY, ""):
+                yield slot, name, position
+
+
+def _destroyed(step: Step, slot: str, place: Place, reads: list[tuple[str, Place]]) -> str:
+    """Why an output cannot be what it should: the op writes it over what it still reads; empty if it can."""
+    allowed = facts.of(step.op.type).inplace
+    for source, other in reads:
+        if not place.meets(other):
+            continue
+        usual = (step.op.type, source, slot) in step.run.usual
+        if (place.begin, place.end) != (other.begin, other.end) or not (usual or (source, slot) in allowed):
+            return f"was written by {step.where} over {source}, which it was still reading"
+    return ""
+
+
+def attributes(op: Op) -> tuple[tuple[str, object], ...]:
+    """The attributes of an op that decide what it computes."""
+    return tuple(
+        (name, _frozen(attr.value))
+        for name, attr in sorted(op.attrs.items())
+        if name not in ASIDE and attr.kind not in ("BLOCK", "BLOCKS")
+    )
+
+
+def _frozen(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _draw(step: Step) -> tuple[int, ...]:
+    """The place among all ops that draw random numbers, of one that does."""
+    if "seed" not in step.op.attrs or step.op.type.endswith("_grad"):
+        return ()
+    step.run.drawn += 1
+    return (step.run.drawn,)
+
+
+COMPARED = {
+    "less_than": lambda x, y: x < y,
+    "less_equal": lambda x, y: x <= y,
+    "greater_than": lambda x, y: x > y,
+    "greater_equal": lambda x, y: x >= y,
+    "equal": lambda x, y: x == y,
+    "not_equal": lambda x, y: x != y,
+}
+
+
+def _literal(step: Step, term: Term) -> None:
+    """Note the number that a result is, where it is one that is known: counters and what they are compared with."""
+    value = _number(step)
+    if value is not None:
+        step.run.terms.literal[term] = value
+
+
+def _number(step: Step) -> float | None:
+    op, terms = step.op, step.run.terms
+    attrs: Mapping[str, object] = {name: attr.value for name, attr in op.attrs.items()}
+    if op.type == "fill_constant":
+        shape, value = attrs.get("shape"), attrs.get("value")
+        one = isinstance(shape, (list, tuple)) and all(size == 1 for size in shape)
+        given = any(op.inputs.get(slot) for slot in ("ValueTensor", "ShapeTensor", "ShapeTensorList"))
+        return float(value) if one and not given and isinstance(value, (int, float)) else None
+    numbers = [terms.literal.get(step.read(step.one(slot))) if step.one(slot) else None for slot in ("X", "Y")]
+    x, y = numbers
+    if x is None:
+        return None
+    if op.type == "increment":
+        return x + float(attrs.get("step", 1.0))  # type: ignore[arg-type]
+    if op.type == "scale" and not op.inputs.get("ScaleTensor"):
+        return x * float(attrs.get("scale", 1.0)) + float(attrs.get("bias", 0.0))  # type: ignore[arg-type]
+    if op.type in COMPARED and y is not None:
+        return float(COMPARED[op.type](x, y))
+    return None

@@ -1,0 +1,47 @@
+"""What a block takes from around it must be named by the op that owns it: the executor orders and frees by that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sublet.errors import Finding
+from sublet.frontends.paddle.program import EMPTY, Block, Program
+
+GRAD = "@GRAD"
+
+
+def unnamed(original: Program, rewritten: Program) -> list[Finding]:
+    """What blocks of a rewritten program take from around them, or leave there, without being told by their owner.
+
+    What the original does not tell either is left alone.
+    """
+    known = {(block, name) for block, name, _ in _found(original)}
+    return [finding for block, name, finding in _found(rewritten) if (block, name) not in known]
+
+
+def _found(program: Program) -> Iterator[tuple[int, str, Finding]]:
+    for block in program.blocks:
+        for i, op in enumerate(block.ops):
+            inner = op.block()
+            if inner is None:
+                continue
+            told = {*op.reads, *op.writes, *(f"{name}{GRAD}" for name in op.reads)}
+            forward = program.blocks[inner].forward
+            told |= set(program.blocks[forward].vars) if forward >= 0 else set()
+            names = op.attrs.get("original_output_grad")
+            told |= set(map(str, names.value)) if names is not None and isinstance(names.value, tuple) else set()
+            for position, name in _free(program, program.blocks[inner]):
+                if name not in told:
+                    where = f"block {inner}, op {position} ({program.blocks[inner].ops[position].type})"
+                    owner = f"op {i} ({op.type}) of block {block.index}"
+                    what = f"%{name} comes from around the block, and {owner} does not name it"
+                    yield inner, name, Finding("unnamed", where, what)
+
+
+def _free(program: Program, block: Block) -> Iterator[tuple[int, str]]:
+    """The names in a block that are not its own, nor persist."""
+    for i, op in enumerate(block.ops):
+        for name in dict.fromkeys((*op.reads, *op.writes)):
+            var = program.var(block.index, name)
+            if name not in (EMPTY, "") and name not in block.vars and not (var is not None and var.persistable):
+                yield i, name

@@ -1,0 +1,179 @@
+"""The checker of rewritten programs: it accepts what is equal, and refuses what computes something else in Paddle."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from math import prod
+
+import pytest
+
+from sublet.frontends.paddle.checking import judge
+from sublet.frontends.paddle.decoding import decode
+from sublet.frontends.paddle.program import Block, Op, Program, Var, new_op, new_var
+from sublet.tensor import DType
+
+from .given import BESIDE
+
+LOSSES = {"cond": "mean_1.tmp_0", "mt": "mean_2.tmp_0"}
+
+
+class Declared:
+    """The sizes that a program declares."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def dims(self, block: int, name: str) -> tuple[int, ...] | None:
+        var = self._program.var(block, name)
+        return None if var is None or min(var.dims, default=0) < 0 else var.dims
+
+    def nbytes(self, block: int, name: str) -> int | None:
+        var, dims = self._program.var(block, name), self.dims(block, name)
+        return None if var is None or var.dtype is None or dims is None else prod(dims) * var.dtype.bits // 8
+
+
+def given(name: str) -> Program:
+    path = BESIDE / f"{name}.pb"
+    return decode(path.read_bytes(), str(path))
+
+
+def rules(original: Program, rewritten: Program, loss: str) -> set[str]:
+    return {finding.rule for finding in judge(original, rewritten, Declared(original), keep=[loss]).findings}
+
+
+def with_block(program: Program, index: int, **changes: object) -> Program:
+    blocks = list(program.blocks)
+    blocks[index] = replace(blocks[index], **changes)  # type: ignore[arg-type]
+    return replace(program, blocks=tuple(blocks))
+
+
+def renamed(program: Program, old: str, new: str, blocks: tuple[int, ...]) -> Program:
+    """Another name for a variable in some blocks, wherever an op names it in a slot."""
+
+    def side(slots: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        return {slot: tuple(new if name == old else name for name in names) for slot, names in slots.items()}
+
+    for index in blocks:
+        ops = [replace(op, inputs=side(op.inputs), outputs=side(op.outputs)) for op in program.blocks[index].ops]
+        program = with_block(program, index, ops=tuple(ops))
+    return program
+
+
+def changed(program: Program, block: int, type_: str, change: Callable[[Op], Op]) -> Program:
+    """The first op of a type in a block, changed."""
+    ops = list(program.blocks[block].ops)
+    i = next(i for i, op in enumerate(ops) if op.type == type_)
+    ops[i] = change(ops[i])
+    return with_block(program, block, ops=tuple(ops))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_program_computes_what_it_computes(name: str) -> None:
+    judgement = judge(given(name), given(name), Declared(given(name)), keep=[LOSSES[name]])
+    assert (judgement.findings, judgement.every_way, judgement.trips) == ((), True, ())
+
+
+def test_what_the_transpiler_of_2019_did_to_a_branch_is_refused() -> None:
+    """It renames a gradient in the body that its owner finds by name only (input + @GRAD)."""
+    cond = given("cond")
+    name = "relu_0.tmp_0@GRAD"
+    wrong = renamed(cond, name, "linear_2.tmp_1@GRAD", (3,))
+    assert "differs" in rules(cond, wrong, LOSSES["cond"])
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_program_without_one_of_its_ops_is_refused(name: str) -> None:
+    program, rng = given(name), random.Random(7)
+    for _ in range(8):
+        block = rng.choice(program.blocks)
+        at = rng.randrange(len(block.ops))
+        assert rules(program, with_block(program, block.index, ops=block.ops[:at] + block.ops[at + 1 :]), LOSSES[name])
+
+
+def test_an_op_may_write_over_what_it_reads_only_where_the_facts_say_so() -> None:
+    cond = given("cond")
+    assert not rules(cond, renamed(cond, "linear_4.tmp_1", "linear_4.tmp_0", (0,)), LOSSES["cond"])
+    assert "destroyed" in rules(cond, renamed(cond, "linear_4.tmp_0", "_generated_var_4", (0,)), LOSSES["cond"])
+
+
+def test_what_the_executor_has_freed_is_not_there() -> None:
+    """The gradient of a loop finds of each round only what its own ops name; here it asks for another body variable."""
+    mt = given("mt")
+    wrong = changed(mt, 4, "sum", lambda op: replace(op, inputs={"X": ("matmul_v2_0.tmp_0", *op.inputs["X"][1:])}))
+    assert rules(mt, wrong, LOSSES["mt"])
+    kept = changed(mt, 4, "tanh_grad", lambda op: replace(op, inputs={**op.inputs, "Out": ("tmp_5",)}))
+    assert rules(mt, kept, LOSSES["mt"])
+
+
+def test_a_loop_saves_no_input_that_its_body_updates_in_one_op() -> None:
+    """An op in the body that has an input of the loop among its inputs and outputs: the gradient finds the last one."""
+    mt = given("mt")
+    name = "fill_constant_5.tmp_0"
+    body = mt.blocks[1]
+    saved = new_op("assign", {"X": (name,)}, {"Out": (name,)})
+    assert rules(mt, with_block(mt, 1, ops=(saved, *body.ops)), LOSSES["mt"])
+    never_written = new_op("assign", {"X": ("transpose_0.tmp_0",)}, {"Out": ("transpose_0.tmp_0",)})
+    told = changed(
+        with_block(mt, 1, ops=(never_written, *body.ops)),
+        0,
+        "while",
+        lambda op: replace(op, outputs={**op.outputs, "Out": (*op.outputs["Out"], "transpose_0.tmp_0")}),
+    )
+    assert not rules(mt, told, LOSSES["mt"])
+
+
+def test_a_block_takes_nothing_from_around_it_that_its_owner_does_not_name() -> None:
+    mt = given("mt")
+    wrong = changed(
+        mt,
+        0,
+        "while",
+        lambda op: replace(op, inputs={**op.inputs, "X": tuple(n for n in op.inputs["X"] if "transpose" not in n)}),
+    )
+    assert "unnamed" in rules(mt, wrong, LOSSES["mt"])
+
+
+def chain(views: Mapping[str, tuple[int, int]], arena: int = 0) -> Program:
+    """x -> relu -> relu -> relu -> y, of four floats each, with some of a, b and c views of one tensor."""
+    names = ("x", "a", "b", "c", "y")
+    variables = {name: new_var(name, DType.F32, (4,)) for name in names}
+    ops = [new_op("tanh", {"X": (one,)}, {"Out": (other,)}) for one, other in pairwise(names)]
+    first = []
+    if arena:
+        variables["arena"] = new_var("arena", DType.F32, (arena,))
+        first.append(new_op("empty", {}, {"Out": ("arena",)}, {"shape": (arena,)}))
+    for name, (begin, end) in views.items():
+        spans = {"begin_idx": begin, "end_idx": end}
+        first.append(new_op("view_slice", {"Input": ("arena",)}, {"Out": (name,)}, spans))
+    return Program((Block(0, -1, -1, variables, (*first, *ops)),))
+
+
+@pytest.mark.parametrize(
+    ("views", "wrong"),
+    [
+        ({"a": (0, 4), "b": (4, 8), "c": (0, 4)}, set()),
+        ({"a": (0, 4), "b": (0, 4), "c": (0, 4)}, set()),  # tanh may write over its input
+        ({"a": (0, 4), "b": (2, 6), "c": (8, 12)}, {"destroyed", "differs"}),
+        ({"a": (0, 4), "b": (4, 8), "c": (14, 18)}, {"view"}),
+    ],
+)
+def test_places_in_an_arena(views: Mapping[str, tuple[int, int]], wrong: set[str]) -> None:
+    original = chain({})
+    assert wrong <= rules(original, chain(views, 16), "y")
+    assert bool(wrong) == bool(rules(original, chain(views, 16), "y"))
+
+
+def test_a_place_that_is_needed_later_is_not_written_over() -> None:
+    def fork(views: Mapping[str, tuple[int, int]], arena: int = 0) -> Program:
+        program = chain(views, arena)
+        last = new_op("elementwise_add", {"X": ("a",), "Y": ("y",)}, {"Out": ("z",)})
+        block = program.blocks[0]
+        variables: dict[str, Var] = {**block.vars, "z": new_var("z", DType.F32, (4,))}
+        return with_block(program, 0, ops=(*block.ops, last), vars=variables)
+
+    views = {"a": (0, 4), "b": (4, 8), "c": (8, 12)}
+    assert not rules(fork({}), fork(views, 16), "z")
+    assert "differs" in rules(fork({}), fork({**views, "c": (0, 4)}, 16), "z")
