@@ -1,0 +1,78 @@
+"""Numbers that a program computes from constants: counters of loops, their ends, and conditions on them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from math import prod
+
+from sublet.frontends.paddle.program import Op
+from sublet.frontends.paddle.scopes import Place
+
+Number = bool | int | float
+Resolve = Callable[[str], Place]
+
+BINARY: Mapping[str, Callable[[Number, Number], Number]] = {
+    "less_than": operator.lt,
+    "less_equal": operator.le,
+    "greater_than": operator.gt,
+    "greater_equal": operator.ge,
+    "equal": operator.eq,
+    "not_equal": operator.ne,
+    "elementwise_add": operator.add,
+    "elementwise_sub": operator.sub,
+    "elementwise_mul": operator.mul,
+    "logical_and": lambda x, y: bool(x) and bool(y),
+    "logical_or": lambda x, y: bool(x) or bool(y),
+}
+
+
+def follow(op: Op, place: Resolve, known: dict[Place, Number]) -> None:
+    """Take into account what an operator writes: a number if it follows from numbers, else nothing known."""
+    result = _result(op, place, known)
+    for name in op.writes:
+        known.pop(place(name), None)
+    target = op.output("Out")
+    if result is not None and target:
+        known[place(target)] = result
+
+
+def _result(op: Op, place: Resolve, known: Mapping[Place, Number]) -> Number | None:
+    if op.type == "fill_constant":
+        return _constant(op)
+    x, y = (known.get(place(name)) if name else None for name in (op.input("X"), op.input("Y")))
+    if op.type in BINARY:
+        return None if x is None or y is None else BINARY[op.type](x, y)
+    if x is None:
+        return None
+    match op.type:
+        case "assign" | "cast" | "reshape2":
+            return x
+        case "logical_not":
+            return not x
+        case "increment":
+            return x + _real(op, "step", 1.0)
+        case "scale" if not any(op.inputs.get(slot) for slot in ("ScaleTensor", "BiasTensor")):
+            scale, bias, after = _real(op, "scale", 1.0), _real(op, "bias", 0.0), op.attrs.get("bias_after_scale")
+            return x * scale + bias if after is None or after.value else (x + bias) * scale
+    return None
+
+
+def _constant(op: Op) -> Number | None:
+    shape = op.attrs.get("shape")
+    if any(op.inputs.values()) or shape is None or not isinstance(shape.value, tuple):
+        return None
+    if prod(int(extent) for extent in shape.value if isinstance(extent, int)) != 1:
+        return None
+    text = op.attrs.get("str_value")
+    if text is not None and isinstance(text.value, str) and text.value:
+        try:
+            return float(text.value)
+        except ValueError:
+            return None
+    return _real(op, "value", 0.0)
+
+
+def _real(op: Op, name: str, default: float) -> float:
+    attr = op.attrs.get(name)
+    return float(attr.value) if attr is not None and isinstance(attr.value, int | float) else default
