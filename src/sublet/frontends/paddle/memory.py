@@ -10,7 +10,6 @@ from math import prod
 from sublet.frontends.paddle.effects import there
 from sublet.frontends.paddle.execution import Collection, Executed, executed
 from sublet.frontends.paddle.live_bytes import live_bytes
-from sublet.frontends.paddle.program import Program
 from sublet.frontends.paddle.scopes import Place, Scopes
 from sublet.frontends.paddle.shapes import Sizes
 from sublet.frontends.paddle.walk import Asked

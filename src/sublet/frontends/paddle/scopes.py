@@ -107,7 +107,15 @@ class Scopes:
 
     def place(self, block: int, name: str) -> Place:
         """What a name in a block means: a variable; in a gradient block also what a loop took in that trip."""
-        return self._place(block, name, self.snapshots)
+        found = self._found.get((block, name))
+        if found is None:
+            found = self._found[block, name] = self._place(block, name, self.snapshots)
+        return found
+
+    @cached_property
+    def _found(self) -> dict[tuple[int, str], Place]:
+        """The places that were asked for."""
+        return {}
 
     def _place(self, block: int, name: str, copies: Mapping[int, frozenset[str]]) -> Place:
         for nearest, again in self.chain(block):
