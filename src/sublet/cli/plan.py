@@ -29,7 +29,7 @@ from sublet.cli.console import (
     refuse_overwriting,
     warned,
 )
-from sublet.cli.options import Question, bound_dims, bound_trips, parse_regions, told_shapes
+from sublet.cli.options import Question, bound_dims, bound_extents, bound_trips, parse_regions, told_shapes
 from sublet.cli.showing import draw, show_plan
 from sublet.frontends.model import is_onnx
 from sublet.frontends.onnx.optimized import ALL
@@ -61,6 +61,7 @@ Advise = Annotated[
 def plan(
     model: options.Model,
     dim: options.Dim = None,
+    shape: options.Shape = None,
     max_trips: options.MaxTrips = None,
     optimize: options.Optimizer = AS_IS,
     order: options.Orders = options.Order.given,
@@ -84,8 +85,8 @@ def plan(
     """Plan the memory of a model, prove the plan, and show it."""
     refuse_overwriting(model, out, html, png)
     question, started = Question(budget, max_dim), perf_counter()
-    dims, trips, shapes = bound_dims(dim), bound_trips(max_trips), told_shapes(assume)
-    source = to_run(model, dims, max_trips=trips, optimize=optimize, assume=shapes)
+    dims, trips = bound_extents(model, shape, bound_dims(dim)), bound_trips(max_trips)
+    source = to_run(model, dims, max_trips=trips, optimize=optimize, assume=told_shapes(assume))
     chosen = Options(
         strategy=strategy,
         alignment=align,
