@@ -114,15 +114,14 @@ def plan(
         print_json({**as_json(made, seconds, decision), **more})
     else:
         show_plan(made, picture, decision=decision)
-        _remark(made, other, source)
-        _rewritten_when_run(model, optimize)
+        _remark(made, other, source, rewritten=optimize == AS_IS and is_onnx(model) and installed(ALL))
         if advised is not None:
             answers().print(Text(), advice_table(advised))
     leave(decision)
 
 
-def _remark(made: MemoryPlan, other: OtherOrder, source: Source) -> None:
-    """What else is to know about the graph that was planned."""
+def _remark(made: MemoryPlan, other: OtherOrder, source: Source, rewritten: bool) -> None:
+    """What else is to know about the graph that was planned, and that `sublet run` would plan another, where it would."""
     answers().print()
     if source.remark:
         answers().print(Text(source.remark, "yellow"))
@@ -132,9 +131,5 @@ def _remark(made: MemoryPlan, other: OtherOrder, source: Source) -> None:
         answers().print(Text(f"Another order needs {saved}: --order less", "yellow"))
     else:
         answers().print(Text(other.words, "dim"))
-
-
-def _rewritten_when_run(model: Path, optimize: str) -> None:
-    """That `sublet run` would plan another graph, where it would."""
-    if optimize == AS_IS and is_onnx(model) and installed(ALL):
+    if rewritten:
         answers().print(Text(f"`sublet run` has {ALL} rewrite the model first: --optimize auto plans that.", "dim"))
