@@ -121,7 +121,7 @@ def plan(
 
 
 def _remark(made: MemoryPlan, other: OtherOrder, source: Source, rewritten: bool) -> None:
-    """What else is to know about the graph that was planned, and that `sublet run` would plan another, where it would."""
+    """What else is to know about the graph that was planned; whether `sublet run` would plan another."""
     answers().print()
     if source.remark:
         answers().print(Text(source.remark, "yellow"))
