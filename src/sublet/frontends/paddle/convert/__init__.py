@@ -1,1 +1,0 @@
-"""Inference programs as models: names that are assigned again and again become values that are assigned once."""

@@ -1,0 +1,1 @@
+"""Policies: how a program is rewritten so that it holds fewer bytes. Each takes a program and gives a program."""

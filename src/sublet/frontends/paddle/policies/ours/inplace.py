@@ -1,0 +1,73 @@
+"""In-place renames: an output takes over the name, and so the memory, of an input that dies at its operator.
+
+Done in every block, together with the block of its gradient: what runs there reads forward values by name. The input
+must be dead in both. Where only its shape is asked for afterwards, the output has the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from sublet.frontends.paddle.facts import of
+from sublet.frontends.paddle.policies.ours.mentions import Mention, mentions, renamed
+from sublet.frontends.paddle.policies.ours.untouchable import reasons
+from sublet.frontends.paddle.program import EMPTY, Op, Program, Var
+from sublet.frontends.paddle.scopes import Scopes
+
+
+def in_place(program: Program, keep: Collection[str] = ()) -> Program:
+    """Every output that may take over the memory of a dying input does."""
+    untouchable = reasons(program, keep)
+    gradients = Scopes(program).gradients
+    for block in program.blocks:
+        blocks = (block.index, gradients[block.index]) if block.index in gradients else (block.index,)
+        names = _taken_over(program, block.index, mentions(program, blocks), untouchable)
+        program = renamed(program, blocks, names)
+    return program
+
+
+def _taken_over(
+    program: Program, block: int, seen: dict[str, list[Mention]], untouchable: Mapping[str, str]
+) -> dict[str, str]:
+    """For each name that goes, the one it is called by from now on."""
+    names: dict[str, str] = {}
+    variables = program.blocks[block].vars
+    for at, op in enumerate(program.blocks[block].ops):
+        for source, new in _pairs(op):
+            old = names.get(source, source)
+            if old in untouchable or new in untouchable or not {old, new} <= variables.keys():
+                continue
+            if _alike(variables[old], variables[new]) and _dies(seen[old], at) and _born(seen[new], at):
+                names[new] = old
+                seen[old] = sorted((*seen[old], *seen.pop(new)), key=lambda mention: mention.at)
+                break
+    return names
+
+
+def _pairs(op: Op) -> list[tuple[str, str]]:
+    """The names of inputs and outputs that may be the same bytes; an input that is given twice is none of them."""
+    return [
+        (source, target)
+        for slot, into in sorted(of(op.type).inplace)
+        for source in op.inputs.get(slot, ())
+        for target in op.outputs.get(into, ())
+        if set(op.writes) <= {target, EMPTY} and op.reads.count(source) == 1
+    ]
+
+
+def _alike(old: Var, new: Var) -> bool:
+    """Whether two variables are of one type and shape: then either answers for the shape of the other."""
+    return (old.dtype, old.dims, old.lod_level) == (new.dtype, new.dims, new.lod_level) and old.dtype is not None
+
+
+def _dies(seen: list[Mention], at: int) -> bool:
+    """Whether a name is written before it is read, by operators that keep no view of it, and its bytes are not needed
+    after `at`."""
+    begins = seen[0].writes and not any(mention.reads for mention in seen if mention.at == seen[0].at)
+    known = all(mention.known for mention in seen)
+    return begins and known and not any(mention.reads or mention.writes for mention in seen if mention.at > at)
+
+
+def _born(seen: list[Mention], at: int) -> bool:
+    """Whether `at` writes a name that nothing mentions before, and does not read it."""
+    return seen[0].at == at and [mention.writes for mention in seen if mention.at == at] == [True]

@@ -1,0 +1,67 @@
+"""How the operators of a block, and then those of its gradient block, mention names; and names replaced by others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from sublet.frontends.paddle.effects import effects
+from sublet.frontends.paddle.facts import of
+from sublet.frontends.paddle.program import Block, Op, Program
+
+
+@dataclass(frozen=True, slots=True)
+class Mention:
+    """A name at one operator: whether its bytes are read there (else only its shape), or written.
+
+    `known` says whether the operator has facts: another may keep a view of what it is given.
+    """
+
+    at: int
+    reads: bool
+    writes: bool
+    known: bool
+
+
+def mentions(program: Program, blocks: Collection[int]) -> dict[str, list[Mention]]:
+    """Every mention of every name by the operators of these blocks, in the order in which they run."""
+    found: dict[str, list[Mention]] = {}
+    for at, op in enumerate(op for block in blocks for op in program.blocks[block].ops):
+        for name, mention in _of(op, at):
+            found.setdefault(name, []).append(mention)
+    return found
+
+
+def _of(op: Op, at: int) -> Iterator[tuple[str, Mention]]:
+    does, known = effects(op), of(op.type).known
+    for names, reads, writes in (
+        (does.reads, True, False),
+        (does.shapes, False, False),
+        (does.writes, False, True),
+        (does.adds, True, True),
+    ):
+        yield from ((name, Mention(at, reads, writes, known)) for name in names)
+
+
+def renamed(program: Program, blocks: Collection[int], names: Mapping[str, str]) -> Program:
+    """The program with other names in the operators of some blocks; variables that nobody mentions there go."""
+    if not names:
+        return program
+    changed = [_renamed(block, names) if block.index in blocks else block for block in program.blocks]
+    return replace(program, blocks=tuple(changed))
+
+
+def _renamed(block: Block, names: Mapping[str, str]) -> Block:
+    kept = {name: var for name, var in block.vars.items() if name not in names}
+    return replace(block, vars=kept, ops=tuple(_relabelled(op, names) for op in block.ops))
+
+
+def _relabelled(op: Op, names: Mapping[str, str]) -> Op:
+    """An operator with other names in its slots; itself where it mentions none of them."""
+    if not any(name in names for name in (*op.reads, *op.writes)):
+        return op
+    inputs, outputs = (
+        {slot: tuple(names.get(name, name) for name in slot_names) for slot, slot_names in side.items()}
+        for side in (op.inputs, op.outputs)
+    )
+    return replace(op, inputs=inputs, outputs=outputs)

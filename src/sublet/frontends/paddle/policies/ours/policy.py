@@ -1,0 +1,30 @@
+"""The passes in their order, and the policy that runs them one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+
+from sublet.frontends.paddle.policies.ours.inplace import in_place
+from sublet.frontends.paddle.policies.ours.invariants import loop_invariants
+from sublet.frontends.paddle.policies.ours.proxies import shape_proxies
+from sublet.frontends.paddle.policies.ours.reorder import optimise_early
+from sublet.frontends.paddle.program import Program
+
+Pass = Callable[[Program, Collection[str]], Program]
+
+PASSES: Mapping[str, Pass] = MappingProxyType(
+    {
+        "optimise early": lambda program, keep: optimise_early(program),
+        "shape proxies": lambda program, keep: shape_proxies(program),
+        "loop invariants": lambda program, keep: loop_invariants(program),
+        "in place": in_place,
+    }
+)
+
+
+def ours(program: Program, keep: Collection[str] = ()) -> Program:
+    """The program after all passes. `keep` are names that will be fetched: they stay, and are not written over."""
+    for change in PASSES.values():
+        program = change(program, keep)
+    return program

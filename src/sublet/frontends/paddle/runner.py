@@ -1,0 +1,129 @@
+"""Runs a training program in Paddle and writes what it computed: a script of its own, for the Python that has Paddle.
+
+It imports nothing of Sublet and runs under every Python from 3.8 on, because an environment with an old Paddle has an
+old Python. `verify` starts it with a folder that holds `request.json` and the files it names, and reads `answer.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+os.environ.update(FLAGS_enable_pir_api="0")  # read by Paddle while it is imported
+
+import numpy as np
+import paddle
+
+SEED = 7
+
+
+def framework() -> Any:
+    """The module of Program and core, under its name in this version."""
+    return paddle.base.framework if hasattr(paddle, "base") else paddle.fluid.framework
+
+
+def parsed(path: str) -> Any:
+    with open(path, "rb") as file:
+        return framework().Program.parse_from_string(file.read())
+
+
+def counters() -> tuple[Callable[[], int], Callable[[], int], Callable[[], None]]:
+    """Bytes that Paddle's allocator holds, their highest since the last reset, and the reset."""
+    core = framework().core
+    if not hasattr(core, "host_memory_stat_current_value"):
+        return (lambda: 0), (lambda: 0), (lambda: None)
+    return (
+        lambda: int(core.host_memory_stat_current_value("Allocated", 0)),
+        lambda: int(core.host_memory_stat_peak_value("Allocated", 0)),
+        lambda: core.host_memory_stat_reset_peak_value("Allocated", 0),
+    )
+
+
+def feeds_of(folder: str) -> list[dict[str, Any]]:
+    """One dict a run, from arrays called NAME.RUN; offsets of sequences are called NAME.RUN.lod."""
+    runs: dict[int, dict[str, Any]] = {}
+    with np.load(os.path.join(folder, "feeds.npz")) as arrays:
+        for key in arrays.files:
+            if not key.endswith(".lod"):
+                name, _, run = key.rpartition(".")
+                value = arrays[key]
+                if key + ".lod" in arrays.files:
+                    value = paddle.fluid.create_lod_tensor(value, [arrays[key + ".lod"].tolist()], paddle.CPUPlace())
+                runs.setdefault(int(run), {})[name] = value
+    return [runs[run] for run in sorted(runs)]
+
+
+def digits(value: Any) -> list[str]:
+    """A fetched value as hex floats: equal text is equal bits (but for the payload of a NaN)."""
+    return [float(number).hex() for number in np.asarray(value).astype(np.float64).ravel()]
+
+
+def persistables(program: Any) -> list[Any]:
+    kinds = framework().core.VarDesc.VarType
+    plain = (getattr(kinds, "DENSE_TENSOR", None), getattr(kinds, "LOD_TENSOR", None))
+    return [v for v in program.list_vars() if v.persistable and v.type in plain]
+
+
+def digests(scope: Any, program: Any) -> dict[str, str]:
+    """What each persistable tensor holds, as the hash of its bytes."""
+    found = {}
+    for variable in persistables(program):
+        held = scope.find_var(variable.name)
+        if held is not None and held.get_tensor()._is_initialized():
+            found[variable.name] = hashlib.sha256(np.array(held.get_tensor()).tobytes()).hexdigest()
+    return found
+
+
+def modules() -> tuple[Any, Any]:
+    """Where Executor is in this version, and where save and load are; Paddle is told to build static graphs."""
+    if hasattr(paddle, "enable_static"):
+        paddle.enable_static()
+    if hasattr(paddle, "seed"):
+        paddle.seed(SEED)
+    modern = hasattr(paddle, "static") and hasattr(paddle.static, "Executor")
+    return (paddle.static, paddle.static) if modern else (paddle.fluid, paddle.fluid)
+
+
+def train(folder: str, request: dict[str, Any]) -> dict[str, Any]:
+    api, files = modules()
+    core = framework().core
+    program, executor, scope = parsed(os.path.join(folder, "program.pb")), api.Executor(core.CPUPlace()), core.Scope()
+    current, peak, reset = counters()
+    fetched: list[list[list[str]]] = []
+    peaks: list[int] = []
+    feeds = feeds_of(folder)
+    with api.scope_guard(scope):
+        if os.path.exists(os.path.join(folder, "startup.pb")):
+            startup = parsed(os.path.join(folder, "startup.pb"))
+            startup.random_seed = SEED
+            executor.run(startup)
+        if request["restore"]:
+            files.load(program, request["restore"], executor)
+        for step in range(request["first"], request["first"] + request["steps"]):
+            reset()
+            held = current()
+            values = executor.run(program, feed=feeds[step % len(feeds)], fetch_list=request["fetch"])
+            peaks.append(peak() - held)
+            fetched.append([digits(value) for value in values])
+            del values
+        if request["save"]:
+            files.save(program, request["save"])
+        state = digests(scope, program)
+    return {"version": paddle.__version__, "fetched": fetched, "peaks": peaks, "state": state}
+
+
+def main() -> None:
+    folder = sys.argv[1]
+    with open(os.path.join(folder, "request.json"), encoding="utf-8") as file:
+        request = json.load(file)
+    answer = train(folder, request)
+    with open(os.path.join(folder, "answer.json"), "w", encoding="utf-8") as file:
+        json.dump(answer, file)
+
+
+if __name__ == "__main__":
+    main()
