@@ -10,9 +10,10 @@ from math import prod
 from sublet.frontends.paddle.effects import there
 from sublet.frontends.paddle.execution import Collection, Executed, executed
 from sublet.frontends.paddle.live_bytes import live_bytes
+from sublet.frontends.paddle.program import Program
 from sublet.frontends.paddle.scopes import Place, Scopes
 from sublet.frontends.paddle.shapes import Sizes
-from sublet.frontends.paddle.walk import Asked
+from sublet.frontends.paddle.walk import Asked, Bytes
 
 MOST_RUNS = 64
 """Combinations of conditions that are tried."""
@@ -50,13 +51,32 @@ class SizesOf:
         return (prod(extent or 0 for extent in dims) * dtype.bits + 7) // 8
 
 
+@dataclass(frozen=True)
+class SizesOfRenamed(SizesOf):
+    """The bytes of variables of a program in which names were exchanged, and nothing else: as operators have them."""
+
+    renamed: Program
+
+    def written(self, block: int, op: int, place: Place) -> int:
+        before, after = (program.blocks[block].ops[op] for program in (self.sizes.program, self.renamed))
+        name = dict(zip(after.writes, before.writes, strict=True))[place.name]
+        return super().written(block, op, Place(place.block, name))
+
+
 def memory(sizes: Sizes, keep: frozenset[Place] = frozenset(), trips: Mapping[str, int] | None = None) -> Memory:
     """What the program of `sizes` holds when it is run in the order it is written.
 
     Raises ModelError for sizes that nobody told, PlanError for trips that nobody told.
     """
-    scopes = Scopes(sizes.program)
-    asked = Asked(sizes.program, SizesOf(sizes), keep, trips or {})
+    return memory_of(sizes.program, SizesOf(sizes), keep, trips)
+
+
+def memory_of(
+    program: Program, sizes: Bytes, keep: frozenset[Place] = frozenset(), trips: Mapping[str, int] | None = None
+) -> Memory:
+    """The same of any program, by whoever knows its bytes."""
+    scopes = Scopes(program)
+    asked = Asked(program, sizes, keep, trips or {})
     kinds = [Collection(scopes, keep, collects) for collects in (True, False)]
     runs = [replace(asked, met=met) for met in _arms(scopes)]
     collected, uncollected = (max((executed(run, kind) for run in runs), key=lambda seen: seen.peak) for kind in kinds)

@@ -1,0 +1,181 @@
+"""Levels 0 and 1 of the memory optimization transpiler that Paddle published (`fluid.memory_optimize`, 1.x).
+
+As published, mistakes included: a baseline. Each list of operators is a straight line: block 0 is one, the body of a
+loop or branch and its gradient are another, one after the other and without any edge back. What a line defines takes
+the name of what is dead there, if the type is equal and the shape is (level 0), or is not larger (level 1). Left alone
+are persistable variables, what is no dense tensor, what operators with blocks name, gradients of parameters, and what
+the user names.
+
+It knows nothing of names that Paddle makes up: a gradient block's gradient of an input is found as the input's name +
+"@GRAD", so that renaming one trains wrong (`cond` does).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from math import prod
+
+from sublet.analysis.liveness import live_sets
+from sublet.frontends.paddle.policies.renaming import At, Draft
+from sublet.frontends.paddle.program import EMPTY, TENSOR, Program, Var
+
+LEVELS = (0, 1)
+OWNERS = ("while", "while_grad", "parallel_do", "parallel_do_grad", "conditional_block", "conditional_block_grad")
+PAIRS = (("while", "while_grad"), ("parallel_do", "parallel_do_grad"), ("conditional_block", "conditional_block_grad"))
+
+
+def transpiled(program: Program, level: int, skip: Collection[str] = (), *, skip_grads: bool = True) -> Draft:
+    """The program with names shared as level 0 or 1 does; `skip` are names that stay."""
+    draft = Draft(program)
+    skipped = frozenset(skip) | (_parameters_gradients(program) if skip_grads else frozenset())
+    for line in _lines(program):
+        _share(draft, line, level, skipped)
+    return draft
+
+
+@dataclass(frozen=True)
+class _Line:
+    """Operators taken to run one after another, of which the first `forward` are no gradients."""
+
+    ops: tuple[At, ...]
+    forward: int
+    skip: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Straight:
+    """An operator of a line, for liveness."""
+
+    uses: tuple[str, ...]
+    defs: tuple[str, ...]
+    forgotten: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Timeline:
+    points: tuple[_Straight, ...]
+
+    @property
+    def followers(self) -> tuple[tuple[int, ...], ...]:
+        return tuple((index + 1,) if index + 1 < len(self.points) else () for index in range(len(self.points)))
+
+
+@dataclass(order=True, slots=True)
+class _Dead:
+    """A name that may be taken; the pool is sorted by the number of its elements."""
+
+    elements: int
+    name: str = field(compare=False)
+    dims: tuple[int, ...] = field(compare=False)
+
+
+def _lines(program: Program) -> Iterator[_Line]:
+    """Block 0, then the blocks that it runs, those of gradients with what they are the gradient of."""
+    inner = list(_inner_lines(program))
+    top = program.blocks[0]
+    yield _Line(_ops(program, 0), len(top.ops), frozenset().union(*(line.skip for line in inner)))
+    yield from inner
+
+
+def _inner_lines(program: Program) -> Iterator[_Line]:
+    for forward_type, gradient_type in PAIRS:
+        owners = {
+            op.block() or 0: op
+            for op in program.blocks[0].ops
+            if op.type in (forward_type, gradient_type) and op.block()
+        }
+        gradients = {program.blocks[index].forward: index for index, op in owners.items() if op.type == gradient_type}
+        for block, op in owners.items():
+            if op.type == forward_type:
+                gradient = gradients.get(block)
+                named = [op] if gradient is None else [op, owners[gradient]]
+                ops = _ops(program, block) + (() if gradient is None else _ops(program, gradient))
+                skip = frozenset(name for each in named for name in (*each.reads, *each.writes))
+                yield _Line(ops, len(program.blocks[block].ops), skip)
+
+
+def _ops(program: Program, block: int) -> tuple[At, ...]:
+    return tuple((block, index) for index in range(len(program.blocks[block].ops)))
+
+
+def _share(draft: Draft, line: _Line, level: int, skip: Collection[str]) -> None:
+    """Give names of the dead to what a line defines, from its first operator to its last."""
+    program = draft.program
+    points = [
+        _Straight(*(tuple(dict.fromkeys(side)) for side in (draft.ops[at].reads, draft.ops[at].writes)))
+        for at in line.ops
+    ]
+    sets = [(set(into), set(out)) for into, out in live_sets(_Timeline(tuple(points)))]
+    named = line.skip | frozenset(skip) | _on_host(draft, line)
+    pool: list[_Dead] = []
+    for position, (block, index) in enumerate(line.ops):
+        op, forward = draft.ops[block, index], position < line.forward
+        if op.type in OWNERS:
+            continue
+        for name in dict.fromkeys(op.writes):
+            var = _valid(program, block, name, forward, named)
+            if var is None or name in op.reads:
+                continue
+            for place, dead in enumerate(pool):
+                other = _find(program, block, dead.name, forward)
+                if other is None or name == dead.name or other.dtype != var.dtype or not _fits(var.dims, dead, level):
+                    continue
+                del pool[place]
+                draft.rename(name, dead.name, line.ops[position:])
+                for live in (each for pair in sets[position:] for each in pair):
+                    if name in live:
+                        live.remove(name)
+                        live.add(dead.name)
+                break
+        into, out = sets[position]
+        for name in sorted(into - out):
+            var = _valid(program, block, name, forward, named)
+            if var is not None and all(dead.name != name for dead in pool):
+                insort(pool, _Dead(abs(prod(var.dims)), name, var.dims))
+
+
+def _fits(dims: tuple[int, ...], dead: _Dead, level: int) -> bool:
+    """Level 0 takes only equal shapes; level 1 smaller ones too, if both or neither have an open first extent."""
+    if level == 0:
+        return dims == dead.dims
+    return (dims[0] == -1) == (dead.dims[0] == -1) and abs(prod(dims)) <= dead.elements
+
+
+def _find(program: Program, block: int, name: str, forward: bool) -> Var | None:
+    """A name in a block forward is one of its own; in a gradient block also one of those it sees."""
+    if forward:
+        return program.blocks[block].vars.get(name)
+    todo, seen = [block], set()
+    while todo:
+        at = todo.pop(0)
+        if at < 0 or at in seen:
+            continue
+        seen.add(at)
+        if name in program.blocks[at].vars:
+            return program.blocks[at].vars[name]
+        todo += [program.blocks[at].parent, program.blocks[at].forward]
+    return None
+
+
+def _valid(program: Program, block: int, name: str, forward: bool, skip: Collection[str]) -> Var | None:
+    """A variable whose memory may be given to another, or that may take another's."""
+    var = None if name == EMPTY or name in skip else _find(program, block, name, forward)
+    return var if var is not None and not var.persistable and var.kind == TENSOR and var.dims else None
+
+
+def _on_host(draft: Draft, line: _Line) -> frozenset[str]:
+    """What is filled on the CPU whatever the device."""
+    filled = [
+        op
+        for at in line.ops
+        if (op := draft.ops[at]).type == "fill_constant" and (a := op.attrs.get("force_cpu")) and a.value
+    ]
+    return frozenset(name for op in filled for name in op.writes)
+
+
+def _parameters_gradients(program: Program) -> frozenset[str]:
+    """The gradients that operators of block 0 say are those of parameters."""
+    roles = [attr.value for op in program.blocks[0].ops if (attr := op.attrs.get("op_role_var")) is not None]
+    return frozenset(str(name) for role in roles if isinstance(role, tuple) for name in role[1::2])

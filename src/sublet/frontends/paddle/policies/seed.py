@@ -1,0 +1,123 @@
+"""The policy of the design "Memory Optimization", as its text says: a baseline.
+
+The control flow graph has all operators and back edges; a pool of dead memory is kept while they are scanned:
+
+    if op.support_inplace():  i -> pool, then pool -> o
+    else:                     pool -> o, then i -> pool
+
+where i are inputs that die at the operator, and o its outputs. An operator supports in-place if anything of it is
+known to be safe so (`facts.py`): that is one attribute, so that o may take any i. The text does not say which memory
+of the pool is taken: here what has been there longest, of the same type and large enough. Memory is shared within one
+scope: what a trip holds is its own. Left alone is what the text could not know and Paddle needs: names on operators
+that run blocks, gradients that are found by their names, persistable variables, what is no dense tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from sublet.analysis.liveness import LiveRanges, Pieces, live_sets, liveness
+from sublet.base.ranges import merge
+from sublet.errors import ModelError
+from sublet.frontends.paddle.facts import of
+from sublet.frontends.paddle.flow import GRAD, Flow, Point, flow
+from sublet.frontends.paddle.policies.renaming import At, Draft
+from sublet.frontends.paddle.program import TENSOR, Op, Program
+from sublet.frontends.paddle.scopes import Place
+from sublet.frontends.paddle.shapes import Sizes
+from sublet.tensor import DType
+
+
+def seed(program: Program, sizes: Sizes, keep: Collection[Place] = ()) -> Draft:
+    """The program with names shared by the pool; `keep` stays."""
+    laid = flow(program, keep)
+    pool = _Pool(program, laid, sizes, keep)
+    for point, (into, out) in zip(laid.points, live_sets(laid), strict=True):
+        if point.kind == "op":
+            dying = [place for place in point.uses if place in into and place not in out]
+            pool.scan(point, program.blocks[point.block].ops[point.op], dying)
+    return pool.draft
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What the variables of one name hold one after another, and when they are alive."""
+
+    name: str
+    nbytes: int
+    dtype: DType | None
+    taken: Pieces
+
+
+class _Pool:
+    def __init__(self, program: Program, laid: Flow, sizes: Sizes, keep: Collection[Place]) -> None:
+        self.draft = Draft(program)
+        self.scopes = laid.scopes
+        self.sizes = sizes
+        self.lives: LiveRanges[Place] = liveness(laid)
+        self.fixed = {place.name for place in keep} | _fixed(program)
+        self.free: dict[int, list[_Memory]] = {block.index: [] for block in program.blocks}
+        self.of: dict[Place, _Memory] = {}
+        self.mentions: dict[Place, list[At]] = {}
+        for block in program.blocks:
+            for index, op in enumerate(block.ops):
+                for name in dict.fromkeys((*op.reads, *op.writes)):
+                    self.mentions.setdefault(self.scopes.place(block.index, name), []).append((block.index, index))
+
+    def scan(self, point: Point, op: Op, dying: list[Place]) -> None:
+        """The policy at one operator."""
+        in_place = bool(of(op.type).inplace)
+        if in_place:
+            self.give(point, dying)
+        for place in point.defs:
+            memory = self.memory(point, place)
+            if memory is not None and place not in point.uses and len(self.scopes.writers[place]) == 1:
+                self.take(point, place, memory)
+        if not in_place:
+            self.give(point, dying)
+
+    def give(self, point: Point, dying: list[Place]) -> None:
+        """i -> pool"""
+        for place in dying:
+            memory = self.memory(point, place)
+            if memory is not None:
+                self.free[point.block].append(memory)
+
+    def take(self, point: Point, place: Place, needed: _Memory) -> None:
+        """pool -> o"""
+        free = self.free[point.block]
+        for index, memory in enumerate(free):
+            together = (*memory.taken, *needed.taken)
+            apart = sum(end - begin for begin, end in merge(together)) == sum(end - begin for begin, end in together)
+            if memory.dtype == needed.dtype and memory.nbytes >= needed.nbytes and apart:
+                del free[index]
+                memory.taken = merge(together)
+                self.of[place] = memory
+                self.draft.rename(place.name, memory.name, self.mentions[place])
+                return
+
+    def memory(self, point: Point, place: Place) -> _Memory | None:
+        """What a variable of the block holds; None if it is left alone, or nobody knows how much."""
+        if place not in self.of:
+            var = self.scopes.program.blocks[place.block].vars.get(place.name)
+            if place.block != point.block or place.name in self.fixed or place not in self.scopes.writers:
+                return None
+            if var is None or var.persistable or var.kind != TENSOR:
+                return None
+            try:
+                nbytes = self.sizes.nbytes(place.block, place.name)
+            except ModelError:
+                return None
+            self.of[place] = _Memory(place.name, nbytes, var.dtype, self.lives.halves.get(place, ()))
+        return self.of[place]
+
+
+def _fixed(program: Program) -> set[str]:
+    """Names that Paddle looks for."""
+    owners = [op for block in program.blocks for op in block.ops if op.block() is not None]
+    named = {name for op in owners for name in (*op.reads, *op.writes)}
+    texts = {
+        text for op in owners for attr in op.attrs.values() if isinstance(attr.value, tuple) for text in attr.value
+    }
+    return named | {f"{name}{GRAD}" for name in named} | {text for text in texts if isinstance(text, str)}
