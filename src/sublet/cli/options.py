@@ -13,6 +13,7 @@ import typer
 from sublet.api.sources import Optimize
 from sublet.base.bytesize import parse_bytes
 from sublet.errors import ModelError, PlanError, ProblemError
+from sublet.frontends.model import is_paddle
 from sublet.packing import STRATEGIES, Region
 from sublet.plan import MemoryPlan
 from sublet.plan.verdict import Verdict, verdict
@@ -21,10 +22,16 @@ DEARER = 10
 """How many times the cost of the region before, when no costs are told."""
 
 Model = Annotated[
-    Path, typer.Argument(help="A model: .onnx, or the text form of a graph (.sublet).", show_default=False)
+    Path, typer.Argument(help="A model: .onnx, .pdmodel, or the text form of a graph (.sublet).", show_default=False)
 ]
 Dim = Annotated[
     list[str] | None, typer.Option("--dim", metavar="NAME=V", help="Bind a symbolic dimension; repeat for more.")
+]
+Shape = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape", metavar="NAME=D,D,..", help="The extents of a variable of a Paddle program; repeat for more."
+    ),
 ]
 MaxTrips = Annotated[
     list[str] | None,
@@ -100,6 +107,20 @@ def bound_dims(texts: list[str] | None) -> dict[str, int]:
     """`["batch=1"]` as a dict. Raises ModelError for anything else."""
     told = _by_name(texts, "--dim", r".+=\s*[+-]?[0-9]{1,20}\s*", "NAME=INTEGER", "batch=1")
     return {name: int(text) for name, text in told.items()}
+
+
+def bound_extents(model: Path, shapes: list[str] | None, dims: dict[str, int]) -> dict[str, int]:
+    """`dims` with the extents in `["x=1,3,640,640"]` as `x.0` and so on. Raises ModelError for anything else."""
+    told = _by_name(shapes, "--shape", r".+=\s*([0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*)?", "NAME=D,D,..", "x=1,3,640,640")
+    if told and not is_paddle(model):
+        raise ModelError(
+            f"--shape is for Paddle programs, whose open extents have no names: bind those of {model} by --dim"
+        )
+    found = {f"{name}.{axis}": int(text) for name, said in told.items() for axis, text in enumerate(said.split(","))}
+    twice = next((name for name in found if name in dims), None)
+    if twice is not None:
+        raise ModelError(f"--dim {twice} and --shape {twice.rpartition('.')[0]} tell the same extent: drop one")
+    return {**dims, **found}
 
 
 def told_shapes(texts: list[str] | None) -> dict[str, str]:

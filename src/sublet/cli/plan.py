@@ -29,7 +29,7 @@ from sublet.cli.console import (
     refuse_overwriting,
     warned,
 )
-from sublet.cli.options import Question, bound_dims, bound_trips, parse_regions, told_shapes
+from sublet.cli.options import Question, bound_dims, bound_extents, bound_trips, parse_regions, told_shapes
 from sublet.cli.showing import draw, show_plan
 from sublet.frontends.model import is_onnx
 from sublet.frontends.onnx.optimized import ALL
@@ -61,6 +61,7 @@ Advise = Annotated[
 def plan(
     model: options.Model,
     dim: options.Dim = None,
+    shape: options.Shape = None,
     max_trips: options.MaxTrips = None,
     optimize: options.Optimizer = AS_IS,
     order: options.Orders = options.Order.given,
@@ -84,8 +85,8 @@ def plan(
     """Plan the memory of a model, prove the plan, and show it."""
     refuse_overwriting(model, out, html, png)
     question, started = Question(budget, max_dim), perf_counter()
-    dims, trips, shapes = bound_dims(dim), bound_trips(max_trips), told_shapes(assume)
-    source = to_run(model, dims, max_trips=trips, optimize=optimize, assume=shapes)
+    dims, trips = bound_extents(model, shape, bound_dims(dim)), bound_trips(max_trips)
+    source = to_run(model, dims, max_trips=trips, optimize=optimize, assume=told_shapes(assume))
     chosen = Options(
         strategy=strategy,
         alignment=align,
@@ -113,15 +114,14 @@ def plan(
         print_json({**as_json(made, seconds, decision), **more})
     else:
         show_plan(made, picture, decision=decision)
-        _remark(made, other, source)
-        _rewritten_when_run(model, optimize)
+        _remark(made, other, source, rewritten=optimize == AS_IS and is_onnx(model) and installed(ALL))
         if advised is not None:
             answers().print(Text(), advice_table(advised))
     leave(decision)
 
 
-def _remark(made: MemoryPlan, other: OtherOrder, source: Source) -> None:
-    """What else is to know about the graph that was planned."""
+def _remark(made: MemoryPlan, other: OtherOrder, source: Source, rewritten: bool) -> None:
+    """What else is to know about the graph that was planned; whether `sublet run` would plan another."""
     answers().print()
     if source.remark:
         answers().print(Text(source.remark, "yellow"))
@@ -131,9 +131,5 @@ def _remark(made: MemoryPlan, other: OtherOrder, source: Source) -> None:
         answers().print(Text(f"Another order needs {saved}: --order less", "yellow"))
     else:
         answers().print(Text(other.words, "dim"))
-
-
-def _rewritten_when_run(model: Path, optimize: str) -> None:
-    """That `sublet run` would plan another graph, where it would."""
-    if optimize == AS_IS and is_onnx(model) and installed(ALL):
+    if rewritten:
         answers().print(Text(f"`sublet run` has {ALL} rewrite the model first: --optimize auto plans that.", "dim"))

@@ -10,6 +10,7 @@ from sublet.base.files import read_text
 from sublet.errors import ModelError
 from sublet.frontends.onnx.model import load
 from sublet.frontends.onnx.optimized import load_optimized
+from sublet.frontends.paddle.convert import model as paddle
 from sublet.frontends.trips import Trips, trips_of, with_max_trips
 from sublet.ir.model import Model
 from sublet.ir.recipe import AS_IS
@@ -17,11 +18,19 @@ from sublet.ir.text import parse
 
 ONNX_SUFFIX = ".onnx"
 TEXT_SUFFIX = ".sublet"
+PADDLE_SUFFIXES = (".pdmodel", ".pb")
+PADDLE_NAME = "__model__"
+"""What older versions of Paddle call the file of a program."""
 
 
 def is_onnx(path: Path) -> bool:
     """Whether a file is an ONNX model, by its suffix in any case."""
     return path.suffix.lower() == ONNX_SUFFIX
+
+
+def is_paddle(path: Path) -> bool:
+    """Whether a file is a Paddle program, by its name."""
+    return path.suffix.lower() in PADDLE_SUFFIXES or path.name == PADDLE_NAME
 
 
 def bounded(model: Model, max_trips: Trips) -> Model:
@@ -38,9 +47,10 @@ def read_model(
     optimize: str = AS_IS,
     assume: Mapping[str, str] | None = None,
 ) -> Model:
-    """Read an ONNX model (.onnx) or the text form of a graph (.sublet).
+    """Read an ONNX model (.onnx), a Paddle program for inference (.pdmodel) or the text form of a graph (.sublet).
 
-    `dims` binds symbolic dimensions of an ONNX model; a graph in text form has none. `max_trips` declares how many
+    `dims` binds symbolic dimensions of an ONNX model, and open extents of a Paddle program (`"x.0"` is the first one
+    of x); a graph in text form has none. `max_trips` declares how many
     rounds loops make at most, for all of them or by the name of a loop or of one of its outputs: what such a loop
     stacks for an output of the model is planned, and a run that goes on beyond it is a RunError. `optimize` is a
     level of ONNX Runtime's optimiser that rewrites an ONNX model first, or "none". `assume` tells shapes of values of
@@ -57,10 +67,15 @@ def _read(path: Path, dims: Mapping[str, int] | None, optimize: str, assume: Map
                 f"--assume names values of the model as it is in {path.name}: it goes with optimize={AS_IS}"
             )
         return load(path, dims, assume) if optimize == AS_IS else load_optimized(path, dims, optimize)
+    if is_paddle(path):
+        if assume:
+            raise ModelError(f"--assume is for ONNX models: tell extents of {path.name} by --shape")
+        return paddle.load(path, dims)
     if path.suffix.lower() == TEXT_SUFFIX:
         if dims:
             raise ModelError(f"{path} has no symbolic dimensions to bind: drop --dim {', --dim '.join(dims)}")
         if assume:
             raise ModelError(f"{path} tells the type of every value itself: write it there and drop --assume")
         return Model(parse(read_text(path, ModelError), str(path)))
-    raise ModelError(f"{path} is not a known kind of model: expected {ONNX_SUFFIX} or {TEXT_SUFFIX}")
+    kinds = ", ".join((ONNX_SUFFIX, *PADDLE_SUFFIXES, PADDLE_NAME))
+    raise ModelError(f"{path} is not a known kind of model: expected {kinds} or {TEXT_SUFFIX}")

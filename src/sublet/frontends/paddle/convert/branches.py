@@ -1,0 +1,141 @@
+"""`conditional_block` as a branch. Paddle writes if and else as two blocks, one on the negated condition, and picks
+what the one that ran has written by `select_input`: such a pair is one branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from sublet.frontends.paddle.convert.scope import Conversion, Converter, Scope, assigned, dims_of, read, title
+from sublet.frontends.paddle.program import Op
+from sublet.frontends.paddle.shapes import Key, joined
+from sublet.ir.graph import CaseOf, Graph, Node, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a selection picks from: the variable of each arm, and the one that takes it."""
+
+    no: Key
+    yes: Key
+    out: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two blocks of which one runs: the one at `yes` on the condition, the one at `no` on its negation."""
+
+    condition: str
+    yes: int
+    no: int
+    choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The pairs of a block, by where their second block stands."""
+
+    second: Mapping[int, Pair]
+
+    @property
+    def first(self) -> frozenset[int]:
+        return frozenset(pair.yes for pair in self.second.values())
+
+
+def pairs_of(conversion: Conversion, block: int) -> Pairs:
+    """The pairs of branches in a block between which nothing depends on the first."""
+    ops = conversion.program.blocks[block].ops
+    negated = {op.output("Out"): (at, op.input("X")) for at, op in enumerate(ops) if op.type == "logical_not"}
+    found: dict[int, Pair] = {}
+    open_: dict[str, int] = {}
+    for at, op in enumerate(ops):
+        condition = op.input("Cond")
+        if op.type != "conditional_block" or condition is None:
+            continue
+        between, of = negated.get(condition, (-1, None))
+        yes = open_.pop(of, -1) if of is not None else -1
+        if 0 <= yes < between < at and _independent(conversion, block, ops[yes], ops[yes + 1 : at]):
+            choices = tuple(_choices(conversion, block, ops[yes], op, ops[at + 1 :]))
+            if choices:
+                found[at] = Pair(of or "", yes, at, choices)
+                continue
+        open_[condition] = at
+    return Pairs(found)
+
+
+def _independent(conversion: Conversion, block: int, first: Op, between: tuple[Op, ...]) -> bool:
+    """Whether what stands behind a block could stand in front of it: neither needs or changes what the other writes."""
+    inner = first.block()
+    if inner is None or any(op.block() is not None for op in between):
+        return False
+    writes = assigned(conversion.program, inner).keys()
+    needs = read(conversion.program, inner) | {conversion.key(block, name) for name in first.reads}
+    touched = {conversion.key(block, name) for op in between for name in (*op.reads, *op.writes)}
+    changed = {conversion.key(block, name) for op in between for name in op.writes}
+    return not touched & writes and not changed & needs
+
+
+def _choices(conversion: Conversion, block: int, yes: Op, no: Op, after: tuple[Op, ...]) -> Iterator[Choice]:
+    """The selections behind a pair that pick between what its blocks have written."""
+    made = [assigned(conversion.program, op.block() or 0) for op in (no, yes)]
+    for op in after:
+        out, names = op.output("Out"), op.inputs.get("X", ())
+        if op.type == "select_input" and len(names) == 2 and out is not None:
+            keys = [conversion.key(block, name) for name in names]
+            if all(key in writes for key, writes in zip(keys, made, strict=True)):
+                yield Choice(keys[0], keys[1], conversion.key(block, out))
+
+
+def add_pair(conversion: Conversion, block: int, pair: Pair, scope: Scope, convert: Converter) -> list[Node]:
+    """One branch for two blocks, whose outputs are what is picked later, and what else is assigned."""
+    ops = conversion.program.blocks[block].ops
+    before: list[Node] = []
+    picked = {key for choice in pair.choices for key in (choice.no, choice.yes)} - conversion.read_elsewhere
+    blocks = [ops[at].block() or 0 for at in (pair.no, pair.yes)]
+    others = [key for inner in blocks for key in assigned(conversion.program, inner)]
+    kept = [key for key in dict.fromkeys(others) if key in conversion.wanted and key not in picked]
+    for key in kept:
+        conversion.initial(key, scope, before)
+    index = conversion.flag(block, pair.condition, scope)
+    scopes = [dict(scope), dict(scope)]
+    bodies = [convert(conversion, inner, mine) for inner, mine in zip(blocks, scopes, strict=True)]
+    sides = [(scopes[0][choice.no], scopes[1][choice.yes]) for choice in pair.choices]
+    sides += [(scopes[0][key], scopes[1][key]) for key in kept]
+    targets = [*(choice.out for choice in pair.choices), *kept]
+    outputs = [_common(conversion, key, values) for key, values in zip(targets, sides, strict=True)]
+    for choice, value in zip(pair.choices, outputs, strict=False):
+        conversion.selections[choice.no, choice.yes] = value
+    scope.update(zip(kept, outputs[len(pair.choices) :], strict=True))
+    arms = tuple(
+        Graph(f"block{inner}", (), tuple(body), tuple(values[side] for values in sides))
+        for side, (inner, body) in enumerate(zip(blocks, bodies, strict=True))
+    )
+    name, source = title(block, pair.no, ops[pair.no]), f"block {block}, operators {pair.yes} and {pair.no}"
+    return [*before, CaseOf(name, "case", (index,), tuple(outputs), {}, source, arms=arms)]
+
+
+def add_branch(conversion: Conversion, block: int, position: int, scope: Scope, convert: Converter) -> list[Node]:
+    """A branch of one block; what it would have assigned stays as it was when it does not run."""
+    op = conversion.program.blocks[block].ops[position]
+    inner = op.block() or 0
+    before: list[Node] = []
+    keys = [key for key in assigned(conversion.program, inner) if key in conversion.wanted]
+    old = [conversion.initial(key, scope, before) for key in keys]
+    index = conversion.flag(block, op.input("Cond") or "", scope)
+    inside = dict(scope)
+    body = convert(conversion, inner, inside)
+    sides = [(was, inside[key]) for key, was in zip(keys, old, strict=True)]
+    outputs = [_common(conversion, key, values) for key, values in zip(keys, sides, strict=True)]
+    scope.update(zip(keys, outputs, strict=True))
+    arms = (
+        Graph(f"without_block{inner}", (), (), tuple(old)),
+        Graph(f"block{inner}", (), tuple(body), tuple(inside[key] for key in keys)),
+    )
+    source = f"block {block}, operator {position}"
+    return [*before, CaseOf(title(block, position, op), "case", (index,), tuple(outputs), {}, source, arms=arms)]
+
+
+def _common(conversion: Conversion, key: Key, values: tuple[Value, Value]) -> Value:
+    """A value for what comes out of a branch: its extents are those that both arms have."""
+    return conversion.value(key, joined(dims_of(values[0]), dims_of(values[1])))

@@ -1,0 +1,55 @@
+"""`while` as a loop: what its body assigns outside of itself is carried from round to round.
+
+Paddle computes the condition before the loop and at the end of each round, so it is carried too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sublet.errors import ModelError
+from sublet.frontends.paddle.convert.scope import COUNT, Conversion, Converter, Scope, assigned, dims_of, title
+from sublet.frontends.paddle.shapes import Key, joined
+from sublet.ir.graph import Graph, Node, Value, While
+from sublet.tensor import Dims
+
+
+def add_loop(conversion: Conversion, block: int, position: int, scope: Scope, convert: Converter) -> list[Node]:
+    """The loop, after a node for each variable that it carries and nothing has written before."""
+    op = conversion.program.blocks[block].ops[position]
+    body, condition, name = op.block(), op.input("Condition"), title(block, position, op)
+    source = f"block {block}, operator {position}"
+    if body is None or condition is None:
+        raise ModelError(f"{conversion.where}: {source}: a loop without a condition")
+    writes = assigned(conversion.program, body)
+    carried = [key for key in writes if key in conversion.wanted]
+    before: list[Node] = []
+    inits = [conversion.initial(key, scope, before) for key in carried]
+    extents = [_extents(conversion, init, key, writes[key]) for key, init in zip(carried, inits, strict=True)]
+    inner = dict(scope)
+    parameters = _assign(conversion, carried, extents, inner)
+    flag = conversion.flag(block, condition, inner)
+    counter = Value(conversion.fresh(f"{name}.round"), COUNT)
+    nodes = convert(conversion, body, inner)
+    updates = tuple(inner[key] for key in carried)
+    graph = Graph(f"block{body}", (counter, *parameters), tuple(nodes), updates)
+    finals = _assign(conversion, carried, extents, scope)
+    loop = While(
+        name, "while", tuple(inits), tuple(finals), {}, source, body=graph, condition=flag, carried=len(carried)
+    )
+    return [*before, loop]
+
+
+def _extents(conversion: Conversion, init: Value, key: Key, writes: Sequence[tuple[int, int]]) -> Dims:
+    """Extents that the initial value and every assignment in the body have in common."""
+    dims = dims_of(init)
+    for block, position in writes:
+        dims = joined(dims, conversion.sizes.written.get((block, position, key[1])))
+    return dims
+
+
+def _assign(conversion: Conversion, keys: Sequence[Key], extents: Sequence[Dims], scope: Scope) -> list[Value]:
+    """New values for variables, which stand for them from here on."""
+    values = [conversion.value(key, dims) for key, dims in zip(keys, extents, strict=True)]
+    scope.update(zip(keys, values, strict=True))
+    return values

@@ -1,0 +1,162 @@
+"""A converted program computes what the program computes, and its plan is valid."""
+
+from __future__ import annotations
+
+import pytest
+
+from sublet.analysis.options import Options
+from sublet.errors import ModelError
+from sublet.frontends.model import read_model
+from sublet.frontends.paddle.convert.model import from_program
+from sublet.frontends.paddle.decoding import decode
+from sublet.frontends.paddle.program import Attr, Block, Op, Program, Var, new_op, new_var
+from sublet.ir.graph import CaseOf, While
+from sublet.planning.pipeline import plan_memory
+from sublet.tensor import DType
+from tests.commands import Cli
+from tests.frontends.paddle.generated import Executor, follow, generated
+from tests.frontends.paddle.given import BESIDE
+
+SAMPLE = 60
+PLANNED = 8
+
+
+def both(program: Program) -> None:
+    """Runs a program and its graph from the same contents, and compares outputs and state."""
+    model = from_program(program)
+    executor = Executor(program)
+    names = [*model.inputs, *(value.name for value in model.graph.weights)]
+    start = {name: 11 * at + 7 for at, name in enumerate(names)}
+    scopes = {0: dict(start)}
+    executor.run(0, scopes)
+    known = {value: start[value.name] for value in (*model.graph.inputs, *model.graph.weights)}
+    follow(model.graph, known)
+    assert [known[value] for value in model.graph.outputs] == executor.outputs
+    after = {target.name: known[source] for target, source in model.graph.updates}
+    for weight in model.graph.weights:
+        assert scopes[0][weight.name] == after.get(weight.name, start[weight.name])
+
+
+@pytest.mark.parametrize("seed", range(SAMPLE))
+def test_a_graph_computes_what_its_program_computes(seed: int) -> None:
+    both(generated(seed))
+
+
+@pytest.mark.parametrize("seed", range(1000, 1000 + PLANNED))
+def test_graphs_of_programs_are_planned(seed: int) -> None:
+    plan = plan_memory(from_program(generated(seed)))
+    assert plan.arena_bytes >= plan.lower_bound_bytes
+
+
+def test_the_given_loop_and_branch() -> None:
+    """The two blocks of `cond` are one branch, and what the loop never needs is not carried."""
+    model = read_model(BESIDE / "loopnet0.pdmodel")
+    (loop,) = (node for node in model.graph.nodes if isinstance(node, While))
+    (case,) = (node for node in model.graph.nodes if isinstance(node, CaseOf))
+    assert loop.carried == 3
+    assert [len(arm.nodes) for arm in case.arms] == [2, 2]
+    assert not [node for node in model.graph.walk() if node.op in ("paddle.select_input", "paddle.undefined")]
+    assert len(model.graph.weights) == 6
+    plan = plan_memory(model)
+    assert plan.arena_bytes == plan.lower_bound_bytes == 1608
+
+
+def block(ops: list[Op], variables: list[Var], index: int = 0, parent: int = -1) -> Block:
+    return Block(index, parent, -1, {var.name: var for var in variables}, tuple(ops))
+
+
+def fetched(name: str) -> Op:
+    return new_op("fetch", {"X": [name]}, {"Out": ["fetch"]}, {"col": 0})
+
+
+FETCH = new_var("fetch", None, kind="FETCH_LIST", persistable=True)
+
+
+def tensor(name: str, *dims: int, persistable: bool = False) -> Var:
+    return new_var(name, DType.F32, dims, persistable=persistable)
+
+
+def test_running_statistics_stay_as_they_are_in_inference() -> None:
+    slots = {"X": ["x"], "Mean": ["m"], "Variance": ["v"], "Scale": ["s"], "Bias": ["b"]}
+    outs = {"Y": ["y"], "MeanOut": ["m"], "VarianceOut": ["v"], "SavedMean": ["a"], "SavedVariance": ["c"]}
+    names = [tensor(name, 3, persistable=True) for name in "mvsb"]
+    variables = [tensor("x", 2, 3, 4, 4), tensor("y", 2, 3, 4, 4), tensor("a", 3), tensor("c", 3), *names, FETCH]
+    for test in (True, False):
+        ops = [new_op("batch_norm", slots, outs, {"is_test": test}), fetched("y")]
+        graph = from_program(Program((block(ops, variables),))).graph
+        assert len(graph.updates) == (0 if test else 2)
+
+
+def test_arrays_lie_outside_the_plan_and_keep_what_was_written() -> None:
+    array = new_var("array", DType.F32, (2, 3), kind="TENSOR_ARRAY")
+    variables = [tensor("x", 2, 3), tensor("y", 2, 3), new_var("i", DType.I64, (1,)), array, FETCH]
+    write = new_op("write_to_array", {"X": ["x"], "I": ["i"]}, {"Out": ["array"]})
+    read = new_op("read_from_array", {"X": ["array"], "I": ["i"]}, {"Out": ["y"]})
+    graph = from_program(Program((block([write, write, read, fetched("y")], variables),))).graph
+    assert [value.name for value in graph.outside] == ["array", "array.1"]
+    assert graph.nodes[0].defs[0] in graph.nodes[1].uses
+    assert "as many tensors as the run writes" in str(getattr(graph.outside[0].spec, "reason", ""))
+
+
+def test_an_operator_without_a_rule_leaves_its_output_outside() -> None:
+    variables = [tensor("x", 2, 3), tensor("y", -1, 3), FETCH]
+    graph = from_program(
+        Program((block([new_op("own", {"X": ["x"]}, {"Out": ["y"]}), fetched("y")], variables),))
+    ).graph
+    (outside,) = graph.outside
+    assert "operator own has no shape rule" in getattr(outside.spec, "reason", "")
+
+
+def test_training_programs_and_unknown_blocks_are_refused() -> None:
+    with pytest.raises(ModelError, match="sublet transpile"):
+        read_model(BESIDE / "mt.pb")
+    variables = [tensor("x", 2), tensor("y", 2), FETCH]
+    ops = [new_op("recurrent", {"X": ["x"]}, {"Out": ["y"]}, {"sub_block": Attr("BLOCK", 1)}), fetched("y")]
+    with pytest.raises(ModelError, match="what recurrent does with its block 1 is not known"):
+        from_program(Program((block(ops, variables), block([], [], 1, 0))))
+
+
+def test_a_condition_must_be_one_bool() -> None:
+    variables = [tensor("x", 2), tensor("y", 2), FETCH]
+    ops = [new_op("while", {"Condition": ["x"]}, {"Out": ["y"]}, {"sub_block": Attr("BLOCK", 1)}), fetched("y")]
+    with pytest.raises(ModelError, match="condition 'x' is f32"):
+        from_program(Program((block(ops, variables), block([], [], 1, 0))))
+
+
+def test_the_program_is_planned_and_checked_by_commands(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("paddle")
+    plan = folder / "plan.json"
+    model = BESIDE / "loopnet0.pdmodel"
+    code, out, _ = cli(
+        "plan", model, "--shape", "x=2,5,8", "--max-trips", "5", "--out", plan, "--html", folder / "p.html"
+    )
+    assert code == 0
+    assert "optimal" in out
+    assert cli("check", model, plan)[0] == 0
+    code, _, error = cli("plan", model, "--shape", "x=2,5")
+    assert code == 0 or "tell" in error
+    for words, message in (
+        (("--shape", "x=3,5,8"), "declared as [2,5,8]"),
+        (("--shape", "x=a"), "write NAME=D,D,.."),
+        (("--shape", "x=2,5,8", "--dim", "x.0=2"), "tell the same extent"),
+        (("--assume", "x=[1]"), "--shape"),
+    ):
+        code, _, error = cli("plan", model, *words)
+        assert (code, message in error) == (2, True), error
+
+
+def test_inputs_and_outputs_may_lie_outside_the_arena() -> None:
+    model = read_model(BESIDE / "loopnet0.pdmodel")
+    assert plan_memory(model, Options(io="bound")).arena_bytes == 1608 - 320
+
+
+def test_open_extents_are_told_through_dims() -> None:
+    program = decode((BESIDE / "loopnet0.pdmodel").read_bytes(), "loopnet0")
+    with pytest.raises(ModelError, match="names no extent"):
+        from_program(program, {"batch": 2})
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    monkeypatch.setenv("COLUMNS", "100")
+    return Cli(monkeypatch, capsys)
