@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from sublet.errors import ModelError
+from sublet.frontends.paddle import wire
 from sublet.frontends.paddle.decoding import decode
 from sublet.frontends.paddle.encoding import encode
-from sublet.frontends.paddle.program import Program
+from sublet.frontends.paddle.program import Attr, Block, Program, new_op, new_var
+from sublet.tensor import DType
 from tests.frontends.paddle.given import BESIDE, program_files
+from tests.frontends.paddle.hostile import judge_many
 
 
 def read(name: str) -> tuple[bytes, Program]:
@@ -37,3 +41,128 @@ def test_every_program_comes_out_byte_for_byte(path: Path) -> None:
     program = decode(raw, path.name)
     assert encode(program) == raw
     assert decode(encode(anew(program)), path.name) == program
+
+
+def changed(program: Program, position: int, **changes: object) -> Program:
+    """The program with one operator of block 0 changed."""
+    block = program.blocks[0]
+    ops = tuple(replace(op, **changes) if i == position else op for i, op in enumerate(block.ops))  # type: ignore[arg-type]
+    return replace(program, blocks=(replace(block, ops=ops), *program.blocks[1:]))
+
+
+def different(a: bytes, b: bytes) -> int:
+    """How many bytes lie between what two texts have in common at front and back."""
+    front = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    back = next((i for i, (x, y) in enumerate(zip(a[::-1], b[::-1], strict=False)) if x != y), 0)
+    return max(len(a), len(b)) - front - back
+
+
+def test_what_is_changed_comes_through_and_the_rest_stays() -> None:
+    raw, program = read("loopnet0.pdmodel")
+    named = changed(program, 5, outputs={"Out": ("elsewhere_var_0",)})
+    out = encode(named)
+    assert decode(out, "x") == named
+    assert 0 < different(raw, out) < 16
+    op = program.blocks[0].ops[1]
+    attrs = {**op.attrs, "value": replace(op.attrs["value"], value=2.5), "own": Attr("STRINGS", ("a", "b"))}
+    assert decode(encode(changed(program, 1, attrs=attrs)), "x").blocks[0].ops[1].attrs == attrs
+
+
+def test_each_field_of_a_variable_comes_through() -> None:
+    _, program = read("loopnet0.pdmodel")
+    block = program.blocks[0]
+    for changes in (
+        {"name": "y"}, {"dims": (7, -1)}, {"dtype": DType.BF16}, {"lod_level": 2}, {"persistable": True},
+        {"parameter": True}, {"stop_gradient": True}, {"kind": "TENSOR_ARRAY"}, {"kind": "SELECTED_ROWS"},
+    ):  # fmt: skip
+        for old in ("x", "gru_cell_0.b_0"):
+            var = replace(block.vars[old], **changes)  # type: ignore[arg-type]
+            vars_ = {(var.name if name == old else name): (var if name == old else v) for name, v in block.vars.items()}
+            again = decode(encode(replace(program, blocks=(replace(block, vars=vars_), *program.blocks[1:]))), "x")
+            assert again.blocks[0].vars[var.name] == var
+
+
+def test_records_made_anew_are_written() -> None:
+    values: dict[str, Attr] = {
+        "i": Attr("INT", -3), "f": Attr("FLOAT", 0.5), "s": Attr("STRING", "\udcff raw"), "is": Attr("INTS", (1, -2)),
+        "fs": Attr("FLOATS", (0.5, -1.0)), "ss": Attr("STRINGS", ("a", "")), "b": Attr("BOOLEAN", True),
+        "bs": Attr("BOOLEANS", (True, False)), "l": Attr("LONG", -(1 << 62)), "ls": Attr("LONGS", (1 << 40,)),
+        "ds": Attr("FLOAT64S", (1e300,)), "v": Attr("VAR", "x"), "vs": Attr("VARS", ("x", "y")),
+        "d": Attr("FLOAT64", -1e300), "c": Attr("SCALAR", 1 + 2j), "cs": Attr("SCALARS", (True, 2, 0.5)),
+        "inner": Attr("BLOCK", 1), "inners": Attr("BLOCKS", (1,)),
+    }  # fmt: skip
+    op = new_op("own", {"X": ["x", "y"]}, {"Out": []}, values)
+    variables = [new_var("x", DType.F32, (2, -1), persistable=True), new_var("s", None, kind="STEP_SCOPES")]
+    blocks = (Block(0, -1, -1, {v.name: v for v in variables}, (op,)), Block(1, 0, -1, {}, ()))
+    program = Program(blocks, 3_000_000)
+    assert decode(encode(program), "x") == program
+
+
+def test_plain_values_become_the_plainest_attributes() -> None:
+    plain = {"a": 1, "b": True, "c": 0.5, "d": "t", "e": [1, 2], "f": (True,), "g": ["s"], "h": [0.5], "i": []}
+    op = new_op("own", {}, {}, plain)
+    kinds = ["INT", "BOOLEAN", "FLOAT", "STRING", "INTS", "BOOLEANS", "STRINGS", "FLOATS", "INTS"]
+    assert [attr.kind for attr in op.attrs.values()] == kinds
+    with pytest.raises(ModelError, match="Attr"):
+        new_op("own", {}, {}, {"a": object()})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("attr", "message"),
+    [(Attr("INT", "text"), "cannot hold"), (Attr("FLOAT", 1e300), "cannot hold"), (Attr("TENSOR", 1), "does not know")],
+)
+def test_attributes_that_cannot_be_written_are_named(attr: Attr, message: str) -> None:
+    program = Program((Block(0, -1, -1, {}, (new_op("own", {}, {}, {"a": attr}),)),))
+    with pytest.raises(ModelError, match=f"attribute 'a'.*{message}"):
+        encode(program)
+
+
+def test_unknown_fields_stay_where_they_are() -> None:
+    raw, _ = read("loopnet0.pdmodel")
+    more = wire.texts(99, ["later"]) + raw + wire.integers(98, [7])
+    program = decode(more, "x")
+    assert encode(program) == more
+    newer = encode(replace(program, version=3_003_001))
+    assert newer.startswith(wire.texts(99, ["later"]))
+    assert newer.endswith(wire.integers(98, [7]))
+    assert decode(newer, "x").version == 3_003_001
+
+
+def nested(depth: int) -> Program:
+    """Loops in loops."""
+    ops = [new_op("while", {}, {}, {"sub_block": Attr("BLOCK", i + 1)}) for i in range(depth)]
+    blocks = [Block(i, i - 1, -1, {}, tuple(ops[i : i + 1])) for i in range(depth + 1)]
+    return Program(tuple(blocks))
+
+
+def owned_twice() -> Program:
+    op = new_op("while", {}, {}, {"sub_block": Attr("BLOCK", 1)})
+    return Program((Block(0, -1, -1, {}, (op, op)), Block(1, 0, -1, {}, ())))
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "without blocks"),
+        (b"\x0a", "a number does not end"),
+        (b"\x0a\x7f", "127 bytes, of which 0"),
+        (b"\x0a\x02\x08\x00", "field 2 of a message of 2 bytes is missing"),
+        (b"\x08\x01", "field 1 is a number, not a string or message"),
+        (b"\x0b", "no field begins with 11"),
+        (b"\xff" * 11, "a number does not end"),
+        (wire.messages(1, [wire.integers(1, [0]) + wire.integers(2, [7])]), "cannot lie in block 7"),
+        (wire.messages(1, [wire.integers(1, [3]) + wire.integers(2, [-1])]), "says that it is block 3"),
+        (encode(nested(65)), "more than 64 blocks deep"),
+        (encode(owned_twice()), "not its own"),
+    ],
+)
+def test_lying_bytes_are_refused_with_their_place(raw: bytes, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        decode(raw, "x.pb")
+
+
+def test_damaged_programs_are_refused_or_read_as_they_are() -> None:
+    """10,000 of them: `python -m tests.frontends.paddle.hostile`."""
+    tally = judge_many(100)
+    assert tally["refused"] > 20
+    assert tally.total() == 100

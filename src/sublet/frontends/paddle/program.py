@@ -6,7 +6,7 @@ back as those bytes, unknown fields and their order included; see `encoding.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sublet.errors import ModelError
@@ -169,20 +169,37 @@ def attr_of(value: object) -> Attr:
     raise ModelError(f"{value!r:.80} is no attribute of a Paddle operator: give Attr(kind, value)")
 
 
+DEEPEST = 64
+"""Blocks nest no deeper, so that they may be followed by recursion."""
+
+
 def checked(program: Program, where: str) -> Program:
-    """The program, if its blocks form a tree and name blocks that are there. Raises ModelError else."""
+    """The program, if its blocks form a tree, each run by one operator. Raises ModelError else."""
     if not program.blocks:
         raise ModelError(f"{where}: a program without blocks (is it a Paddle program? An empty file reads so)")
+    depths: list[int] = []
+    owned: set[int] = set()
     for index, block in enumerate(program.blocks):
         if block.index != index:
             raise ModelError(f"{where}: block {index} says that it is block {block.index}")
         if not (block.parent == -1 if index == 0 else 0 <= block.parent < index):
             raise ModelError(f"{where}: block {index} cannot lie in block {block.parent}")
+        if not -1 <= block.forward < max(index, 1):
+            raise ModelError(f"{where}: block {index} cannot be the gradient of block {block.forward}")
+        depths.append(1 + depths[block.parent] if index else 0)
+        if depths[index] > DEEPEST:
+            raise ModelError(f"{where}: block {index} lies more than {DEEPEST} blocks deep")
         for position, op in enumerate(block.ops):
-            named = [attr.value for attr in op.attrs.values() if attr.kind == "BLOCK"]
-            wrong = [inner for inner in named if not isinstance(inner, int) or not index < inner < len(program.blocks)]
-            if wrong:
-                raise ModelError(
-                    f"{where}: block {index}, operator {position} ({op.type!r:.80}) cannot own block {wrong[0]}"
-                )
+            for inner in _named_blocks(op):
+                there = index < inner < len(program.blocks) and program.blocks[inner].parent == index
+                if not there or inner in owned:
+                    title = f"block {index}, operator {position} ({op.type!r:.80})"
+                    raise ModelError(f"{where}: {title} cannot run block {inner}, which is not its own")
+                owned.add(inner)
     return program
+
+
+def _named_blocks(op: Op) -> Iterator[int]:
+    for attr in op.attrs.values():
+        if attr.kind == "BLOCK" and isinstance(attr.value, int):
+            yield attr.value

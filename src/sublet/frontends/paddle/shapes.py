@@ -19,6 +19,9 @@ from sublet.tensor import Dims, DType
 SEQUENCES = "sequences"
 """The name by which `dims` tells how many sequences a feed with a level of detail holds."""
 
+STEPS, STEPS_EACH = 10_000, 100
+"""The walk follows so many operators, and so many for each of the program: loops in loops multiply."""
+
 Key = tuple[int, str]
 """A variable: the block that declares it, and its name."""
 State = dict[Key, Operand]
@@ -114,6 +117,7 @@ def bound(
     Raises ModelError for names that are not there, and for what contradicts the program.
     """
     walk = _Walk(program, where, _told(program, shapes or {}, dims or {}, where), (dims or {}).get(SEQUENCES))
+    walk.steps = STEPS + STEPS_EACH * sum(len(block.ops) for block in program.blocks)
     walk.run(0, {})
     for block in program.blocks:
         for name in block.vars:
@@ -188,11 +192,15 @@ class _Walk:
     unruled: dict[Key, str] = field(default_factory=dict)
     written: dict[tuple[int, int, str], Dims] = field(default_factory=dict)
     homes: dict[Key, Key | None] = field(default_factory=dict)
+    steps: int = 0
 
     def run(self, block: int, state: State) -> State:
         """What is known after a block, of what was known before it."""
         for position, op in enumerate(self.program.blocks[block].ops):
             inner = op.block()
+            self.steps -= 1
+            if self.steps < 0:
+                raise ModelError(f"{self.where}: its loops take too many rounds to find what they do to shapes")
             if inner is not None:
                 self._control(inner, op, state)
             else:

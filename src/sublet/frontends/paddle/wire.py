@@ -35,6 +35,8 @@ def broken(where: str, at: int, what: str) -> ModelError:
 
 
 def _varint(data: bytes, at: int, end: int, where: str) -> tuple[int, int]:
+    if at < end and data[at] < 128:
+        return data[at], at + 1
     number = shift = 0
     for position in range(at, min(end, at + 10)):
         byte = data[position]
