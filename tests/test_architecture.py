@@ -17,8 +17,8 @@ SOURCE = ROOT / "src" / "sublet"
 # A module may import from its own floor and the floors above it in this list: one floor a room. A room in a room has
 # a floor of its own.
 FLOORS = (
-    "errors", "tensor", "base", "ir", "ir.text", "ops", "passes", "passes.autodiff", "plan", "checker", "runtime",
-    "runtime.backends", "packing", "analysis", "planning", "planning.advice", "viz", "frontends.onnx.rules",
+    "errors", "tensor", "base", "ir", "ir.text", "ops", "passes", "passes.autodiff", "plan", "plan.export", "checker",
+    "runtime", "runtime.backends", "packing", "analysis", "planning", "planning.advice", "viz", "frontends.onnx.rules",
     "frontends.onnx", "frontends.paddle.rules", "frontends.paddle", "frontends.paddle.checking",
     "frontends.paddle.convert", "frontends.paddle.policies.ours", "frontends.paddle.policies",
     "frontends.paddle.transpile", "frontends", "nn", "api", "cli", "__main__",

@@ -37,3 +37,11 @@ def write(path: str | Path, content: str | bytes, error: type[SubletError] = Sub
             partial.unlink(missing_ok=True)
     except (OSError, ValueError) as cause:
         raise error(f"{path}: cannot be written: {getattr(cause, 'strerror', None) or cause}") from cause
+
+
+def make_folder(path: Path, error: type[SubletError] = SubletError) -> None:
+    """The folder, and those around it, made where they are missing. Raises `error` when that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        raise error(f"{path}: cannot be made a folder: {cause.strerror or cause}") from cause

@@ -1,4 +1,4 @@
-"""The command line: `sublet plan | check | show | run | pack`.
+"""The command line: `sublet plan | export | check | show | run | pack`.
 
 Exit status: 0 it fits (or the plan is right), 1 it does not, 2 the input is bad, 3 nobody can tell whether it fits.
 """
@@ -17,6 +17,7 @@ from sublet.base.bytesize import parse_bytes
 from sublet.checker import judge
 from sublet.cli import options
 from sublet.cli.console import BAD_INPUT, answered, answers, packing_progress, print_json, refuse_overwriting, tell
+from sublet.cli.export import export
 from sublet.cli.packing_report import (
     capacity_words,
     regions_json,
@@ -62,6 +63,7 @@ Effort = Annotated[int | None, typer.Option(help="Limit the search to this many 
 
 
 app.command()(plan)
+app.command()(export)
 
 
 @app.command()

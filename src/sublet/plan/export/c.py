@@ -1,0 +1,205 @@
+"""A plan as C99: a header with sizes and offsets as constants and typed pointers, and a source with the arenas.
+
+The files need nothing but <stddef.h> and <stdint.h>, compile as C99, C11 and C++17 without a warning, and assert while
+they are compiled that every offset is aligned and in range. Integer constants are unsigned, casts go by void pointers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from textwrap import dedent
+
+from sublet.errors import PlanError
+from sublet.plan.export.names import identifier, identifiers
+from sublet.plan.export.table import alive, copies, why
+from sublet.plan.records import MemoryPlan, Placement, Storage
+from sublet.tensor import DType
+
+TYPES = {
+    DType.BOOL: "uint8_t", DType.I8: "int8_t", DType.I16: "int16_t", DType.I32: "int32_t", DType.I64: "int64_t",
+    DType.U8: "uint8_t", DType.U16: "uint16_t", DType.U32: "uint32_t", DType.U64: "uint64_t",
+    DType.F32: "float", DType.F64: "double", DType.F16: "uint16_t", DType.BF16: "uint16_t",
+}  # fmt: skip
+"""The type of C that an element is read as; a float that C has no type for as its bits. Other types are bytes."""
+LEAST_ALIGNMENT = 8
+"""Of an array, so that elements of every type may stand at its start."""
+
+
+def c_sources(plan: MemoryPlan, sections: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The header and the source of a plan, by their names; `sections` names the linker section of each arena.
+
+    Raises PlanError for sections of arenas that are not there, and for a plan that does not count everything.
+    """
+    if plan.not_counted:
+        names = ", ".join(repr(value.value) for value in plan.not_counted[:3])
+        raise PlanError(
+            f"{plan.graph}: {names}{', ...' if len(plan.not_counted) > 3 else ''} have no place in the plan: an array "
+            "of its size would not hold the network (`sublet plan` says why)"
+        )
+    unknown = set(sections or {}) - {storage.name for storage in plan.arenas}
+    if unknown:
+        arenas = ", ".join(storage.name for storage in plan.arenas)
+        raise PlanError(f"--section: there is no memory {sorted(unknown)[0]!r} (there are: {arenas})")
+    writer = _Writer(plan, sections or {})
+    return {f"{writer.name}_memory.h": writer.header(), f"{writer.name}_memory.c": writer.source()}
+
+
+class _Writer:
+    def __init__(self, plan: MemoryPlan, sections: Mapping[str, str]) -> None:
+        self._plan = plan
+        self._sections = sections
+        self.name = identifier(plan.graph)
+        self._tensors = identifiers(place.value for place in plan.in_arenas)
+        self._arenas = identifiers(storage.name for storage in plan.arenas)
+        self._places: dict[str, list[Placement]] = {}
+        for place in plan.in_arenas:
+            self._places.setdefault(place.value, []).append(place)
+
+    def header(self) -> str:
+        guard = f"{self.name.upper()}_MEMORY_H"
+        parts = [self._about(), f"#ifndef {guard}\n#define {guard}\n", _INCLUDES, _ASSERTION, _OPEN]
+        parts += [self._arena(storage) for storage in self._plan.arenas]
+        parts += [self._outside()]
+        parts += [self._tensor(value, places) for value, places in self._places.items()]
+        parts += [_CLOSE, f"#endif /* {guard} */\n"]
+        return "\n".join(part for part in parts if part)
+
+    def source(self) -> str:
+        parts = [self._about(), f'#include "{self.name}_memory.h"\n', _ALIGNED, _SECTION]
+        for storage in self._plan.arenas:
+            section = self._sections.get(storage.name, "")
+            placed = f'SUBLET_SECTION("{section}") ' if section else ""
+            parts.append(
+                f"{placed}SUBLET_ALIGNED({self._alignment}) uint8_t {self._array(storage)}[{self._bytes(storage)}];\n"
+            )
+        return "\n".join(parts)
+
+    @property
+    def _alignment(self) -> int:
+        return max(self._plan.alignment, LEAST_ALIGNMENT)
+
+    def _about(self) -> str:
+        sizes = ", ".join(f"{storage.name} {storage.nbytes} bytes" for storage in self._plan.arenas)
+        return dedent(f"""\
+            /*
+             * Memory of {_comment(self._plan.graph)}: {_comment(sizes)}.
+             * Made from the memory plan with the fingerprint {self._plan.fingerprint}.
+             * Points of time are counted in the order of that plan; "alive" names the first and the last.
+             */
+            """)
+
+    def _array(self, storage: Storage) -> str:
+        return f"{self.name}_{self._arenas[storage.name]}"
+
+    def _bytes(self, storage: Storage) -> str:
+        return f"{self._array(storage).upper()}_BYTES"
+
+    def _arena(self, storage: Storage) -> str:
+        count = max(1, storage.nbytes)  # an array of no elements is none
+        return (
+            f"#define {self._bytes(storage)} ((size_t){count}u)\n"
+            f"#define {self._array(storage).upper()}_ALIGNMENT ((size_t){self._alignment}u)\n"
+            f"extern uint8_t {self._array(storage)}[{self._bytes(storage)}];\n"
+        )
+
+    def _outside(self) -> str:
+        """Sizes of what lies in memory of the caller."""
+        lines = []
+        bound = [storage for storage in self._plan.storages if storage not in self._plan.arenas]
+        names = identifiers(f"{storage.kind} {storage.name}" for storage in bound)
+        for storage in bound:
+            name = f"{self.name}_{names[f'{storage.kind} {storage.name}']}".upper()
+            lines.append(f"/* {_comment(storage.name)}: {storage.kind} in memory of the caller */")
+            lines.append(f"#define {name}_BYTES ((size_t){storage.nbytes}u)")
+        return "\n".join(lines) + "\n" if lines else ""
+
+    def _tensor(self, value: str, places: Sequence[Placement]) -> str:
+        """Constants, checks and the pointer of a tensor; of one that lies in several places in turn, a table."""
+        name = f"{self.name}_{self._tensors[value]}"
+        upper, first = name.upper(), places[0]
+        lines = [f"/* {line} */" for line in self._comments(value, places)]
+        lines.append(f"#define {upper}_BYTES ((size_t){first.region.nbytes}u)")
+        regions = list(dict.fromkeys(place.region for place in places))
+        for i, region in enumerate(regions):
+            offset = f"{upper}_OFFSET" if len(regions) == 1 else f"{upper}_OFFSET_{i}"
+            array = self._arenas[region.storage]
+            lines.append(f"#define {offset} ((size_t){region.offset}u)")
+            lines.append(f"SUBLET_ASSERT({offset} + {upper}_BYTES <= {self.name.upper()}_{array.upper()}_BYTES,")
+            lines.append(f"              {name}_{i}_in_range);")
+            if region.offset % self._plan.alignment == 0:
+                lines.append(f"SUBLET_ASSERT({offset} % {self._plan.alignment}u == 0u, {name}_{i}_aligned);")
+            lines.append(self._pointer(name if len(regions) == 1 else f"{name}_{i}", array, offset, first))
+        for stride in first.strides:
+            lines.append(f"#define {upper}_STRIDE_{identifier(stride.loop).upper()} ({stride.step})")
+        return "\n".join(lines) + "\n"
+
+    def _comments(self, value: str, places: Sequence[Placement]) -> Iterator[str]:
+        yield f"{_comment(value)}: {_comment(places[0].spec)}, {places[0].region.nbytes} bytes"
+        for i, place in enumerate(places):
+            at = f"in {copies(place)} " if place.copies else ""
+            reason = f"; {why(place)}" if why(place) else ""
+            yield _comment(f"  {i if len(places) > 1 else ''} {at}alive {alive(place)}{reason}".replace("  ", " "))
+
+    def _pointer(self, name: str, array: str, offset: str, place: Placement) -> str:
+        dtype = DType.parse(place.spec.partition("[")[0])
+        width, type_ = dtype.bits // 8, TYPES.get(dtype, "uint8_t")
+        if width and place.region.offset % width:
+            type_ = "uint8_t"  # C lets no pointer to wider elements stand there
+        return (
+            f"static inline {type_} *{name}_ptr(void)\n"
+            f"{{\n    return ({type_} *)(void *)&{self.name}_{array}[{offset}];\n}}"
+        )
+
+
+def _comment(text: str) -> str:
+    """Text that ends no comment and no line, in ASCII."""
+    return text.replace("*/", "* /").replace("/*", "/ *").replace("\n", " ").encode("ascii", "replace").decode()
+
+
+_INCLUDES = "#include <stddef.h>\n#include <stdint.h>\n"
+
+_ASSERTION = """\
+#ifndef SUBLET_ASSERT
+#if defined(__cplusplus)
+#define SUBLET_ASSERT(condition, name) static_assert(condition, #name)
+#elif defined(__STDC_VERSION__) && (__STDC_VERSION__ >= 201112L)
+#define SUBLET_ASSERT(condition, name) _Static_assert(condition, #name)
+#else
+#define SUBLET_ASSERT(condition, name) typedef char sublet_##name[(condition) ? 1 : -1]
+#endif
+#endif
+"""
+
+_OPEN = """\
+#ifdef __cplusplus
+extern "C" {
+#endif
+"""
+
+_CLOSE = """\
+#ifdef __cplusplus
+}
+#endif
+"""
+
+_ALIGNED = """\
+#if defined(__cplusplus)
+#define SUBLET_ALIGNED(n) alignas(n)
+#elif defined(__STDC_VERSION__) && (__STDC_VERSION__ >= 201112L)
+#define SUBLET_ALIGNED(n) _Alignas(n)
+#elif defined(__GNUC__) || defined(__ARMCC_VERSION)
+#define SUBLET_ALIGNED(n) __attribute__((aligned(n)))
+#elif defined(__ICCARM__) || defined(_MSC_VER)
+#define SUBLET_ALIGNED(n) __declspec(align(n))
+#else
+#error "say here how this compiler aligns an array"
+#endif
+"""
+
+_SECTION = """\
+#if defined(__GNUC__) || defined(__ARMCC_VERSION)
+#define SUBLET_SECTION(name) __attribute__((section(name)))
+#else
+#define SUBLET_SECTION(name)
+#endif
+"""

@@ -1,0 +1,30 @@
+"""Names of tensors as identifiers of C."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+MOST_LETTERS = 40
+"""Of a name in an identifier: C99 tells only so many apart in what a linker sees (31), prefix and suffix aside."""
+
+
+def identifier(name: str) -> str:
+    """A name in small letters, digits and single underscores; "x" in front where it begins otherwise."""
+    plain = re.sub(r"_+", "_", re.sub(r"[^0-9a-z]", "_", name.lower())).strip("_")[:MOST_LETTERS].rstrip("_")
+    return plain if plain[:1].isalpha() else f"x{plain}"
+
+
+def identifiers(names: Iterable[str]) -> dict[str, str]:
+    """An identifier for each name; names that would share one are numbered, so that no two do."""
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in dict.fromkeys(names):
+        base = chosen = identifier(name)
+        count = 1
+        while chosen in taken:
+            count += 1
+            chosen = f"{base}_{count}"
+        taken.add(chosen)
+        found[name] = chosen
+    return found
