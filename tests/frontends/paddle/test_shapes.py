@@ -153,10 +153,11 @@ def test_sequences_of_the_book_program() -> None:
 def test_a_loop_takes_bounded_time() -> None:
     """Each round changes one more of many variables, the last one first."""
     count = 400
-    variables = {"go": new_var("go", DType.BOOL, (1,)), **tensors(**{f"y{i}": (1, 1) for i in range(count)})}
+    variables = {"go": new_var("go", DType.BOOL, (1,)), **tensors(x=(1, 1), **{f"y{i}": (-1, 1) for i in range(count)})}
+    first = [new_op("assign", {"X": ["x"]}, {"Out": [f"y{i}"]}) for i in range(count)]
     body = [new_op("assign", {"X": [f"y{i + 1}"]}, {"Out": [f"y{i}"]}) for i in range(count - 1)]
     body.append(new_op("concat", {"X": [f"y{count - 1}", "y0"]}, {"Out": [f"y{count - 1}"]}, {"axis": 0}))
     loop = new_op("while", {"Condition": ["go"]}, {"Out": []}, {"sub_block": Attr("BLOCK", 1)})
-    net = Program((Block(0, -1, -1, variables, (loop,)), Block(1, 0, -1, {}, tuple(body))))
+    net = Program((Block(0, -1, -1, variables, (*first, loop)), Block(1, 0, -1, {}, tuple(body))))
     with pytest.raises(ModelError, match="too many rounds"):
         bound(net)
