@@ -28,6 +28,7 @@ from sublet.tensor import DType, TensorSpec, Unplannable
 
 if TYPE_CHECKING:
     from sublet.analysis.options import Options
+    from sublet.api import paddle
     from sublet.api.advising import advise
     from sublet.api.compiling import compile
     from sublet.nn.training import gradients, less_memory, train_step
@@ -71,6 +72,7 @@ __all__ = [
     "load",
     "nn",
     "pack",
+    "paddle",
     "parse",
     "plan_memory",
     "read_model",
@@ -97,6 +99,8 @@ PLANNING = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "paddle":
+        return import_module(f"{__name__}.api.paddle")
     if name not in PLANNING:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{PLANNING[name]}"), name)

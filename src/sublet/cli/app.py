@@ -1,4 +1,4 @@
-"""The command line: `sublet plan | export | check | show | run | pack`.
+"""The command line: `sublet plan | export | check | show | run | pack | transpile`.
 
 Exit status: 0 it fits (or the plan is right), 1 it does not, 2 the input is bad, 3 nobody can tell whether it fits.
 """
@@ -29,6 +29,7 @@ from sublet.cli.packing_report import (
 from sublet.cli.plan import plan
 from sublet.cli.run import run
 from sublet.cli.showing import draw, names_apart, print_map, show_both, show_judgement, show_plan
+from sublet.cli.transpile import transpile_
 from sublet.errors import ProblemError
 from sublet.packing import Lifetimes, pack, place_in_regions
 from sublet.packing.csv_format import write_csv
@@ -126,6 +127,9 @@ def show(
 
 
 app.command()(run)
+
+
+app.command(name="transpile")(transpile_)
 
 
 @app.command(name="pack")

@@ -11,7 +11,7 @@ from sublet.frontends.paddle.memory import SizesOfRenamed, memory_of
 from sublet.frontends.paddle.policies.levels import transpiled
 from sublet.frontends.paddle.policies.renaming import Renaming
 from sublet.frontends.paddle.policies.seed import seed
-from sublet.frontends.paddle.program import Program, new_var
+from sublet.frontends.paddle.program import Attr, Program, new_var
 from sublet.frontends.paddle.scopes import Place
 from sublet.frontends.paddle.shapes import bound
 from sublet.tensor import DType
@@ -92,6 +92,15 @@ def test_the_levels_leave_alone_what_they_say() -> None:
     other = {**program.blocks[0].vars, "b": new_var("b", DType.F64, (4,))}
     typed = replace(program, blocks=(replace(program.blocks[0], vars=other),))
     assert [(done.name, done.taken) for done in transpiled(typed, 0).done] == [("e", "c")]
+
+
+def test_gradients_of_parameters_stay_unless_that_is_asked_for() -> None:
+    program = straight(*LINES, persistable=["x"])
+    block = program.blocks[0]
+    said = replace(block.ops[3], attrs={"op_role_var": Attr("STRINGS", ("x", "d"))})
+    told = replace(program, blocks=(replace(block, ops=(*block.ops[:3], said, block.ops[4])),))
+    names = [{done.name for done in transpiled(told, 0, skip_grads=skip).done} for skip in (True, False)]
+    assert names == [{"c", "e"}, {"c", "d", "e"}]
 
 
 # What Paddle 3.0.0 was measured to hold after each policy, bytes above the base (docs/paddle.md).

@@ -151,6 +151,11 @@ def test_a_loop_that_is_not_trained_keeps_nothing() -> None:
     assert len({memory(sizes, trips={"": trips}).collected.peak for trips in (1, 2, 10)}) == 1
 
 
+def test_trips_that_the_program_tells_are_its_own() -> None:
+    program = read("mt.pb")
+    assert memory(bound(program), trips={"": 2}).collected.trips == {1: 30, 2: 30}
+
+
 def test_trips_that_nobody_tells_are_asked_for() -> None:
     with pytest.raises(PlanError, match=r"--max-trips c=N"):
         memory(bound(loop(True)))

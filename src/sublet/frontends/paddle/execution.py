@@ -28,9 +28,14 @@ from sublet.frontends.paddle.walk import Asked, Scope, Walk
 
 @dataclass(frozen=True)
 class Executed:
-    """What a run held: its peak, and at which (block, operator); by block, trips, and the bytes of a kept scope."""
+    """What a run held: its peak, and at which (block, operator); by block, trips, and the bytes of a kept scope.
+
+    `lagging` is the peak when nothing that dies in a block inside is freed before the block ends: Paddle frees on a
+    thread of its own, which may come late. Measured peaks lie between the two.
+    """
 
     peak: int
+    lagging: int
     at: tuple[int, int]
     trips: Mapping[int, int]
     kept: Mapping[int, int]
@@ -38,9 +43,11 @@ class Executed:
 
 def executed(asked: Asked, collection: Collection) -> Executed:
     """What Paddle holds when it runs a program once. Raises PlanError where nobody says how often a loop runs."""
-    execution = _Execution(asked, collection)
+    execution, late = _Execution(asked, collection), _Late(asked, collection)
     execution.run()
-    return Executed(execution.peak, execution.at, execution.trips, execution.kept)
+    if collection.collects:
+        late.run()
+    return Executed(execution.peak, max(late.peak, execution.peak), execution.at, execution.trips, execution.kept)
 
 
 @dataclass(frozen=True)
@@ -110,7 +117,7 @@ class _Execution(Walk[int]):
 
     def operator(self, block: int, index: int, op: Op) -> None:
         sizes = self.asked.sizes
-        for _, place in self.written(block, op):
+        for _, place in self.written(block, index, op):
             sources = [self.scopes.place(block, name) for name in there(op.inputs.get("X", ()))]
             if op.type == "write_to_array":
                 self.hold(place, (self.held(place) or 0) + sum(map(sizes.declared, sources)))
@@ -154,3 +161,17 @@ class _Execution(Walk[int]):
                 self.peak, self.at = self.total, self.where
             self.total -= before
             self.now[place.block].held[place.name] = nbytes
+
+
+class _Late(_Execution):
+    """One in which what dies in a block inside is freed when the block ends."""
+
+    def after(self, block: int, index: int) -> None:
+        if block == 0:
+            super().after(block, index)
+
+    def block(self, block: int) -> None:
+        super().block(block)
+        if block:
+            for index in range(len(self.program.blocks[block].ops)):
+                super().after(block, index)

@@ -62,7 +62,7 @@ class _Lives(Walk[_Value]):
     def operator(self, block: int, index: int, op: Op) -> None:
         self.now_is += 1
         read = {name: self.reads(self.scopes.place(block, name)) for name in effects(op).reads}
-        for slot, place in self.written(block, op):
+        for slot, place in self.written(block, index, op):
             source = read.get(op.input("X") or "")
             if self.persistable(place) or self.is_array(place):
                 continue

@@ -72,6 +72,7 @@ class Walk(Generic[T]):
         self.steps = 0
         self.where = (0, 0)
         self.trips: dict[int, int] = {}
+        self._written: dict[tuple[int, int], list[tuple[str, Place]]] = {}
 
     # What is done.
 
@@ -127,16 +128,19 @@ class Walk(Generic[T]):
             if place(name) not in self.known and place(name) in self.asked.met:
                 self.known[place(name)] = self.asked.met[place(name)]
 
-    def written(self, block: int, op: Op) -> list[tuple[str, Place]]:
+    def written(self, block: int, index: int, op: Op) -> list[tuple[str, Place]]:
         """The slots and places that an operator writes in this run; of several it may write one."""
+        found = self._written.get((block, index))
+        if found is None:
+            found = self._written[block, index] = [
+                (slot, self.scopes.place(block, name))
+                for slot, names in op.outputs.items()
+                for name in there(names)
+                if (op.type, slot) not in NO_BYTES
+            ]
         mask = op.input("Mask") if op.type == "select_output" else None
         value = self.known.get(self.scopes.place(block, mask)) if mask else None
-        return [
-            (slot, self.scopes.place(block, name))
-            for slot, names in op.outputs.items()
-            for index, name in enumerate(names)
-            if there((name,)) and (op.type, slot) not in NO_BYTES and (value is None or index == int(value))
-        ]
+        return found if value is None else found[int(value) : int(value) + 1]
 
     def while_(self, owner: Owner, inner: int) -> None:
         trained = inner in self.scopes.gradients

@@ -1,0 +1,73 @@
+"""The command `sublet transpile`: rewrite a Paddle program so that it holds fewer bytes, and say what is known."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sublet.base.files import write
+from sublet.base.printable import printable
+from sublet.cli import options
+from sublet.cli.console import DOES_NOT_FIT, answered, answers, print_json, refuse_overwriting
+from sublet.cli.options import bound_dims, bound_extents, bound_trips
+from sublet.cli.transpiled import compared, in_json, show_transpiled
+from sublet.errors import PlanError
+from sublet.frontends.paddle.decoding import decode
+from sublet.frontends.paddle.encoding import encode
+from sublet.frontends.paddle.live_sets import live_lines
+from sublet.frontends.paddle.scopes import Place
+from sublet.frontends.paddle.transpile import Asked, kept, transpile
+
+
+class Policy(StrEnum):
+    """By their names in `POLICIES`."""
+
+    seed = "seed"
+    level0 = "level0"
+    level1 = "level1"
+    sublet = "sublet"
+
+
+Keep = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A variable that will be fetched; repeat for more. Losses are kept anyway."),
+]
+
+
+@answered
+def transpile_(
+    program: Annotated[Path, typer.Argument(help="A ProgramDesc of Paddle, for training or not.", show_default=False)],
+    out: Annotated[Path | None, typer.Option("--out", help="Write the rewritten program.")] = None,
+    policy: Annotated[Policy, typer.Option(help="Sublet's own, or a baseline.")] = Policy.sublet,
+    keep: Keep = None,
+    dim: options.Dim = None,
+    shape: options.Shape = None,
+    max_trips: options.MaxTrips = None,
+    report: Annotated[bool, typer.Option("--report", help="Show all policies side by side.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Print uses, definitions and live sets, and leave.")] = False,
+    as_json_: options.Json = False,
+) -> None:
+    """Rewrite a Paddle program so that the ordinary executor holds fewer bytes; prove that it computes the same."""
+    if live and (out is not None or report or as_json_):
+        raise PlanError("--live prints the live sets of the program and rewrites nothing: drop the other options")
+    refuse_overwriting(program, out)
+    read = decode(program.read_bytes(), str(program))
+    if live:
+        for line in live_lines(read, [Place(0, name) for name in kept(read, keep or ())]):
+            answers().print(printable(line), markup=False)
+        return
+    dims = bound_extents(program, shape, bound_dims(dim))
+    asked = Asked(policy.value, dims, bound_trips(max_trips), tuple(keep or ()))
+    made = transpile(read, asked)
+    if out is not None:
+        write(out, encode(made.program))
+    beside = compared(read, asked, made) if report else ()
+    if as_json_:
+        print_json({"program": str(program), **in_json(made.report, beside)})
+    else:
+        show_transpiled(program, out, made.report, beside)
+    if made.report.findings:
+        raise typer.Exit(DOES_NOT_FIT)

@@ -1,0 +1,161 @@
+"""What was done to a Paddle program, in words, tables and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from sublet.base.printable import printable
+from sublet.cli.console import answers
+from sublet.errors import PlanViolation
+from sublet.frontends.paddle.memory import Memory
+from sublet.frontends.paddle.program import Program
+from sublet.frontends.paddle.transpile import POLICIES, Asked, Report, Transpiled, transpile
+
+MOST_TOLD = 5
+"""Findings and names that are shown."""
+
+
+def compared(program: Program, asked: Asked, made: Transpiled) -> tuple[Report, ...]:
+    """The reports of all policies; one that the checker refuses has its findings in it."""
+    reports = []
+    for policy in POLICIES:
+        if policy == made.report.policy:
+            reports.append(made.report)
+            continue
+        try:
+            reports.append(transpile(program, replace(asked, policy=policy), made.report.before).report)
+        except PlanViolation as refused:
+            judgement = (
+                None if made.report.judgement is None else replace(made.report.judgement, findings=refused.findings)
+            )
+            reports.append(replace(made.report, policy=policy, after=None, judgement=judgement))
+    return tuple(reports)
+
+
+def show_transpiled(source: Path, out: Path | None, report: Report, beside: Sequence[Report]) -> None:
+    console = answers()
+    before, after = report.before, report.after
+    if before is not None and after is not None:
+        console.print(
+            f"{report.policy}: {before.collected.peak:,} -> {after.collected.peak:,} bytes at the peak "
+            f"({_change(before, after)}), predicted for Paddle's garbage collection in program order",
+            markup=False,
+        )
+        lagging = after.collected.lagging
+        if lagging > after.collected.peak:
+            console.print(f"  up to {lagging:,} while the thread that frees comes late", markup=False)
+        for block, trips in before.collected.trips.items():
+            kept = before.collected.kept.get(block)
+            keeps = (
+                "" if kept is None else f", keeps {kept:,} bytes a trip (now {after.collected.kept.get(block, 0):,})"
+            )
+            console.print(f"  the loop of block {block} runs {trips} times{keeps}", markup=False)
+    else:
+        console.print(Text(printable(f"{report.policy}: bytes are not known: {report.unknown_bytes}"), "yellow"))
+    console.print(verdict(report))
+    for finding in report.findings[:MOST_TOLD]:
+        console.print(Text(printable(f"  {finding}"), "red"))
+    if len(report.findings) > MOST_TOLD:
+        console.print(f"  and {len(report.findings) - MOST_TOLD} more")
+    if report.left_alone:
+        each = ", ".join(f"{name} ({count})" for name, count in report.left_alone.items())
+        console.print(Text(printable(f"left alone, as nothing is known of them: {each}"), "dim"))
+    console.print(
+        Text(printable(f"there after a run: {', '.join(report.kept) or 'persistable variables only'}"), "dim")
+    )
+    if beside:
+        console.print(table(beside))
+    if out is not None:
+        console.print(printable(f"wrote {out}"), markup=False)
+
+
+def verdict(report: Report) -> Text:
+    """What the checker says, no more and no less."""
+    judgement = report.judgement
+    if judgement is None:
+        return Text(printable(f"not proven: the checker could not run both programs: {report.unjudged}"), "yellow")
+    if not judgement.equal:
+        return Text("NOT the same: the checker refuses the rewritten program", "bold red")
+    ways = "every way through branches" if judgement.every_way else "many ways through branches, not all"
+    rounds = (
+        f", {', '.join(map(str, judgement.trips))} rounds of loops whose count is not in the program"
+        if judgement.trips
+        else ""
+    )
+    return Text(f"proven: what persists and what is kept comes out the same, for {ways}{rounds}", "green")
+
+
+def table(reports: Sequence[Report]) -> RenderableType:
+    """All policies side by side."""
+    shown = Table(box=None, padding=(0, 2), header_style="dim")
+    shown.add_column("policy")
+    for name in ("bytes predicted", "without collection", "bound", "gap"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    shown.add_column("checker")
+    before = next((report.before for report in reports if report.before is not None), None)
+    if before is not None:
+        shown.add_row("as it is", *_figures(before), "")
+    for report in reports:
+        figures = ("?",) * 4 if report.after is None else _figures(report.after)
+        said = "not run" if report.judgement is None else "the same" if report.proven else "REFUSED"
+        shown.add_row(report.policy, *figures, said)
+    return shown
+
+
+def _figures(memory: Memory) -> tuple[str, str, str, str]:
+    peak, bound = memory.collected.peak, memory.bound
+    gap = f"{(peak - bound) / bound:.1%}" if bound else "-"
+    return f"{peak:,}", f"{memory.uncollected:,}", f"{bound:,}", gap
+
+
+def _change(before: Memory, after: Memory) -> str:
+    was, now = before.collected.peak, after.collected.peak
+    if was == now:
+        return "no change"
+    return f"{abs(was - now) / was:.1%} {'less' if now < was else 'more'}"
+
+
+def in_json(report: Report, beside: Sequence[Report]) -> dict[str, Any]:
+    """The same for programs."""
+    told = _report_json(report)
+    if report.before is not None:
+        told["before"] = _memory_json(report.before)
+    if beside:
+        told["policies"] = {each.policy: _report_json(each) for each in beside}
+    return told
+
+
+def _report_json(report: Report) -> dict[str, Any]:
+    judgement = report.judgement
+    return {
+        "policy": report.policy,
+        "after": None if report.after is None else _memory_json(report.after),
+        "unknown_bytes": report.unknown_bytes,
+        "proven": report.proven,
+        "every_way": judgement is not None and judgement.every_way,
+        "rounds": [] if judgement is None else list(judgement.trips),
+        "findings": [str(finding) for finding in report.findings],
+        "not_judged": report.unjudged,
+        "kept": list(report.kept),
+        "left_alone": dict(report.left_alone),
+    }
+
+
+def _memory_json(memory: Memory) -> dict[str, Any]:
+    run = memory.collected
+    return {
+        "predicted_bytes": run.peak,
+        "predicted_lagging_bytes": run.lagging,
+        "at": {"block": run.at[0], "operator": run.at[1]},
+        "without_collection": memory.uncollected,
+        "lower_bound_bytes": memory.bound,
+        "trips": {str(block): trips for block, trips in run.trips.items()},
+        "kept_a_trip": {str(block): kept for block, kept in run.kept.items()},
+    }

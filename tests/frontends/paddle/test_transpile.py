@@ -1,0 +1,200 @@
+"""The transpiler: every policy on the given programs, what its report says, and its doors."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sublet
+from sublet.errors import ModelError, PlanError
+from sublet.frontends.paddle.decoding import decode
+from sublet.frontends.paddle.encoding import encode
+from sublet.frontends.paddle.live_sets import live_lines
+from sublet.frontends.paddle.program import Program, new_var
+from sublet.frontends.paddle.transpile import BASELINES, Asked, Report, kept, transpile
+from sublet.tensor import DType
+from tests.commands import Cli
+from tests.frontends.paddle.given import BESIDE, program_files
+from tests.frontends.paddle.written import straight
+
+FILES = {path.name: path for path in program_files()}
+
+
+def read(name: str) -> Program:
+    if name not in FILES:
+        pytest.skip(f"{name} is only in the shared programs")
+    return decode(FILES[name].read_bytes(), name)
+
+
+def report(name: str, policy: str, **more: Any) -> Report:
+    return transpile(read(name), Asked(policy, **more)).report
+
+
+def test_level_0_on_cond_is_refused_and_told() -> None:
+    """It trains wrong, as the published one does; the checker does not know the policy, only the two programs."""
+    found = report("cond.pb", "level0")
+    assert not found.proven
+    assert {"linear_0.w_0", "linear_0.b_0"} <= {finding.where.removeprefix("%") for finding in found.findings}
+
+
+def test_our_own_policy_is_proven_and_holds_less() -> None:
+    for name in ("cond.pb", "transformer.pb"):
+        found = report(name, "sublet")
+        assert found.proven
+        assert found.before is not None
+        assert found.after is not None
+        assert found.after.bound <= found.after.collected.peak < found.before.collected.peak
+
+
+def test_machine_translation_needs_less_than_a_quarter() -> None:
+    found = report("mt.pb", "sublet")
+    assert found.proven
+    assert found.before is not None
+    assert found.after is not None
+    assert found.before.collected.peak == 49_167_894
+    assert found.after.collected.peak <= 11_700_000
+
+
+@pytest.mark.parametrize("policy", BASELINES)
+def test_a_baseline_is_given_with_what_was_found(policy: str) -> None:
+    """Pools under garbage collection need more than none: what is dead is not freed while its name is taken."""
+    found = report("cond.pb", policy)
+    assert found.before is not None
+    assert found.after is not None
+    assert found.after.collected.peak > found.before.collected.peak
+    assert found.after.uncollected < found.before.uncollected
+    assert found.after.bound == found.before.bound
+
+
+def test_what_is_fetched_is_kept() -> None:
+    assert "mean_2.tmp_0" in kept(read("mt.pb"))  # op_role says that it is the loss
+    assert kept(read("cond.pb"), ["relu_0.tmp_0"])[0] == "relu_0.tmp_0"
+    made = transpile(read("cond.pb"), Asked(keep=("relu_0.tmp_0", "square_0.tmp_0")))
+    written = [name for op in made.program.blocks[0].ops for name in op.writes]
+    assert written.count("relu_0.tmp_0") == written.count("square_0.tmp_0") == 1
+    with pytest.raises(ModelError, match=r"no variable 'relu_0.tmp' to keep in block 0; did you mean 'relu_0.tmp_0'"):
+        transpile(read("cond.pb"), Asked(keep=("relu_0.tmp",)))
+
+
+def test_unknown_operators_are_left_alone_and_told() -> None:
+    program = straight("a = op1(x)", "b = mystery(a)", "c = mystery(b)", "d = relu(c)")
+    made = transpile(program)
+    assert made.report.left_alone == {"mystery": 2, "op1": 1}
+    assert [op.outputs["Out"] for op in made.program.blocks[0].ops][:3] == [("a",), ("b",), ("c",)]
+
+
+def test_open_extents_are_told_by_name() -> None:
+    program = straight("a = relu(x)", "b = relu(a)")
+    block = program.blocks[0]
+    opened = {name: new_var(name, DType.F32, (-1, 4)) for name in block.vars}
+    unbound = replace(program, blocks=(replace(block, vars=opened),))
+    assert "--shape x=1,4" in transpile(unbound).report.unknown_bytes
+    told = transpile(unbound, Asked(shapes={"x": (2, 4)})).report
+    assert told.before is not None
+    assert told.before.collected.peak == 64
+
+
+def test_a_policy_that_is_not_there() -> None:
+    with pytest.raises(PlanError, match="there is no policy 'level2': choose one of seed, level0, level1, sublet"):
+        transpile(read("cond.pb"), Asked("level2"))
+
+
+class PaddleProgram:
+    """What Paddle's Program has of it: bytes, and the way back."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.desc = self
+        self.raw = raw
+
+    def serialize_to_string(self) -> bytes:
+        return self.raw
+
+    @staticmethod
+    def parse_from_string(raw: bytes) -> PaddleProgram:
+        return PaddleProgram(raw)
+
+
+def test_the_two_lines_of_the_original() -> None:
+    raw = (BESIDE / "cond.pb").read_bytes()
+    given = PaddleProgram(raw)
+    small = sublet.paddle.transpile(given)
+    assert isinstance(small, PaddleProgram)
+    assert small.raw == sublet.paddle.transpile(raw) != raw
+    assert given.raw == raw
+
+
+def test_the_arguments_of_the_original(capsys: pytest.CaptureFixture[str]) -> None:
+    program = read("cond.pb")
+    raw = encode(program)
+    by_level = sublet.paddle.transpile(raw, print_log=True, level=0)
+    assert by_level == encode(transpile(program, Asked("level0")).program)
+    assert "level0: 1,643,530 -> 1,774,602 bytes" in capsys.readouterr().err
+
+    class Variable:
+        name = "linear_0.tmp_0@GRAD"
+
+    skipped = sublet.paddle.transpile(raw, skip_opt_set={Variable()}, level=0)
+    assert skipped != by_level
+    with pytest.raises(PlanError, match="no policy 'level2'"):
+        sublet.paddle.transpile(raw, level=2)
+    with pytest.raises(ModelError, match="int is no program that Paddle serialises"):
+        sublet.paddle.transpile(3)
+
+
+def test_live_sets_in_words() -> None:
+    text = "\n".join(live_lines(straight("a = op1(b, c)", "d = op2(a)", "e = op3(d, f)")))
+    assert "2: block 0, operator 1: op2\n    use      = {a}\n    def      = {d}" in text
+    assert "    live_in  = {a, f}\n    live_out = {d, f}" in text
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(monkeypatch, capsys)
+
+
+def test_the_command(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "small.pb"
+    status, said, _ = cli("transpile", BESIDE / "cond.pb", "--out", out, "--report")
+    assert status == 0
+    assert "proven: what persists and what is kept comes out the same, for every way through branches" in said
+    assert said.count("REFUSED") == 3  # the baselines, in the table
+    assert decode(out.read_bytes(), "small.pb") == transpile(read("cond.pb")).program
+
+
+def test_the_command_of_a_baseline_that_trains_wrong(cli: Cli) -> None:
+    status, said, _ = cli("transpile", BESIDE / "cond.pb", "--policy", "level0")
+    assert status == 1
+    assert "NOT the same: the checker refuses the rewritten program" in said
+    status, said, _ = cli("transpile", BESIDE / "cond.pb", "--policy", "level0", "--json")
+    told = json.loads(said)
+    assert status == 1
+    assert not told["proven"]
+    assert told["before"]["predicted_bytes"] == 1_643_530
+    assert told["findings"]
+
+
+def test_the_command_prints_live_sets(cli: Cli) -> None:
+    status, said, _ = cli("transpile", BESIDE / "mt.pb", "--live")
+    assert status == 0
+    assert "block 0, operator 7: while (head) -> " in said
+    assert "while_grad (add) -> " in said
+    assert cli("transpile", BESIDE / "mt.pb", "--live", "--report")[0] == 2
+
+
+def test_bad_input_of_the_command(cli: Cli, tmp_path: Path) -> None:
+    missing = cli("transpile", tmp_path / "missing.pb")
+    assert missing[0] == 2
+    (tmp_path / "bad.pb").write_bytes(b"no program at all")
+    for words in (
+        (tmp_path / "bad.pb",),
+        (BESIDE / "cond.pb", "--out", BESIDE / "cond.pb"),
+        (BESIDE / "cond.pb", "--keep", "nothing"),
+        (BESIDE / "cond.pb", "--shape", "x=1"),
+        (BESIDE / "cond.pb", "--max-trips", "many"),
+    ):
+        status, _, said = cli("transpile", *words)
+        assert (status, said.startswith("error: ")) == (2, True)
