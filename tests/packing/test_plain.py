@@ -19,8 +19,8 @@ from sublet.packing import (
     lower_bound,
     pack,
 )
+from sublet.packing.by_id import rearranged
 from sublet.packing.plain import MOST_BUFFERS, plain
-from sublet.packing.regions import part_of
 from sublet.packing.strategies import WITHOUT_PINS, can_pack
 from tests.packing.random_problems import conflict_pairs, problems
 
@@ -141,7 +141,7 @@ def test_shuffled_rows_get_the_same_offsets(problem: Problem, random: object) ->
     at = [order.index(position) for position in range(len(order))]
     pairs = tuple((at[first], at[second]) for first, second in problem.may_overlap)
     ties = tuple(Companion(at[c.first], at[c.second], c.distance) for c in problem.companions)
-    shuffled = replace(part_of(problem, order), companions=ties, may_overlap=pairs)
+    shuffled = replace(rearranged(problem, order), companions=ties, may_overlap=pairs)
     try:
         before = pack(problem).packing.offsets
     except ProblemError:

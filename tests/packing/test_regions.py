@@ -22,7 +22,7 @@ from sublet.packing import (
     place_in_regions,
     read_problem,
 )
-from sublet.packing.regions import part_of
+from sublet.packing.by_id import rearranged
 from tests.packing.random_problems import problems
 from tests.packing.test_plain import smallest_by_trying
 
@@ -38,7 +38,9 @@ def cheapest_by_trying(problem: Problem, regions: tuple[Region, ...]) -> int | N
         cost = sum(b.accesses * b.size * regions[k].cost for b, k in zip(problem.buffers, choice, strict=True))
         if best is not None and cost >= best:
             continue
-        parts = [part_of(problem, [i for i, k in enumerate(choice) if k == region]) for region in range(len(regions))]
+        parts = [
+            rearranged(problem, [i for i, k in enumerate(choice) if k == region]) for region in range(len(regions))
+        ]
         arenas = [smallest_by_trying(part) for part in parts]
         if all(arena is not None and arena <= r.capacity for arena, r in zip(arenas, regions, strict=True)):
             best = cost

@@ -26,10 +26,9 @@ from sublet.runtime.backends.reference import Reference
 from sublet.runtime.copying import byte_copies
 from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.executable import Executable, MakeKernels
-from sublet.runtime.given import listed
+from sublet.runtime.given import in_place, listed
 from sublet.runtime.kernel import Array, Backend
 from sublet.runtime.kernels import Kernels, choose_kernels, scratch_of
-from sublet.runtime.memory import aligned_bytes
 from sublet.runtime.tuning import WORKSPACE_BYTES, Tuner
 from sublet.runtime.workspace import bytes_in_use, growth
 from sublet.tensor import TensorSpec
@@ -204,8 +203,4 @@ def _aligned(array: Any) -> Any:
     """The array, moved to where kernels read it fastest: a vector should not lie across two lines of the cache."""
     if not isinstance(array, np.ndarray) or array.nbytes < WIDE or array.dtype.hasobject:
         return array
-    if array.flags.c_contiguous and array.ctypes.data % WIDE == 0:
-        return array
-    moved = aligned_bytes(array.nbytes, WIDE).view(array.dtype).reshape(array.shape)
-    moved[...] = array
-    return moved
+    return in_place(array, WIDE).view(array.dtype).reshape(array.shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from types import ModuleType
 
@@ -27,3 +28,11 @@ def require(module: str, extra: str) -> ModuleType:
 def installed(module: str) -> bool:
     """Whether the top-level `module` can be imported."""
     return find_spec(module) is not None
+
+
+def version_of(package: str) -> str:
+    """The version of a package; "" when it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

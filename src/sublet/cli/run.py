@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ import typer
 from sublet.analysis.options import Options
 from sublet.api.binding import to_run
 from sublet.api.compiling import compile
+from sublet.base.extras import version_of
 from sublet.cli import options
 from sublet.cli.console import (
     answered,
@@ -198,11 +198,4 @@ def _profiled(executable: Executable, inputs: Mapping[str, Any], path: Path) -> 
 
 def _versions(executable: Executable) -> dict[str, str]:
     names = ["sublet", *(name for backend in executable.nodes_of_backends for name in PACKAGES.get(backend, ()))]
-    return {name: _version(name) for name in names}
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"
+    return {name: version_of(name) or "unknown" for name in names}

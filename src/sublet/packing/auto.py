@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from sublet.errors import ProblemError
 from sublet.packing.bounds import Bound, lower_bound, peak_bound
@@ -103,51 +103,52 @@ def pack(
     return replace(report, packing=back_in_order(report.packing, order), bound=replace(report.bound, members=members))
 
 
+@dataclass
 class _Attempt:
-    """What `pack` knows so far."""
+    """What `pack` knows so far; its arguments are those of `pack`."""
 
-    def __init__(
-        self,
-        form: Plain,
-        timeout: float | None,
-        progress: Progress | None,
-        capacity: int | None,
-        effort: int | None,
-        seed: int,
-    ) -> None:
-        self.problem = form.problem
-        self._form = form
-        self._progress = progress
-        self._capacity = capacity
-        self._effort = effort
-        self._seed = seed
-        self._begin = time.monotonic()
-        self._deadline = None if timeout is None else self._begin + timeout
-        self._best: Packing | None = None
-        self._settled: Packing | None = None
-        self._bound: Bound | None = None
-        self._tried: list[tuple[str, int, float]] = []
-        self._steps = 0
-        self._stopped = ""
+    form: Plain
+    timeout: float | None
+    progress: Progress | None
+    capacity: int | None
+    effort: int | None
+    seed: int
+    best: Packing | None = None
+    settled: Packing | None = None
+    bound: Bound | None = None
+    tried: list[tuple[str, int, float]] = field(default_factory=list)
+    steps: int = 0
+    stopped: str = ""
+    begin: float = field(default_factory=time.monotonic)
+
+    @property
+    def problem(self) -> Problem:
+        """The plain one, which strategies and search know."""
+        return self.form.problem
+
+    @property
+    def deadline(self) -> float | None:
+        """When the time is over, by `time.monotonic()`."""
+        return None if self.timeout is None else self.begin + self.timeout
 
     def try_all(self) -> None:
         try:
             for name in STRATEGIES:
                 if not self._worth_trying(name):
                     continue
-                with time_limit(None if name in ALWAYS else self._deadline):
+                with time_limit(None if name in ALWAYS else self.deadline):
                     stop_when_late()
                     self.search() if name == SEARCH else self.try_strategy(name)
-                if self._bound is None and name in ALWAYS[1:]:
+                if self.bound is None and name in ALWAYS[1:]:
                     self.find_bound()
                 if self._content():
                     return
         except OutOfTime:
-            self._stopped = "timeout"
+            self.stopped = "timeout"
         except KeyboardInterrupt:
-            if self._best is None:
+            if self.best is None:
                 raise
-            self._stopped = "interrupt"
+            self.stopped = "interrupt"
 
     def _worth_trying(self, name: str) -> bool:
         if name == SEARCH:
@@ -163,54 +164,54 @@ class _Attempt:
     def _settle(self, best: Packing, bound: Bound) -> None:
         """Save the bytes that only the plain form asks for."""
         begin = time.monotonic()
-        self._settled = settled(self._form, self._form.answer(best), max(bound.bytes, self._capacity or 0), self._seed)
-        self._tried.append((SETTLED, self._settled.arena_bytes, time.monotonic() - begin))
+        self.settled = settled(self.form, self.form.answer(best), max(bound.bytes, self.capacity or 0), self.seed)
+        self.tried.append((SETTLED, self.settled.arena_bytes, time.monotonic() - begin))
 
     def _content(self) -> bool:
         """Whether the best packing is known to be, or is small enough."""
-        if self._best is None or self._bound is None:
+        if self.best is None or self.bound is None:
             return False
-        return self._answer().arena_bytes <= max(self._bound.bytes, self._capacity or 0)
+        return self._answer().arena_bytes <= max(self.bound.bytes, self.capacity or 0)
 
     def _answer(self) -> Packing:
         """The best packing in the terms of the question."""
-        assert self._best is not None
-        answer = self._form.answer(self._best)
-        return self._settled if self._settled and self._settled.arena_bytes < answer.arena_bytes else answer
+        assert self.best is not None
+        answer = self.form.answer(self.best)
+        return self.settled if self.settled and self.settled.arena_bytes < answer.arena_bytes else answer
 
     def search(self) -> None:
-        assert self._bound is not None
-        assert self._best is not None
-        if not self._form.exact:
-            self._settle(self._best, self._bound)
+        assert self.bound is not None
+        assert self.best is not None
+        if not self.form.exact:
+            self._settle(self.best, self.bound)
             if self._content():
                 return
         begin = time.monotonic()
-        problem, bound, best = self.problem, self._bound, self._best
-        limits = Limits(self._effort if self._deadline is None else ENDLESS, self._seed, self._deadline)
-        if self._capacity is not None:
-            found = reach(problem, self._capacity, bound, best, limits)
+        problem, bound, best = self.problem, self.bound, self.best
+        limits = Limits(self.effort if self.deadline is None else ENDLESS, self.seed, self.deadline)
+        if self.capacity is not None:
+            found = reach(problem, self.capacity, bound, best, limits)
         else:
             found = search(problem, bound, best, limits)
-        self._steps, self._stopped = found.steps, found.stopped
-        if self._form.exact:
-            self._bound = found.bound
+        self.steps, self.stopped = found.steps, found.stopped
+        if self.form.exact:
+            self.bound = found.bound
         self._keep(SEARCH, found.packing, begin)
 
     def _keep(self, name: str, packing: Packing, begin: float) -> None:
-        self._tried.append((name, packing.arena_bytes, time.monotonic() - begin))
-        if self._best is None or packing.arena_bytes < self._best.arena_bytes:
-            self._best = packing
-        if self._progress:
-            self._progress(name, packing.arena_bytes)
+        self.tried.append((name, packing.arena_bytes, time.monotonic() - begin))
+        if self.best is None or packing.arena_bytes < self.best.arena_bytes:
+            self.best = packing
+        if self.progress:
+            self.progress(name, packing.arena_bytes)
 
     def find_bound(self) -> None:
-        late = self._deadline is not None and time.monotonic() > self._deadline
-        self._bound = peak_bound(self._form.question) if late else lower_bound(self._form.question)
+        late = self.deadline is not None and time.monotonic() > self.deadline
+        self.bound = peak_bound(self.form.question) if late else lower_bound(self.form.question)
 
     def report(self) -> Report:
         packing = self._answer()
-        check_packing(self._form.question, packing)
-        bound = self._bound or peak_bound(self._form.question)
-        seconds = time.monotonic() - self._begin
-        return Report(packing, bound, tuple(self._tried), seconds, self._steps, self._stopped)
+        check_packing(self.form.question, packing)
+        bound = self.bound or peak_bound(self.form.question)
+        seconds = time.monotonic() - self.begin
+        return Report(packing, bound, tuple(self.tried), seconds, self.steps, self.stopped)

@@ -1,12 +1,11 @@
-"""Problems with their buffers sorted by id, so that the order of rows in a file does not matter."""
+"""Problems with their buffers in another order, by id so that the order of rows does not matter; and parts of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from sublet.packing.problem import Companion, Packing, Precedence, Problem
+from sublet.packing.problem import Companion, Packing, Problem
 
 
 def order_by_id(problem: Problem) -> list[int]:
@@ -15,22 +14,16 @@ def order_by_id(problem: Problem) -> list[int]:
     return sorted(range(len(ids)), key=lambda position: (len(ids[position]), ids[position]))
 
 
-def rearranged(problem: Problem, order: list[int]) -> Problem:
-    """The same problem with the buffer at `order[i]` at position i."""
-    if order == list(range(len(order))):
-        return problem
+def rearranged(problem: Problem, order: Sequence[int]) -> Problem:
+    """The problem of the buffers at these positions only, the one at `order[i]` at position i."""
     rank = {position: rank for rank, position in enumerate(order)}
-    precedence = problem.precedence
-    if precedence is not None:
-        chosen = np.ix_(order, order)
-        compatible = None if precedence.compatible is None else precedence.compatible[chosen]
-        precedence = Precedence(precedence.distance[chosen], compatible)
+    ties = [tie for tie in problem.companions if tie.first in rank and tie.second in rank]
     return replace(
         problem,
         buffers=tuple(problem.buffers[position] for position in order),
-        precedence=precedence,
-        companions=tuple(sorted(Companion(rank[c.first], rank[c.second], c.distance) for c in problem.companions)),
-        may_overlap=tuple(sorted((rank[first], rank[second]) for first, second in problem.may_overlap)),
+        precedence=problem.precedence and problem.precedence.of(order),
+        companions=tuple(sorted(Companion(rank[tie.first], rank[tie.second], tie.distance) for tie in ties)),
+        may_overlap=tuple(sorted((rank[a], rank[b]) for a, b in problem.may_overlap if a in rank and b in rank)),
     )
 
 

@@ -46,26 +46,26 @@ def no_reuse(problem: Problem) -> Packing:
 
 def first_fit(problem: Problem) -> Packing:
     births = np.array([-buffer.lower for buffer in problem.buffers], dtype=np.int64)
-    return _place(problem, _joined(problem, births, np.maximum), Hole.lowest, "first_fit")
+    return _place(problem, births, np.maximum, Hole.lowest, "first_fit")
 
 
 def best_fit_by_size(problem: Problem) -> Packing:
-    return _place(problem, _joined(problem, _sizes(problem), np.maximum), Hole.smallest, "best_fit_by_size")
+    return _place(problem, _sizes(problem), np.maximum, Hole.smallest, "best_fit_by_size")
 
 
 def best_fit_by_lifetime(problem: Problem) -> Packing:
-    return _place(problem, _joined(problem, _lifetimes(problem), np.add), Hole.smallest, "best_fit_by_lifetime")
+    return _place(problem, _lifetimes(problem), np.add, Hole.smallest, "best_fit_by_lifetime")
 
 
 def best_fit_by_area(problem: Problem) -> Packing:
     # Products can exceed 64 bits, and the order of near ties does not matter.
     areas = _lifetimes(problem).astype(np.float64) * _sizes(problem)
-    return _place(problem, _joined(problem, areas, np.add), Hole.smallest, "best_fit_by_area")
+    return _place(problem, areas, np.add, Hole.smallest, "best_fit_by_area")
 
 
 def best_fit_by_interference(problem: Problem) -> Packing:
     degrees = conflicts_of(problem).degrees()
-    return _place(problem, _joined(problem, degrees, np.add), Hole.smallest, "best_fit_by_interference")
+    return _place(problem, degrees, np.add, Hole.smallest, "best_fit_by_interference")
 
 
 def first_fit_by_tightness(problem: Problem) -> Packing:
@@ -89,8 +89,9 @@ def packing_of(problem: Problem, offsets: NDArray[np.int64], strategy: str) -> P
     return Packing(tuple(offsets.tolist()), int(ends.max(initial=0)), strategy)
 
 
-def _place(problem: Problem, weights: Weights, hole: Hole, strategy: str) -> Packing:
-    """Heaviest first."""
+def _place(problem: Problem, weights: Weights, join: np.ufunc, hole: Hole, strategy: str) -> Packing:
+    """Heaviest first; `join` makes one weight of those of companions."""
+    weights = _joined(problem, weights, join)
     sizes = _joined(problem, _sizes(problem), np.maximum)
     order = np.lexsort((np.arange(len(weights)), -sizes, -weights)).astype(np.int32)
     try:

@@ -14,7 +14,7 @@ two buffers conflict when neither precedes the other. Pairs in `may_overlap` nev
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -104,6 +104,11 @@ class Precedence:
         if bool(both.any()):
             first, second = np.argwhere(both)[0]
             raise ProblemError(f"precedence: buffers {first} and {second} each precede the other")
+
+    def of(self, positions: Sequence[int]) -> Precedence:
+        """The order of the buffers at these positions, as they are listed."""
+        chosen = np.ix_(positions, positions)
+        return Precedence(self.distance[chosen], None if self.compatible is None else self.compatible[chosen])
 
     def conflicts(self) -> NDArray[np.bool_]:
         """Symmetric matrix: True where two different buffers must not overlap."""

@@ -14,14 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from sublet.errors import CapacityError, Finding, PackingError, ProblemError
 from sublet.packing.auto import AUTO, Report, pack
 from sublet.packing.bounds import lower_bound
 from sublet.packing.by_id import order_by_id, rearranged
 from sublet.packing.plain import plain, without_overlaps
-from sublet.packing.problem import Buffer, Packing, Precedence, Problem
+from sublet.packing.problem import Buffer, Packing, Problem
 from sublet.packing.region_choice import Chooser
 from sublet.packing.region_cost import Region, least_cost, traffic, units_of
 from sublet.packing.search import SEARCH, searchable
@@ -125,7 +123,7 @@ def check_regions(problem: Problem, packing: RegionPacking) -> None:
             where, other = problem.buffers[tie.first].id, problem.buffers[tie.second].id
             findings.append(Finding("companions", f"buffer {where}", f"lies in another region than {other}"))
     for position, share in enumerate(packing.shares):
-        inside = part_of(problem, share.members)
+        inside = rearranged(problem, share.members)
         offsets = tuple(packing.offsets[member] for member in share.members)
         capacity = min(share.arena_bytes, share.region.capacity)
         findings += find_violations(inside, Packing(offsets, capacity, share.strategy))
@@ -133,27 +131,6 @@ def check_regions(problem: Problem, packing: RegionPacking) -> None:
             findings.append(Finding("count", f"region {share.region.name}", "lists a buffer of another region"))
     if findings:
         raise PackingError(findings)
-
-
-def part_of(problem: Problem, positions: Sequence[int]) -> Problem:
-    """The problem of the buffers at these positions only."""
-    rank = {position: rank for rank, position in enumerate(positions)}
-    precedence = problem.precedence
-    if precedence is not None:
-        chosen = np.ix_(list(positions), list(positions))
-        compatible = None if precedence.compatible is None else precedence.compatible[chosen]
-        precedence = Precedence(precedence.distance[chosen], compatible)
-    return Problem(
-        tuple(problem.buffers[position] for position in positions),
-        precedence,
-        tuple(
-            replace(tie, first=rank[tie.first], second=rank[tie.second])
-            for tie in problem.companions
-            if tie.first in rank and tie.second in rank
-        ),
-        problem.name,
-        tuple((rank[a], rank[b]) for a, b in problem.may_overlap if a in rank and b in rank),
-    )
 
 
 def _named(buffer: Buffer) -> str:
@@ -234,7 +211,7 @@ class _Placer:
 
     def _fitter(self, region: Region) -> Callable[[Sequence[int]], Report]:
         def fitted(members: Sequence[int]) -> Report:
-            inside = part_of(self._problem, members)
+            inside = rearranged(self._problem, members)
             strategy = self._strategy
             if strategy == AUTO:
                 strategy = SEARCH if searchable(plain(inside).problem) else "first_fit_by_tightness"
@@ -250,7 +227,7 @@ class _Placer:
             self._stopped = self._stopped or ("timeout" if late else "")
             return fitted.packing
         left = None if self._timeout is None else max(0.0, self._begin + self._timeout - time.monotonic())
-        inside = part_of(self._problem, members)
+        inside = rearranged(self._problem, members)
         report = pack(inside, self._strategy, left, self._progress, effort=self._effort, seed=self._seed)
         self._stopped = self._stopped or report.stopped
         packings = [report.packing] if fitted is None else [report.packing, fitted.packing]

@@ -14,6 +14,7 @@ A chain of k commands reads each of its inputs and writes its result once instea
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.nn.command import PREFIX
@@ -59,24 +60,19 @@ def chainable(node: Node) -> bool:
     return tensors and bool(node.uses) and all(isinstance(value, int | float) for value in node.attrs.values())
 
 
+@dataclass
 class _Cluster:
     """The nodes that become one chain, which runs where the `root` stands."""
 
-    def __init__(
-        self,
-        nodes: Sequence[Node],
-        readers: Readers,
-        maker: dict[Value, int],
-        at: dict[str, int],
-        root: int,
-    ) -> None:
-        self.nodes = nodes
-        self.readers = readers
-        self.maker = maker
-        self.at = at
-        self.root = root
-        self.members = {root}
-        self.shape = _shape(nodes[root])
+    nodes: Sequence[Node]
+    readers: Readers
+    maker: dict[Value, int]
+    at: dict[str, int]
+    root: int
+
+    def __post_init__(self) -> None:
+        self.members = {self.root}
+        self.shape = _shape(self.nodes[self.root])
 
     def grown(self) -> set[int]:
         """The positions of all members."""

@@ -31,35 +31,26 @@ class Round:
     leave: Call = nothing
 
 
+@dataclass
 class Loop:
-    """Runs the rounds of a loop: copy `following[c]` of its body after copy c."""
+    """A loop, bound. `following[c]` tells the copy of its body after copy c; `collecting` cells collect rows."""
 
-    def __init__(
-        self,
-        node: While,
-        enter: Call,
-        rounds: Sequence[Round],
-        following: Sequence[int | Callable[[], int]],
-        collecting: Sequence[Cell],
-        places: Places,
-        moved: Moved,
-    ) -> None:
-        self._node = node
-        self._enter = enter
-        self._rounds = rounds
-        self._following = following
-        self._collecting = collecting
-        self._places = places
-        self._moved = moved
-        self._limit = round_limit(node)
-        self._moves = node.name in places.memory.moving
+    node: While
+    enter: Call
+    rounds: Sequence[Round]
+    following: Sequence[int | Callable[[], int]]
+    collecting: Sequence[Cell]
+    places: Places
+    moved: Moved
 
     def run(self) -> None:
-        for cell in self._collecting:
+        """Run its rounds."""
+        for cell in self.collecting:
             cell.content = []
-        self._enter()
-        rounds, following, limit = self._rounds, self._following, self._limit
-        current_round, moves, name = self._places.memory.current, self._moves, self._node.name
+        self.enter()
+        rounds, following, limit = self.rounds, self.following, round_limit(self.node)
+        memory, name = self.places.memory, self.node.name
+        current_round, moves = memory.current, name in memory.moving
         k = copy = nbytes = 0
         while True:
             current = rounds[copy]
@@ -84,11 +75,11 @@ class Loop:
             after = following[copy]
             copy = after if isinstance(after, int) else after()
             k += 1
-        self._places.memory.rounds[name] = k
-        self._moved.add(nbytes)
+        memory.rounds[name] = k
+        self.moved.add(nbytes)
         current.leave()
-        if self._collecting:
-            close_rows(self._node, self._places.operand)
+        if self.collecting:
+            close_rows(self.node, self.places.operand)
 
 
 @dataclass(frozen=True, slots=True)

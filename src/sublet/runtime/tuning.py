@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from sublet.base.cache import add_entry, entry, remove_entry
+from sublet.base.extras import version_of
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.runtime.copying import byte_copies
 from sublet.runtime.dtypes import array_over
@@ -182,11 +182,4 @@ def _machine() -> tuple[str, ...]:
     lines = names.read_text(encoding="utf-8", errors="replace").splitlines() if names.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     processor = models[0] if models else platform.processor()
-    return (platform.machine(), processor, str(os.cpu_count()), *map(_version, PACKAGES))
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
+    return (platform.machine(), processor, str(os.cpu_count()), *map(version_of, PACKAGES))

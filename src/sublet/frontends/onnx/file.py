@@ -102,9 +102,16 @@ def all_nodes(nodes: Iterator[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Every node, a node before the nodes of its sub-graphs."""
     for node in nodes:
         yield node
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                yield from all_nodes(iter(graph.node))
+        for graph in graphs_of(node):
+            yield from all_nodes(iter(graph.node))
+
+
+def graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs in a node's attributes."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
 
 
 def _check_inlined_size(model: onnx.ModelProto, where: str) -> None:

@@ -25,7 +25,7 @@ from sublet.base.extras import require
 from sublet.base.printable import printable
 from sublet.errors import Finding, ModelError
 from sublet.frontends.onnx.dims import bind_inputs
-from sublet.frontends.onnx.file import all_nodes, inlined, opsets_of, read_model
+from sublet.frontends.onnx.file import all_nodes, graphs_of, inlined, opsets_of, read_model
 from sublet.frontends.onnx.model import from_proto
 from sublet.frontends.onnx.outputs import with_written_outputs
 from sublet.frontends.onnx.runtime_types import inferred_types, session_options, session_over
@@ -191,9 +191,7 @@ def _mappable(proto: onnx.ModelProto, folder: Path) -> Iterator[onnx.TensorProto
 
 
 def _inner_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            yield from graph.initializer
+    return (tensor for graph in graphs_of(node) for tensor in graph.initializer)
 
 
 def _external(tensor: onnx.TensorProto) -> dict[str, str]:
@@ -267,9 +265,8 @@ def _forget_claims(graph: onnx.GraphProto) -> None:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
     for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                _forget_claims(inner)
+        for inner in graphs_of(node):
+            _forget_claims(inner)
 
 
 def _rewrite(model: onnx.ModelProto, level: str, source: Path | None, folder: Path) -> None:
@@ -314,9 +311,8 @@ def _in_order(graph: onnx.GraphProto) -> None:
     nodes = [type(graph.node[i]).FromString(graph.node[i].SerializeToString()) for i in order]
     for node in nodes:
         node.name = next(iter(node.output), node.name)
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                _in_order(inner)
+        for inner in graphs_of(node):
+            _in_order(inner)
     del graph.node[:]
     graph.node.extend(nodes)
 
@@ -324,11 +320,10 @@ def _in_order(graph: onnx.GraphProto) -> None:
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
     """What a node reads, its sub-graphs included."""
     yield from node.input
-    for attribute in node.attribute:
-        for inner in (attribute.g, *attribute.graphs):
-            for other in inner.node:
-                yield from _reads(other)
-            yield from (value.name for value in inner.output)
+    for inner in graphs_of(node):
+        for other in inner.node:
+            yield from _reads(other)
+        yield from (value.name for value in inner.output)
 
 
 def _finish(folder: Path) -> None:

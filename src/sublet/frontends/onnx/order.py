@@ -7,6 +7,7 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from sublet.errors import ModelError
+from sublet.frontends.onnx.file import graphs_of
 
 if TYPE_CHECKING:
     import onnx
@@ -28,9 +29,8 @@ def free_names(graph: onnx.GraphProto) -> tuple[str, ...]:
 def reads(node: onnx.NodeProto) -> tuple[str, ...]:
     """Names a node reads, itself or in its sub-graphs, each once."""
     names = dict.fromkeys(name for name in node.input if name)
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
-            names.update(dict.fromkeys(free_names(graph)))
+    for graph in graphs_of(node):
+        names.update(dict.fromkeys(free_names(graph)))
     return tuple(names)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sublet.frontends.onnx.file import all_nodes, domain_of
+from sublet.frontends.onnx.file import all_nodes, domain_of, graphs_of
 from sublet.ops.onnx_outputs import written_outputs
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def _names(model: onnx.ModelProto) -> Iterator[str]:
     graphs = [model.graph]
     for node in _nodes(model):
         yield from (*node.input, *node.output)
-        graphs += [graph for attribute in node.attribute for graph in (attribute.g, *attribute.graphs)]
+        graphs += graphs_of(node)
     for graph in graphs:
         yield from (value.name for value in (*graph.input, *graph.initializer))
 

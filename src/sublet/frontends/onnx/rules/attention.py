@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sublet.frontends.onnx.rules.rule import Extents, Seen, broadcast_to, demand, differ, same, shown
+from sublet.frontends.onnx.rules.rule import Extents, Seen, alike, broadcast_to, demand, differ, same, shown
 
 
 def attention(seen: Seen) -> None:
@@ -61,9 +61,7 @@ def rotary(seen: Seen) -> None:
     if data is None or cosines is None or sines is None:
         return
     demand(len(data) in (3, 4), f"{shown(data)} has neither three nor four dimensions")
-    demand(len(cosines) == len(sines), f"the cosines {shown(cosines)} and the sines {shown(sines)} differ")
-    for a, b in zip(cosines, sines, strict=True):
-        same(a, b, f"the cosines {shown(cosines)} and the sines {shown(sines)} differ")
+    demand(alike(cosines, sines), f"the cosines {shown(cosines)} and the sines {shown(sines)} differ")
     indexed = seen.present(3)
     demand(len(cosines) == (2 if indexed else 3), f"the cosines are {shown(cosines)}")
     batch, length = data[0], data[2] if len(data) == 4 else data[1]

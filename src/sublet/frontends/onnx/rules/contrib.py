@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sublet.frontends.onnx.rules.rule import Extents, Seen, broadcast, demand, differ, of_length, same, shown
+from sublet.frontends.onnx.rules.linear import product
+from sublet.frontends.onnx.rules.rule import Extents, Seen, alike, demand, of_length, same, shown
 
 
 def inverse(seen: Seen) -> None:
@@ -17,12 +18,7 @@ def fused_matmul(seen: Seen) -> None:
     """A product of operands that may be transposed in their last two dimensions."""
     if seen.whole("transBatchA") or seen.whole("transBatchB"):
         return
-    a, b = _turned(seen, 0, "transA"), _turned(seen, 1, "transB")
-    if a is None or b is None:
-        return
-    demand(bool(a) and bool(b), f"{shown(a)} times {shown(b)}: a scalar is no matrix")
-    same(a[-1], b[-2] if len(b) > 1 else b[0], f"{shown(a)} times {shown(b)} sums over different extents")
-    broadcast([a[:-2], b[:-2]], f"{shown(a)} times {shown(b)}: the leading dimensions do not broadcast")
+    product(_turned(seen, 0, "transA"), _turned(seen, 1, "transB"))
 
 
 def _turned(seen: Seen, position: int, name: str) -> Extents | None:
@@ -39,8 +35,7 @@ def skip_normalization(seen: Seen) -> None:
     demand(len(data) in (2, 3), f"{shown(data)} has neither two nor three dimensions")
     if skipped is not None:
         demand(len(skipped) in (2, 3), f"what is added, {shown(skipped)}, has neither two nor three dimensions")
-        unlike = any(differ(a, b) for a, b in zip(data[-2:], skipped[-2:], strict=True))
-        demand(not unlike, f"{shown(data)} and what is added, {shown(skipped)}, differ")
+        demand(alike(data[-2:], skipped[-2:]), f"{shown(data)} and what is added, {shown(skipped)}, differ")
     for position in range(2, len(seen.inputs)):
         of_length(seen.shape(position), data[-1], "a scale or bias")
 

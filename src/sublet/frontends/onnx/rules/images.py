@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from sublet.frontends.onnx.rules.rule import Seen, demand, differ, of_length, same, shown, size_of
+from sublet.frontends.onnx.rules.rule import Seen, alike, demand, of_length, same, shown, size_of
 
 
 def affine_grid(seen: Seen) -> None:
@@ -87,16 +87,15 @@ def deformed_conv(seen: Seen) -> None:
         same(shape[0], data[0], f"{what} {shown(shape)} and {shown(data)} differ in batch")
         same(shape[1], channels, f"{what} {shown(shape)} are not one for each place of the kernel {shown(kernel)}")
         if result is not None and len(result) == len(shape):
-            unlike = any(differ(a, b) for a, b in zip(shape[2:], result[2:], strict=True))
-            demand(not unlike, f"{what} {shown(shape)} are not one for each place of the output {shown(result)}")
+            fits = alike(shape[2:], result[2:])
+            demand(fits, f"{what} {shown(shape)} are not one for each place of the output {shown(result)}")
 
 
 def unpool(seen: Seen) -> None:
     """A place for every element."""
     data, places = seen.shape(0), seen.shape(1)
     if data is not None and places is not None:
-        unlike = len(data) != len(places) or any(differ(a, b) for a, b in zip(data, places, strict=True))
-        demand(not unlike, f"the places {shown(places)} are not one for each element of {shown(data)}")
+        demand(alike(data, places), f"the places {shown(places)} are not one for each element of {shown(data)}")
 
 
 def spatial(seen: Seen) -> None:
@@ -120,6 +119,5 @@ def loss(seen: Seen) -> None:
         return
     demand(len(scores) > 1, f"the scores {shown(scores)} have no classes")
     wanted = (scores[0], *scores[2:])
-    unlike = len(labels) != len(wanted) or any(differ(a, b) for a, b in zip(labels, wanted, strict=True))
-    demand(not unlike, f"the labels are {shown(labels)}, and would have to be {shown(wanted)}")
+    demand(alike(labels, wanted), f"the labels are {shown(labels)}, and would have to be {shown(wanted)}")
     of_length(seen.shape(2), scores[1], "the weights")

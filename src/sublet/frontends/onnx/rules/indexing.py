@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sublet.frontends.onnx.rules.rule import Rule, Seen, counted, demand, differ, same, shown
+from sublet.frontends.onnx.rules.rule import Rule, Seen, alike, counted, demand, same, shown
 
 
 def gather(seen: Seen) -> None:
@@ -31,8 +31,7 @@ def scatter_elements(seen: Seen) -> None:
     gather_elements(seen)
     if indices is not None and updates is not None:
         what = f"the updates {shown(updates)} are not one for each of the indices {shown(indices)}"
-        demand(len(indices) == len(updates), what)
-        demand(not any(differ(a, b) for a, b in zip(indices, updates, strict=True)), what)
+        demand(alike(indices, updates), what)
 
 
 def gather_nd(seen: Seen) -> None:
@@ -59,9 +58,7 @@ def scatter_nd(seen: Seen) -> None:
         return
     demand(depth <= len(data), f"indices of {depth} numbers do not point into {shown(data)}")
     wanted = (*indices[:-1], *data[depth:])
-    what = f"the updates are {shown(updates)}, and would have to be {shown(wanted)}"
-    demand(len(wanted) == len(updates), what)
-    demand(not any(differ(a, b) for a, b in zip(wanted, updates, strict=True)), what)
+    demand(alike(wanted, updates), f"the updates are {shown(updates)}, and would have to be {shown(wanted)}")
 
 
 def top(seen: Seen) -> None:

@@ -6,10 +6,10 @@ from sublet.frontends.onnx.rules.rule import (
     Extents,
     Rule,
     Seen,
+    alike,
     broadcast,
     broadcast_to,
     demand,
-    differ,
     of_length,
     same,
     shown,
@@ -97,16 +97,13 @@ def recurrent(gates: int, states: int) -> Rule:
 
 def _is(shape: Extents | None, wanted: Extents, what: str) -> None:
     if shape is not None:
-        fits = len(shape) == len(wanted) and not any(differ(a, b) for a, b in zip(shape, wanted, strict=True))
-        demand(fits, f"{what} is {shown(shape)}, and would have to be {shown(wanted)}")
+        demand(alike(shape, wanted), f"{what} is {shown(shape)}, and would have to be {shown(wanted)}")
 
 
 def quantization(seen: Seen) -> None:
     """One scale for all, for each place on an axis, or for each block of places."""
     data, scale, zero = seen.shape(0), seen.shape(1), seen.shape(2)
     if scale is not None and zero is not None and size_of(scale) != 1:
-        what = f"the scale {shown(scale)} and the zero point {shown(zero)} differ"
-        demand(len(scale) == len(zero), what)
-        demand(not any(differ(a, b) for a, b in zip(scale, zero, strict=True)), what)
+        demand(alike(scale, zero), f"the scale {shown(scale)} and the zero point {shown(zero)} differ")
     if data is not None and scale is not None and len(scale) == 1 and scale[0] != 1 and not seen.whole("block_size"):
         same(data[seen.axis(1, len(data))], scale[0], f"the scales are not one for each place of {shown(data)}")

@@ -17,13 +17,13 @@ from sublet.frontends.onnx.rules.rule import (
 
 def matmul(seen: Seen) -> None:
     """[..., n, k] times [..., k, m]; vectors count as a row and a column."""
-    _product(seen.shape(0), seen.shape(1))
+    product(seen.shape(0), seen.shape(1))
 
 
 def integer_matmul(seen: Seen) -> None:
     """As MatMul; zero points are one number, or one for each row of the first and each column of the second."""
     a, b = seen.shape(0), seen.shape(1)
-    _product(a, b)
+    product(a, b)
     for position, extent in ((2, a[-2] if a and len(a) > 1 else None), (3, b[-1] if b and len(b) > 1 else None)):
         held = seen.shape(position)
         if held is not None and len(held) == 1 and held[0] != 1:
@@ -33,14 +33,15 @@ def integer_matmul(seen: Seen) -> None:
 def quantized_matmul(seen: Seen) -> None:
     """The operands of QLinearMatMul, each with a scale and a zero point behind it."""
     a, b = seen.shape(0), seen.shape(3)
-    _product(a, b)
+    product(a, b)
     for position in (1, 2, 6, 7):
         held = seen.shape(position)
         fits = held is None or size_of(held) in (1, None)
         demand(fits or seen.version >= 21, f"a scale or zero point is {shown(held)}, not one number")
 
 
-def _product(a: Extents | None, b: Extents | None) -> None:
+def product(a: Extents | None, b: Extents | None) -> None:
+    """[..., n, k] times [..., k, m]; nothing is known of one that is None."""
     if a is None or b is None:
         return
     demand(bool(a) and bool(b), f"{shown(a)} times {shown(b)}: a scalar is no matrix")

@@ -80,6 +80,11 @@ def differ(a: int | None, b: int | None) -> bool:
     return a is not None and b is not None and a != b
 
 
+def alike(a: Extents, b: Extents) -> bool:
+    """Whether two shapes may be the same."""
+    return len(a) == len(b) and not any(differ(x, y) for x, y in zip(a, b, strict=True))
+
+
 def demand(holds: bool, what: str) -> None:
     """Raise Contradiction with `what` unless it holds."""
     if not holds:
