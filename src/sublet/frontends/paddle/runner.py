@@ -32,15 +32,18 @@ def parsed(path: str) -> Any:
 
 
 def counters() -> tuple[Callable[[], int], Callable[[], int], Callable[[], None]]:
-    """Bytes that Paddle's allocator holds, their highest since the last reset, and the reset."""
+    """Bytes that Paddle's allocator holds, their highest since the last reset, and the reset.
+
+    1.8.5 does not count; 2.6 cannot reset, so that the highest is that of all steps so far.
+    """
     core = framework().core
-    if not hasattr(core, "host_memory_stat_current_value"):
-        return (lambda: 0), (lambda: 0), (lambda: None)
-    return (
-        lambda: int(core.host_memory_stat_current_value("Allocated", 0)),
-        lambda: int(core.host_memory_stat_peak_value("Allocated", 0)),
-        lambda: core.host_memory_stat_reset_peak_value("Allocated", 0),
-    )
+
+    def counter(name: str) -> Callable[[], int]:
+        read = getattr(core, f"host_memory_stat_{name}_value", None)
+        return (lambda: 0) if read is None else lambda: int(read("Allocated", 0))
+
+    reset = getattr(core, "host_memory_stat_reset_peak_value", None)
+    return counter("current"), counter("peak"), (lambda: None) if reset is None else lambda: reset("Allocated", 0)
 
 
 def feeds_of(folder: str) -> list[dict[str, Any]]:
