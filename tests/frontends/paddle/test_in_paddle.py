@@ -1,0 +1,145 @@
+"""Programs and what Sublet makes of them, run in Paddle: the same bits, fewer bytes.
+
+They need a Python that has paddlepaddle, named by SUBLET_PADDLE_PYTHON, or this one; else they are skipped. The
+programs are written by that Paddle (`benchmarks/paddle/programs.py`): 2.6 to 3.0 can.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sublet.base.extras import installed
+from sublet.errors import MissingExtraError, RunError
+from sublet.frontends.paddle.decoding import decode
+from sublet.frontends.paddle.encoding import encode
+from sublet.frontends.paddle.policies.ours import ours
+from sublet.frontends.paddle.verify import PYTHON, Outcome, Training, compare, python, run, verify
+
+WRITER = Path(__file__).parents[3] / "benchmarks" / "paddle" / "programs.py"
+SMALL = {
+    "translation": ["--batch", "2", "--source", "5", "--target", "4"],
+    "branch": ["--batch", "4", "--width", "16"],
+    "transformer": ["--batch", "2", "--length", "6", "--width", "16", "--layers", "2"],
+}
+
+
+@dataclass(frozen=True)
+class Written:
+    """A program that Paddle wrote, and how it is trained."""
+
+    program: bytes
+    training: Training
+
+    @property
+    def rewritten(self) -> bytes:
+        return encode(ours(decode(self.program, "the program"), self.training.fetch))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Written]:
+    try:
+        chosen = python()
+    except MissingExtraError as error:
+        pytest.skip(str(error))
+
+    def write(network: str, *sizes: str) -> Written:
+        folder = tmp_path_factory.mktemp(network)
+        subprocess.run([chosen, str(WRITER), network, str(folder), *sizes], check=True, capture_output=True)
+        feeds: dict[int, dict[str, np.ndarray]] = {}
+        with np.load(folder / "feeds.npz") as arrays:
+            for key in arrays.files:
+                name, _, step = key.rpartition(".")
+                feeds.setdefault(int(step), {})[name] = arrays[key]
+        loss = json.loads((folder / "about.json").read_text())["loss"]
+        training = Training((folder / "startup.pb").read_bytes(), [feeds[step] for step in sorted(feeds)], [loss])
+        return Written((folder / "program.pb").read_bytes(), training)
+
+    return write
+
+
+@pytest.mark.parametrize("network", SMALL)
+def test_fifty_steps_are_equal(written: Callable[..., Written], network: str) -> None:
+    """Losses and, at the end, every weight and every state of the optimiser; of the branch, both arms in turn."""
+    made = written(network, *SMALL[network])
+    found = verify(made.program, made.rewritten, replace(made.training, steps=50))
+    assert found.equal, found.differences[:3]
+    assert len(found.original.fetched) == 50
+    assert len(set(found.original.fetched)) == 50
+
+
+def test_the_translation_of_thirty_words_holds_a_quarter(written: Callable[..., Written]) -> None:
+    made = written("translation")
+    found = verify(made.program, made.rewritten, replace(made.training, steps=4))
+    assert found.equal, found.differences[:3]
+    assert min(found.original.peaks) > 49_000_000
+    assert min(found.rewritten.peaks) < 11_700_000
+
+
+def test_training_goes_on_from_a_checkpoint(written: Callable[..., Written], tmp_path: Path) -> None:
+    """Saved by Paddle in the middle of a rewritten training, restored by Paddle: as if nothing had been."""
+    made = written("translation", *SMALL["translation"])
+    whole = run(made.program, replace(made.training, steps=20))
+    middle = str(tmp_path / "middle")
+    first = run(made.rewritten, replace(made.training, steps=10, save=middle))
+    second = run(made.rewritten, replace(made.training, steps=10, first=10, restore=middle))
+    both = replace(second, fetched=first.fetched + second.fetched)
+    assert compare(whole, both, made.training.fetch).differences == ()
+
+
+def test_another_program_is_told_by_step_and_name(written: Callable[..., Written]) -> None:
+    made = written("branch", *SMALL["branch"])
+    program = decode(made.program, "the program")
+    ops = tuple(replace(op, type="sigmoid") if op.type == "tanh" else op for op in program.blocks[0].ops)
+    other = replace(program, blocks=(replace(program.blocks[0], ops=ops), *program.blocks[1:]))
+    found = verify(made.program, encode(other), made.training)
+    assert found.differences[0].startswith(f"step 0, {made.training.fetch[0]}: ")
+    assert any("at the end" in line for line in found.differences)
+
+
+def test_what_paddle_refuses_is_told_in_its_words(written: Callable[..., Written]) -> None:
+    made = written("branch", *SMALL["branch"])
+    with pytest.raises(RunError, match=r"did not run in Paddle.*\n(.*\n)*.*nobody"):
+        run(made.program, replace(made.training, fetch=["nobody"]))
+
+
+def test_no_python_with_paddle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PYTHON, raising=False)
+    if installed("paddle"):
+        assert python()
+    else:
+        with pytest.raises(MissingExtraError, match=PYTHON):
+            python()
+
+
+def test_a_python_that_is_not_there() -> None:
+    with pytest.raises(RunError, match="cannot start '/nowhere/python'"):
+        run(b"", Training(None, [], []), "/nowhere/python")
+
+
+ONE = Outcome("3.0.0", ((("0x1p+0",),), (("0x1p+1", "0x1p+2"),)), (10, 30, 20), {"w": "ab"})
+
+
+@pytest.mark.parametrize(
+    ("other", "differences"),
+    [
+        (ONE, ()),
+        (replace(ONE, fetched=ONE.fetched[:1]), ("2 and 1 steps",)),
+        (replace(ONE, fetched=(ONE.fetched[0], (("0x1p+1", "0x1p+3"),))), ("step 1, loss: 0x1p+2 became 0x1p+3",)),
+        (replace(ONE, fetched=(ONE.fetched[0], (("0x1p+1",),))), ("step 1, loss: 2 and 1 numbers",)),
+        (replace(ONE, state={}), ("w holds other bytes at the end",)),
+    ],
+)
+def test_what_differs(other: Outcome, differences: tuple[str, ...]) -> None:
+    assert compare(ONE, other, ["loss"]).differences == differences
+
+
+def test_the_peak_is_the_middle_of_the_steps() -> None:
+    assert ONE.peak == 20
+    assert replace(ONE, peaks=()).peak == 0
