@@ -20,8 +20,8 @@ FLOORS = (
     "errors", "tensor", "base", "ir", "ir.text", "ops", "passes", "passes.autodiff", "plan", "plan.export", "checker",
     "runtime", "runtime.backends", "packing", "analysis", "planning", "planning.advice", "viz", "frontends.onnx.rules",
     "frontends.onnx", "frontends.paddle.rules", "frontends.paddle", "frontends.paddle.checking",
-    "frontends.paddle.convert", "frontends.paddle.policies.ours", "frontends.paddle.policies",
-    "frontends.paddle.transpile", "frontends", "nn", "api", "cli", "__main__",
+    "frontends.paddle.convert", "frontends.paddle.arena", "frontends.paddle.policies.ours",
+    "frontends.paddle.policies", "frontends.paddle.transpile", "frontends", "nn", "api", "cli", "__main__",
 )  # fmt: skip
 
 # Who lives outside one of these rooms comes in by its door.

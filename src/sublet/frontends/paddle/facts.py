@@ -9,42 +9,56 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
+
+from sublet.tensor import Dims
 
 FACTS = Path(__file__).with_name("facts.json")
 
-
-class _Row(TypedDict):
-    inplace: list[list[str]]
-    holder: bool
-    shape_only: list[str]
-
-
-class _File(TypedDict):
-    versions: list[str]
-    ops: dict[str, _Row]
+Pairs = frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class OpFacts:
-    """What an op does with memory, in every version it was tried in.
+    """What an op does with memory, in every version it was tried in. Pairs are of an input's and an output's slot.
 
-    `inplace`: pairs of an input's and an output's slot that may be the same bytes, the sizes being equal.
-    `holder`: it asks whether tensors come from one allocation, not whether they overlap: a place in a larger
-    tensor is safe for its output only on its own input.
-    `shape_only`: slots whose bytes it never reads, so that only their shape must be there.
-    `known`: whether it was tried at all.
+    inplace       pairs that may go by one name, whichever argument of the slot it is
+    placed        pairs that may be two views at one place
+    placed_first  pairs of which that holds for the first argument only
+    equal         pairs whose bits are the same afterwards: the output is a copy
+    holder        it asks whether tensors come from one allocation, and takes that for in-place: beside an input in one
+                  arena its output is wrong anywhere but on the input
+    shape_only    slots whose bytes it never reads, so that only their shape must be there
+    moves         slots of outputs that do not stay where they were put
+    shares        pairs that are the same memory anyway
+    known         whether it was tried at all
     """
 
-    inplace: frozenset[tuple[str, str]] = frozenset()
+    inplace: Pairs = frozenset()
+    placed: Pairs = frozenset()
+    placed_first: Pairs = frozenset()
+    equal: Pairs = frozenset()
     holder: bool = False
     shape_only: frozenset[str] = frozenset()
+    moves: frozenset[str] = frozenset()
+    shares: Pairs = frozenset()
     known: bool = False
 
 
 def of(op_type: str) -> OpFacts:
-    """The facts of an op; of one that was never tried, those that let nothing be done with it."""
+    """The facts of an op; of one that was never tried, those that let nothing be done with it.
+
+    Those of an element-wise op are of uses in which X has the shape of what is computed, and Y that of its last axes.
+    """
     return _facts().get(op_type, OpFacts())
+
+
+def of_shapes(op_type: str, x: Dims, y: Dims) -> OpFacts:
+    """The facts of an op whose inputs X and Y have these extents, where it makes a difference."""
+    other = _broadcast().get(op_type)
+    if other is None or (x is not None and y is not None and None not in (*x, *y) and y == x[len(x) - len(y) :]):
+        return of(op_type)
+    return other
 
 
 def versions() -> tuple[str, ...]:
@@ -53,19 +67,33 @@ def versions() -> tuple[str, ...]:
 
 
 @cache
-def _file() -> _File:
-    content: _File = json.loads(FACTS.read_text(encoding="utf-8"))
+def _file() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(FACTS.read_text(encoding="utf-8"))
     return content
 
 
 @cache
 def _facts() -> dict[str, OpFacts]:
-    return {
-        name: OpFacts(
-            frozenset((source, target) for source, target in row["inplace"]),
-            row["holder"],
-            frozenset(row["shape_only"]),
-            known=True,
-        )
-        for name, row in _file()["ops"].items()
-    }
+    return {name: _read(row) for name, row in _file()["ops"].items()}
+
+
+@cache
+def _broadcast() -> dict[str, OpFacts]:
+    return {name: _read(row["broadcast"]) for name, row in _file()["ops"].items() if "broadcast" in row}
+
+
+def _read(row: dict[str, Any]) -> OpFacts:
+    def pairs(field: str) -> Pairs:
+        return frozenset((source, target) for source, target in row.get(field, ()))
+
+    return OpFacts(
+        inplace=pairs("inplace"),
+        placed=pairs("placed"),
+        placed_first=pairs("placed_first"),
+        equal=pairs("equal"),
+        holder=row["holder"],
+        shape_only=frozenset(row["shape_only"]),
+        moves=frozenset(row.get("moves", ())),
+        shares=pairs("shares"),
+        known=True,
+    )

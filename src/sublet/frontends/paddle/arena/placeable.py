@@ -1,0 +1,87 @@
+"""Which variables can lie in an arena, and why the others cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sublet.frontends.paddle.effects import there
+from sublet.frontends.paddle.facts import OpFacts, of_shapes
+from sublet.frontends.paddle.flow import GRAD, Flow
+from sublet.frontends.paddle.program import TENSOR, Op, Program
+from sublet.frontends.paddle.scopes import FORWARD_OWNERS, Place
+from sublet.frontends.paddle.shapes import Sizes
+
+GRADIENT_OWNERS = ("while_grad", "conditional_block_grad")
+
+
+def outside(
+    program: Program, flow: Flow, sizes: Sizes, keep: Collection[str]
+) -> tuple[dict[Place, int], dict[Place, str]]:
+    """The bytes of every variable that can lie in an arena, and of every other why it cannot."""
+    why = _touched(program, flow, sizes)
+    written = set(flow.scopes.writers)
+    for point in flow.points:
+        if point.kind == "keep":
+            for place in point.uses:
+                why.setdefault(place, "is kept of every trip for the gradient block")
+    found: dict[Place, int] = {}
+    for block in program.blocks:
+        for var in block.vars.values():
+            place = Place(block.index, var.name)
+            if var.kind != TENSOR:
+                why[place] = "is no dense tensor"
+            elif var.persistable:
+                why[place] = "outlives the program"
+            elif block.index == 0 and var.name in keep:
+                why[place] = "is kept for whoever runs the program"
+            elif place not in written:
+                why[place] = "is given from outside"
+            elif None in (dims := sizes.dims(block.index, var.name) or (None,)):
+                why[place] = f"has open extents {dims}"
+            elif place not in why and (size := sizes.nbytes(block.index, var.name)):
+                found[place] = size
+    return found, {place: reason for place, reason in why.items() if place not in found}
+
+
+def _touched(program: Program, flow: Flow, sizes: Sizes) -> dict[Place, str]:
+    """What operators do with variables that no fact tells: those stay where Paddle puts them."""
+    why: dict[Place, str] = {}
+    for block in program.blocks:
+        for op in block.ops:
+            names = _left_alone(op, facts_at(block.index, op, sizes))
+            for name in there(names):
+                why.setdefault(flow.scopes.place(block.index, name), f"{op.type} shares or replaces its memory")
+            if op.type in GRADIENT_OWNERS:
+                inner = op.block()
+                linked = op.attrs.get("original_output_grad")
+                inside = [name for name in op.reads if not name.endswith(GRAD)]
+                gradients = [f"{name}{GRAD}" for name in inside]
+                gradients += [
+                    n
+                    for n in (linked.value if linked and isinstance(linked.value, tuple) else ())
+                    if isinstance(n, str)
+                ]
+                for name in there(tuple(gradients)):
+                    if inner is not None and name in program.blocks[inner].vars:
+                        why.setdefault(Place(inner, name), f"{op.type} passes it in and out by its name")
+    return why
+
+
+def facts_at(block: int, op: Op, sizes: Sizes) -> OpFacts:
+    """The facts of an operator where it stands."""
+    x, y = (op.input(slot) for slot in ("X", "Y"))
+    return of_shapes(op.type, sizes.dims(block, x) if x else None, sizes.dims(block, y) if y else None)
+
+
+def _left_alone(op: Op, facts: OpFacts) -> tuple[str, ...]:
+    """The names whose memory an operator may share, replace or look into."""
+    if op.type in FORWARD_OWNERS:
+        return ()  # operators of its block read and write them
+    if op.type in GRADIENT_OWNERS:
+        return (*op.inputs.get(f"Out{GRAD}", ()), *op.writes)
+    if not facts.known:
+        return (*op.reads, *op.writes)
+    slots = [*(op.inputs.get(source, ()) for source, _ in facts.shares)]
+    slots += [op.outputs.get(target, ()) for _, target in facts.shares]
+    slots += [op.outputs.get(slot, ()) for slot in facts.moves]
+    return tuple(name for names in slots for name in names)

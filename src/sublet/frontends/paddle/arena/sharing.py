@@ -1,0 +1,157 @@
+"""Which variables of an arena are the same bytes: an output in the place of an input, a copy on what it copies.
+
+Variables that share a place form a class. A class is one buffer: it is alive where any of its variables is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+
+from sublet.analysis.liveness import LiveRanges
+from sublet.base.ranges import Ranges, merge
+from sublet.frontends.paddle.arena.placeable import facts_at
+from sublet.frontends.paddle.flow import Flow
+from sublet.frontends.paddle.program import Op, Program
+from sublet.frontends.paddle.scopes import Place
+from sublet.frontends.paddle.shapes import Sizes
+
+Pair = tuple[Place, Place]
+
+
+class Classes:
+    """Variables that share their place, joined one pair after another.
+
+    At one point one variable may be born where another is read for the last time only if that is in-place, which the
+    facts tell of one pair at a time (`allowed`, by point).
+    """
+
+    def __init__(
+        self, lives: LiveRanges[Place], sizes: Mapping[Place, int], allowed: Mapping[int, tuple[Pair, ...]]
+    ) -> None:
+        self.sizes = sizes
+        self.allowed = allowed
+        self.taken: dict[int, Pair] = {}
+        self.own: dict[Place, Ranges] = {place: lives.halves.get(place, ()) for place in sizes}
+        self.halves = dict(self.own)
+        self.members: dict[Place, list[Place]] = {place: [place] for place in sizes}
+        self.head: dict[Place, Place] = {place: place for place in sizes}
+
+    def same(self, one: Place, other: Place) -> bool:
+        return one in self.head and other in self.head and self.head[one] == self.head[other]
+
+    def join(self, one: Place, other: Place) -> None:
+        """Make two variables share a place, if no one needs other bytes there meanwhile."""
+        first, second = self.head[one], self.head[other]
+        if first == second or self.sizes[one] != self.sizes[other]:
+            return
+        if _overlap(self.halves[first], self.halves[second]):
+            return
+        met = [*self._met(first, second), *self._met(second, first)]
+        if all(pair in self.allowed.get(at, ()) and self.taken.get(at, pair) == pair for at, pair in met):
+            self.taken.update(met)
+            self._unite(first, second)
+
+    def join_copy(self, source: Place, copy: Place) -> None:
+        """Put a copy where the bits are that it copies, though both are needed, if nothing is written there then."""
+        first, second = self.head[source], self.head[copy]
+        if first == second or self.sizes[source] != self.sizes[copy]:
+            return
+        if any(begin % 2 and _overlap(((begin, begin + 1),), self.own[copy]) for begin, _ in self.own[source]):
+            return
+        for one, other in product(self.members[first], self.members[second]):
+            if (one, other) != (source, copy) and _overlap(_whole(self.own[one]), _whole(self.own[other])):
+                return
+        self._unite(first, second)
+
+    def _met(self, ending: Place, beginning: Place) -> Iterator[tuple[int, Pair]]:
+        """Points at which a member of one class is read for the last time, and one of another is written."""
+        begins: dict[int, list[Place]] = {}
+        for member in self.members[beginning]:
+            for begin, _ in self.own[member]:
+                begins.setdefault(begin, []).append(member)
+        for member in self.members[ending]:
+            for _, end in self.own[member]:
+                for other in begins.get(end, ()) if end % 2 else ():
+                    yield end // 2, (member, other)
+
+    def _unite(self, first: Place, second: Place) -> None:
+        if len(self.members[first]) < len(self.members[second]):
+            first, second = second, first
+        for member in self.members[second]:
+            self.head[member] = first
+        self.members[first] += self.members.pop(second)
+        self.halves[first] = merge((*self.halves[first], *self.halves.pop(second)))
+
+
+def _whole(halves: Ranges) -> Ranges:
+    """Half points widened to the points they touch."""
+    return merge((begin // 2 * 2, (end + 1) // 2 * 2) for begin, end in halves)
+
+
+def _overlap(one: Ranges, other: Ranges) -> bool:
+    """Whether two sorted lists of ranges have a number in common."""
+    i = j = 0
+    while i < len(one) and j < len(other):
+        if one[i][0] < other[j][1] and other[j][0] < one[i][1]:
+            return True
+        i, j = (i + 1, j) if one[i][1] <= other[j][1] else (i, j + 1)
+    return False
+
+
+def shared(
+    program: Program, flow: Flow, lives: LiveRanges[Place], sizes: Sizes, found: Mapping[Place, int]
+) -> tuple[Classes, dict[Place, str]]:
+    """The classes of the variables `found`, and those that must leave the arena because of where another lies."""
+    points = {
+        flow.at[block.index, index]: (block.index, op) for block in program.blocks for index, op in enumerate(block.ops)
+    }
+    allowed = {at: tuple(_pairs(flow, *where, sizes, found)) for at, where in sorted(points.items())}
+    classes = Classes(lives, found, allowed)
+    for pairs in allowed.values():
+        for one, other in pairs:
+            classes.join(one, other)
+    left: dict[Place, str] = {}
+    for at, (block, op) in sorted(points.items()):
+        if facts_at(block, op, sizes).holder:
+            for source, copy in _copies(flow, block, op, sizes, found):
+                classes.join_copy(source, copy)
+            for place in _misplaced(flow, block, op, classes, allowed[at]):
+                left[place] = f"{op.type} takes any place in the arena of its inputs for theirs"
+    return classes, left
+
+
+def _pairs(flow: Flow, block: int, op: Op, sizes: Sizes, found: Mapping[Place, int]) -> Iterator[Pair]:
+    """What of an operator may be in-place: the input, and the output."""
+    facts = facts_at(block, op, sizes)
+    for source, target in sorted(facts.placed | facts.placed_first):
+        names = op.inputs.get(source, ())
+        for name in names if (source, target) in facts.placed else names[:1]:
+            for out in op.outputs.get(target, ()):
+                pair = flow.scopes.place(block, name), flow.scopes.place(block, out)
+                if op.reads.count(name) == 1 and pair[0] != pair[1] and all(place in found for place in pair):
+                    yield pair
+
+
+def _copies(flow: Flow, block: int, op: Op, sizes: Sizes, found: Mapping[Place, int]) -> Iterator[Pair]:
+    equal = facts_at(block, op, sizes).equal
+    return (
+        pair
+        for pair in _pairs(flow, block, op, sizes, found)
+        if any(
+            pair == (flow.scopes.place(block, name), flow.scopes.place(block, out))
+            for source, target in equal
+            for name in op.inputs.get(source, ())
+            for out in op.outputs.get(target, ())
+        )
+    )
+
+
+def _misplaced(flow: Flow, block: int, op: Op, classes: Classes, allowed: tuple[Pair, ...]) -> Iterator[Place]:
+    """Outputs of an operator that lie beside its inputs in the arena, and not on one that they may lie on."""
+    beside = any(flow.scopes.place(block, name) in classes.head for name in op.reads)
+    for name in op.writes:
+        out = flow.scopes.place(block, name)
+        on = any(other == out and classes.same(one, out) for one, other in allowed)
+        if beside and out in classes.head and not on:
+            yield out
