@@ -103,8 +103,17 @@ def uses(paths):
                     found.setdefault(op.type, {}).setdefault(use.key(), use)
     for kind in sorted(found):
         every = sorted((u for u in found[kind].values() if u.elements() <= ELEMENTS), key=Use.elements)
-        step = max(1, len(every) / USES)
-        yield kind, [every[min(len(every) - 1, int(k * step))] for k in range(min(len(every), USES))]
+        yield kind, sorted(chosen(every), key=Use.elements)
+
+
+def chosen(every):
+    """Some of many: of each number of inputs and each kind of shapes the smallest, the largest, and some between."""
+    groups = {}
+    for use in every:
+        groups.setdefault((len(use.inputs), len(use.written), use.plain()), []).append(use)
+    for group in groups.values():
+        step = max(1, len(group) / USES)
+        yield from (group[min(len(group) - 1, int(k * step))] for k in range(min(len(group), USES)))
 
 
 def use_of(program, block, op):

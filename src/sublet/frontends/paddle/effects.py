@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sublet.frontends.paddle.facts import of
-from sublet.frontends.paddle.program import EMPTY, Op
+from sublet.frontends.paddle.facts import OpFacts, of, of_shapes
+from sublet.frontends.paddle.program import EMPTY, Op, Program
 
 PARTLY = {"write_to_array": ("Out",), "select_output": ("Out",), "array_write": ("Out",), "set_value": ("Out",)}
 """Slots of which an operator writes a part only: what was there before is still there beside it."""
@@ -30,6 +30,13 @@ def effects(op: Op) -> Effects:
     writes = _named(op.outputs, lambda slot: slot not in partly)
     adds = _named(op.outputs, lambda slot: slot in partly)
     return Effects(reads, tuple(name for name in shapes if name not in reads), writes, adds)
+
+
+def facts_declared(program: Program, block: int, op: Op) -> OpFacts:
+    """The facts of an operator where it stands, by the extents that the program declares of its inputs X and Y."""
+    found = [program.var(block, name) if (name := op.input(slot)) else None for slot in ("X", "Y")]
+    x, y = (None if var is None or -1 in var.dims else var.dims for var in found)
+    return of_shapes(op.type, x, y)
 
 
 def there(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -5,22 +5,23 @@ The control flow graph has all operators and back edges; a pool of dead memory i
     if op.support_inplace():  i -> pool, then pool -> o
     else:                     pool -> o, then i -> pool
 
-where i are inputs that die at the operator, and o its outputs. An operator supports in-place if anything of it is
-known to be safe so (`facts.py`): that is one attribute, so that o may take any i. The text does not say which memory
-of the pool is taken: here what has been there longest, of the same type and large enough. Memory is shared within one
-scope: what a trip holds is its own. Left alone is what the text could not know and Paddle needs: names on operators
-that run blocks, gradients that are found by their names, persistable variables, what is no dense tensor.
+where i are inputs that die at the operator, and o its outputs. An operator supports in-place if any output of it may
+safely take any input (`facts.py`): it is one attribute of an operator, not one of a pair. The text does not say which
+memory of the pool is taken: here what has been there longest, of the same type and large enough. Memory is shared
+within one scope: what a trip holds is its own. Left alone is what the text could not know and Paddle needs: names on
+operators that run blocks, gradients that are found by their names, persistable variables, what is no dense tensor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import product
 
 from sublet.analysis.liveness import LiveRanges, Pieces, live_sets, liveness
 from sublet.base.ranges import merge
 from sublet.errors import ModelError
-from sublet.frontends.paddle.facts import of
+from sublet.frontends.paddle.effects import facts_declared
 from sublet.frontends.paddle.flow import GRAD, Flow, Point, flow
 from sublet.frontends.paddle.policies.renaming import At, Draft
 from sublet.frontends.paddle.program import TENSOR, Op, Program
@@ -67,7 +68,7 @@ class _Pool:
 
     def scan(self, point: Point, op: Op, dying: list[Place]) -> None:
         """The policy at one operator."""
-        in_place = bool(of(op.type).inplace)
+        in_place = self.supports_inplace(point.block, op)
         if in_place:
             self.give(point, dying)
         for place in point.defs:
@@ -76,6 +77,12 @@ class _Pool:
                 self.take(point, place, memory)
         if not in_place:
             self.give(point, dying)
+
+    def supports_inplace(self, block: int, op: Op) -> bool:
+        """Whether any output may take any input, as far as anybody knows."""
+        safe = facts_declared(self.scopes.program, block, op).inplace
+        slots = [[slot for slot, names in side.items() if names] for side in (op.inputs, op.outputs)]
+        return bool(safe) and all(pair in safe for pair in product(*slots))
 
     def give(self, point: Point, dying: list[Place]) -> None:
         """i -> pool"""

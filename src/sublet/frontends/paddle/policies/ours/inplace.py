@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from sublet.frontends.paddle.facts import of
+from sublet.frontends.paddle.effects import facts_declared
 from sublet.frontends.paddle.policies.ours.mentions import Mention, mentions, renamed
 from sublet.frontends.paddle.policies.ours.untouchable import reasons
 from sublet.frontends.paddle.program import EMPTY, Op, Program, Var
@@ -33,7 +33,7 @@ def _taken_over(
     names: dict[str, str] = {}
     variables = program.blocks[block].vars
     for at, op in enumerate(program.blocks[block].ops):
-        for source, new in _pairs(op):
+        for source, new in _pairs(program, block, op):
             old = names.get(source, source)
             if old in untouchable or new in untouchable or not {old, new} <= variables.keys():
                 continue
@@ -44,11 +44,11 @@ def _taken_over(
     return names
 
 
-def _pairs(op: Op) -> list[tuple[str, str]]:
+def _pairs(program: Program, block: int, op: Op) -> list[tuple[str, str]]:
     """The names of inputs and outputs that may be the same bytes; an input that is given twice is none of them."""
     return [
         (source, target)
-        for slot, into in sorted(of(op.type).inplace)
+        for slot, into in sorted(facts_declared(program, block, op).inplace)
         for source in op.inputs.get(slot, ())
         for target in op.outputs.get(into, ())
         if set(op.writes) <= {target, EMPTY} and op.reads.count(source) == 1
