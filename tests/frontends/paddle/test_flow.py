@@ -58,6 +58,36 @@ def test_machine_translation_has_both_back_edges_of_each_loop(name: str, loops: 
     assert sorted(found) == sorted([("keep", "while", "head"), ("add", "while_grad", "head")] * loops)
 
 
+def test_the_books_machine_translation_has_the_sets_of_its_blocks() -> None:
+    """The design lists the operators of three blocks; these are sets in the two inside."""
+    program = read("book_mt_1.8.5.pb")
+    laid = flow(program)
+    sets = live_sets(laid)
+    counter, states = "fill_constant_0.tmp_0", "dynamic_rnn_mem_array_0"
+
+    def at(block: int, index: int) -> tuple[set[str], set[str], set[str], set[str]]:
+        point = laid.at[block, index]
+        into, out = (names(frozenset(each for each in live if each.block == block)) for live in sets[point])
+        return names(laid.points[point].uses), names(laid.points[point].defs), into, out
+
+    types = [[op.type for op in block.ops] for block in program.blocks]
+    assert types[1][:2] == ["read_from_array", "read_from_array"]
+    assert types[1][-4:] == ["write_to_array", "increment", "write_to_array", "less_than"]
+    assert types[2][:2] == ["read_from_array", "increment"]
+    assert types[2][-2:] == ["write_to_array", "write_to_array"]
+    assert at(1, 0) == ({counter, "dynamic_rnn_input_array_0"}, {"array_read_0.tmp_0"}, set(), {"array_read_0.tmp_0"})
+    kept = {"array_read_0.tmp_0", "array_read_1.tmp_0", "fc_1.tmp_2", "fc_1.tmp_4", "fc_2.tmp_0", "fc_2.tmp_2"}
+    kept |= {"shrink_memory_0.tmp_0"}
+    assert at(1, 13) == ({counter, "fc_1.tmp_4", states}, {states}, kept, kept)  # what the gradient reads of the trip
+    assert at(1, 14)[:2] == ({counter, "dynamic_rnn_max_seq_len_0"}, {"dynamic_rnn_0.tmp_0"})
+    gradient = "fc_1.tmp_4@GRAD@RENAME@block1@0"
+    assert at(2, 0)[:2] == ({counter, f"{states}@GRAD", "fc_1.tmp_4"}, {gradient})
+    assert gradient in at(2, 0)[3]
+    weights = {"fc_2.w_0@GRAD", "fc_1.w_1@GRAD", "fc_2.b_0@GRAD", "fc_1.w_0@GRAD", "fc_1.b_0@GRAD"}
+    last = at(2, len(types[2]) - 1)
+    assert weights <= last[3]  # found by their names and added to those outside
+
+
 def test_machine_translation_needs_its_feeds_and_nothing_else() -> None:
     laid = flow(read("mt.pb"))
     assert names(live_sets(laid)[0][1]) - names(laid.points[0].defs) == {"src", "trg", "nxt"}
