@@ -6,33 +6,18 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
-from math import prod
 
 import pytest
 
 from sublet.frontends.paddle.checking import judge
 from sublet.frontends.paddle.decoding import decode
 from sublet.frontends.paddle.program import Block, Op, Program, Var, new_op, new_var
+from sublet.frontends.paddle.shapes import bound
 from sublet.tensor import DType
 
 from .given import BESIDE
 
 LOSSES = {"cond": "mean_1.tmp_0", "mt": "mean_2.tmp_0"}
-
-
-class Declared:
-    """The sizes that a program declares."""
-
-    def __init__(self, program: Program) -> None:
-        self._program = program
-
-    def dims(self, block: int, name: str) -> tuple[int, ...] | None:
-        var = self._program.var(block, name)
-        return None if var is None or min(var.dims, default=0) < 0 else var.dims
-
-    def nbytes(self, block: int, name: str) -> int | None:
-        var, dims = self._program.var(block, name), self.dims(block, name)
-        return None if var is None or var.dtype is None or dims is None else prod(dims) * var.dtype.bits // 8
 
 
 def given(name: str) -> Program:
@@ -41,7 +26,7 @@ def given(name: str) -> Program:
 
 
 def rules(original: Program, rewritten: Program, loss: str) -> set[str]:
-    return {finding.rule for finding in judge(original, rewritten, Declared(original), keep=[loss]).findings}
+    return {finding.rule for finding in judge(original, rewritten, bound(original), keep=[loss]).findings}
 
 
 def with_block(program: Program, index: int, **changes: object) -> Program:
@@ -72,7 +57,7 @@ def changed(program: Program, block: int, type_: str, change: Callable[[Op], Op]
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_program_computes_what_it_computes(name: str) -> None:
-    judgement = judge(given(name), given(name), Declared(given(name)), keep=[LOSSES[name]])
+    judgement = judge(given(name), given(name), bound(given(name)), keep=[LOSSES[name]])
     assert (judgement.findings, judgement.every_way, judgement.trips) == ((), True, ())
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Protocol
 
 from sublet.errors import Finding
 from sublet.frontends.paddle import facts
 from sublet.frontends.paddle.checking.storage import Allocation, Array, Place, Scope, Variable
-from sublet.frontends.paddle.checking.terms import Choices, Dims, Term, Terms
+from sublet.frontends.paddle.checking.terms import Choices, Term, Terms
 from sublet.frontends.paddle.program import ARRAY, EMPTY, Block, Op, Program
-from sublet.tensor import DType
+from sublet.tensor import Dims, DType
 
 ASIDE = {
     *("op_callstack", "op_role", "op_role_var", "op_namescope", "op_device"),
@@ -26,11 +27,14 @@ ASIDE = {
 
 
 class Sizes(Protocol):
-    """What is known of the tensors of a program."""
+    """What is known of the tensors of a program: extents, None where they are open; `written` by (block, op, name)."""
 
-    def dims(self, block: int, name: str) -> Dims | None: ...
+    @property
+    def written(self) -> Mapping[tuple[int, int, str], Dims]: ...
 
-    def nbytes(self, block: int, name: str) -> int | None: ...
+    def dims(self, block: int, name: str) -> Dims: ...
+
+    def dtype(self, block: int, name: str) -> DType | None: ...
 
 
 @dataclass
@@ -137,12 +141,15 @@ class Step:
         variable.place.put(term)
 
     def _nbytes(self, name: str, term: Term) -> int:
+        """Bytes of a term; 1 where its extents are open."""
         run = self.run
         if run.sizes is not None and term not in run.nbytes:
-            dims, nbytes = run.sizes.dims(self.block.index, name), run.sizes.nbytes(self.block.index, name)
-            if dims is not None and nbytes is not None:
-                run.terms.dims.setdefault(term, dims)
-                run.nbytes[term] = nbytes
+            dims = run.sizes.written.get((self.block.index, self.index, name), run.sizes.dims(self.block.index, name))
+            dtype = run.sizes.dtype(self.block.index, name)
+            if dims is not None and None not in dims and dtype is not None:
+                known = tuple(extent for extent in dims if extent is not None)
+                run.terms.dims.setdefault(term, known)
+                run.nbytes[term] = (prod(known) * dtype.bits + 7) // 8
         return run.nbytes.get(term, 1)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 
 Term = int
-Dims = tuple[int, ...]
 
 
 class Terms:
@@ -18,7 +17,7 @@ class Terms:
     def __init__(self) -> None:
         self._known: dict[Hashable, Term] = {}
         self.parts: list[Hashable] = []
-        self.dims: dict[Term, Dims] = {}
+        self.dims: dict[Term, tuple[int, ...]] = {}
         self.literal: dict[Term, float] = {}
         self._lost: dict[Term, str] = {}
 

@@ -1,0 +1,107 @@
+"""Programs that Paddle makes at random, rewritten and mutated, judged by the checker, and run in Paddle.
+
+    python -m tests.frontends.paddle.fuzz [--programs 200] [--first 0] [--mutants 6]
+
+What the checker accepts must compute the same bits in Paddle; every rewriting of ours must be accepted. It needs a
+Python with paddlepaddle, which SUBLET_PADDLE_PYTHON names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sublet.frontends.paddle.checking import judge
+from sublet.frontends.paddle.decoding import decode
+from sublet.frontends.paddle.encoding import encode
+from sublet.frontends.paddle.shapes import bound
+
+from .mutants import MUTATIONS
+
+SCRIPT = Path(__file__).with_name("in_paddle.py")
+BATCH = 50
+
+
+@dataclass
+class Tally:
+    """What came of it."""
+
+    programs: int = 0
+    accepted: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    needless: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+
+def batch(first: int, count: int, mutants: int, python: str, tally: Tally) -> None:
+    """Make, judge, run and compare some programs."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _paddle(python, "make", str(folder), str(first), str(count))
+        told: dict[str, tuple[str, bool]] = {}
+        for path in sorted(folder.glob("*.start.pb")):
+            seed = path.name.split(".")[0]
+            tally.programs += 1
+            _variants(folder, seed, mutants, told, tally)
+        _paddle(python, "run", str(folder))
+        answers = json.loads((folder / "answers.json").read_text())
+        for file, (kind, accepted) in told.items():
+            same = answers[file] == answers[f"{file.split('.')[0]}.pb"]
+            if accepted and not same:
+                tally.wrong.append(f"{file} ({kind}): accepted, but in Paddle: {str(answers[file])[:200]}")
+                Path(tempfile.gettempdir(), f"wrong.{kind}.{file}").write_bytes((folder / file).read_bytes())
+            if not accepted and same:
+                tally.needless[kind] += 1
+
+
+def _variants(folder: Path, seed: str, mutants: int, told: dict[str, tuple[str, bool]], tally: Tally) -> None:
+    original = decode((folder / f"{seed}.pb").read_bytes(), seed)
+    loss, sizes = json.loads((folder / f"{seed}.json").read_text())["loss"], bound(original)
+    own = judge(original, original, sizes, keep=[loss])
+    if not own.equal:
+        tally.wrong.append(f"{seed}: the checker does not follow the program: {own.findings[0]}")
+        return
+    rng = random.Random(int(seed))
+    for i in range(mutants):
+        mutation = rng.choice(MUTATIONS)
+        mutant = mutation(rng, original)
+        if mutant is None or mutant == original:
+            continue
+        accepted = judge(original, mutant, sizes, keep=[loss]).equal
+        (tally.accepted if accepted else tally.refused)[mutation.__name__] += 1
+        file = f"{seed}.{i}.pb"
+        (folder / file).write_bytes(encode(mutant))
+        told[file] = (mutation.__name__, accepted)
+
+
+def _paddle(python: str, *arguments: str) -> None:
+    done = subprocess.run([python, str(SCRIPT), *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr[-2000:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--programs", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--mutants", type=int, default=6)
+    chosen = parser.parse_args()
+    tally = Tally()
+    python = os.environ.get("SUBLET_PADDLE_PYTHON", sys.executable)
+    for first in range(chosen.first, chosen.first + chosen.programs, BATCH):
+        batch(first, min(BATCH, chosen.first + chosen.programs - first), chosen.mutants, python, tally)
+        print(tally.programs, dict(tally.accepted), dict(tally.refused), "needless", dict(tally.needless), flush=True)
+        print("\n".join(tally.wrong), flush=True)
+    raise SystemExit(bool(tally.wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Rewritings of a program that are probably wrong: what a policy with a mistake in it would do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from sublet.frontends.paddle.program import EMPTY, TENSOR, Block, Program
+
+Mutation = Callable[[random.Random, Program], Program | None]
+
+
+def with_block(program: Program, index: int, **changes: object) -> Program:
+    blocks = list(program.blocks)
+    blocks[index] = replace(blocks[index], **changes)  # type: ignore[arg-type]
+    return replace(program, blocks=tuple(blocks))
+
+
+def renamed(program: Program, old: str, new: str, blocks: tuple[int, ...]) -> Program:
+    """Another name for a variable in some blocks, wherever an op names it in a slot."""
+
+    def side(slots: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        return {slot: tuple(new if name == old else name for name in names) for slot, names in slots.items()}
+
+    for index in blocks:
+        ops = [replace(op, inputs=side(op.inputs), outputs=side(op.outputs)) for op in program.blocks[index].ops]
+        program = with_block(program, index, ops=tuple(ops))
+    return program
+
+
+def _tensors(block: Block) -> list[str]:
+    return [v.name for v in block.vars.values() if v.kind == TENSOR and not v.persistable and v.name != EMPTY]
+
+
+def rename_one(rng: random.Random, program: Program) -> Program | None:
+    """One variable takes the name of another of its shape, everywhere or in its own block only."""
+    block = rng.choice(program.blocks)
+    names = _tensors(block)
+    if len(names) < 2:
+        return None
+    old, new = rng.sample(names, 2)
+    if (block.vars[old].dims, block.vars[old].dtype) != (block.vars[new].dims, block.vars[new].dtype):
+        return None
+    everywhere = tuple(range(len(program.blocks)))
+    return renamed(program, old, new, everywhere if rng.random() < 0.6 else (block.index,))
+
+
+def rename_in_place(rng: random.Random, program: Program) -> Program | None:
+    """The output of an op takes the name of an input, everywhere."""
+    block = rng.choice([block for block in program.blocks if block.ops])
+    op = rng.choice(block.ops)
+    reads = [name for name in op.reads if name in _tensors(block)]
+    writes = [name for name in op.writes if name in _tensors(block) and name not in op.reads]
+    if not reads or not writes:
+        return None
+    old, new = rng.choice(writes), rng.choice(reads)
+    if block.vars[old].dims != block.vars[new].dims or block.vars[old].dtype != block.vars[new].dtype:
+        return None
+    return renamed(program, old, new, tuple(range(len(program.blocks))))
+
+
+def rename_gradient(rng: random.Random, program: Program) -> Program | None:
+    """A gradient in a gradient block gets another name, as the transpiler of 2019 did with `cond`."""
+    blocks = [block for block in program.blocks if block.forward >= 0]
+    if not blocks:
+        return None
+    block = rng.choice(blocks)
+    names = [name for name in _tensors(block) if "@GRAD" in name]
+    if len(names) < 2:
+        return None
+    old, new = rng.sample(names, 2)
+    return renamed(program, old, new, (block.index,)) if block.vars[old].dims == block.vars[new].dims else None
+
+
+def swap(rng: random.Random, program: Program) -> Program | None:
+    """Two ops change places."""
+    block = rng.choice(program.blocks)
+    if len(block.ops) < 2:
+        return None
+    i = rng.randrange(len(block.ops) - 1)
+    j = min(len(block.ops) - 1, i + rng.randint(1, 4))
+    ops = list(block.ops)
+    ops[i], ops[j] = ops[j], ops[i]
+    return with_block(program, block.index, ops=tuple(ops))
+
+
+def proxy(rng: random.Random, program: Program) -> Program | None:
+    """An op of a gradient block reads another variable of the same shape."""
+    block = rng.choice(program.blocks)
+    if not block.ops:
+        return None
+    i = rng.randrange(len(block.ops))
+    op = block.ops[i]
+    slots = [slot for slot, names in op.inputs.items() if len(names) == 1 and names[0] in block.vars]
+    if not slots:
+        return None
+    slot = rng.choice(slots)
+    (name,) = op.inputs[slot]
+    others = [n for n in _tensors(block) if n != name and block.vars[n].dims == block.vars[name].dims]
+    if not others:
+        return None
+    ops = list(block.ops)
+    ops[i] = replace(op, inputs={**op.inputs, slot: (rng.choice(others),)})
+    return with_block(program, block.index, ops=tuple(ops))
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    rename_one,
+    rename_one,
+    rename_in_place,
+    rename_in_place,
+    rename_gradient,
+    swap,
+    proxy,
+)
