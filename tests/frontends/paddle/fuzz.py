@@ -45,13 +45,16 @@ def batch(first: int, count: int, mutants: int, python: str, tally: Tally) -> No
     """Make, judge, run and compare some programs."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _paddle(python, "make", str(folder), str(first), str(count))
+        made = _paddle(python, "make", str(folder), str(first), str(count))
+        if made:
+            raise SystemExit(made)
         told: dict[str, tuple[str, bool]] = {}
         for path in sorted(folder.glob("*.start.pb")):
             seed = path.name.split(".")[0]
             tally.programs += 1
             _variants(folder, seed, mutants, told, tally)
-        _paddle(python, "run", str(folder))
+        while _paddle(python, "run", str(folder)):
+            pass  # a mutant took Paddle down: on with the next one
         answers = json.loads((folder / "answers.json").read_text())
         for file, (kind, accepted) in told.items():
             same = answers[file] == answers[f"{file.split('.')[0]}.pb"]
@@ -82,10 +85,11 @@ def _variants(folder: Path, seed: str, mutants: int, told: dict[str, tuple[str, 
         told[file] = (mutation.__name__, accepted)
 
 
-def _paddle(python: str, *arguments: str) -> None:
-    done = subprocess.run([python, str(SCRIPT), *arguments], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr[-2000:])
+def _paddle(python: str, *arguments: str) -> str:
+    """Run the script with Paddle; what it said if it failed."""
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}  # Paddle lists the names of loops as a set does
+    done = subprocess.run([python, str(SCRIPT), *arguments], capture_output=True, text=True, env=environment)
+    return done.stderr[-2000:] if done.returncode else ""
 
 
 def main() -> None:

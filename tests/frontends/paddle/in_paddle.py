@@ -171,10 +171,14 @@ def run_one(program, start, feeds, loss):
 
 
 def run(folder):
-    answers = {}
+    """Run what is not yet answered; what takes the whole process down has answered so before."""
+    written = folder / "answers.json"
+    answers = json.loads(written.read_text()) if written.exists() else {}
     for path in sorted(folder.glob("*.pb")):
-        if path.name.endswith(".start.pb"):
+        if path.name.endswith(".start.pb") or path.name in answers:
             continue
+        answers[path.name] = ["crash", ""]
+        written.write_text(json.dumps(answers))
         seed = path.name.split(".")[0]
         with np.load(folder / f"{seed}.npz") as arrays:
             feeds = [arrays[key] for key in sorted(arrays.files)]
@@ -183,7 +187,7 @@ def run(folder):
             answers[path.name] = run_one(path.read_bytes(), (folder / f"{seed}.start.pb").read_bytes(), feeds, loss)
         except Exception as error:
             answers[path.name] = [type(error).__name__, str(error)[-400:]]
-        (folder / "answers.json").write_text(json.dumps(answers))
+        written.write_text(json.dumps(answers))
 
 
 if __name__ == "__main__":

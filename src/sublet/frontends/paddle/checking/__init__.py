@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sublet.errors import Finding, PlanViolation
 from sublet.frontends.paddle.checking.control import run_block
-from sublet.frontends.paddle.checking.machine import Run, Sizes, Step, inplace_of
+from sublet.frontends.paddle.checking.machine import Known, Run, Sizes, Step, inplace_of
 from sublet.frontends.paddle.checking.named import unnamed
 from sublet.frontends.paddle.checking.terms import Choices, Term, Terms
 from sublet.frontends.paddle.program import TENSOR, Op, Program
@@ -57,8 +57,9 @@ def judge(
         terms, asked = Terms(), False
         choices = Choices(terms)
         for _ in choices.ways(most_ways):
-            first = Run(original, terms, choices, count, kept, usual, sizes)
-            second = Run(rewritten, terms, choices, count, kept, usual, nbytes=first.nbytes, dtypes=first.dtypes)
+            known = Known()
+            first = Run(original, terms, choices, count, kept, usual, known, sizes)
+            second = Run(rewritten, terms, choices, count, kept, usual, known)
             findings.update(dict.fromkeys(_differences(first, second)))
             asked |= first.asked or second.asked
         every_way &= choices.all_tried

@@ -80,8 +80,8 @@ def _goes_on(step: Step, count: int) -> bool:
     """Whether a loop goes on: as its condition says where that is a number, else so often as was asked for."""
     term = step.read(step.one("Condition"))
     condition = step.run.terms.literal.get(term)
+    step.observe(term)
     if condition is None:
-        step.run.observed.append(term)
         step.run.asked = True
         return count < step.run.trips
     if condition and count == MOST_ROUNDS:
@@ -192,8 +192,10 @@ def _conditional_grad(step: Step) -> None:
 
 
 def _taken(step: Step) -> bool:
-    conditions = step.op.inputs.get("Cond", ())
-    return all(step.run.choices.holds(step.read(name)) for name in conditions)
+    conditions = [step.read(name) for name in step.op.inputs.get("Cond", ())]
+    for condition in conditions:
+        step.observe(condition)
+    return all(step.run.choices.holds(condition) for condition in conditions)
 
 
 def _true(op: Op, name: str) -> bool:
@@ -243,7 +245,7 @@ def _feed(step: Step) -> None:
 
 
 def _fetch(step: Step) -> None:
-    step.run.observed.append(step.read(step.one("X")))
+    step.observe(step.read(step.one("X")))
 
 
 def _view(step: Step) -> None:

@@ -38,11 +38,24 @@ class Sizes(Protocol):
 
 
 @dataclass
+class Known:
+    """What the run of the original tells of that of the rewritten program.
+
+    nbytes  the bytes of terms whose extents are known
+    dtypes  the types of terms, as declared where they are written
+    absent  the (block, op, slot) in which an op finds nothing, and can do without
+    """
+
+    nbytes: dict[Term, int] = field(default_factory=dict)
+    dtypes: dict[Term, DType] = field(default_factory=dict)
+    absent: set[tuple[int, str, str]] = field(default_factory=set)
+
+
+@dataclass
 class Run:
     """What a run of a program has in common in all of its blocks.
 
-    `sizes` are those of the original program, None while a rewritten one runs: its bytes and types are known by
-    their terms, which `nbytes` and `dtypes` tell of.
+    `sizes` are those of the original program, None while the rewritten one runs: then `known` tells of its terms.
     `usual` are the (op, input slot, output slot) that the original itself computes in place.
     """
 
@@ -52,14 +65,13 @@ class Run:
     trips: int
     keep: frozenset[str]
     usual: frozenset[tuple[str, str, str]]
+    known: Known
     sizes: Sizes | None = None
     top: Scope = field(default_factory=Scope)
-    observed: list[Term] = field(default_factory=list)
+    observed: dict[tuple[object, ...], list[Term]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     drawn: int = 0  # ops so far that draw random numbers
     asked: bool = False  # whether the number of rounds mattered
-    nbytes: dict[Term, int] = field(default_factory=dict)
-    dtypes: dict[Term, DType] = field(default_factory=dict)
 
     def tell(self, where: str, what: str, rule: str) -> None:
         self.findings.append(Finding(rule, where, what))
@@ -107,6 +119,12 @@ class Step:
     def variable(self, name: str) -> Variable | None:
         return self.scope.find(name)
 
+    def observe(self, term: Term) -> None:
+        """Note what leaves the program, or decides where it goes; each op of its own, as these may change places."""
+        column = self.op.attrs.get("col")
+        op = (self.op.type, self.op.block(), column.value if column is not None else None)
+        self.run.observed.setdefault(op, []).append(term)
+
     def read(self, name: str) -> Term:
         """What a name holds."""
         terms, variable = self.run.terms, self.scope.find(name)
@@ -133,7 +151,7 @@ class Step:
     def write(self, name: str, term: Term, place: Place | None = None) -> None:
         var = self.run.program.var(self.block.index, name)
         if var is not None and var.dtype is not None:
-            dtype = self.run.dtypes.setdefault(term, var.dtype)
+            dtype = self.run.known.dtypes.setdefault(term, var.dtype)
             if dtype != var.dtype:
                 self.run.tell(self.where, f"%{name} is declared as {var.dtype}, and gets {dtype}", "dtype")
         variable = self.scope.found(name)
@@ -143,14 +161,14 @@ class Step:
     def _nbytes(self, name: str, term: Term) -> int:
         """Bytes of a term; 1 where its extents are open."""
         run = self.run
-        if run.sizes is not None and term not in run.nbytes:
+        if run.sizes is not None and term not in run.known.nbytes:
             dims = run.sizes.written.get((self.block.index, self.index, name), run.sizes.dims(self.block.index, name))
             dtype = run.sizes.dtype(self.block.index, name)
             if dims is not None and None not in dims and dtype is not None:
                 known = tuple(extent for extent in dims if extent is not None)
                 run.terms.dims.setdefault(term, known)
-                run.nbytes[term] = (prod(known) * dtype.bits + 7) // 8
-        return run.nbytes.get(term, 1)
+                run.known.nbytes[term] = (prod(known) * dtype.bits + 7) // 8
+        return run.known.nbytes.get(term, 1)
 
 
 def computed(step: Step) -> None:
@@ -166,6 +184,8 @@ def computed(step: Step) -> None:
                 continue
             term = step.read(name)
             variable = step.variable(name)
+            if term == run.terms.of("nothing"):
+                _absent(step, slot, name)
             if slot in known.shape_only:
                 term = run.terms.shape(term)
             elif variable is not None and variable.place is not None:
@@ -190,6 +210,15 @@ def computed(step: Step) -> None:
             step.scope.found(name).array = Array(source=term)
         elif variable is None or variable.array is None:
             step.write(name, run.terms.lost(why) if why else term, place)
+
+
+def _absent(step: Step, slot: str, name: str) -> None:
+    """An op that finds nothing where it looks for an operand fails in Paddle, unless the original is so too."""
+    run, key = step.run, (step.block.index, step.op.type, slot)
+    if run.sizes is not None:
+        run.known.absent.add(key)
+    elif key not in run.known.absent:
+        run.tell(step.where, f"%{name} was never written", "absent")
 
 
 def _results(op: Op) -> Iterator[tuple[str, str, int]]:

@@ -1,4 +1,7 @@
-"""What a block takes from around it must be named by the op that owns it: the executor orders and frees by that."""
+"""What names must be: declared where they are used; told by the owner of a block that takes them from around itself.
+
+The executor makes variables of the former, and orders and frees by the latter.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,11 @@ def unnamed(original: Program, rewritten: Program) -> list[Finding]:
 def _found(program: Program) -> Iterator[tuple[int, str, Finding]]:
     for block in program.blocks:
         for i, op in enumerate(block.ops):
+            for name in (*op.reads, *op.writes):
+                if name not in (EMPTY, "") and not _declared(program, block, name):
+                    where = f"block {block.index}, op {i} ({op.type})"
+                    what = f"%{name} is declared neither in the block nor in one around it"
+                    yield block.index, name, Finding("undeclared", where, what)
             inner = op.block()
             if inner is None:
                 continue
@@ -36,6 +44,12 @@ def _found(program: Program) -> Iterator[tuple[int, str, Finding]]:
                     owner = f"op {i} ({op.type}) of block {block.index}"
                     what = f"%{name} comes from around the block, and {owner} does not name it"
                     yield inner, name, Finding("unnamed", where, what)
+
+
+def _declared(program: Program, block: Block, name: str) -> bool:
+    """Whether a name is that of a variable of the block or one around it, or of the block that it is the gradient of."""
+    own = program.home(block.index, name) is not None
+    return own or (block.forward >= 0 and program.home(block.forward, name) is not None)
 
 
 def _free(program: Program, block: Block) -> Iterator[tuple[int, str]]:
