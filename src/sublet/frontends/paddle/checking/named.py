@@ -47,7 +47,7 @@ def _found(program: Program) -> Iterator[tuple[int, str, Finding]]:
 
 
 def _declared(program: Program, block: Block, name: str) -> bool:
-    """Whether a name is that of a variable of the block or one around it, or of the block that it is the gradient of."""
+    """Whether a name is a variable of the block or of one around it, or of the block whose gradient it is."""
     own = program.home(block.index, name) is not None
     return own or (block.forward >= 0 and program.home(block.forward, name) is not None)
 
