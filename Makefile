@@ -1,6 +1,6 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage conformance check docs wheel walk fuzz mutants bench bench-packing bench-run bench-loops bench-train bench-plan train-digits clean
+.PHONY: help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle mutants bench bench-packing bench-run bench-loops bench-train bench-plan train-digits clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -63,6 +63,9 @@ fuzz: $(VENV)/.installed build/check ## generated programs, plans, models, kerne
 	  $(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) --kind $$kind || exit 1; done
 	for kind in facts operators gradients; do \
 	  $(BIN)/python -m tests.fuzz_kernels --seconds $(or $(SECONDS),600) --kind $$kind || exit 1; done
+
+fuzz-paddle: $(VENV)/.installed ## random Paddle programs, rewritten and mutated, judged and run in Paddle; SUBLET_PADDLE_PYTHON names its Python; PROGRAMS=2000
+	$(BIN)/python -m tests.frontends.paddle.fuzz --programs $(or $(PROGRAMS),2000)
 
 mutants: $(VENV)/.installed ## one-line mistakes that no test notices; FOLDERS="checker analysis packing runtime" SAMPLE=200 SECONDS=0
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutation $(FOLDERS) --sample $(or $(SAMPLE),200) --seconds $(or $(SECONDS),0)

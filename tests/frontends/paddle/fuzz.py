@@ -22,12 +22,15 @@ from pathlib import Path
 from sublet.frontends.paddle.checking import judge
 from sublet.frontends.paddle.decoding import decode
 from sublet.frontends.paddle.encoding import encode
+from sublet.frontends.paddle.policies.ours import ours
+from sublet.frontends.paddle.program import Program
 from sublet.frontends.paddle.shapes import bound
 
 from .mutants import MUTATIONS
 
 SCRIPT = Path(__file__).with_name("in_paddle.py")
 BATCH = 50
+OURS = "ours"
 
 
 @dataclass
@@ -73,16 +76,19 @@ def _variants(folder: Path, seed: str, mutants: int, told: dict[str, tuple[str, 
         tally.wrong.append(f"{seed}: the checker does not follow the program: {own.findings[0]}")
         return
     rng = random.Random(int(seed))
-    for i in range(mutants):
-        mutation = rng.choice(MUTATIONS)
-        mutant = mutation(rng, original)
-        if mutant is None or mutant == original:
+    rewritten: list[tuple[str, Program | None]] = [(OURS, ours(original, {loss}))]
+    for mutation in rng.choices(MUTATIONS, k=mutants):
+        rewritten.append((mutation.__name__, mutation(rng, original)))
+    for i, (kind, program) in enumerate(rewritten):
+        if program is None or program == original:
             continue
-        accepted = judge(original, mutant, sizes, keep=[loss]).equal
-        (tally.accepted if accepted else tally.refused)[mutation.__name__] += 1
+        judged = judge(original, program, sizes, keep=[loss])
+        (tally.accepted if judged.equal else tally.refused)[kind] += 1
+        if kind == OURS and not judged.equal:
+            tally.wrong.append(f"{seed}: our own rewriting is refused: {judged.findings[0]}")
         file = f"{seed}.{i}.pb"
-        (folder / file).write_bytes(encode(mutant))
-        told[file] = (mutation.__name__, accepted)
+        (folder / file).write_bytes(encode(program))
+        told[file] = (kind, judged.equal)
 
 
 def _paddle(python: str, *arguments: str) -> str:

@@ -35,7 +35,7 @@ def _taken_over(
     for at, op in enumerate(program.blocks[block].ops):
         for source, new in _pairs(program, block, op):
             old = names.get(source, source)
-            if old in untouchable or new in untouchable or not {old, new} <= variables.keys():
+            if {old, new} & (untouchable.keys() | names.keys()) or not {old, new} <= variables.keys():
                 continue
             if _alike(variables[old], variables[new]) and _dies(seen[old], at) and _born(seen[new], at):
                 names[new] = old
