@@ -153,23 +153,9 @@ def _rewritten(program: Program, sizes: Sizes, asked: Asked) -> tuple[Program, b
     return transpiled(program, level, asked.keep, skip_grads=asked.skip_grads).finished(), True
 
 
-@dataclass(frozen=True)
-class _Known:
-    """Extents for the checker, which takes what is open for unknown."""
-
-    sizes: Sizes
-
-    def dims(self, block: int, name: str) -> tuple[int, ...] | None:
-        dims = self.sizes.dims(block, name)
-        return None if dims is None or None in dims else tuple(extent for extent in dims if extent is not None)
-
-    def nbytes(self, block: int, name: str) -> int | None:
-        return self.sizes.nbytes(block, name) if self.dims(block, name) is not None else None
-
-
 def _judged(program: Program, rewritten: Program, sizes: Sizes, asked: Asked) -> tuple[Judgement | None, str]:
     try:
-        return judge(program, rewritten, _Known(sizes), keep=asked.keep), ""
+        return judge(program, rewritten, sizes, keep=asked.keep), ""
     except ModelError as error:
         return None, str(error)
 

@@ -198,8 +198,10 @@ def computed(step: Step) -> None:
         term = run.terms.of("result", run.terms.of(*result), slot, position)
         _literal(step, term)
         written.append((slot, name, term, step.place(name, term)))
-    for i, (slot, name, term, place) in enumerate(written):
-        why = _destroyed(step, slot, place, reads)
+    # an op that writes over what it still reads spoils all that it computes of it
+    spoiled = next(filter(None, (_destroyed(step, slot, place, reads) for slot, _, _, place in written)), "")
+    for i, (_, name, term, place) in enumerate(written):
+        why = spoiled
         if any(place.meets(other) for *_, other in written[:i] + written[i + 1 :]):
             why = "lies on another output of the same op"
         if known.holder and any(place.allocation is p.allocation and place.begin != p.begin for _, p in reads):
@@ -236,7 +238,7 @@ def _destroyed(step: Step, slot: str, place: Place, reads: list[tuple[str, Place
             continue
         usual = (step.op.type, source, slot) in step.run.usual
         if (place.begin, place.end) != (other.begin, other.end) or not (usual or (source, slot) in allowed):
-            return f"was written by {step.where} over {source}, which it was still reading"
+            return f"was computed by {step.where} while that wrote over {source}, which it was still reading"
     return ""
 
 
