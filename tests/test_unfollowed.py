@@ -52,22 +52,25 @@ def graph() -> Graph:
     return parse(TWO_LOOPS)
 
 
+def about(*names: str) -> Finding:
+    return Finding("bad-jumps", "a loop of the second kind", "begins with %p or with %r", names=names)
+
+
 def test_only_what_a_finding_names_is_copied() -> None:
-    named = Finding("bad-jumps", "loop second", "begins copy 0 of its body with %p, at two places")
-    by_node = unfollowed(graph(), [Finding("bad-jumps", "loop second", "goes on")], (), by_name=True)
+    by_node = unfollowed(graph(), [about("second")], (), by_name=True)
     assert {value.name for value in by_node} == {"r", "s", "f", "g"}
-    by_value = unfollowed(graph(), [Finding("clobbered", "somewhere", "reads %p, which is gone")], (), by_name=True)
+    by_value = unfollowed(graph(), [about("p")], (), by_name=True)
     assert {value.name for value in by_value} == {"p", "q", "a", "b"}
-    assert unfollowed(graph(), [named], (), by_name=True) == by_node | by_value
+    assert unfollowed(graph(), [about("second", "p")], (), by_name=True) == by_node | by_value
 
 
-@pytest.mark.parametrize("where", ["loop second", "the plan"])
-def test_when_they_name_nothing_new_all_is_copied(where: str) -> None:
+@pytest.mark.parametrize("names", [("second",), ()])
+def test_when_they_name_nothing_new_all_is_copied(names: tuple[str, ...]) -> None:
     every = {"p", "q", "a", "b", "r", "s", "f", "g"}
-    before = unfollowed(graph(), [Finding("bad-jumps", "loop second", "goes on")], (), by_name=True)
-    again = unfollowed(graph(), [Finding("bad-jumps", where, "goes on")], before, by_name=True)
+    before = unfollowed(graph(), [about("second")], (), by_name=True)
+    again = unfollowed(graph(), [about(*names)], before, by_name=True)
     assert {value.name for value in again} == every
-    assert unfollowed(graph(), [Finding("bad-jumps", "loop second", "goes on")], (), by_name=False) == again
+    assert unfollowed(graph(), [about("second")], (), by_name=False) == again
 
 
 def test_a_plan_that_the_checker_gives_up_on_is_made_without_pointers(monkeypatch: pytest.MonkeyPatch) -> None:

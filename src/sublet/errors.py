@@ -64,13 +64,15 @@ class PlanError(SubletError):
 class Finding:
     """One thing that is wrong: where it is, what it is, and what to do.
 
-    `rule` is a short stable name (`"undefined-value"`, `"overlap"`), for tests and tools.
+    `rule` is a short stable name (`"undefined-value"`, `"overlap"`), for tests and tools. `names` are the values and
+    nodes it is about, as far as a plan may be made again with fewer pointers because of them.
     """
 
     rule: str
     where: str
     what: str
     fix: str = ""
+    names: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         advice = f" ({self.fix})" if self.fix else ""

@@ -32,7 +32,7 @@ def told_heads(graph: Graph, plan: MemoryPlan) -> tuple[Told, list[Finding]]:
         wrong = _malformed(record, own, plan)
         if wrong:
             fix = "name a placement, or -1, for each pointer of each copy"
-            findings.append(Finding("false-heads", f"loop {record.loop}", wrong, fix))
+            findings.append(Finding("false-heads", f"loop {record.loop}", wrong, fix, (record.loop,)))
             continue
         told[record.loop, record.within] = [
             {
@@ -70,7 +70,7 @@ def elsewhere(node: While, told: Sequence[Mapping[str, Region]], heads: Mapping[
             pointer = state.pointers.get(parameter.name)
             if region is not None and region.nbytes and (pointer is None or set(pointer.targets) != {region}):
                 what = f"does not begin copy {copy} of its body with {parameter} where the plan says"
-                yield Finding("false-heads", f"loop {node.name}", what)
+                yield Finding("false-heads", f"loop {node.name}", what, names=(node.name, parameter.name))
 
 
 def asked(timeline: Timeline, places: Places, plan: MemoryPlan) -> dict[int, frozenset[Name]]:
@@ -100,4 +100,4 @@ def check_heads(plan: MemoryPlan, walk: Walk) -> Iterator[Finding]:
             if number != OPEN and visit.state.get(("pointer", name)) != number:
                 moment = walk.moment(visit)
                 what = f"is said to stand for placement {number} at {moment.point}, and may stand for another"
-                yield Finding("false-heads", f"value %{name}", what)
+                yield Finding("false-heads", f"value %{name}", what, names=(name,))

@@ -125,7 +125,7 @@ def unsteady(node: While, body: frozenset[str], heads: Mapping[int, State]) -> I
                 here, there, *_ = pointer.targets
                 what = f"begins copy {copy} of its body with {parameter} at {span(here)} in one round, "
                 fix = "what is pointed at elsewhere needs a copy of its own"
-                yield _finding(node.name, what + f"and at {span(there)} in another", fix)
+                yield _finding(node.name, what + f"and at {span(there)} in another", fix, parameter.name)
 
 
 def _by_copy(record: Rolled) -> dict[int, list[Jump]]:
@@ -161,5 +161,5 @@ def _left(ways: Mapping[str, int]) -> str:
     return left or "nothing decides"
 
 
-def _finding(loop: str, what: str, fix: str) -> Finding:
-    return Finding("bad-jumps", f"loop {loop}", what, fix)
+def _finding(loop: str, what: str, fix: str, *pointers: str) -> Finding:
+    return Finding("bad-jumps", f"loop {loop}", what, fix, (loop, *pointers))

@@ -14,8 +14,10 @@ SHOWN = 3
 """How many ranges of wrong bytes a message lists."""
 
 
-def misread(value: Value, region: Region, wrong: Sequence[Segment], where: str, rule: str) -> Finding:
-    """A value is read in a region where some bytes are wrong."""
+def misread(
+    value: Value, region: Region, wrong: Sequence[Segment], where: str, rule: str, names: tuple[str, ...]
+) -> Finding:
+    """A value is read in a region where some bytes are wrong; `names` are it and who reads it."""
     known = next((segment for segment in wrong if segment.token is not None), None)
     found = "; ".join(_describe(segment) for segment in wrong[:SHOWN])
     more = f"; and {len(wrong) - SHOWN} more ranges" if len(wrong) > SHOWN else ""
@@ -24,7 +26,8 @@ def misread(value: Value, region: Region, wrong: Sequence[Segment], where: str, 
         other = known.token
         fix = f"place {value} and %{other} apart, or read {value} before %{other} is written"
     what = f"reads {value} at {span(region)}, but {found}{more}"
-    return Finding(rule or ("clobbered" if known is not None else "undefined"), where, what, fix)
+    others = tuple(segment.token for segment in wrong[:SHOWN] if segment.token is not None)
+    return Finding(rule or ("clobbered" if known is not None else "undefined"), where, what, fix, names + others)
 
 
 def _describe(segment: Segment) -> str:

@@ -27,7 +27,7 @@ def check_overlaps(node: Node | None, action: Action, layout: Layout) -> Iterato
     targets = [(write.region, write.value) for write in action.writes if write.touched or not slices]
     for (one_region, one), (other_region, other) in overlapping(targets):
         what = f"moves %{one} to {span(one_region)} and %{other} to {span(other_region)} at once"
-        yield Finding("moves-overlap", action.where, what, "place them apart")
+        yield Finding("moves-overlap", action.where, what, "place them apart", (one, other))
 
 
 def _inputs_overwritten(node: Node, action: Action, layout: Layout) -> Iterator[Finding]:

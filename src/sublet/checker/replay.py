@@ -86,7 +86,7 @@ class _TooLong(Exception):
     """The plan is not followed any further."""
 
     def __init__(self, node: Node, what: str) -> None:
-        self.finding = Finding("too-many-states", f"node {node.name}", what, "copy instead of pointing")
+        self.finding = Finding("too-many-states", f"node {node.name}", what, "copy instead of pointing", (node.name,))
 
 
 class _Replay:
@@ -255,9 +255,7 @@ class _Replay:
         edge(state, build=lambda actions: actions.test(node))
         left = state.copy()
         edge(left, build=lambda actions: actions.leave(node), moves=_pairs(node.parameters, node.finals))
-        body_values, nodes = self._of_body(node)
-        left.end(body_values)
-        left.forget_ways(nodes)
+        left.end(self._of_body(node)[0])
         edge(state, build=lambda actions: actions.fetch(node))
         state = self.nodes(node.body.nodes[node.check :], body, state, context, node.body.outputs)
         edge(state, build=lambda actions: actions.store(node))
@@ -282,7 +280,7 @@ class _Replay:
         actions = self._actions(node, state, here, build)
         targets = self._targets(node, moves, state, here, stored=ends_round is not None)
         for value, where in dict.fromkeys((value, action.where) for action in actions for value in action.reads):
-            self.read(value, state, here, where)
+            self.read(value, state, here, where, reader=node)
         writes = dict.fromkeys((write, action.where) for action in actions for write in action.writes)
         resolved = [(w, state.resolve(w.content), state.resolve(w.source), where) for w, where in writes]
         named: Callable[[Content], Content] | None = None
@@ -342,7 +340,8 @@ class _Replay:
                 targets[to.name] = pointer
             else:
                 what = f"lets {to} stand for {source}, which moves from round to round"
-                self.findings.append(Finding("bad-stride", "the plan", what, "copy one of the two"))
+                names = (to.name, source.name)
+                self.findings.append(Finding("bad-stride", "the plan", what, "copy one of the two", names))
         return targets
 
     def _keeps_latest(self, node: Node, source: Value, to: Value, inside: Sequence[Region]) -> bool:
@@ -367,19 +366,22 @@ class _Replay:
             self._names[node.name] = values, nodes & self._deciding
         return self._names[node.name]
 
-    def read(self, value: Value, state: State, here: Layout, where: str, rule: str = "") -> None:
+    def read(
+        self, value: Value, state: State, here: Layout, where: str, rule: str = "", reader: Node | None = None
+    ) -> None:
         """Every byte of the value must lie in its region, or in all where it may lie."""
+        names = (value.name, reader.name) if reader is not None else (value.name,)
         pointer, region = state.pointers.get(value.name), here.region(value)
         if pointer is not None:
             for place, target in pointer.each:
                 broken = list(target.broken.within(place.storage, place.offset, place.end))
-                self.findings += [misread(value, place, broken, where, rule)] if broken else []
+                self.findings += [misread(value, place, broken, where, rule, names)] if broken else []
         elif value.name not in self.layout.pointers and region is not None:
             wrong = state.wrong(region, self.contents.get(value.name, whole(value)))
-            self.findings += [misread(value, region, wrong, where, rule)] if wrong else []
+            self.findings += [misread(value, region, wrong, where, rule, names)] if wrong else []
         elif value.nbytes and here.moves_about(value):
             what = f"reads {value}, which has no place in this copy of the loops around"
-            self.findings.append(Finding("undefined", where, what))
+            self.findings.append(Finding("undefined", where, what, names=names))
 
 
 def _pairs(sources: Sequence[Value], targets: Sequence[Value | None]) -> list[tuple[Value, Value]]:

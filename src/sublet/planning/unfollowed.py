@@ -22,10 +22,8 @@ def unfollowed(
     When they name nothing new, or `by_name` is false, nothing may be a pointer.
     """
     assigned = {node.name: frozenset(to for to, _ in assignments(node)) for node in graph.walk() if node.subgraphs}
-    words = {word.strip("%,:;()") for finding in findings for word in f"{finding.where} {finding.what}".split()}
-    named = [
-        values for name, values in assigned.items() if name in words or any(value.name in words for value in values)
-    ]
+    told = {name for finding in findings for name in finding.names}
+    named = [values for name, values in assigned.items() if not told.isdisjoint({name, *(v.name for v in values)})]
     more = frozenset(before).union(*named)
     return more if by_name and more != frozenset(before) else frozenset().union(*assigned.values())
 
