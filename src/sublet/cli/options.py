@@ -22,7 +22,10 @@ DEARER = 10
 """How many times the cost of the region before, when no costs are told."""
 
 Model = Annotated[
-    Path, typer.Argument(help="A model: .onnx, .pdmodel, or the text form of a graph (.sublet).", show_default=False)
+    Path,
+    typer.Argument(
+        help="A model: .onnx, Paddle's .pdmodel or .json, or a graph in text form (.sublet).", show_default=False
+    ),
 ]
 Dim = Annotated[
     list[str] | None, typer.Option("--dim", metavar="NAME=V", help="Bind a symbolic dimension; repeat for more.")

@@ -11,6 +11,7 @@ from sublet.errors import ModelError
 from sublet.frontends.onnx.model import load
 from sublet.frontends.onnx.optimized import load_optimized
 from sublet.frontends.paddle.convert import model as paddle
+from sublet.frontends.paddle.convert import pir
 from sublet.frontends.trips import Trips, trips_of, with_max_trips
 from sublet.ir.model import Model
 from sublet.ir.recipe import AS_IS
@@ -18,7 +19,8 @@ from sublet.ir.text import parse
 
 ONNX_SUFFIX = ".onnx"
 TEXT_SUFFIX = ".sublet"
-PADDLE_SUFFIXES = (".pdmodel", ".pb")
+PIR_SUFFIX = ".json"
+PADDLE_SUFFIXES = (".pdmodel", ".pb", PIR_SUFFIX)
 PADDLE_NAME = "__model__"
 """What older versions of Paddle call the file of a program."""
 
@@ -47,7 +49,7 @@ def read_model(
     optimize: str = AS_IS,
     assume: Mapping[str, str] | None = None,
 ) -> Model:
-    """Read an ONNX model (.onnx), a Paddle program for inference (.pdmodel) or the text form of a graph (.sublet).
+    """Read an ONNX model (.onnx), a Paddle program for inference (.pdmodel, .json) or a graph in text form (.sublet).
 
     `dims` binds symbolic dimensions of an ONNX model, and open extents of a Paddle program (`"x.0"` is the first one
     of x); a graph in text form has none. `max_trips` declares how many
@@ -70,7 +72,7 @@ def _read(path: Path, dims: Mapping[str, int] | None, optimize: str, assume: Map
     if is_paddle(path):
         if assume:
             raise ModelError(f"--assume is for ONNX models: tell extents of {path.name} by --shape")
-        return paddle.load(path, dims)
+        return pir.load(path, dims) if path.suffix.lower() == PIR_SUFFIX else paddle.load(path, dims)
     if path.suffix.lower() == TEXT_SUFFIX:
         if dims:
             raise ModelError(f"{path} has no symbolic dimensions to bind: drop --dim {', --dim '.join(dims)}")

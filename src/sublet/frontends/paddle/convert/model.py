@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from sublet.errors import ModelError
 from sublet.frontends.paddle.convert.operators import TRAINING, convert_block
 from sublet.frontends.paddle.convert.scope import Conversion, Scope, wanted
 from sublet.frontends.paddle.decoding import decode
+from sublet.frontends.paddle.params import read_params
 from sublet.frontends.paddle.program import TENSOR, Program
 from sublet.frontends.paddle.shapes import bound
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
 
+PROGRAM_NAME, PARAMS_NAME, PARAMS_SUFFIX = "__model__", "__params__", ".pdiparams"
+"""Older versions write the first two."""
+
 
 def load(path: str | Path, dims: Mapping[str, int] | None = None) -> Model:
     """The model in a `.pdmodel`, `__model__` or other serialised program, with open extents bound by `dims`.
 
+    Its weights are those in the file beside it, if there is one.
     Raises ModelError when the file is malformed, is no program for inference, or leaves an extent of an input open.
     """
     path = Path(path)
@@ -25,7 +31,14 @@ def load(path: str | Path, dims: Mapping[str, int] | None = None) -> Model:
         raw = path.read_bytes()
     except OSError as cause:
         raise ModelError(f"{path}: cannot be read: {cause.strerror or cause}") from cause
-    return from_program(decode(raw, path.name), dims, where=path.name)
+    program = decode(raw, path.name)
+    model = from_program(program, dims, where=path.name)
+    beside = path.with_name(PARAMS_NAME) if path.name == PROGRAM_NAME else path.with_suffix(PARAMS_SUFFIX)
+    if not beside.is_file():
+        return model
+    params = read_params(beside, program)
+    used = {weight.name for weight in model.graph.weights}
+    return replace(model, weights={name: param for name, param in params.items() if name in used})
 
 
 def from_program(program: Program, dims: Mapping[str, int] | None = None, *, where: str = "the program") -> Model:

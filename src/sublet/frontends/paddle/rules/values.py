@@ -38,7 +38,7 @@ def _assigned(call: Call) -> Values:
         values = call.attrs.get(name)
         if isinstance(values, tuple) and values and all(isinstance(value, int) for value in values):
             return tuple(values)
-    return None
+    return () if call.integers("shape") == (0,) else None
 
 
 def _same(call: Call) -> Values:

@@ -1,0 +1,294 @@
+"""A program in PIR as a model: extents first, then nodes; `while` is a loop, `if` a branch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sublet.base.files import read_text
+from sublet.errors import ModelError, SpecError, SubletError
+from sublet.frontends.paddle.convert.pir_operators import SPELLINGS, call_of
+from sublet.frontends.paddle.dialect import PREFIX
+from sublet.frontends.paddle.pir import PARAMETER, PirBlock, PirOp, PirValue, decode
+from sublet.frontends.paddle.rules.call import Operand, show
+from sublet.frontends.paddle.rules.table import results
+from sublet.frontends.paddle.shapes import STEPS, STEPS_EACH, joined
+from sublet.ir.graph import Attr, CaseOf, Graph, Node, Value, While
+from sublet.ir.model import Model
+from sublet.tensor import Dims, DType, Spec, TensorSpec, Unplannable
+
+INPUTS = ("data", "feed")
+OUTPUTS = ("fetch", "shadow_output")
+JOINED, PARTED, END = "combine", "split", "yield"
+PASSES = 8
+"""A body is followed so often to find what its loop leaves open; what still changes then is open."""
+
+
+def load(path: str | Path, dims: Mapping[str, int] | None = None) -> Model:
+    """The model in a `.json` that Paddle saved, with open extents of inputs bound by `dims` ("x.0")."""
+    path = Path(path)
+    return from_block(decode(read_text(path, ModelError), path.name), dims or {}, path.name)
+
+
+def from_block(block: PirBlock, dims: Mapping[str, int], where: str) -> Model:
+    """Like `load`, of a program in memory. Raises ModelError for what is no program for inference."""
+    conversion = _Conversion(where, dict(dims), STEPS + STEPS_EACH * _count(block))
+    conversion.follow(block)
+    if conversion.told:
+        raise ModelError(f"{where}: --dim {next(iter(conversion.told))} names no extent of an input: say x.0=...")
+    nodes, outputs = conversion.nodes(block)
+    if not outputs:
+        raise ModelError(f"{where}: the program gives nothing back (no operator fetch)")
+    graph = Graph(
+        Path(where).stem or "program", tuple(conversion.inputs), tuple(nodes), tuple(outputs), tuple(conversion.weights)
+    )
+    names = tuple(value.name for value in conversion.inputs)
+    return Model(graph, dict(dims), {}, names, tuple(value.name for value in outputs))
+
+
+def _count(block: PirBlock) -> int:
+    """The operators of a program."""
+    return sum(1 + sum(map(_count, op.blocks)) for op in block.ops)
+
+
+@dataclass
+class _Conversion:
+    """`known` is what is known of each value, `values` what it became; a list of tensors is several."""
+
+    where: str
+    told: dict[str, int]
+    steps: int
+    known: dict[int, tuple[Operand, ...]] = field(default_factory=dict)
+    values: dict[int, tuple[Value, ...]] = field(default_factory=dict)
+    inputs: list[Value] = field(default_factory=list)
+    weights: list[Value] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    count: int = 0
+
+    def follow(self, block: PirBlock) -> tuple[int, ...]:
+        """What is known of the values of a block; what it yields."""
+        for op in block.ops:
+            self.steps -= 1
+            if self.steps < 0:
+                raise ModelError(f"{self.where}: its loops take too many rounds to find what they do to shapes")
+            if op.type == END:
+                return op.inputs
+            if op.type == "while" and len(op.blocks) == 1:
+                self._loop(op)
+            elif op.type == "if" and len(op.blocks) == 2:
+                ends = [self.follow(inner) for inner in op.blocks]
+                if any(len(end) != len(op.outputs) for end in ends):
+                    raise ModelError(f"{self.where}: an arm of a branch gives another number of values than it has")
+                for value, *each in zip(op.outputs, *ends, strict=True):
+                    self.known[value.number] = (Operand(joined(*map(self._dims, each))),)
+            elif op.blocks:
+                raise ModelError(f"{self.where}: what {op.type} does with its blocks is not known")
+            else:
+                self._apply(op)
+        return ()
+
+    def _loop(self, op: PirOp) -> None:
+        body, inits = op.blocks[0], op.inputs[1:]
+        if not op.inputs or not len(body.args) == len(inits) == len(op.outputs):
+            raise ModelError(f"{self.where}: a loop carries {len(inits)} values into {len(body.args)} arguments")
+        state = [self._dims(number) for number in inits]
+        for _ in range(PASSES):
+            for arg, dims in zip(body.args, state, strict=True):
+                self.known[arg.number] = (Operand(dims),)
+            ends = self.follow(body)
+            if len(ends) != len(op.inputs):
+                raise ModelError(f"{self.where}: the body of a loop gives {len(ends)} values for {len(op.inputs)}")
+            after = [joined(was, self._dims(number)) for was, number in zip(state, ends[1:], strict=True)]
+            if after == state:
+                break
+            state = after
+        else:
+            state = [None] * len(state)
+        for value, dims in zip((*body.args, *op.outputs), [*state, *state], strict=True):
+            self.known[value.number] = (Operand(dims),)
+
+    def _dims(self, number: int) -> Dims:
+        return self.known[number][0].dims if number and self.known[number] else None
+
+    def _apply(self, op: PirOp) -> None:
+        operands = [self.known[number] if number else () for number in op.inputs]
+        if op.type == JOINED:
+            self.known[op.outputs[0].number] = tuple(operand for every in operands for operand in every)
+            return
+        if op.type == PARTED and operands and len(operands[0]) == len(op.outputs):
+            self.known.update((v.number, (part,)) for v, part in zip(op.outputs, operands[0], strict=True))
+            return
+        call, spelling = call_of(op, operands)
+        try:
+            found = results(call) if spelling else {}
+        except SpecError as error:
+            raise ModelError(f"{self.where}: operator {op.type} {error}") from None
+        slots = spelling.outputs if spelling else ()
+        for position, value in enumerate(op.outputs):
+            slot = slots[position] if position < len(slots) else ""
+            made = found.get(slot, ())
+            if value.parts:
+                self.known[value.number] = tuple(Operand(part.dims) for part in value.parts)
+            else:
+                self.known[value.number] = (self._known(op, value, made[0] if made else Operand(None)),)
+
+    def _known(self, op: PirOp, value: PirValue, ruled: Operand) -> Operand:
+        """What a rule says of a value, what the program declares, and of an input what is told."""
+        dims = _filled(ruled.dims, value.dims)
+        if op.type in INPUTS and dims is not None:
+            name = str(op.attrs.get("name"))
+            told = [self.told.pop(f"{name}.{axis}", extent) for axis, extent in enumerate(dims)]
+            if any(extent is not None and extent != now for extent, now in zip(dims, told, strict=True)):
+                raise ModelError(
+                    f"{self.where}: {name!r} is declared as {show(dims)}, so that it cannot be {show(told)}"
+                )
+            dims = tuple(told)
+        return Operand(dims, ruled.values)
+
+    def fresh(self, base: str) -> str:
+        """A name that no other value has."""
+        name = base
+        while name in self.names:
+            self.count += 1
+            name = f"{base}.{self.count}"
+        self.names.add(name)
+        return name
+
+    def value(self, base: str, value: PirValue, position: int = 0) -> Value:
+        """A new value; of a list of tensors one of its parts."""
+        part = value.parts[position] if value.parts else value
+        every = self.known[value.number]
+        dims = every[position].dims if position < len(every) else None
+        return Value(self.fresh(base), self._spec(part.dtype, dims, part.kind, base))
+
+    def _spec(self, dtype: DType | None, dims: Dims, kind: str, name: str) -> Spec:
+        if dtype is None:
+            return Unplannable(f"it is a {kind}, no tensor of a known type", other=kind)
+        if dims is None or None in dims:
+            return Unplannable("only a run tells its extents", dtype.text, dims)
+        try:
+            return TensorSpec(dtype, tuple(extent for extent in dims if extent is not None))
+        except SubletError as error:
+            raise ModelError(f"{self.where}: value {name!r}: {error}") from None
+
+    def nodes(self, block: PirBlock) -> tuple[list[Node], list[Value]]:
+        """The nodes of a block, and what it gives."""
+        nodes: list[Node] = []
+        outputs: list[Value] = []
+        for op in block.ops:
+            if op.type == END:
+                return nodes, [self._one(op, position) for position in range(len(op.inputs))]
+            if op.type in OUTPUTS:
+                outputs.append(self._one(op, 0))
+            elif op.type in (*INPUTS, PARAMETER):
+                self._outer(op)
+            elif op.type == "while":
+                nodes.append(self._while(op))
+            elif op.type == "if":
+                nodes.append(self._case(op))
+            elif op.type == JOINED:
+                self.values[op.outputs[0].number] = self._operands(op)
+            elif op.type == PARTED and len(self._operands(op)) == len(op.outputs):
+                self.values.update((v.number, (part,)) for v, part in zip(op.outputs, self._operands(op), strict=True))
+            else:
+                nodes.append(self._operator(op))
+        return nodes, outputs
+
+    def _outer(self, op: PirOp) -> None:
+        """An input or a weight."""
+        name = str(op.attrs.get("name"))
+        value = self.value(name, op.outputs[0])
+        if op.type in INPUTS and isinstance(value.spec, Unplannable):
+            told = ",".join(str(extent or 1) for extent in value.spec.dims or ())
+            what = f"input {name!r} is {value.spec.type}: tell its extents, as --shape {name}={told}"
+            raise ModelError(f"{self.where}: {what}")
+        (self.inputs if op.type in INPUTS else self.weights).append(value)
+        self.values[op.outputs[0].number] = (value,)
+
+    def _one(self, op: PirOp, position: int) -> Value:
+        """An operand that must be there."""
+        number = op.inputs[position] if position < len(op.inputs) else 0
+        every = self.values[number] if number else ()
+        if len(every) != 1:
+            raise ModelError(f"{self.where}: operand {position} of {op.type} is {len(every)} values, not one")
+        return every[0]
+
+    def _operands(self, op: PirOp) -> tuple[Value, ...]:
+        return tuple(value for number in op.inputs if number for value in self.values[number])
+
+    def _results(self, op: PirOp, values: Sequence[PirValue]) -> list[Value]:
+        made = [self.value(f"{op.type}_{value.number}", value) for value in values]
+        self.values.update((value.number, (result,)) for value, result in zip(values, made, strict=True))
+        return made
+
+    def _operator(self, op: PirOp) -> Node:
+        spelling = SPELLINGS.get(op.type)
+        slots = [
+            (slot, value)
+            for position, number in enumerate(op.inputs)
+            for slot in [
+                (spelling.inputs[position] if spelling and position < len(spelling.inputs) else "X").strip("=")
+            ]
+            for value in (self.values[number] if number else ())
+        ]
+        results_: list[tuple[str, Value | None]] = []
+        for position, value in enumerate(op.outputs):
+            slot = spelling.outputs[position] if spelling and position < len(spelling.outputs) else "Out"
+            parts = range(len(value.parts) or 1)
+            made = tuple(self.value(f"{op.type}_{value.number}", value, part) for part in parts)
+            self.values[value.number] = made
+            kept = slot in ("MeanOut", "VarianceOut", "ReserveSpace", "XShape")
+            results_ += [(slot, None if kept else result) for result in made]
+        self._refuse_training(op, [value for _, value in slots[:3]])
+        attrs: dict[str, Attr] = {
+            "inputs": tuple(slot for slot, _ in slots), "outputs": tuple(slot for slot, _ in results_)
+        }  # fmt: skip
+        kind = spelling.type if spelling else f"pir.{op.type}"
+        name = self.fresh(f"{op.type}:{op.outputs[0].number if op.outputs else self.count}")
+        sources, targets = tuple(value for _, value in slots), tuple(value for _, value in results_)
+        return Node(name, f"{PREFIX}{kind}", sources, targets, attrs)
+
+    def _refuse_training(self, op: PirOp, first: Sequence[Value]) -> None:
+        """An operator whose name ends in "_" writes over what it reads first, but for a normalisation in inference."""
+        kept = op.attrs.get("is_test") or op.attrs.get("use_global_stats")
+        changed = [value.name for value in first if value in self.weights]
+        if op.type.endswith("_") and changed and not kept:
+            raise ModelError(
+                f"{self.where}: {op.type} changes the weight {changed[0]!r}: this is no program for inference"
+            )
+
+    def _flag(self, op: PirOp) -> Value:
+        value = self._one(op, 0)
+        spec = value.spec
+        if not isinstance(spec, TensorSpec) or spec.dtype is not DType.BOOL or spec.size != 1:
+            raise ModelError(f"{self.where}: the condition of {op.type} is {spec}, not one bool")
+        return value
+
+    def _while(self, op: PirOp) -> Node:
+        flag, body = self._flag(op), op.blocks[0]
+        name = self.fresh(f"while:{op.outputs[0].number if op.outputs else self.count}")
+        goes_on = Value(self.fresh(f"{flag.name}.again"), flag.spec)
+        counter = Value(self.fresh(f"{name}.round"), TensorSpec(DType.I64))
+        args = self._results(op, body.args)
+        nodes, updates = self.nodes(body)
+        last = Value(self.fresh(f"{flag.name}.last"), flag.spec)
+        finals = (last, *self._results(op, op.outputs))
+        graph = Graph(
+            f"body_{body.args[0].number if body.args else 0}", (counter, goes_on, *args), tuple(nodes), tuple(updates)
+        )
+        inits = (flag, *(self._one(op, position) for position in range(1, len(op.inputs))))
+        return While(name, "while", inits, finals, body=graph, condition=goes_on, carried=len(inits))
+
+    def _case(self, op: PirOp) -> Node:
+        index = self._flag(op)
+        name = self.fresh(f"if:{op.outputs[0].number if op.outputs else self.count}")
+        sides = [self.nodes(inner) for inner in reversed(op.blocks)]
+        arms = tuple(Graph(f"arm_{i}", (), tuple(nodes), tuple(ends)) for i, (nodes, ends) in enumerate(sides))
+        return CaseOf(name, "case", (index,), tuple(self._results(op, op.outputs)), arms=arms)
+
+
+def _filled(ruled: Dims, declared: Dims) -> Dims:
+    if ruled is None or declared is None or len(ruled) != len(declared):
+        return declared if ruled is None else ruled
+    return tuple(b if a is None else a for a, b in zip(ruled, declared, strict=True))

@@ -1,0 +1,152 @@
+"""Programs in Paddle's newer form (PIR, `.json`) as records: values that are assigned once, blocks with arguments.
+
+Values have numbers; here each gets one of its own, also where a block counts its arguments anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sublet.errors import ModelError
+from sublet.tensor import Dims, DType
+
+DTYPES = {
+    "t_bool": DType.BOOL, "t_i8": DType.I8, "t_ui8": DType.U8, "t_u8": DType.U8, "t_i16": DType.I16, "t_i32": DType.I32,
+    "t_i64": DType.I64, "t_f16": DType.F16, "t_bf16": DType.BF16, "t_f32": DType.F32, "t_f64": DType.F64,
+    "t_c64": DType.C64, "t_c128": DType.C128, "t_f8e4m3fn": DType.F8E4M3FN, "t_f8e5m2": DType.F8E5M2,
+}  # fmt: skip
+
+DEEPEST = 64
+PARAMETER = "p"
+GIVING = ("data", "feed", "combine")
+
+
+@dataclass(frozen=True, slots=True)
+class PirValue:
+    """A value: `dtype` and `dims` of a tensor, None for each open extent; `parts` of a list of tensors."""
+
+    number: int
+    dtype: DType | None
+    dims: Dims
+    kind: str
+    parts: tuple[PirValue, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PirOp:
+    """An operator: its name without the dialect, the numbers of what it reads (0 for what is left out)."""
+
+    type: str
+    inputs: tuple[int, ...]
+    outputs: tuple[PirValue, ...]
+    attrs: Mapping[str, object]
+    blocks: tuple[PirBlock, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PirBlock:
+    args: tuple[PirValue, ...]
+    ops: tuple[PirOp, ...]
+
+
+def decode(text: str, where: str) -> PirBlock:
+    """The outermost block of a program. Raises ModelError when the text is none."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{where}: not JSON: {str(error)[:200]}") from None
+    reader = _Reader(where)
+    code = reader.entry(content, "base_code", dict)
+    if code.get("magic") != "pir":
+        raise reader.error("its base_code does not say that it is a program of Paddle's (magic: pir)")
+    blocks = reader.blocks(reader.entry(content, "program", dict), {}, 0)
+    if len(blocks) != 1:
+        raise reader.error(f"a program has one outermost block, not {len(blocks)}")
+    return blocks[0]
+
+
+@dataclass
+class _Reader:
+    """Reads entries of JSON, each of the kind that it should be."""
+
+    where: str
+    count: int = field(default=0)
+
+    def error(self, what: str) -> ModelError:
+        return ModelError(f"{self.where}: {what} (the file is damaged, or is no Paddle program in PIR: save it again)")
+
+    def entry(self, content: Any, name: str, kind: type) -> Any:
+        if not isinstance(content, dict) or not isinstance(content.get(name), kind):
+            raise self.error(f"an entry {name!r} is missing, or is not what it should be")
+        return content[name]
+
+    def blocks(self, holder: Any, scope: dict[int, int], depth: int) -> tuple[PirBlock, ...]:
+        """The blocks in all regions."""
+        if depth > DEEPEST:
+            raise self.error(f"blocks lie more than {DEEPEST} deep in each other")
+        regions = self.entry(holder, "regions", list)
+        return tuple(
+            self.block(block, dict(scope), depth) for region in regions for block in self.entry(region, "blocks", list)
+        )
+
+    def block(self, content: Any, scope: dict[int, int], depth: int) -> PirBlock:
+        args = tuple(self.value(arg, "#", scope) for arg in self.entry(content, "args", list))
+        return PirBlock(args, tuple(self.op(op, scope, depth) for op in self.entry(content, "ops", list)))
+
+    def value(self, content: Any, name: str, scope: dict[int, int]) -> PirValue:
+        """What an operator or block defines."""
+        number = self.entry(content, name, int)
+        self.count += 1
+        scope[number] = self.count
+        return self.typed(self.count, self.entry(content, "TT", dict))
+
+    def typed(self, number: int, content: Any) -> PirValue:
+        kind = self.entry(content, "#", str).rpartition(".")[2]
+        parts = content.get("D")
+        if kind == "t_vec" and isinstance(parts, list):
+            return PirValue(number, None, None, kind, tuple(self._part(part) for part in parts))
+        if kind != "t_dtensor" or not isinstance(parts, list) or len(parts) < 2 or not isinstance(parts[1], list):
+            return PirValue(number, None, None, kind)
+        if not all(type(extent) is int for extent in parts[1]):
+            raise self.error("an extent is no integer")
+        dims = tuple(None if extent < 0 else extent for extent in parts[1])
+        return PirValue(number, DTYPES.get(self.entry(parts[0], "#", str).rpartition(".")[2]), dims, kind)
+
+    def _part(self, content: Any) -> PirValue:
+        self.count += 1
+        return self.typed(self.count, content) if isinstance(content, dict) else PirValue(self.count, None, None, "")
+
+    def op(self, content: Any, scope: dict[int, int], depth: int) -> PirOp:
+        kind = self.entry(content, "#", str)
+        name = kind.rpartition(".")[2]
+        if name == PARAMETER:
+            told = self.entry(content, "A", list)
+            if not told or not isinstance(told[-1], str):
+                raise self.error("a parameter has no name")
+            return PirOp(name, (), (self.value(self.entry(content, "O", dict), "%", scope),), {"name": told[-1]}, ())
+        inputs = tuple(self.read(operand, scope) for operand in self.entry(content, "I", list))
+        blocks = self.blocks(content, scope, depth + 1) if "regions" in content else ()
+        outputs = tuple(self.value(result, "%", scope) for result in self.entry(content, "O", list))
+        if name in GIVING and not outputs:
+            raise self.error(f"an operator {name} gives nothing")
+        return PirOp(name, inputs, outputs, self.attrs(self.entry(content, "A", list)), blocks)
+
+    def read(self, operand: Any, scope: Mapping[int, int]) -> int:
+        number = self.entry(operand, "%", int)
+        if number and number not in scope:
+            raise self.error(f"value {number} is read where it is not defined")
+        return scope[number] if number else 0
+
+    def attrs(self, content: Sequence[Any]) -> dict[str, object]:
+        return {self.entry(each, "N", str): _plain(self.entry(each, "AT", dict)) for each in content}
+
+
+def _plain(content: Any) -> object:
+    """The value of an attribute; lists of attributes are tuples of their values."""
+    value = content.get("D") if isinstance(content, dict) else content
+    if isinstance(value, list):
+        return tuple(_plain(each) if isinstance(each, dict) else each for each in value)
+    return value
