@@ -59,7 +59,7 @@ def test_a_refusal_names_edge_values_bytes_and_why(options: Options, edge: str, 
         plan_memory(PLAIN, options)
 
 
-def test_choices_with_too_many_outcomes_are_copied_and_say_so() -> None:
+def test_choices_with_too_many_jumps_are_copied_and_say_so() -> None:
     """Swaps and rotations of five values by choice bring about 120 orders."""
     five = [f"%p{i}" for i in range(5)]
     inits = ", ".join(f"{name}: f32[16] = %x{i}" for i, name in enumerate(five))

@@ -106,6 +106,22 @@ def test_only_memory_of_their_own_is_exchanged(options: Options) -> None:
     assert sum(move.nbytes for move in plan.moves) == 128
 
 
+def test_memory_of_another_spec_is_not_exchanged() -> None:
+    """The bytes are those of the other weight, seen as another shape."""
+    graph = parse(
+        """graph @net(%x: f32[16]) {
+          weights %w: f32[4,4], %v: f32[16], %flat: i64[1] = [16], %square: i64[2] = [4, 4]
+          %a: f32[16] = onnx.Reshape(%w, %flat)
+          %b: f32[4,4] = onnx.Reshape(%v, %square)
+          %y: f32[16] = onnx.Add(%v, %x)
+          update %w = %b, %v = %a
+          return %y
+        }"""
+    )
+    plan = plan_memory(graph)
+    assert (plan.exchanged, sum(move.nbytes for move in plan.moves)) == ((), 64)
+
+
 ROTATION = permuting((1, 2, 0))
 TYPES = parse(
     """graph @types(%x: f32[16]) {

@@ -19,6 +19,7 @@ TESTS = (
     "tests/test_cases.py",
     "tests/test_loop_plans.py",
     "tests/test_copied.py",
+    "tests/test_coverage.py",
     "tests/test_exchange.py",
     "tests/test_plan_file.py",
     "tests/test_plan_regions.py",

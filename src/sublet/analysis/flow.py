@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from sublet.analysis.instances import Candidates, Instance
+from sublet.analysis.instances import Instance, Targets
 from sublet.analysis.scopes import Facts, Scopes
 from sublet.analysis.unroll import Way
 from sublet.analysis.windows import Window
@@ -33,7 +33,7 @@ from sublet.plan import Context, Edge, Rolled
 from sublet.plan import Point as PlanPoint
 
 Moves = tuple[tuple[Value, Value], ...]
-Choices = tuple[tuple[Value, Candidates], ...]
+Choices = tuple[tuple[Value, Targets], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from operator import is_not
 
 from sublet.analysis.flow import Choices, Flow, Moves, Point, Unrolling
-from sublet.analysis.instances import AlsoPointer, Candidates, Instances, Refused, Reusable, Unrollable, never
+from sublet.analysis.instances import AlsoPointer, Instances, Refused, Reusable, Unrollable, never
 from sublet.analysis.scopes import Scopes
 from sublet.analysis.unroll import Copies, Way
 from sublet.analysis.windows import Window
@@ -52,14 +52,14 @@ class _Draft:
 
     kind: str
     node: Node | None
-    uses: Candidates
-    defs: Candidates
+    uses: tuple[Value, ...]
+    defs: tuple[Value, ...]
     moves: Moves
     path: tuple[tuple[int, int], ...]
     copies: Context
     operands: tuple[Value | None, ...] | None = None  # of a node without sub-graphs
     choices: Choices = ()
-    forgotten: Candidates = ()
+    forgotten: tuple[Value, ...] = ()
 
     def point(self, scopes: Scopes) -> Point:
         """The point, whose node uses and defines instances."""
@@ -228,15 +228,15 @@ class _Builder:
         """
         if not any(copies.pointing for copies in self.active):
             sources = [tuple(dict.fromkeys(map(self.now.root, several))) for several in sources]
-        candidates = tuple(dict.fromkeys(source for several in sources for source in several))
-        if len(candidates) > MOST_TARGETS:
+        targets = tuple(dict.fromkeys(source for several in sources for source in several))
+        if len(targets) > MOST_TARGETS:
             what = f"it may come to stand for more than {MOST_TARGETS} values"
             self.refused.append(Unrollable([pointer], what))
             self.now.define(pointer)
             return
-        self.lengthen(len(candidates) // 4)
-        aliases = self.now.point_at(pointer, candidates)
-        for alias, source in zip(aliases, candidates, strict=True):
+        self.lengthen(len(targets) // 4)
+        aliases = self.now.point_at(pointer, targets)
+        for alias, source in zip(aliases, targets, strict=True):
             ways = frozenset(i for i, several in enumerate(sources) if source in several)
             self.ways[alias] = (node.name, self.now.context, ways)
         for i, end in enumerate(ends):

@@ -15,7 +15,7 @@ from sublet.plan import Context
 Reusable = Callable[[Value, Value], bool]
 """Whether the second value may be written over the first in one round of a loop."""
 
-Candidates = tuple[Value, ...]
+Targets = tuple[Value, ...]
 """The instances a value may be at one moment; several only for a pointer."""
 
 
@@ -76,44 +76,44 @@ class Instances:
         self.made: dict[Value, Instance] = {}
         self.steps = 0  # of the search for free instances
         self._named: dict[tuple[Value, str], Value] = {}
-        self._now: dict[Value, Candidates] = {}
-        self._several: dict[Candidates, Value] = {}
+        self._now: dict[Value, Targets] = {}
+        self._several: dict[Targets, Value] = {}
         self._roots: dict[Value, Value] = {}
         self._standing: dict[Value, list[Value]] = {}  # the outputs of loops and branches that stand for an instance
 
-    def stand_for(self, values: Iterable[Value]) -> Candidates:
+    def stand_for(self, values: Iterable[Value]) -> Targets:
         """The instances that the values may be now, one after another."""
-        return tuple(candidate for value in values for candidate in self._now.get(value, (value,)))
+        return tuple(target for value in values for target in self._now.get(value, (value,)))
 
     def operands(
         self, values: Sequence[Value | None]
-    ) -> tuple[Candidates, tuple[Value | None, ...], tuple[tuple[Value, Candidates], ...]]:
+    ) -> tuple[Targets, tuple[Value | None, ...], tuple[tuple[Value, Targets], ...]]:
         """What a node reads, `operand` of each value that is present, and what those may be that may be several."""
         read: list[Value] = []
         operands: list[Value | None] = []
-        choices: list[tuple[Value, Candidates]] = []
+        choices: list[tuple[Value, Targets]] = []
         for value in values:
-            candidates = None if value is None else self._now.get(value, (value,))
-            if candidates is None:
+            targets = None if value is None else self._now.get(value, (value,))
+            if targets is None:
                 operands.append(None)
                 continue
-            read += candidates
-            if len(candidates) == 1:
-                operands.append(candidates[0])
+            read += targets
+            if len(targets) == 1:
+                operands.append(targets[0])
             else:
-                operands.append(self._several[candidates])
-                choices.append((self._several[candidates], candidates))
+                operands.append(self._several[targets])
+                choices.append((self._several[targets], targets))
         return tuple(read), tuple(operands), tuple(choices)
 
     def operand(self, value: Value) -> Value:
         """The instance a value is; of several the pointer that was any of them first."""
-        candidates = self._now.get(value, (value,))
-        return candidates[0] if len(candidates) == 1 else self._several[candidates]
+        targets = self._now.get(value, (value,))
+        return targets[0] if len(targets) == 1 else self._several[targets]
 
     def source(self, value: Value) -> Value:
         """The instance that a move takes; a pointer that may be one of several stays itself."""
-        candidates = self._now.get(value, (value,))
-        return candidates[0] if len(candidates) == 1 else value
+        targets = self._now.get(value, (value,))
+        return targets[0] if len(targets) == 1 else value
 
     def define(self, value: Value) -> Value:
         """The instance that a write to `value` makes here."""
@@ -141,13 +141,13 @@ class Instances:
             contexts.append(context)
         return instance
 
-    def let(self, value: Value, candidates: Candidates) -> None:
+    def let(self, value: Value, targets: Targets) -> None:
         """From here on `value` is one of these."""
-        self._now[value] = candidates
-        if len(candidates) > 1:
-            self._several.setdefault(candidates, value)
+        self._now[value] = targets
+        if len(targets) > 1:
+            self._several.setdefault(targets, value)
 
-    def point_at(self, pointer: Value, sources: Candidates) -> Candidates:
+    def point_at(self, pointer: Value, sources: Targets) -> Targets:
         """Let a pointer stand for one of several sources: one alias a source."""
         names = [self.named(pointer, self.context, f"?{i}") for i in range(len(sources))]
         aliases = tuple(self.written(name, self.context) for name in names)
@@ -165,7 +165,7 @@ class Instances:
         self._roots[instance] = self.root(source)
         return instance
 
-    def beneath(self, values: Candidates) -> Candidates:
+    def beneath(self, values: Targets) -> Targets:
         """What the values are that are parameters in a copy of a body."""
         return tuple(self.heads.get(value, value) for value in values)
 
@@ -189,11 +189,11 @@ class Instances:
         made = self.made.get(instance)
         return made is not None and any(other[: len(context)] == context for other in made.contexts)
 
-    def snapshot(self) -> dict[Value, Candidates]:
+    def snapshot(self) -> dict[Value, Targets]:
         """What every value is now, for `restore`."""
         return dict(self._now)
 
-    def restore(self, before: dict[Value, Candidates]) -> None:
+    def restore(self, before: dict[Value, Targets]) -> None:
         self._now = dict(before)
 
     def ordered(self, position: Mapping[Value, int]) -> dict[Value, Instance]:

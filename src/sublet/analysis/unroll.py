@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count, product
 
-from sublet.analysis.instances import AlsoPointer, Candidates, Instances, Unrollable
+from sublet.analysis.instances import AlsoPointer, Instances, Targets, Unrollable
 from sublet.analysis.scopes import Scopes
 from sublet.ir.graph import Value, While
 from sublet.plan import Context, Jump, Rolled
@@ -26,25 +26,25 @@ from sublet.plan import Context, Jump, Rolled
 MAX_COPIES = 64
 """A loop that needs more copies of its body is not unrolled."""
 
-MOST_OUTCOMES = 16
+MOST_JUMPS = 16
 """Nor is one with a copy that can end in more ways."""
 
 TOO_MANY_COPIES = f"pointing would take more than {MAX_COPIES} copies of the body"
-TOO_MANY_OUTCOMES = f"a round can end in more than {MOST_OUTCOMES} ways"
+TOO_MANY_JUMPS = f"a round can end in more than {MOST_JUMPS} ways"
 UNKNOWN_PLACE = "a pointer cannot stand for it"
 TOO_LONG = "pointing would make the plan too long"
 
 Way = tuple[str, Context, frozenset[int]]
 """Of an alias: the loop or branch it comes out of, in which copies around, and by which of its ends."""
 
-State = tuple[Candidates, ...]
+State = tuple[Targets, ...]
 """What each pointer parameter stands for."""
 
 
 Ways = Mapping[str, frozenset[int]]
 """How loops and branches of a body were left: any of these ways each."""
 
-Outcome = tuple[Ways, Candidates]
+Handed = tuple[Ways, Targets]
 """What an update may be, and when."""
 
 
@@ -88,8 +88,8 @@ class Copies:
         jumps: list[Jump] = []
         for together, state in self._ends():
             for ways in _single(together):
-                if len(jumps) == MOST_OUTCOMES:
-                    raise self._too_dear(TOO_MANY_OUTCOMES)
+                if len(jumps) == MOST_JUMPS:
+                    raise self._too_dear(TOO_MANY_JUMPS)
                 jumps.append(Jump(len(self._jumps), ways, self._number(state)))
         self._jumps.append(jumps)
         return sorted({jump.next for jump in jumps})
@@ -98,11 +98,11 @@ class Copies:
         """What the parameters may be in the next round, all together, and when that can be."""
         ends: list[tuple[Ways, State]] = [({}, ())]
         for position in self._positions:
-            outcomes = self._outcomes(position)
-            pairs = [(_both(ways, more), (*state, to)) for ways, state in ends for more, to in outcomes]
+            handed = self._handed_on(position)
+            pairs = [(_both(ways, more), (*state, to)) for ways, state in ends for more, to in handed]
             ends = [(ways, state) for ways, state in pairs if ways is not None]
-            if len(ends) > MOST_OUTCOMES:
-                raise self._too_dear(TOO_MANY_OUTCOMES)
+            if len(ends) > MOST_JUMPS:
+                raise self._too_dear(TOO_MANY_JUMPS)
         return ends
 
     def _too_dear(self, why: str) -> Unrollable:
@@ -146,23 +146,23 @@ class Copies:
     def recall(self, number: int) -> None:
         """Let the parameters be what they are in a copy."""
         context = (*self._outer, (self._node.name, number))
-        for parameter, candidates in zip(self._parameters, self._states[number], strict=True):
-            if len(candidates) == 1:
-                head = self._now.head(parameter, context, candidates[0])
+        for parameter, targets in zip(self._parameters, self._states[number], strict=True):
+            if len(targets) == 1:
+                head = self._now.head(parameter, context, targets[0])
                 self._ways[head] = (self._node.name, self._outer, frozenset({number}))
                 self._heads.setdefault(number, {})[head] = None
-                candidates = (head,)
-            self._now.let(parameter, candidates)
+                targets = (head,)
+            self._now.let(parameter, targets)
 
     def heads(self, copies: Iterable[int]) -> tuple[Value, ...]:
         """What the parameters are in some copies, all of which are laid out."""
         return tuple(head for number in copies for head in self._heads.get(number, ()))
 
-    def _initial(self, init: Value) -> Candidates:
-        candidates = self._now.stand_for([init])
-        return (self._now.root(candidates[0]),) if len(candidates) == 1 else candidates
+    def _initial(self, init: Value) -> Targets:
+        targets = self._now.stand_for([init])
+        return (self._now.root(targets[0]),) if len(targets) == 1 else targets
 
-    def stood_for(self, position: int) -> list[Candidates]:
+    def stood_for(self, position: int) -> list[Targets]:
         """What a pointer parameter stood for in each copy."""
         index = self._positions.index(position)
         return [state[index] for state in self._states]
@@ -202,30 +202,30 @@ class Copies:
         """Whether somebody who stands for `instance` still needs it when `value` is written."""
         users = [
             parameter
-            for parameter, candidates in zip(self._parameters, self._state, strict=True)
-            if any(self._now.root(candidate) == instance for candidate in candidates)
+            for parameter, targets in zip(self._parameters, self._state, strict=True)
+            if any(self._now.root(target) == instance for target in targets)
         ]
         users += dict.fromkeys(self._now.pointing_at(instance))
         self._now.steps += len(users)
         return any(not self._now.reusable(user, value) for user in users)
 
-    def _outcomes(self, position: int) -> list[Outcome]:
+    def _handed_on(self, position: int) -> list[Handed]:
         """What the parameter at a position may stand for in the next round."""
         now, parameter = self._now, self._node.parameters[position]
-        candidates = now.stand_for([self._node.updates[position]])
-        for root in map(now.root, candidates):
+        targets = now.stand_for([self._node.updates[position]])
+        for root in map(now.root, targets):
             if now.base(root) in self._node.parameters:
                 raise AlsoPointer(now.base(root))
             if now.made_within(root, now.context) and now.base(root) not in self._carried:
                 raise Unrollable([parameter], UNKNOWN_PLACE)
-        outcomes: dict[tuple[tuple[str, frozenset[int]], ...], list[Value]] = {}
-        for candidate in candidates:
-            ways, instance = self._ways_to(candidate)
-            outcomes.setdefault(tuple(ways.items()), []).append(instance)
+        found: dict[tuple[tuple[str, frozenset[int]], ...], list[Value]] = {}
+        for target in targets:
+            ways, instance = self._ways_to(target)
+            found.setdefault(tuple(ways.items()), []).append(instance)
         # Which of several it is was chosen before the loop: the state keeps them all, as the first one does.
         return [
             (dict(ways), (now.root(several[0]),) if len(several) == 1 else tuple(several))
-            for ways, several in outcomes.items()
+            for ways, several in found.items()
         ]
 
     def _way(self, instance: Value) -> tuple[str, frozenset[int]] | None:
