@@ -14,8 +14,8 @@ from sublet.cli.app import main
 from sublet.cli.options import parse_regions
 from sublet.errors import CapacityError, ProblemError, SubletError
 from sublet.packing import Lifetimes, Problem, Region, check_packing, read_csv, read_problem
+from sublet.packing.by_id import rearranged
 from sublet.packing.problem import Packing
-from sublet.packing.regions import part_of
 from sublet.plan.file import load, save
 from sublet.viz.rectangles import rectangles
 
@@ -51,6 +51,23 @@ def test_a_plan_has_one_arena_a_region_and_is_valid(tmp_path: Path) -> None:
     assert load(tmp_path / "plan.json") == plan
     assert len(plan.in_arenas) == 5
     assert plan.lower_bound_bytes <= plan.arena_bytes
+
+
+@pytest.mark.parametrize(("often", "seldom"), [("a", "b"), ("b", "a")])
+def test_what_is_read_often_lies_in_the_fast_region(often: str, seldom: str) -> None:
+    graph = parse(
+        f"""graph @net(%x: f32[16]) {{
+          %a: f32[16] = onnx.MatMul(%x, %x)
+          %b: f32[16] = onnx.MatMul(%x, %x)
+          %c: f32[] = onnx.MatMul(%{often}, %x)
+          %d: f32[] = onnx.MatMul(%{often}, %x)
+          %e: f32[] = onnx.MatMul(%a, %b)
+          return %c, %d, %e
+        }}"""
+    )
+    plan = plan_memory(graph, Options(regions=(Region("fast", 64, 1), Region("slow", 512, 10)), io="bound"))
+    where = {place.value: place.region.storage for place in plan.placements}
+    assert (where[often], where[seldom]) == ("fast", "slow")
 
 
 def test_the_checker_refuses_a_broken_plan_of_regions() -> None:
@@ -139,7 +156,7 @@ def test_pack_into_regions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert [region["cost_per_byte"] for region in content["regions"]] == [1, 10]
     for position, name in enumerate(("sram", "dram")):
         members = [i for i, region in enumerate(content["region_of"]) if region == name]
-        part: Problem = part_of(read_problem(source), members)
+        part: Problem = rearranged(read_problem(source), members)
         offsets = tuple(content["offsets"][i] for i in members)
         check_packing(part, Packing(offsets, content["regions"][position]["arena_bytes"], "test"))
 
