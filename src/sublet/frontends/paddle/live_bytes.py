@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from sublet.frontends.paddle.effects import effects
-from sublet.frontends.paddle.facts import of
+from sublet.frontends.paddle.facts import Pairs, of
 from sublet.frontends.paddle.program import Op
 from sublet.frontends.paddle.scopes import Place, Scopes
 from sublet.frontends.paddle.walk import Asked, Walk
@@ -38,6 +38,12 @@ class _Value:
     @property
     def end(self) -> int:
         return 2 * self.read + 1 if self.read > self.born else 2 * self.born + 2
+
+
+def may_share(op_type: str) -> Pairs:
+    """Slots of an input and an output that may be the same bytes, by one name or as views at one place."""
+    facts = of(op_type)
+    return facts.inplace | facts.placed | facts.placed_first | facts.shares
 
 
 def live_bytes(asked: Asked, scopes: Scopes) -> int:
@@ -66,7 +72,7 @@ class _Lives(Walk[_Value]):
             source = read.get(op.input("X") or "")
             if self.persistable(place) or self.is_array(place):
                 continue
-            if op.type in SAME and slot == "Out":
+            if slot == "Out" and (op.type in SAME or ("X", "Out") in of(op.type).equal):
                 self.is_now(place, source)
                 continue
             value = self.new(place, self.asked.sizes.written(block, index, place))
@@ -75,7 +81,7 @@ class _Lives(Walk[_Value]):
                 for taken, names in op.inputs.items()
                 for name in names
                 if (found := read.get(name)) is not None
-                and ((taken, slot) in of(op.type).inplace or self.scopes.place(block, name) == place)
+                and ((taken, slot) in may_share(op.type) or self.scopes.place(block, name) == place)
             ]
             if offered:
                 self.offers.append((value, [found for _, found in offered]))

@@ -63,6 +63,16 @@ class SizesOfRenamed(SizesOf):
         return super().written(block, op, Place(place.block, name))
 
 
+@dataclass(frozen=True)
+class SizesInArena(SizesOf):
+    """The bytes of variables of a program in the arena form: those that lie in the arena have none of their own."""
+
+    placed: frozenset[Place]
+
+    def written(self, block: int, op: int, place: Place) -> int:
+        return 0 if place in self.placed else super().written(block, op, place)
+
+
 def memory(sizes: Sizes, keep: frozenset[Place] = frozenset(), trips: Mapping[str, int] | None = None) -> Memory:
     """What the program of `sizes` holds when it is run in the order it is written.
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import reduce
 
 from sublet.errors import Finding, ModelError, PlanError, PlanViolation
+from sublet.frontends.paddle.arena import arena
 from sublet.frontends.paddle.checking import Judgement, judge
 from sublet.frontends.paddle.effects import there
 from sublet.frontends.paddle.facts import of
-from sublet.frontends.paddle.memory import Memory, SizesOfRenamed, memory, memory_of
+from sublet.frontends.paddle.memory import Memory, SizesInArena, SizesOfRenamed, memory, memory_of
 from sublet.frontends.paddle.policies.levels import transpiled
-from sublet.frontends.paddle.policies.ours import ours
+from sublet.frontends.paddle.policies.ours import PASSES
 from sublet.frontends.paddle.policies.seed import seed
 from sublet.frontends.paddle.program import TENSOR, Program
 from sublet.frontends.paddle.scopes import Place
@@ -26,6 +28,9 @@ from sublet.frontends.paddle.shapes import Sizes, bound
 OWN = "sublet"
 BASELINES = ("seed", "level0", "level1")
 POLICIES = (*BASELINES, OWN)
+SHARING = "in place"
+"""The pass that shares names; in the arena form it is places that are shared."""
+
 LOSS = 0x100
 """The bit of `op_role` that says that an operator computes the loss."""
 
@@ -36,7 +41,8 @@ class Asked:
 
     `dims` and `shapes` tell extents that the program leaves open (see `shapes.bound`), `trips` how often loops run at
     most, by the name of their condition; `keep` what will be fetched, beside what the program itself says is.
-    `skip_grads` is of the published levels: gradients of parameters stay as they are.
+    `skip_grads` is of the published levels: gradients of parameters stay as they are. `arena` asks for the arena form:
+    views of one tensor in place of names that are shared.
     """
 
     policy: str = OWN
@@ -45,6 +51,25 @@ class Asked:
     keep: Collection[str] = ()
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     skip_grads: bool = True
+    arena: bool = False
+
+
+@dataclass(frozen=True)
+class InArena:
+    """The arena form: how large the arena is, the least it can be, how many variables lie in it, and why others do not.
+
+    `judgement` is of the arena form; what the report says besides is of the program that got it.
+    """
+
+    bytes: int
+    bound: int
+    placed: int
+    outside: Mapping[Place, str]
+    judgement: Judgement | None
+
+    @property
+    def proven(self) -> bool:
+        return self.judgement is not None and self.judgement.equal
 
 
 @dataclass(frozen=True)
@@ -67,6 +92,7 @@ class Report:
     left_alone: Mapping[str, int]
     judgement: Judgement | None
     unjudged: str
+    arena: InArena | None = None
 
     @property
     def proven(self) -> bool:
@@ -95,6 +121,8 @@ def transpile(program: Program, asked: Asked | None = None, before: Memory | Non
     asked = asked or Asked()
     if asked.policy not in POLICIES:
         raise PlanError(f"there is no policy {asked.policy!r:.80}: choose one of {', '.join(POLICIES)}")
+    if asked.arena and asked.policy != OWN:
+        raise PlanError(f"the arena form is of the policy {OWN!r}: the pool of {asked.policy!r} shares names instead")
     asked = replace(asked, keep=kept(program, asked.keep))
     sizes = bound(program, asked.shapes, asked.dims)
     rewritten, names_only = _rewritten(program, sizes, asked)
@@ -105,7 +133,8 @@ def transpile(program: Program, asked: Asked | None = None, before: Memory | Non
         raise PlanViolation(judgement.findings)
     before, after, unknown = _memories(sizes, rewritten, names_only, asked, before)
     report = Report(asked.policy, before, after, unknown, tuple(asked.keep), left_alone(program), judgement, unjudged)
-    return Transpiled(rewritten, report)
+    made = Transpiled(rewritten, report)
+    return _in_arena(program, sizes, made, asked) if asked.arena else made
 
 
 def kept(program: Program, names: Collection[str] = ()) -> tuple[str, ...]:
@@ -146,7 +175,8 @@ def left_alone(program: Program) -> dict[str, int]:
 def _rewritten(program: Program, sizes: Sizes, asked: Asked) -> tuple[Program, bool]:
     """The program of a policy, and whether it exchanged names and did nothing else."""
     if asked.policy == OWN:
-        return ours(program, asked.keep), False
+        passes = [change for name, change in PASSES.items() if not (asked.arena and name == SHARING)]
+        return reduce(lambda before, change: change(before, asked.keep), passes, program), False
     if asked.policy == "seed":
         return seed(program, sizes, [Place(0, name) for name in asked.keep]).finished(), True
     level = int(asked.policy.removeprefix("level"))
@@ -173,3 +203,16 @@ def _memories(
         return before, memory(bound(rewritten, asked.shapes, asked.dims), keep, asked.trips), ""
     except (ModelError, PlanError) as error:
         return None, None, str(error)
+
+
+def _in_arena(program: Program, sizes: Sizes, made: Transpiled, asked: Asked) -> Transpiled:
+    """The arena form of a rewritten program. Raises ModelError for extents that nobody told."""
+    form = arena(made.program, bound(made.program, asked.shapes, asked.dims), asked.keep)
+    judgement, _ = _judged(program, form.program, sizes, asked)
+    told = InArena(form.bytes, form.bound, len(form.places), form.outside, judgement)
+    after = made.report.after
+    if after is not None:
+        placed = SizesInArena(bound(form.program, asked.shapes, asked.dims), frozenset(form.places))
+        keep = frozenset(Place(0, name) for name in asked.keep)
+        after = replace(memory_of(form.program, placed, keep, asked.trips), bound=after.bound)
+    return Transpiled(form.program, replace(made.report, after=after, arena=told))

@@ -20,8 +20,14 @@ from sublet.frontends.paddle.scopes import Owner, Place, Scopes
 MOST_STEPS = 3_000_000
 """Operators that are followed, those of each trip counted anew."""
 
-NO_BYTES = {("batch_norm", "ReserveSpace"), ("sequence_pool", "MaxIndex"), ("feed", "Out"), ("fetch", "Out")}
-"""Outputs that hold nothing on a CPU."""
+NO_BYTES = {
+    ("batch_norm", "ReserveSpace"),
+    ("sequence_pool", "MaxIndex"),
+    ("feed", "Out"),
+    ("fetch", "Out"),
+    ("view_slice", "out"),
+}
+"""Outputs that hold nothing on a CPU, or nothing of their own."""
 
 T = TypeVar("T")
 

@@ -250,8 +250,8 @@ def _fetch(step: Step) -> None:
 
 def _view(step: Step) -> None:
     """A range of a tensor's first dimension, in its own bytes."""
-    source = step.variable(step.one("Input") or step.one("X"))
-    var = step.run.program.var(step.block.index, step.one("Input") or step.one("X"))
+    source = step.variable(step.one("input"))
+    var = step.run.program.var(step.block.index, step.one("input"))
     if source is None or source.place is None or var is None or var.dtype is None:
         step.run.tell(step.where, "takes a view of what is no tensor", "view")
         return
@@ -262,7 +262,7 @@ def _view(step: Step) -> None:
     if not 0 <= begin <= end <= source.place.nbytes:
         step.run.tell(step.where, f"the view of bytes {begin} to {end} leaves its tensor", "view")
         return
-    target = step.scope.found(step.one("Out"))
+    target = step.scope.found(step.one("out"))
     target.place, target.array = Place(source.place.allocation, source.place.begin + begin, end - begin), None
 
 
