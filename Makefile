@@ -61,6 +61,7 @@ fuzz: $(VENV)/.installed build/check ## generated programs, plans, models, kerne
 	build/check 2000 1
 	for kind in programs steps plans onnx shapes folding; do \
 	  $(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) --kind $$kind || exit 1; done
+	$(BIN)/python -m tests.frontends.paddle.hostile --flips 10000
 	for kind in facts operators gradients; do \
 	  $(BIN)/python -m tests.fuzz_kernels --seconds $(or $(SECONDS),600) --kind $$kind || exit 1; done
 

@@ -19,15 +19,15 @@ pytestmark = pytest.mark.skipif(not MODELS, reason="SUBLET_PADDLE_MODELS names n
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "arena"),
+    ("name", "shape", "most"),
     [
         ("ch_PP-OCRv4_det_infer", (1, 3, 640, 640), 26_214_400),
         ("ch_PP-OCRv4_rec_infer", (1, 3, 48, 320), 1_966_080),
         ("ch_ppocr_mobile_v2_cls_infer", (1, 3, 48, 192), 333_408),
     ],
 )
-def test_the_arena_is_its_bound(name: str, shape: tuple[int, ...], arena: int) -> None:
-    """Inputs and outputs included. The weights lie in the file beside the program."""
+def test_the_arena_is_its_bound(name: str, shape: tuple[int, ...], most: int) -> None:
+    """Inputs and outputs included; at most what it was before all facts were found."""
     path = MODELS[name]
     raw = path.read_bytes()
     assert encode(decode(raw, name)) == raw
@@ -35,4 +35,4 @@ def test_the_arena_is_its_bound(name: str, shape: tuple[int, ...], arena: int) -
     assert set(model.weights) == {weight.name for weight in model.graph.weights}
     assert model.graph.outside == ()
     plan = plan_memory(model)
-    assert plan.arena_bytes == plan.lower_bound_bytes == arena
+    assert plan.arena_bytes == plan.lower_bound_bytes <= most

@@ -6,12 +6,12 @@ by experiment: what is not there shares nothing.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from sublet.frontends.paddle import facts
 from sublet.ir.graph import Node, Value
-from sublet.ops.op import Op, Share, Shares, none, register
-from sublet.tensor import TensorSpec
+from sublet.ops.op import Op, Share, none, register
+from sublet.tensor import Dims, TensorSpec
 
 PREFIX = "paddle."
 UNDEFINED = "undefined"
@@ -38,11 +38,11 @@ def paddle_op(name: str) -> Op:
     """The record of an operator; of one that was never tried, one without facts."""
     of = name.removeprefix(PREFIX)
     known = facts.of(of)
-    same = of in SAME_BYTES and (known.holder or ("X", "Out") in known.inplace)
+    same = of in SAME_BYTES and ("X", "Out") in known.placed
     return Op(
         name,
         views=_same_bytes if same else none,
-        inplace=none if same else _overwriting(known.inplace),
+        inplace=none if same or not known.placed else partial(_overwriting, of),
         pure=of not in RANDOM and (known.known or of in SAME_BYTES),
     )
 
@@ -59,24 +59,26 @@ def _same_bytes(node: Node) -> tuple[Share, ...]:
     return (Share(0, 0),) if size and size == _bytes_of(node.outputs[0]) else ()
 
 
-def _overwriting(pairs: frozenset[tuple[str, str]]) -> Shares:
+def _overwriting(of: str, node: Node) -> tuple[Share, ...]:
     """An output may take the place of an input of its size that stands in no other slot."""
+    sources, targets = node.attrs.get("inputs", ()), node.attrs.get("outputs", ())
+    if not isinstance(sources, tuple) or not isinstance(targets, tuple):
+        return ()
+    operands = dict(zip(sources, node.inputs, strict=False))
+    pairs = facts.of_shapes(of, _dims_of(operands.get("X")), _dims_of(operands.get("Y"))).placed
+    return tuple(
+        Share(j, i)
+        for j, (target, result) in enumerate(zip(targets, node.outputs, strict=False))
+        for i, (source, value) in enumerate(zip(sources, node.inputs, strict=False))
+        if (source, target) in pairs
+        and _bytes_of(result) == _bytes_of(value) > 0
+        and node.inputs.count(value) == 1
+        and sources.count(source) == 1
+    )
 
-    def shares(node: Node) -> tuple[Share, ...]:
-        sources, targets = node.attrs.get("inputs", ()), node.attrs.get("outputs", ())
-        if not isinstance(sources, tuple) or not isinstance(targets, tuple):
-            return ()
-        return tuple(
-            Share(j, i)
-            for j, (target, result) in enumerate(zip(targets, node.outputs, strict=False))
-            for i, (source, value) in enumerate(zip(sources, node.inputs, strict=False))
-            if (source, target) in pairs
-            and _bytes_of(result) == _bytes_of(value) > 0
-            and node.inputs.count(value) == 1
-            and sources.count(source) == 1
-        )
 
-    return shares if pairs else none
+def _dims_of(value: Value | None) -> Dims:
+    return value.spec.shape if value is not None and isinstance(value.spec, TensorSpec) else None
 
 
 register(PREFIX.rstrip("."), paddle_op)
