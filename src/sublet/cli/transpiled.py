@@ -78,6 +78,12 @@ def show_transpiled(source: Path, out: Path | None, report: Report, beside: Sequ
         console.print(printable(f"wrote {out}"), markup=False)
 
 
+def _names(names: Sequence[str]) -> str:
+    """The first of some names."""
+    more = f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else ""
+    return f"{', '.join(names[:MOST_TOLD])}{more}" if names else "persistable variables only"
+
+
 def _arena_words(form: InArena) -> list[Text]:
     """What lies in the arena, and whether that is proven."""
     optimal = "its lower bound" if form.bytes == form.bound else f"lower bound {form.bound:,}"

@@ -84,6 +84,7 @@ def test_unknown_operators_are_left_alone_and_told() -> None:
     program = straight("a = op1(x)", "b = mystery(a)", "c = mystery(b)", "d = relu(c)")
     made = transpile(program)
     assert made.report.left_alone == {"mystery": 2, "op1": 1}
+    assert not report("loopnet0.pdmodel", "sublet").left_alone.keys() & {"feed", "fetch", "while"}
     assert [op.outputs["Out"] for op in made.program.blocks[0].ops][:3] == [("a",), ("b",), ("c",)]
 
 

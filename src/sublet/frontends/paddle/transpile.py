@@ -31,6 +31,9 @@ POLICIES = (*BASELINES, OWN)
 SHARING = "in place"
 """The pass that shares names; in the arena form it is places that are shared."""
 
+MOVERS = ("feed", "fetch", "fetch_v2")
+"""Operators that move what is fed and fetched."""
+
 LOSS = 0x100
 """The bit of `op_role` that says that an operator computes the loss."""
 
@@ -167,7 +170,7 @@ def left_alone(program: Program) -> dict[str, int]:
     found: dict[str, int] = {}
     for block in program.blocks:
         for op in block.ops:
-            if op.block() is None and not of(op.type).known:
+            if op.block() is None and op.type not in MOVERS and not of(op.type).known:
                 found[op.type] = found.get(op.type, 0) + 1
     return dict(sorted(found.items()))
 
