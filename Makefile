@@ -1,6 +1,6 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle mutants bench bench-packing bench-run bench-loops bench-train bench-plan train-digits clean
+.PHONY: help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle mutants bench bench-packing bench-run bench-loops bench-train bench-plan bench-paddle train-digits clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -98,6 +98,9 @@ bench-train: $(VENV)/.installed ## training steps: arenas beside libnnc's and Py
 
 bench-plan: $(VENV)/.installed ## planning time of random nested, rotating, branching loops against their size
 	$(BIN)/python -m benchmarks.planning_time
+
+bench-paddle: $(VENV)/.installed ## policies for Paddle programs, measured by Paddle: SUBLET_PADDLE_PYTHON=PATH has paddlepaddle==3.0.0
+	$(BIN)/python -m benchmarks.paddle.policies
 
 train-digits: $(VENV)/.installed ## train a small ResNet on scikit-learn's digits in the planned arena, beside PyTorch
 	$(BIN)/python -m benchmarks.digits
