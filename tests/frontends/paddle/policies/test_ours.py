@@ -165,6 +165,7 @@ def test_an_output_takes_over_a_dying_input() -> None:
         ("a = conv2d(x)", "b = somebody(a)", "c = concat(b)"),  # an operator without facts
         ("a = somebody(x)", "b = relu(a)"),  # may be a view of x
         ("a = conv2d(x)", "b = matmul_v2(a)"),  # reads while it writes
+        ("a = conv2d(x)", "b = mul(a)"),  # reads many elements for one, whatever an experiment found at one size
         ("a = conv2d(x)", "b = elementwise_mul(a, a)"),  # given twice
         ("b = conv2d(x)", "a = conv2d(b)", "b = relu(a)", "c = concat(b)"),  # was something else before
         ("a = conv2d(x)", "b = relu(a)", "a = conv2d(b)", "c = concat(a, b)"),  # is something else later
@@ -190,6 +191,21 @@ def test_other_sizes_and_types_are_not_taken_over() -> None:
         block = replace(program.blocks[0], vars={**program.blocks[0].vars, "b": other})
         changed = replace(program, blocks=(block,))
         assert in_place(changed) == changed
+
+
+@pytest.mark.parametrize(("dims", "taken"), [((4,), True), ((3, 4), True), ((1, 4), False), ((-1, 4), False)])
+def test_a_gradient_that_adds_up_rows_is_not_written_over(dims: tuple[int, ...], taken: bool) -> None:
+    """Found in a transformer that adds one table of places to every sentence: its second loss was another."""
+    inputs = {"X": ["x"], "Y": ["y"], "Out@GRAD": ["g"]}
+    ops = (
+        new_op("conv2d", {"X": ["x"]}, {"Out": ["g"]}),
+        new_op("elementwise_add_grad", inputs, {"X@GRAD": ["x@GRAD"], "Y@GRAD": ["y@GRAD"]}),
+        new_op("mean", {"X": ["x@GRAD"]}, {"Out": ["loss"]}),
+        new_op("mean", {"X": ["y@GRAD"]}, {"Out": ["loss"]}),
+    )
+    vars = tensors("x", "g", "x@GRAD", dims=(3, 4)) | tensors("y", "y@GRAD", dims=dims) | tensors("loss")
+    changed = in_place(Program((Block(0, -1, -1, vars, ops),), 3_000_000))
+    assert (changed.blocks[0].ops[1].writes != ("x@GRAD", "y@GRAD")) == taken
 
 
 def in_a_loop(*back: Op) -> Program:

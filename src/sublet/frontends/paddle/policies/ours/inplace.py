@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from sublet.frontends.paddle.effects import facts_declared
+from sublet.frontends.paddle.facts import of_shapes
 from sublet.frontends.paddle.policies.ours.mentions import Mention, mentions, renamed
 from sublet.frontends.paddle.policies.ours.untouchable import reasons
-from sublet.frontends.paddle.program import EMPTY, Op, Program, Var
+from sublet.frontends.paddle.program import Op, Program, Var
 from sublet.frontends.paddle.scopes import Scopes
+
+MIXING = frozenset({"mul", "matmul", "matmul_v2", "conv2d", "depthwise_conv2d", "conv2d_transpose", "pool2d", "lstm"})
+"""What reads many elements for one that it writes: right in place at one size, it may be wrong at another."""
 
 
 def in_place(program: Program, keep: Collection[str] = ()) -> Program:
@@ -46,13 +49,24 @@ def _taken_over(
 
 def _pairs(program: Program, block: int, op: Op) -> list[tuple[str, str]]:
     """The names of inputs and outputs that may be the same bytes; an input that is given twice is none of them."""
+    if op.type in MIXING:
+        return []
+    x, y = (_dims(program, block, op.input(slot)) for slot in ("X", "Y"))
+    y = None if y is not None and min(y, default=0) < 0 else y  # it may be one row, or as many as X has
     return [
         (source, target)
-        for slot, into in sorted(facts_declared(program, block, op).inplace)
+        for slot, into in sorted(of_shapes(op.type, x, y).inplace)
         for source in op.inputs.get(slot, ())
         for target in op.outputs.get(into, ())
-        if set(op.writes) <= {target, EMPTY} and op.reads.count(source) == 1
+        if op.reads.count(source) == 1
     ]
+
+
+def _dims(program: Program, block: int, name: str | None) -> tuple[int, ...] | None:
+    """The extents of an input, of a forward value too, as the program declares them."""
+    forward = max(program.blocks[block].forward, 0)
+    var = None if name is None else program.var(block, name) or program.blocks[forward].vars.get(name)
+    return None if var is None else var.dims
 
 
 def _alike(old: Var, new: Var) -> bool:
@@ -61,11 +75,12 @@ def _alike(old: Var, new: Var) -> bool:
 
 
 def _dies(seen: list[Mention], at: int) -> bool:
-    """Whether a name is written before it is read, by operators that keep no view of it, and its bytes are not needed
-    after `at`."""
+    """Whether a name is written before it is read, by operators that keep no view of it, and its bytes are needed at
+    `at`, but not afterwards: what dies earlier is free already, and would only live longer."""
     begins = seen[0].writes and not any(mention.reads for mention in seen if mention.at == seen[0].at)
     known = all(mention.known for mention in seen)
-    return begins and known and not any(mention.reads or mention.writes for mention in seen if mention.at > at)
+    needed = any(mention.reads for mention in seen if mention.at == at)
+    return begins and known and needed and not any(m.reads or m.writes for m in seen if m.at > at)
 
 
 def _born(seen: list[Mention], at: int) -> bool:

@@ -14,7 +14,7 @@ from sublet.frontends.paddle.program import Block, Op, Program
 class Mention:
     """A name at one operator: whether its bytes are read there (else only its shape), or written.
 
-    `known` says whether the operator has facts: another may keep a view of what it is given.
+    `known` says whether the operator has facts, and none that its output is a view of its input: another may be.
     """
 
     at: int
@@ -33,7 +33,8 @@ def mentions(program: Program, blocks: Collection[int]) -> dict[str, list[Mentio
 
 
 def _of(op: Op, at: int) -> Iterator[tuple[str, Mention]]:
-    does, known = effects(op), of(op.type).known
+    does, facts = effects(op), of(op.type)
+    known = facts.known and not facts.shares
     for names, reads, writes in (
         (does.reads, True, False),
         (does.shapes, False, False),
