@@ -55,7 +55,9 @@ def feeds_of(folder: str) -> list[dict[str, Any]]:
                 name, _, run = key.rpartition(".")
                 value = arrays[key]
                 if key + ".lod" in arrays.files:
-                    value = paddle.fluid.create_lod_tensor(value, [arrays[key + ".lod"].tolist()], paddle.CPUPlace())
+                    value = paddle.fluid.create_lod_tensor(
+                        value, [arrays[key + ".lod"].tolist()], framework().core.CPUPlace()
+                    )
                 runs.setdefault(int(run), {})[name] = value
     return [runs[run] for run in sorted(runs)]
 
@@ -69,6 +71,14 @@ def persistables(program: Any) -> list[Any]:
     kinds = framework().core.VarDesc.VarType
     plain = (getattr(kinds, "DENSE_TENSOR", None), getattr(kinds, "LOD_TENSOR", None))
     return [v for v in program.list_vars() if v.persistable and v.type in plain]
+
+
+def draw(scope: Any, program: Any) -> None:
+    """Numbers for what persists, where no program starts it."""
+    random = np.random.RandomState(SEED)
+    for variable in persistables(program):
+        numbers = random.uniform(0.01, 0.1, variable.shape).astype("float32")
+        scope.var(variable.name).get_tensor().set(numbers, framework().core.CPUPlace())
 
 
 def digests(scope: Any, program: Any) -> dict[str, str]:
@@ -104,6 +114,8 @@ def train(folder: str, request: dict[str, Any]) -> dict[str, Any]:
             startup = parsed(os.path.join(folder, "startup.pb"))
             startup.random_seed = SEED
             executor.run(startup)
+        else:
+            draw(scope, program)
         if request["restore"]:
             files.load(program, request["restore"], executor)
         for step in range(request["first"], request["first"] + request["steps"]):

@@ -208,6 +208,15 @@ def test_a_gradient_that_adds_up_rows_is_not_written_over(dims: tuple[int, ...],
     assert (changed.blocks[0].ops[1].writes != ("x@GRAD", "y@GRAD")) == taken
 
 
+def test_an_open_shape_is_taken_over_only_where_the_operator_keeps_it() -> None:
+    """A step of sequences has fewer rows than the one before: `shrink_rnn_memory` and its gradient."""
+    for kind, taken in (("relu", True), ("reshape2", False)):
+        program = straight("a = conv2d(x)", f"b = {kind}(a)", "loss = mean(b)")
+        vars = {name: replace(var, dims=(-1, 4)) for name, var in program.blocks[0].vars.items()}
+        program = replace(program, blocks=(replace(program.blocks[0], vars=vars),))
+        assert (in_place(program).blocks[0].ops[1].writes == ("a",)) == taken
+
+
 def in_a_loop(*back: Op) -> Program:
     """A trained loop that makes `a` from its state and `b` from `a`, with the operators of its gradient block."""
     outer = tensors("state", "go", "state@GRAD") | {"scopes": new_var("scopes", None, kind="STEP_SCOPES")}
@@ -248,7 +257,8 @@ def asked(var_dims: tuple[int, ...], *back: Op) -> list[tuple[str, ...]]:
     program = in_a_loop(*back)
     body = replace(program.blocks[1], vars=tensors("a", "b", dims=var_dims))
     gradient = replace(program.blocks[2], vars=tensors("a@GRAD", "b@GRAD", "c@GRAD", dims=var_dims))
-    program = replace(program, blocks=(program.blocks[0], body, gradient))
+    outer = replace(program.blocks[0], vars=program.blocks[0].vars | tensors("w") | tensors("rows", dims=(-1, 4)))
+    program = replace(program, blocks=(outer, body, gradient))
     return [op.reads for op in shape_proxies(program).blocks[2].ops]
 
 
@@ -259,6 +269,13 @@ WRITES = new_op("assign", {"X": ["state@GRAD"]}, {"Out": ["b@GRAD"]})
 def test_a_shape_is_asked_of_what_the_operator_reads_anyway() -> None:
     assert asked((4,), WRITES, ADDED)[1] == ("b@GRAD", "w", "b@GRAD")
     assert asked((-1, 4), WRITES, ADDED)[1] == ("b@GRAD", "w", "b@GRAD")
+
+
+def test_an_open_shape_is_not_asked_of_what_may_have_more_rows() -> None:
+    rows = replace(ADDED, inputs={**ADDED.inputs, "Y": ("rows",)})
+    assert asked((-1, 4), WRITES, rows)[1] == ("a", "rows", "b@GRAD")
+    shrunk = new_op("shrink_rnn_memory_grad", {"X": ["a"], "Out@GRAD": ["b@GRAD"]}, {"X@GRAD": ["a@GRAD"]})
+    assert asked((-1, 4), WRITES, shrunk)[1] == ("a", "b@GRAD")
 
 
 def test_a_value_that_is_read_elsewhere_in_the_gradient_stays() -> None:

@@ -7,11 +7,13 @@ must be dead in both. Where only its shape is asked for afterwards, the output h
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from sublet.frontends.paddle.facts import of_shapes
 from sublet.frontends.paddle.policies.ours.mentions import Mention, mentions, renamed
+from sublet.frontends.paddle.policies.ours.shapes_kept import alike, found
 from sublet.frontends.paddle.policies.ours.untouchable import reasons
-from sublet.frontends.paddle.program import Op, Program, Var
+from sublet.frontends.paddle.program import Op, Program
 from sublet.frontends.paddle.scopes import Scopes
 
 MIXING = frozenset({"mul", "matmul", "matmul_v2", "conv2d", "depthwise_conv2d", "conv2d_transpose", "pool2d", "lstm"})
@@ -40,7 +42,8 @@ def _taken_over(
             old = names.get(source, source)
             if {old, new} & (untouchable.keys() | names.keys()) or not {old, new} <= variables.keys():
                 continue
-            if _alike(variables[old], variables[new]) and _dies(seen[old], at) and _born(seen[new], at):
+            one = replace(variables[old], name=source)
+            if alike(program, block, op, one, variables[new]) and _dies(seen[old], at) and _born(seen[new], at):
                 names[new] = old
                 seen[old] = sorted((*seen[old], *seen.pop(new)), key=lambda mention: mention.at)
                 break
@@ -63,15 +66,9 @@ def _pairs(program: Program, block: int, op: Op) -> list[tuple[str, str]]:
 
 
 def _dims(program: Program, block: int, name: str | None) -> tuple[int, ...] | None:
-    """The extents of an input, of a forward value too, as the program declares them."""
-    forward = max(program.blocks[block].forward, 0)
-    var = None if name is None else program.var(block, name) or program.blocks[forward].vars.get(name)
+    """The extents of an input as the program declares them."""
+    var = found(program, block, name)
     return None if var is None else var.dims
-
-
-def _alike(old: Var, new: Var) -> bool:
-    """Whether two variables are of one type and shape: then either answers for the shape of the other."""
-    return (old.dtype, old.dims, old.lod_level) == (new.dtype, new.dims, new.lod_level) and old.dtype is not None
 
 
 def _dies(seen: list[Mention], at: int) -> bool:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from sublet.frontends.paddle.facts import of
 from sublet.frontends.paddle.policies.ours.mentions import Mention, mentions
-from sublet.frontends.paddle.program import TENSOR, Block, Op, Program, Var
+from sublet.frontends.paddle.policies.ours.shapes_kept import alike, found
+from sublet.frontends.paddle.program import Block, Op, Program, Var
 
 
 def shape_proxies(program: Program) -> Program:
@@ -28,9 +29,6 @@ class _Scope:
     block: Block
     forward: Mapping[str, Var]
     seen: Mapping[str, list[Mention]]
-
-    def var(self, name: str) -> Var | None:
-        return self.block.vars.get(name) or self.forward.get(name) or self.program.var(self.block.parent, name)
 
     def asked(self, name: str) -> bool:
         """Whether a forward value is mentioned, but no byte of it is read."""
@@ -62,14 +60,10 @@ def _asked_elsewhere(program: Program, gradient: Block) -> Block:
 
 
 def _proxy(scope: _Scope, name: str, op: Op, at: int) -> str:
-    """Another name of the same shape; the name itself where there is none.
-
-    Where an extent is open, only what the operator itself reads can be trusted to have the same one.
-    """
+    """Another name of the same shape; the name itself where there is none."""
     mine = scope.forward[name]
     for other in scope.others(op, at):
-        var = scope.var(other)
-        alike = var is not None and (var.kind, var.dtype, var.dims) == (TENSOR, mine.dtype, mine.dims)
-        if alike and (other in op.reads or min(mine.dims, default=1) >= 0):
+        var = found(scope.program, scope.block.index, other)
+        if var is not None and alike(scope.program, scope.block.index, op, mine, var):
             return other
     return name
