@@ -7,6 +7,7 @@ programs are written by that Paddle (`benchmarks/paddle/programs.py`): 2.6 to 3.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.paddle import book
 from sublet.base.extras import installed
 from sublet.errors import MissingExtraError, RunError
 from sublet.frontends.paddle.decoding import decode
@@ -91,6 +93,18 @@ def test_training_goes_on_from_a_checkpoint(written: Callable[..., Written], tmp
     second = run(made.rewritten, replace(made.training, steps=10, first=10, restore=middle))
     both = replace(second, fetched=first.fetched + second.fetched)
     assert compare(whole, both, made.training.fetch).differences == ()
+
+
+def test_the_book_in_the_paddle_it_was_written_by() -> None:
+    """Sequences, a DynamicRNN, tensor arrays: a Python of its own, because 1.8.5 knows none after 3.8."""
+    chosen = os.environ.get("SUBLET_PADDLE_1_PYTHON")
+    if not chosen:
+        pytest.skip("SUBLET_PADDLE_1_PYTHON names no Python that has paddlepaddle 1.8.5")
+    raw = book.BOOK.read_bytes()
+    rewritten = encode(ours(decode(raw, book.BOOK.name), [book.LOSS]))
+    found = verify(raw, rewritten, book.training(steps=50), chosen)
+    assert found.equal, found.differences[:3]
+    assert found.original.version == "1.8.5"
 
 
 def test_another_program_is_told_by_step_and_name(written: Callable[..., Written]) -> None:

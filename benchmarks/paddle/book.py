@@ -1,0 +1,62 @@
+"""The machine translation of Paddle's book, in the Paddle it was written by: 1.8.5, with an LSTM and a DynamicRNN.
+
+    python -m benchmarks.paddle.book --python PATH [--steps 4]
+
+PATH is the Python (3.6 to 3.8) of an environment with paddlepaddle==1.8.5, protobuf==3.20.3 and numpy below 1.20. That
+Paddle does not count its bytes: `allocations.c` is compiled and preloaded, and counts what it asks of the system.
+Weights and sentences (16, of 4 to 11 words) are drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from sublet.frontends.paddle.decoding import decode
+from sublet.frontends.paddle.encoding import encode
+from sublet.frontends.paddle.policies.ours import ours
+from sublet.frontends.paddle.verify import Training, verify
+
+BESIDE = Path(__file__).parent
+BOOK = BESIDE.parents[1] / "tests" / "frontends" / "paddle" / "programs" / "book_mt_1.8.5.pb"
+LOSS, WORDS, SENTENCES, RUNS = "mean_0.tmp_0", 3000, 16, 3
+
+
+def training(steps: int) -> Training:
+    random = np.random.default_rng(3)
+    feeds, lods = [], []
+    for _ in range(RUNS):
+        source, target = (random.integers(4, 12, SENTENCES) for _ in range(2))
+        lengths = {"src_word_id": source, "target_language_word": target, "target_language_next_word": target}
+        feeds.append({name: random.integers(0, WORDS, (int(each.sum()), 1)) for name, each in lengths.items()})
+        lods.append({name: each.tolist() for name, each in lengths.items()})
+    return Training(None, feeds, [LOSS], steps, lods)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", required=True, help="an interpreter that has paddlepaddle 1.8.5")
+    parser.add_argument("--steps", type=int, default=4)
+    given = parser.parse_args()
+    raw = BOOK.read_bytes()
+    rewritten = encode(ours(decode(raw, BOOK.name), [LOSS]))
+    with TemporaryDirectory() as folder:
+        counter = f"{folder}/allocations.so"
+        command = ["cc", "-O2", "-shared", "-fPIC", str(BESIDE / "allocations.c"), "-o", counter, "-ldl", "-lpthread"]
+        subprocess.run(command, check=True)
+        flags = {"LD_PRELOAD": counter, "FLAGS_use_system_allocator": "1", "FLAGS_eager_delete_tensor_gb": "0"}
+        plain = training(given.steps)
+        asked = Training(None, plain.feeds, plain.fetch, given.steps, plain.lods, flags=flags)
+        found = verify(raw, rewritten, asked, given.python)
+    print(f"paddlepaddle {found.original.version}, {given.steps} steps, bytes beyond weights at the peak of each")
+    print("as written:", *(f"{peak:,}" for peak in found.original.peaks))
+    print("rewritten: ", *(f"{peak:,}" for peak in found.rewritten.peaks))
+    print("every bit is the same" if found.equal else "\n".join(found.differences))
+
+
+if __name__ == "__main__":
+    main()
