@@ -107,6 +107,7 @@ def test_what_is_the_callers_is_not_counted_against_a_budget() -> None:
     assert verdict(planned(text, io="arena"), 1 << 20).fits is None
     bound = planned(text, io="bound")
     assert (bound.not_counted, bound.gap, verdict(bound, 1 << 20).fits) == ((), 0.0, True)
+    assert [storage.name for storage in bound.storages] == ["arena", "%y", "%x"]
 
 
 def test_claims_about_values_outside_are_checked() -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-from sublet.analysis.flow import Point
 from sublet.analysis.layout import Layout
 from sublet.analysis.layouts import Layouts
 from sublet.analysis.options import Options
 from sublet.analysis.windows import obstacle
 from sublet.errors import PlanError
-from sublet.ir.graph import CaseOf, Graph, Value, While
+from sublet.ir.graph import Graph, Value, While
 from sublet.ir.walk import assignments, steps
 from sublet.plan import UPDATE, CopiedMove, Edge
 from sublet.plan.exchange import followers
@@ -101,33 +100,7 @@ def _carried(layout: Layout, assigned: Assigned, bound: Collection[Value], optio
             why = f"%{end.name} may also be a value that has no place in the plan"
         else:
             why = layout.refused.get(end) or "what it would stand for changes while it is needed"
-        declared = assigned.get(end, (start,))  # an update has one source
-        if start in layout.flow.unrolling.pointers and start not in declared:
-            start = _assigner(point, start, end, assigned)
         yield point.planned.edge, start, end, to.nbytes, why
-
-
-def _assigner(point: Point, start: Value, end: Value, assigned: Assigned) -> Value:
-    """What control flow assigns to `end` where it stands for the pointer `start`: that one, or another pointer."""
-    node, declared = point.node, [start]
-    if isinstance(node, CaseOf):
-        declared = assigned[end]
-    elif isinstance(node, While):
-        ends = zip(node.parameters, node.finals, node.inits, node.updates, strict=True)
-        for parameter, final, init, update in ends:
-            if end in (parameter, final):
-                declared = [{"enter": init, "next": update}.get(point.kind, parameter)]
-    return next((value for value in declared if start in _reached(value, assigned)), start)
-
-
-def _reached(value: Value, assigned: Assigned) -> set[Value]:
-    """What a value may stand for, itself included."""
-    found, todo = {value}, [value]
-    while todo:
-        fresh = [source for source in assigned.get(todo.pop(), ()) if source not in found]
-        found.update(fresh)
-        todo += fresh
-    return found
 
 
 def _of_update(layout: Layout, source: Value, target: Value) -> str:
