@@ -22,6 +22,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from sublet.frontends.paddle.encoding import encode
+from sublet.frontends.paddle.program import Block, Program, new_op, new_var
+from sublet.tensor import DType
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = ("README.md", "docs/loops.md", "docs/memory.md", "docs/text_form.md", "docs/training.md")
 BLOCK = re.compile(r"^```(python|sublet)\n(.*?)^```$|^ {4}(sublet [^\n]*)$", re.MULTILINE | re.DOTALL)
@@ -88,6 +92,15 @@ def _furnish(folder: Path) -> None:
     """The files that the documents speak of."""
     np.save(folder / "x.npy", np.ones((1, 3, 32, 32), np.float32))
     (folder / "problem.csv").write_text("id,lower,upper,size\na,0,4,64\nb,2,6,128\nc,5,9,64\n", encoding="utf-8")
+    for name in ("inference.pdmodel", "train.pb"):
+        (folder / name).write_bytes(encode(_paddle()))
+
+
+def _paddle() -> Program:
+    """A program of Paddle's with an open batch and open extents of pictures."""
+    vars_ = {name: new_var(name, DType.F32, (-1, 3, -1, -1)) for name in ("x", "a", "y")}
+    ops = (new_op("relu", {"X": ["x"]}, {"Out": ["a"]}), new_op("sigmoid", {"X": ["a"]}, {"Out": ["y"]}))
+    return Program((Block(0, -1, -1, vars_, ops),), 3_000_000)
 
 
 def _arrays() -> dict[str, Any]:

@@ -69,9 +69,7 @@ def show_transpiled(source: Path, out: Path | None, report: Report, beside: Sequ
     if report.left_alone:
         each = ", ".join(f"{name} ({count})" for name, count in report.left_alone.items())
         console.print(Text(printable(f"left alone, as nothing is known of them: {each}"), "dim"))
-    console.print(
-        Text(printable(f"there after a run: {', '.join(report.kept) or 'persistable variables only'}"), "dim")
-    )
+    console.print(Text(printable(f"there after a run: {_names(report.kept)}"), "dim"))
     if beside:
         console.print(table(beside))
     if out is not None:

@@ -212,6 +212,14 @@ def test_the_command_prints_live_sets(cli: Cli) -> None:
     assert cli("transpile", BESIDE / "mt.pb", "--live", "--report")[0] == 2
 
 
+def test_the_command_names_a_few_of_many(cli: Cli) -> None:
+    """What a run leaves: the loss that the program tells, and what is asked for, five of them."""
+    asked = [name for name in read("cond.pb").blocks[0].vars if name.startswith("linear_")][:6]
+    status, said, _ = cli("transpile", BESIDE / "cond.pb", *(word for name in asked for word in ("--keep", name)))
+    assert status == 0
+    assert f"there after a run: {', '.join(asked[:5])} and 2 more" in said
+
+
 def test_bad_input_of_the_command(cli: Cli, tmp_path: Path) -> None:
     missing = cli("transpile", tmp_path / "missing.pb")
     assert missing[0] == 2
