@@ -35,7 +35,7 @@ OURS = "ours"
 
 @dataclass
 class Tally:
-    """What came of it. Programs that Paddle itself computes in two ways, as some of its gradients do, are `unstable`."""
+    """What came of it. `unstable` are programs that Paddle itself computes in two ways, as it does some gradients."""
 
     programs: int = 0
     accepted: Counter[str] = field(default_factory=Counter)
