@@ -19,9 +19,15 @@ import pytest
 from benchmarks.paddle import book
 from sublet.base.extras import installed
 from sublet.errors import MissingExtraError, RunError
+from sublet.frontends.paddle.arena import Arena, arena
+from sublet.frontends.paddle.arena.views import ARENA
 from sublet.frontends.paddle.decoding import decode
+from sublet.frontends.paddle.effects import there
 from sublet.frontends.paddle.encoding import encode
+from sublet.frontends.paddle.flow import flow
 from sublet.frontends.paddle.policies.ours import ours
+from sublet.frontends.paddle.program import Program, new_op
+from sublet.frontends.paddle.shapes import bound
 from sublet.frontends.paddle.verify import PYTHON, Outcome, Training, compare, python, run, verify
 
 WRITER = Path(__file__).parents[3] / "benchmarks" / "paddle" / "programs.py"
@@ -64,6 +70,60 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Written]:
         return Written((folder / "program.pb").read_bytes(), training)
 
     return write
+
+
+SEQUENTIAL = {"FLAGS_new_executor_sequential_run": "1"}
+
+
+@pytest.mark.parametrize("network", SMALL)
+def test_fifty_steps_are_equal_in_a_poisoned_arena(written: Callable[..., Written], network: str) -> None:
+    """The arena is full of NaN before every run."""
+    made = written(network, *SMALL[network])
+    program = decode(made.program, network)
+    form = arena(program, bound(program), made.training.fetch, poisoned=True)
+    training = replace(made.training, steps=50, flags=SEQUENTIAL)
+    found = verify(made.program, encode(form.program), training)
+    assert found.equal, found.differences[:3]
+    assert len(form.places) > 20
+
+
+@pytest.mark.parametrize("network", SMALL)
+def test_every_planned_variable_lies_at_its_address(
+    written: Callable[..., Written], network: str, tmp_path: Path
+) -> None:
+    """A Python function after every operator is given the arena and what was written, and subtracts the addresses."""
+    made = written(network, *SMALL[network])
+    program = decode(made.program, network)
+    form = arena(program, bound(program), made.training.fetch)
+    watched, wanted = watched_places(form)
+    (tmp_path / "program.pb").write_bytes(encode(watched))
+    assert made.training.startup is not None
+    (tmp_path / "startup.pb").write_bytes(made.training.startup)
+    feeds = {f"{name}.{run}": array for run, feed in enumerate(made.training.feeds) for name, array in feed.items()}
+    np.savez(tmp_path / "feeds.npz", **feeds)
+    (tmp_path / "wanted.json").write_text(json.dumps(wanted))
+    script = Path(__file__).with_name("addresses.py")
+    subprocess.run([python(), str(script), str(tmp_path)], check=True, capture_output=True)
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert seen["elsewhere"] == []
+    assert set(seen["names"]) == {str(place) for place in form.places}
+
+
+def watched_places(form: Arena) -> tuple[Program, list[list[tuple[str, int]]]]:
+    """The program with a `py_func` after each operator that writes what is planned, and the offsets each should see."""
+    scopes, wanted, blocks = flow(form.program).scopes, [], []
+    for block in form.program.blocks:
+        ops = []
+        for op in block.ops:
+            ops.append(op)
+            places = {name: scopes.place(block.index, name) for name in there(op.writes)}
+            mine = [name for name, place in places.items() if place in form.places]
+            if mine and op.type not in ("view_slice", "while", "conditional_block"):
+                wanted.append([(str(places[name]), form.places[places[name]][0]) for name in mine])
+                attrs = {"forward_callable_id": len(wanted) - 1, "backward_callable_id": -1}
+                ops.append(new_op("py_func", {"X": [ARENA, *mine]}, {"Out": []}, attrs))
+        blocks.append(replace(block, ops=tuple(ops)))
+    return replace(form.program, blocks=tuple(blocks)), wanted
 
 
 @pytest.mark.parametrize("network", SMALL)

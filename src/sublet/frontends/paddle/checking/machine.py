@@ -176,10 +176,10 @@ def computed(step: Step) -> None:
     run, op = step.run, step.op
     known = facts.of(op.type)
     operands = []
-    reads: list[tuple[str, Place]] = []
+    reads: list[tuple[str, int, Place]] = []
     for slot, names in sorted(op.inputs.items()):
         seen = []
-        for name in names:
+        for position, name in enumerate(names):
             if name == EMPTY:
                 continue
             term = step.read(name)
@@ -189,7 +189,7 @@ def computed(step: Step) -> None:
             if slot in known.shape_only:
                 term = run.terms.shape(term)
             elif variable is not None and variable.place is not None:
-                reads.append((slot, variable.place))
+                reads.append((slot, position, variable.place))
             seen.append(term)
         operands.append((slot, tuple(seen)))
     result = ("op", op.type, attributes(op), tuple(operands), *_draw(step))
@@ -199,12 +199,13 @@ def computed(step: Step) -> None:
         _literal(step, term)
         written.append((slot, name, term, step.place(name, term)))
     # an op that writes over what it still reads spoils all that it computes of it
-    spoiled = next(filter(None, (_destroyed(step, slot, place, reads) for slot, _, _, place in written)), "")
-    for i, (_, name, term, place) in enumerate(written):
+    spoiled = next(filter(None, (_destroyed(step, slot, name, place, reads) for slot, name, _, place in written)), "")
+    for i, (slot, name, term, place) in enumerate(written):
         why = spoiled
         if any(place.meets(other) for *_, other in written[:i] + written[i + 1 :]):
             why = "lies on another output of the same op"
-        if known.holder and any(place.allocation is p.allocation and place.begin != p.begin for _, p in reads):
+        on = any(place.begin == p.begin and _view_over(op, source, k, slot) for source, k, p in reads)
+        if known.holder and not on and any(place.allocation is p.allocation and place != p for *_, p in reads):
             why = f"was not written by {step.where}, which takes two places of one allocation for one"
         variable = step.variable(name)
         var = run.program.var(step.block.index, name)
@@ -230,16 +231,24 @@ def _results(op: Op) -> Iterator[tuple[str, str, int]]:
                 yield slot, name, position
 
 
-def _destroyed(step: Step, slot: str, place: Place, reads: list[tuple[str, Place]]) -> str:
+def _destroyed(step: Step, slot: str, name: str, place: Place, reads: list[tuple[str, int, Place]]) -> str:
     """Why an output cannot be what it should: the op writes it over what it still reads; empty if it can."""
-    allowed = facts.of(step.op.type).inplace
-    for source, other in reads:
+    op = step.op
+    for source, position, other in reads:
         if not place.meets(other):
             continue
-        usual = (step.op.type, source, slot) in step.run.usual
-        if (place.begin, place.end) != (other.begin, other.end) or not (usual or (source, slot) in allowed):
+        by_name = name in op.reads and (source, slot) in facts.of(op.type).inplace
+        safe = by_name or (name not in op.reads and _view_over(op, source, position, slot))
+        usual = (op.type, source, slot) in step.run.usual
+        if (place.begin, place.end) != (other.begin, other.end) or not (usual or safe):
             return f"was computed by {step.where} while that wrote over {source}, which it was still reading"
     return ""
+
+
+def _view_over(op: Op, source: str, position: int, slot: str) -> bool:
+    """Whether an output may be a view at the place of that argument."""
+    known = facts.of(op.type)
+    return (source, slot) in known.placed or (position == 0 and (source, slot) in known.placed_first)
 
 
 def attributes(op: Op) -> tuple[tuple[str, object], ...]:
@@ -288,7 +297,8 @@ def _number(step: Step) -> float | None:
         one = isinstance(shape, (list, tuple)) and all(size == 1 for size in shape)
         given = any(op.inputs.get(slot) for slot in ("ValueTensor", "ShapeTensor", "ShapeTensorList"))
         return float(value) if one and not given and isinstance(value, (int, float)) else None
-    numbers = [terms.literal.get(step.read(step.one(slot))) if step.one(slot) else None for slot in ("X", "Y")]
+    names = [step.op.input(slot) or EMPTY for slot in ("X", "Y")]  # layer_norm has an output Y
+    numbers = [terms.literal.get(step.read(name)) if name != EMPTY else None for name in names]
     x, y = numbers
     if x is None:
         return None
