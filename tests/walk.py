@@ -99,7 +99,16 @@ def _furnish(folder: Path) -> None:
 def _paddle() -> Program:
     """A program of Paddle's with an open batch and open extents of pictures."""
     vars_ = {name: new_var(name, DType.F32, (-1, 3, -1, -1)) for name in ("x", "a", "y")}
-    ops = (new_op("relu", {"X": ["x"]}, {"Out": ["a"]}), new_op("sigmoid", {"X": ["a"]}, {"Out": ["y"]}))
+    ends = {
+        name: new_var(name, None, kind=kind) for name, kind in (("feed", "FEED_MINIBATCH"), ("fetch", "FETCH_LIST"))
+    }
+    ops = (
+        new_op("feed", {"X": ["feed"]}, {"Out": ["x"]}, {"col": 0}),
+        new_op("relu", {"X": ["x"]}, {"Out": ["a"]}),
+        new_op("sigmoid", {"X": ["a"]}, {"Out": ["y"]}),
+        new_op("fetch", {"X": ["y"]}, {"Out": ["fetch"]}, {"col": 0}),
+    )
+    vars_ |= ends
     return Program((Block(0, -1, -1, vars_, ops),), 3_000_000)
 
 
