@@ -9,6 +9,7 @@ from sublet.errors import ModelError
 from sublet.frontends.model import read_model
 from sublet.frontends.paddle.convert.model import from_program
 from sublet.frontends.paddle.decoding import decode
+from sublet.frontends.paddle.facts import of, of_shapes
 from sublet.frontends.paddle.program import Attr, Block, Op, Program, Var, new_op, new_var
 from sublet.ir.graph import CaseOf, While
 from sublet.ops import lookup
@@ -171,3 +172,12 @@ def test_what_may_be_overwritten_depends_on_shapes() -> None:
         variables = [tensor("x", *x), tensor("y", *y), tensor("z", 2, 4), FETCH]
         (node,) = from_program(Program((block(ops, variables),))).graph.nodes
         assert [share.input for share in lookup(node.op).inplace(node)] == shares
+
+
+def test_what_is_right_by_chance_is_not_done_in_place() -> None:
+    """Each was seen to be wrong in Paddle for other sizes than those of the programs that were tried."""
+    assert not of("mul").inplace
+    assert not of("depthwise_conv2d").placed
+    for width, safe in ((16, True), (12, False), (35, False)):
+        assert bool(of_shapes("layer_norm", (3, width), None).placed) is safe
+    assert not of_shapes("layer_norm", None, None).inplace
