@@ -110,6 +110,22 @@ def test_a_loop_saves_no_input_that_its_body_updates_in_one_op() -> None:
     assert not rules(mt, told, LOSSES["mt"])
 
 
+def test_a_loop_has_an_input_once() -> None:
+    """Paddle saves each input of a training loop under a name made from its own, and fails over the second."""
+    mt = given("mt")
+    twice = changed(
+        mt, 0, "while", lambda op: replace(op, inputs={**op.inputs, "X": (*op.inputs["X"], op.inputs["X"][0])})
+    )
+    assert "twice" in rules(mt, twice, LOSSES["mt"])
+
+
+def test_a_mask_is_what_it_was() -> None:
+    """Whether a condition is cast or not, it chooses alike; Paddle takes no other type."""
+    cond = given("cond")
+    uncast = changed(cond, 0, "select_input", lambda op: replace(op, inputs={**op.inputs, "Mask": ("tmp_1",)}))
+    assert "differs" in rules(cond, uncast, LOSSES["cond"])
+
+
 def test_a_block_takes_nothing_from_around_it_that_its_owner_does_not_name() -> None:
     mt = given("mt")
     wrong = changed(

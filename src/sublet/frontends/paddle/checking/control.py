@@ -204,14 +204,20 @@ def _true(op: Op, name: str) -> bool:
 
 
 def _select_input(step: Step) -> None:
-    chosen = step.op.inputs["X"][int(step.run.choices.holds(step.read(step.one("Mask"))))]
-    step.write(step.one("Out"), step.read(chosen))
+    step.write(step.one("Out"), step.read(step.op.inputs["X"][_chosen(step)]))
 
 
 def _select_output(step: Step) -> None:
-    chosen = step.op.outputs["Out"][int(step.run.choices.holds(step.read(step.one("Mask"))))]
+    chosen = step.op.outputs["Out"][_chosen(step)]
     if chosen != EMPTY:
         step.write(chosen, step.read(step.one("X")))
+
+
+def _chosen(step: Step) -> int:
+    """Which of the tensors a mask picks."""
+    mask = step.read(step.one("Mask"))
+    step.observe(mask)
+    return int(step.run.choices.holds(mask))
 
 
 def _assign(step: Step) -> None:

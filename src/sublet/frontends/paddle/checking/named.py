@@ -5,6 +5,7 @@ The executor makes variables of the former, and orders and frees by the latter.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from sublet.errors import Finding
@@ -33,6 +34,11 @@ def _found(program: Program) -> Iterator[tuple[int, str, Finding]]:
             inner = op.block()
             if inner is None:
                 continue
+            for name, count in Counter(op.inputs.get("X", ())).items():
+                if op.type == "while" and count > 1:
+                    where = f"block {block.index}, op {i} (while)"
+                    what = f"%{name} is an input more than once, and the loop saves each under one name"
+                    yield inner, name, Finding("twice", where, what)
             told = {*op.reads, *op.writes, *(f"{name}{GRAD}" for name in op.reads)}
             forward = program.blocks[inner].forward
             told |= set(program.blocks[forward].vars) if forward >= 0 else set()
