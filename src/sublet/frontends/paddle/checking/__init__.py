@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sublet.errors import Finding, PlanViolation
 from sublet.frontends.paddle.checking.control import run_block
 from sublet.frontends.paddle.checking.machine import Known, Run, Sizes, Step, inplace_of
-from sublet.frontends.paddle.checking.named import unnamed
+from sublet.frontends.paddle.checking.named import VIEW, unnamed
 from sublet.frontends.paddle.checking.terms import Choices, Term, Terms
 from sublet.frontends.paddle.program import TENSOR, Op, Program
 
@@ -29,11 +29,14 @@ class Judgement:
     findings  what is wrong, each with block, op and name; nothing when the programs are equal
     trips     the numbers of rounds that loops were run for whose condition is no known number
     every_way whether every combination of branches was tried for each of them
+    in_order  whether it holds only where operators run in the order they are written: views in one tensor are nothing
+              that Paddle orders by (`FLAGS_new_executor_sequential_run=1`)
     """
 
     findings: tuple[Finding, ...]
     trips: tuple[int, ...]
     every_way: bool
+    in_order: bool = False
 
     @property
     def equal(self) -> bool:
@@ -66,7 +69,8 @@ def judge(
         if not asked:
             break  # every loop knows how often it runs
         tried.append(count)
-    return Judgement(tuple(findings), tuple(tried), every_way)
+    in_order = any(op.type == VIEW for block in rewritten.blocks for op in block.ops)
+    return Judgement(tuple(findings), tuple(tried), every_way, in_order)
 
 
 def _differences(first: Run, second: Run) -> Iterator[Finding]:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 
 from sublet.frontends.paddle.checking.arrays import ARRAYS
 from sublet.frontends.paddle.checking.machine import Run, Step, computed
-from sublet.frontends.paddle.checking.storage import Allocation, Array, Place, Scope, Variable
-from sublet.frontends.paddle.checking.terms import Term
+from sublet.frontends.paddle.checking.storage import Allocation, Array, Place, Scope, Variable, tensor
 from sublet.frontends.paddle.program import EMPTY, Block, Op, Program
 
 GRAD = "@GRAD"
@@ -32,9 +31,7 @@ def run_block(run: Run, index: int, scope: Scope, kept: frozenset[str]) -> None:
 
 
 def _gone(run: Run, step: Step) -> Variable:
-    place = Place(Allocation(1), 0, 1)
-    place.put(run.terms.lost(f"was freed after {step.where}, which is the last of its block to name it"))
-    return Variable(place)
+    return tensor(run.terms.lost(f"was freed after {step.where}, which is the last of its block to name it"), 1)
 
 
 def _last_mentions(block: Block, kept: frozenset[str]) -> dict[int, list[str]]:
@@ -66,10 +63,7 @@ def _while(step: Step) -> None:
         scope = Scope(step.scope) if training else single
         copied = _copied_inputs(step, program.blocks[inner]) if training else {}
         run_block(run, inner, scope, kept)
-        for name, (term, nbytes) in copied.items():
-            place = Place(Allocation(nbytes), 0, nbytes)
-            place.put(term)
-            scope.variables[name] = Variable(place)
+        scope.variables.update(copied)
         rounds.append(scope)
         count += 1
     if step.one("StepScopes"):
@@ -90,7 +84,7 @@ def _goes_on(step: Step, count: int) -> bool:
     return bool(condition)
 
 
-def _copied_inputs(step: Step, body: Block) -> dict[str, tuple[Term, int]]:
+def _copied_inputs(step: Step, body: Block) -> dict[str, Variable]:
     """What a training loop saves at the start of a round, so that its gradient finds it: inputs that are tensors.
 
     Not parameters, and not what an op of the body has among its inputs and its outputs.
@@ -103,7 +97,8 @@ def _copied_inputs(step: Step, body: Block) -> dict[str, tuple[Term, int]]:
         if name in updated or (var is not None and var.parameter) or variable is None or variable.place is None:
             continue
         term = variable.place.term
-        saved[name] = (step.run.terms.lost(name) if term is None else term, variable.place.nbytes)
+        saved[name] = tensor(step.run.terms.lost(name) if term is None else term, variable.place.nbytes)
+        saved[name].shown = variable.shown
     return saved
 
 
@@ -120,9 +115,7 @@ def _while_grad(step: Step) -> None:
     first = True
     for body in reversed(variable.scopes if variable else ()):
         for outer, own in zip(outside, inside, strict=True):
-            given = scope.find(outer)
-            shared = body.here(str(own))
-            shared.place, shared.array = _nothing_as_zeros(step, outer, given)
+            body.here(str(own)).be(_nothing_as_zeros(step, outer, scope.find(outer)))
         run_block(run, inner, body, kept)
         for name, gradient in zip(inputs, gradients, strict=False):
             found = body.find(f"{name}{GRAD}")
@@ -130,9 +123,9 @@ def _while_grad(step: Step) -> None:
                 continue
             target = scope.found(gradient)
             if found.array is not None:
-                target.place, target.array = None, found.array
+                target.be(Variable(array=found.array))
             elif gradient in outside and not first:
-                target.place = found.place
+                target.be(found)
             else:
                 inner_step = Step(run, run.program.blocks[inner], len(run.program.blocks[inner].ops), op, body)
                 begun = run.terms.of("zeros") if first else step.read(gradient)
@@ -145,14 +138,12 @@ def _while_grad(step: Step) -> None:
         variable.scopes = []
 
 
-def _nothing_as_zeros(step: Step, name: str, given: Variable | None) -> tuple[Place | None, Array | None]:
+def _nothing_as_zeros(step: Step, name: str, given: Variable | None) -> Variable:
     """The gradient of an output as a round finds it: the one outside, or zeros where nobody made one."""
     if given is None or (given.place is None and given.array is None):
-        place = Place(Allocation(1), 0, 1)
-        place.put(step.run.terms.of("zeros for", name.removesuffix(GRAD)))
-        return place, None
+        return tensor(step.run.terms.of("zeros for", name.removesuffix(GRAD)), 1)
     array = None if given.array is None else Array(dict(given.array.elements), given.array.source)
-    return given.place, array
+    return Variable(given.place, given.shown, array)
 
 
 def _conditional(step: Step) -> None:
@@ -177,7 +168,7 @@ def _conditional_grad(step: Step) -> None:
     if not _taken(step) or variable is None or not variable.scopes:
         for name, gradient in zip(inputs, gradients, strict=False):
             if gradient not in (EMPTY, ""):
-                step.write(gradient, run.terms.of("zeros like", run.terms.shape(step.read(name))))
+                step.write(gradient, run.terms.of("zeros like", step.shape(name)))
         return
     body = variable.scopes[0]
     kept = frozenset(f"{name}{GRAD}" for name in inputs)
@@ -186,7 +177,7 @@ def _conditional_grad(step: Step) -> None:
     for name, gradient in zip(inputs, gradients, strict=False):
         if gradient not in (EMPTY, ""):
             found = body.find(f"{name}{GRAD}") is not None
-            term = last.read(f"{name}{GRAD}") if found else run.terms.of("zeros like", run.terms.shape(step.read(name)))
+            term = last.read(f"{name}{GRAD}") if found else run.terms.of("zeros like", step.shape(name))
             step.write(gradient, term)
     variable.scopes = []
 
@@ -269,7 +260,7 @@ def _view(step: Step) -> None:
         step.run.tell(step.where, f"the view of bytes {begin} to {end} leaves its tensor", "view")
         return
     target = step.scope.found(step.one("out"))
-    target.place, target.array = Place(source.place.allocation, source.place.begin + begin, end - begin), None
+    target.be(Variable(Place(source.place.allocation, source.place.begin + begin, end - begin)))
 
 
 def _empty(step: Step) -> None:

@@ -13,9 +13,10 @@ from math import prod
 from typing import Protocol
 
 from sublet.errors import Finding
-from sublet.frontends.paddle import facts
 from sublet.frontends.paddle.checking.storage import Allocation, Array, Place, Scope, Variable
 from sublet.frontends.paddle.checking.terms import Choices, Term, Terms
+from sublet.frontends.paddle.effects import facts_declared
+from sublet.frontends.paddle.facts import OpFacts
 from sublet.frontends.paddle.program import ARRAY, EMPTY, Block, Op, Program
 from sublet.tensor import Dims, DType
 
@@ -142,6 +143,17 @@ class Step:
             self.run.tell(self.where, f"%{name} {why}", "destroyed")
         return term
 
+    def shape(self, name: str) -> Term:
+        """What a name shows to an op that reads its shape only."""
+        terms, variable = self.run.terms, self.scope.find(name)
+        shown = variable.shown if variable is not None and variable.array is None else None
+        if shown is None:
+            return terms.shape(self.read(name))
+        why = terms.why_lost(shown)
+        if why:
+            self.run.tell(self.where, f"%{name} {why}", "destroyed")
+        return terms.shape(shown)
+
     def place(self, name: str, term: Term) -> Place:
         """Where a term goes that is written to a name: over what is there, if it fits."""
         nbytes = max(1, self._nbytes(name, term))
@@ -155,7 +167,7 @@ class Step:
             if dtype != var.dtype:
                 self.run.tell(self.where, f"%{name} is declared as {var.dtype}, and gets {dtype}", "dtype")
         variable = self.scope.found(name)
-        variable.place, variable.array = place or self.place(name, term), None
+        variable.place, variable.shown, variable.array = place or self.place(name, term), term, None
         variable.place.put(term)
 
     def _nbytes(self, name: str, term: Term) -> int:
@@ -174,7 +186,7 @@ class Step:
 def computed(step: Step) -> None:
     """An op that computes its outputs from its inputs."""
     run, op = step.run, step.op
-    known = facts.of(op.type)
+    known = facts_declared(run.program, step.block.index, op)
     operands = []
     reads: list[tuple[str, int, Place]] = []
     for slot, names in sorted(op.inputs.items()):
@@ -182,15 +194,12 @@ def computed(step: Step) -> None:
         for position, name in enumerate(names):
             if name == EMPTY:
                 continue
-            term = step.read(name)
             variable = step.variable(name)
-            if term == run.terms.of("nothing"):
+            seen.append(step.shape(name) if slot in known.shape_only else step.read(name))
+            if variable is None or (variable.place is None and variable.array is None):
                 _absent(step, slot, name)
-            if slot in known.shape_only:
-                term = run.terms.shape(term)
-            elif variable is not None and variable.place is not None:
+            elif slot not in known.shape_only and variable.place is not None:
                 reads.append((slot, position, variable.place))
-            seen.append(term)
         operands.append((slot, tuple(seen)))
     result = ("op", op.type, attributes(op), tuple(operands), *_draw(step))
     written: list[tuple[str, str, Term, Place]] = []
@@ -199,12 +208,14 @@ def computed(step: Step) -> None:
         _literal(step, term)
         written.append((slot, name, term, step.place(name, term)))
     # an op that writes over what it still reads spoils all that it computes of it
-    spoiled = next(filter(None, (_destroyed(step, slot, name, place, reads) for slot, name, _, place in written)), "")
+    spoiled = next(
+        filter(None, (_destroyed(step, known, slot, name, place, reads) for slot, name, _, place in written)), ""
+    )
     for i, (slot, name, term, place) in enumerate(written):
         why = spoiled
         if any(place.meets(other) for *_, other in written[:i] + written[i + 1 :]):
             why = "lies on another output of the same op"
-        on = any(place.begin == p.begin and _view_over(op, source, k, slot) for source, k, p in reads)
+        on = any(place.begin == p.begin and _view_over(known, source, k, slot) for source, k, p in reads)
         if known.holder and not on and any(place.allocation is p.allocation and place != p for *_, p in reads):
             why = f"was not written by {step.where}, which takes two places of one allocation for one"
         variable = step.variable(name)
@@ -231,23 +242,24 @@ def _results(op: Op) -> Iterator[tuple[str, str, int]]:
                 yield slot, name, position
 
 
-def _destroyed(step: Step, slot: str, name: str, place: Place, reads: list[tuple[str, int, Place]]) -> str:
+def _destroyed(
+    step: Step, known: OpFacts, slot: str, name: str, place: Place, reads: list[tuple[str, int, Place]]
+) -> str:
     """Why an output cannot be what it should: the op writes it over what it still reads; empty if it can."""
     op = step.op
     for source, position, other in reads:
         if not place.meets(other):
             continue
-        by_name = name in op.reads and (source, slot) in facts.of(op.type).inplace
-        safe = by_name or (name not in op.reads and _view_over(op, source, position, slot))
+        by_name = name in op.reads and (source, slot) in known.inplace
+        safe = by_name or (name not in op.reads and _view_over(known, source, position, slot))
         usual = (op.type, source, slot) in step.run.usual
         if (place.begin, place.end) != (other.begin, other.end) or not (usual or safe):
             return f"was computed by {step.where} while that wrote over {source}, which it was still reading"
     return ""
 
 
-def _view_over(op: Op, source: str, position: int, slot: str) -> bool:
+def _view_over(known: OpFacts, source: str, position: int, slot: str) -> bool:
     """Whether an output may be a view at the place of that argument."""
-    known = facts.of(op.type)
     return (source, slot) in known.placed or (position == 0 and (source, slot) in known.placed_first)
 
 
@@ -282,6 +294,9 @@ COMPARED = {
 }
 
 
+COUNTING = {"increment", "scale", *COMPARED}
+
+
 def _literal(step: Step, term: Term) -> None:
     """Note the number that a result is, where it is one that is known: counters and what they are compared with."""
     value = _number(step)
@@ -297,6 +312,8 @@ def _number(step: Step) -> float | None:
         one = isinstance(shape, (list, tuple)) and all(size == 1 for size in shape)
         given = any(op.inputs.get(slot) for slot in ("ValueTensor", "ShapeTensor", "ShapeTensorList"))
         return float(value) if one and not given and isinstance(value, (int, float)) else None
+    if op.type not in COUNTING:
+        return None
     names = [step.op.input(slot) or EMPTY for slot in ("X", "Y")]  # layer_norm has an output Y
     numbers = [terms.literal.get(step.read(name)) if name != EMPTY else None for name in names]
     x, y = numbers

@@ -12,6 +12,7 @@ from sublet.errors import Finding
 from sublet.frontends.paddle.program import EMPTY, Block, Program
 
 GRAD = "@GRAD"
+VIEW = "view_slice"
 
 
 def unnamed(original: Program, rewritten: Program) -> list[Finding]:
@@ -59,8 +60,10 @@ def _declared(program: Program, block: Block, name: str) -> bool:
 
 
 def _free(program: Program, block: Block) -> Iterator[tuple[int, str]]:
-    """The names in a block that are not its own, nor persist."""
+    """The names in a block that are not its own, nor persist, nor are only looked at for a view: see `Judgement`."""
     for i, op in enumerate(block.ops):
+        if op.type == VIEW:
+            continue
         for name in dict.fromkeys((*op.reads, *op.writes)):
             var = program.var(block.index, name)
             if name not in (EMPTY, "") and name not in block.vars and not (var is not None and var.persistable):

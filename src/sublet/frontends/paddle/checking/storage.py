@@ -95,11 +95,26 @@ class Array:
 
 @dataclass
 class Variable:
-    """What a name stands for in a scope: a tensor, an array, or the scopes of a loop's rounds; or nothing yet."""
+    """What a name stands for in a scope: a tensor, an array, or the scopes of a loop's rounds; or nothing yet.
+
+    `shown` is what was written to the tensor by this name last: it has that shape, whatever its bytes are by now.
+    """
 
     place: Place | None = None
+    shown: Term | None = None
     array: Array | None = None
     scopes: list[Scope] = field(default_factory=list)
+
+    def be(self, other: Variable) -> None:
+        """Stand for what another variable stands for."""
+        self.place, self.shown, self.array = other.place, other.shown, other.array
+
+
+def tensor(term: Term, nbytes: int) -> Variable:
+    """A tensor in an allocation of its own."""
+    place = Place(Allocation(nbytes), 0, nbytes)
+    place.put(term)
+    return Variable(place, term)
 
 
 class Scope:
