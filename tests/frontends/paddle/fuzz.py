@@ -1,6 +1,6 @@
 """Programs that Paddle makes at random, rewritten and mutated, judged by the checker, and run in Paddle.
 
-    python -m tests.frontends.paddle.fuzz [--programs 200] [--first 0] [--mutants 6]
+    python -m tests.frontends.paddle.fuzz [--programs 200] [--first 0] [--mutants 6] [--arenas]
 
 What the checker accepts must compute the same bits in Paddle; every rewriting of ours must be accepted. It needs a
 Python with paddlepaddle, which SUBLET_PADDLE_PYTHON names.
@@ -19,10 +19,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sublet.frontends.paddle.arena import arena
 from sublet.frontends.paddle.checking import judge
 from sublet.frontends.paddle.decoding import decode
 from sublet.frontends.paddle.encoding import encode
 from sublet.frontends.paddle.policies.ours import ours
+from sublet.frontends.paddle.policies.ours.reorder import optimise_early
 from sublet.frontends.paddle.program import Program
 from sublet.frontends.paddle.shapes import bound
 
@@ -30,7 +32,7 @@ from .mutants import MUTATIONS
 
 SCRIPT = Path(__file__).with_name("in_paddle.py")
 BATCH = 50
-OURS = "ours"
+OURS, ARENA = "ours", "arena"
 AGAIN = 8
 """So often is an original run again where something differs: some gradients in Paddle read what nobody wrote."""
 
@@ -39,6 +41,7 @@ AGAIN = 8
 class Tally:
     """What came of it. `unstable` are programs that Paddle itself computes in two ways, as it does some gradients."""
 
+    arenas: bool = False  # whether arena forms are made too, and all runs of Paddle in the order that is written
     programs: int = 0
     accepted: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -51,7 +54,7 @@ def batch(first: int, count: int, mutants: int, python: str, tally: Tally) -> No
     """Make, judge, run and compare some programs."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        made = _paddle(python, "make", str(folder), str(first), str(count))
+        made = _paddle(tally, python, "make", str(folder), str(first), str(count))
         if made:
             raise SystemExit(made)
         told: dict[str, tuple[str, bool]] = {}
@@ -59,12 +62,12 @@ def batch(first: int, count: int, mutants: int, python: str, tally: Tally) -> No
             seed = path.name.split(".")[0]
             tally.programs += 1
             _variants(folder, seed, mutants, told, tally)
-        answers = _answers(python, folder)
+        answers = _answers(tally, python, folder)
         differing = {file.split(".")[0] for file in told if answers[file] != answers[f"{file.split('.')[0]}.pb"]}
         for seed in differing:
             for i in range(AGAIN):
                 (folder / f"{seed}.again{i}.pb").write_bytes((folder / f"{seed}.pb").read_bytes())
-        answers = _answers(python, folder)
+        answers = _answers(tally, python, folder)
         for seed in differing:
             own = [answers[f"{seed}.pb"], *(answers[f"{seed}.again{i}.pb"] for i in range(AGAIN))]
             if any(answer != own[0] for answer in own):
@@ -81,9 +84,9 @@ def batch(first: int, count: int, mutants: int, python: str, tally: Tally) -> No
                 tally.needless[kind] += 1
 
 
-def _answers(python: str, folder: Path) -> dict[str, object]:
+def _answers(tally: Tally, python: str, folder: Path) -> dict[str, object]:
     """What the programs of a folder compute in Paddle."""
-    while _paddle(python, "run", str(folder)):
+    while _paddle(tally, python, "run", str(folder)):
         pass  # a mutant took Paddle down: on with the next one
     answers: dict[str, object] = json.loads((folder / "answers.json").read_text())
     return answers
@@ -98,6 +101,8 @@ def _variants(folder: Path, seed: str, mutants: int, told: dict[str, tuple[str, 
         return
     rng = random.Random(int(seed))
     rewritten: list[tuple[str, Program | None]] = [(OURS, ours(original, {loss}))]
+    if tally.arenas:
+        rewritten.append((ARENA, arena(optimise_early(original), bound(optimise_early(original)), {loss}).program))
     for mutation in rng.choices(MUTATIONS, k=mutants):
         rewritten.append((mutation.__name__, mutation(rng, original)))
     for i, (kind, program) in enumerate(rewritten):
@@ -105,16 +110,18 @@ def _variants(folder: Path, seed: str, mutants: int, told: dict[str, tuple[str, 
             continue
         judged = judge(original, program, sizes, keep=[loss])
         (tally.accepted if judged.equal else tally.refused)[kind] += 1
-        if kind == OURS and not judged.equal:
-            tally.wrong.append(f"{seed}: our own rewriting is refused: {judged.findings[0]}")
+        if kind in (OURS, ARENA) and not judged.equal:
+            tally.wrong.append(f"{seed}: our own rewriting ({kind}) is refused: {judged.findings[0]}")
         file = f"{seed}.{i}.pb"
         (folder / file).write_bytes(encode(program))
         told[file] = (kind, judged.equal)
 
 
-def _paddle(python: str, *arguments: str) -> str:
+def _paddle(tally: Tally, python: str, *arguments: str) -> str:
     """Run the script with Paddle; what it said if it failed."""
     environment = {**os.environ, "PYTHONHASHSEED": "0"}  # Paddle lists the names of loops as a set does
+    if tally.arenas:
+        environment["FLAGS_new_executor_sequential_run"] = "1"
     done = subprocess.run([python, str(SCRIPT), *arguments], capture_output=True, text=True, env=environment)
     return done.stderr[-2000:] if done.returncode else ""
 
@@ -124,8 +131,9 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=200)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--mutants", type=int, default=6)
+    parser.add_argument("--arenas", action="store_true", help="arena forms too")
     chosen = parser.parse_args()
-    tally = Tally()
+    tally = Tally(chosen.arenas)
     python = os.environ.get("SUBLET_PADDLE_PYTHON", sys.executable)
     for first in range(chosen.first, chosen.first + chosen.programs, BATCH):
         batch(first, min(BATCH, chosen.first + chosen.programs - first), chosen.mutants, python, tally)

@@ -15,8 +15,9 @@ def test_what_is_accepted_computes_the_same_bits_in_paddle() -> None:
         found = python()
     except MissingExtraError as missing:
         pytest.skip(str(missing))
-    tally = Tally()
+    tally = Tally(arenas=True)
     batch(9000, 12, 4, found, tally)
     assert not tally.wrong
     assert tally.accepted["ours"]
+    assert tally.accepted["arena"]
     assert sum(tally.refused.values())
