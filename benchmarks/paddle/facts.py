@@ -22,6 +22,9 @@ REFUTED = {
 }
 """Ops that may not be done in place, although every use of them in the given programs is right by chance."""
 
+DROPPING = {"dropout"}
+"""Ops that copy only as inference does: the given programs use them so."""
+
 TRIALS = Path(__file__).with_name("trials.py")
 Row = dict[str, Any]
 
@@ -100,6 +103,8 @@ def write(versions: dict[str, dict[str, list[Row]]]) -> None:
             told = {**told, "inplace": []}
             for how in ("placed", "placed_first"):
                 told.pop(how, None)
+        if name in DROPPING:
+            told.pop("equal", None)
         other = facts_of([row for row in every if not row["plain"]])
         if other is not None and other != told:
             told["broadcast"] = other

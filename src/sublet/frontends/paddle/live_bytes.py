@@ -72,10 +72,12 @@ class _Lives(Walk[_Value]):
             source = read.get(op.input("X") or "")
             if self.persistable(place) or self.is_array(place):
                 continue
-            if slot == "Out" and (op.type in SAME or ("X", "Out") in of(op.type).equal):
+            nbytes = self.asked.sizes.written(block, index, place)
+            as_many = source is not None and source.nbytes == nbytes
+            if slot == "Out" and (op.type in SAME or (as_many and ("X", "Out") in of(op.type).equal)):
                 self.is_now(place, source)
                 continue
-            value = self.new(place, self.asked.sizes.written(block, index, place))
+            value = self.new(place, nbytes)
             offered = [
                 (name, found)
                 for taken, names in op.inputs.items()
