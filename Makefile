@@ -1,6 +1,6 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle mutants bench bench-packing bench-run bench-loops bench-train bench-plan bench-paddle train-digits clean
+.PHONY: help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle mutants bench bench-packing bench-run bench-loops bench-train bench-plan bench-paddle train-digits clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -64,6 +64,14 @@ fuzz: $(VENV)/.installed build/check ## generated programs, plans, models, kerne
 	$(BIN)/python -m tests.frontends.paddle.hostile --flips 10000
 	for kind in facts operators gradients; do \
 	  $(BIN)/python -m tests.fuzz_kernels --seconds $(or $(SECONDS),600) --kind $$kind || exit 1; done
+
+build/paddle/.installed:
+	$(PYTHON) -m venv --clear build/paddle
+	build/paddle/bin/python -m pip install --quiet paddlepaddle==3.0.0 setuptools
+	touch $@
+
+test-paddle: $(VENV)/.installed build/paddle/.installed ## the tests that run programs in Paddle 3.0.0, which gets an environment of its own
+	SUBLET_PADDLE_PYTHON=$(CURDIR)/build/paddle/bin/python $(BIN)/python -m pytest --numprocesses logical --dist worksteal tests/frontends/paddle
 
 fuzz-paddle: $(VENV)/.installed ## random Paddle programs, rewritten and mutated, judged and run in Paddle; SUBLET_PADDLE_PYTHON names its Python; PROGRAMS=2000
 	$(BIN)/python -m tests.frontends.paddle.fuzz --programs $(or $(PROGRAMS),2000)

@@ -16,6 +16,7 @@ from sublet.frontends.paddle.shapes import bound
 from sublet.tensor import DType
 
 from .given import BESIDE
+from .mutants import renamed, with_block
 
 LOSSES = {"cond": "mean_1.tmp_0", "mt": "mean_2.tmp_0"}
 
@@ -27,24 +28,6 @@ def given(name: str) -> Program:
 
 def rules(original: Program, rewritten: Program, loss: str) -> set[str]:
     return {finding.rule for finding in judge(original, rewritten, bound(original), keep=[loss]).findings}
-
-
-def with_block(program: Program, index: int, **changes: object) -> Program:
-    blocks = list(program.blocks)
-    blocks[index] = replace(blocks[index], **changes)  # type: ignore[arg-type]
-    return replace(program, blocks=tuple(blocks))
-
-
-def renamed(program: Program, old: str, new: str, blocks: tuple[int, ...]) -> Program:
-    """Another name for a variable in some blocks, wherever an op names it in a slot."""
-
-    def side(slots: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-        return {slot: tuple(new if name == old else name for name in names) for slot, names in slots.items()}
-
-    for index in blocks:
-        ops = [replace(op, inputs=side(op.inputs), outputs=side(op.outputs)) for op in program.blocks[index].ops]
-        program = with_block(program, index, ops=tuple(ops))
-    return program
 
 
 def changed(program: Program, block: int, type_: str, change: Callable[[Op], Op]) -> Program:
