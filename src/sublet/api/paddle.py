@@ -43,7 +43,7 @@ def transpile(
 
     The first five arguments are those of `fluid.memory_optimize`: what stays as it is, whether to say what was done,
     and the published level 0 or 1 (then `skip_grads` too); without a level it is Sublet's own policy. `arena` asks for
-    the arena form, which needs FLAGS_new_executor_sequential_run=1 and is not proven as a whole. `keep` is what
+    the arena form, which needs FLAGS_new_executor_sequential_run=1 and is proven for that order. `keep` is what
     will be fetched beside losses, `shapes` and `dims` are extents that the program leaves open, `max_trips` how often
     loops run where the program does not say it. The program that is given stays as it is.
     Raises ModelError for what is no program or not in it, PlanError for a policy that is not there, PlanViolation if

@@ -140,7 +140,7 @@ def test_the_translation_of_thirty_words_holds_a_quarter(written: Callable[..., 
     made = written("translation")
     found = verify(made.program, made.rewritten, replace(made.training, steps=4))
     assert found.equal, found.differences[:3]
-    assert min(found.original.peaks) > 49_000_000
+    assert 4 * min(found.rewritten.peaks) < min(found.original.peaks)  # Paddle frees on a thread of its own
     assert min(found.rewritten.peaks) < 11_700_000
 
 

@@ -70,7 +70,9 @@ def _touched(program: Program, flow: Flow, sizes: Sizes) -> dict[Place, str]:
 def facts_at(block: int, op: Op, sizes: Sizes) -> OpFacts:
     """The facts of an operator where it stands."""
     x, y = (op.input(slot) for slot in ("X", "Y"))
-    return of_shapes(op.type, sizes.dims(block, x) if x else None, sizes.dims(block, y) if y else None)
+    known = (name and sizes.program.home(block, name) is not None for name in (x, y))  # else Paddle makes it in a scope
+    dims = [sizes.dims(block, name) if told and name else None for name, told in zip((x, y), known, strict=True)]
+    return of_shapes(op.type, dims[0], dims[1])
 
 
 def _left_alone(op: Op, facts: OpFacts) -> tuple[str, ...]:

@@ -103,8 +103,11 @@ def shared(
     program: Program, flow: Flow, lives: LiveRanges[Place], sizes: Sizes, found: Mapping[Place, int]
 ) -> tuple[Classes, dict[Place, str]]:
     """The classes of the variables `found`, and those that must leave the arena because of where another lies."""
-    points = {
-        flow.at[block.index, index]: (block.index, op) for block in program.blocks for index, op in enumerate(block.ops)
+    points = {  # a block that nothing runs has none
+        flow.at[block.index, index]: (block.index, op)
+        for block in program.blocks
+        for index, op in enumerate(block.ops)
+        if (block.index, index) in flow.at
     }
     allowed = {at: tuple(_pairs(flow, *where, sizes, found)) for at, where in sorted(points.items())}
     classes = Classes(lives, found, allowed)

@@ -174,8 +174,13 @@ class Step:
         """Bytes of a term; 1 where its extents are open."""
         run = self.run
         if run.sizes is not None and term not in run.known.nbytes:
-            dims = run.sizes.written.get((self.block.index, self.index, name), run.sizes.dims(self.block.index, name))
-            dtype = run.sizes.dtype(self.block.index, name)
+            here = self.block.index
+            if run.program.home(here, name) is None:  # a gradient block sees what its forward block left in the scope
+                here = self.block.forward
+            if run.program.home(here, name) is None:
+                return 1
+            dims = run.sizes.written.get((self.block.index, self.index, name)) or run.sizes.dims(here, name)
+            dtype = run.sizes.dtype(here, name)
             if dims is not None and None not in dims and dtype is not None:
                 known = tuple(extent for extent in dims if extent is not None)
                 run.terms.dims.setdefault(term, known)
