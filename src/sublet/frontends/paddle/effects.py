@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sublet.frontends.paddle.facts import OpFacts, of, of_shapes
 from sublet.frontends.paddle.program import EMPTY, Op, Program
+from sublet.tensor import Dims
 
 PARTLY = {"write_to_array": ("Out",), "select_output": ("Out",), "array_write": ("Out",), "set_value": ("Out",)}
 """Slots of which an operator writes a part only: what was there before is still there beside it."""
@@ -32,11 +33,20 @@ def effects(op: Op) -> Effects:
     return Effects(reads, tuple(name for name in shapes if name not in reads), writes, adds)
 
 
-def facts_declared(program: Program, block: int, op: Op) -> OpFacts:
-    """The facts of an operator where it stands, by the extents that the program declares of its inputs X and Y."""
-    found = [program.var(block, name) if (name := op.input(slot)) else None for slot in ("X", "Y")]
-    x, y = (None if var is None or -1 in var.dims else var.dims for var in found)
+def facts_where(op: Op, dims: Callable[[str], Dims]) -> OpFacts:
+    """The facts of an operator where its inputs X and Y have these extents."""
+    x, y = (dims(name) if (name := op.input(slot)) else None for slot in ("X", "Y"))
     return of_shapes(op.type, x, y)
+
+
+def facts_declared(program: Program, block: int, op: Op) -> OpFacts:
+    """The facts of an operator where it stands, by the extents that the program declares."""
+
+    def declared(name: str) -> Dims:
+        var = program.var(block, name)
+        return None if var is None or -1 in var.dims else var.dims
+
+    return facts_where(op, declared)
 
 
 def there(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -44,8 +44,9 @@ class Sizes:
     written: Mapping[tuple[int, int, str], Dims]
 
     def dims(self, block: int, name: str) -> Dims:
-        """Extents of a variable; None for each that is open, or differs between assignments."""
-        every = self.seen.get(self._key(block, name), ())
+        """Extents of a variable; None for each that is open or differs between assignments, and if none is declared."""
+        home = self.program.home(block, name)
+        every = self.seen.get((home, name), ()) if home is not None else ()
         found = every[0] if every else None
         for dims in every[1:]:
             found = joined(found, dims)

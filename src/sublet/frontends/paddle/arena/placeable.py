@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sublet.frontends.paddle.effects import there
-from sublet.frontends.paddle.facts import OpFacts, of_shapes
+from sublet.frontends.paddle.effects import facts_where, there
+from sublet.frontends.paddle.facts import OpFacts
 from sublet.frontends.paddle.flow import GRAD, Flow
 from sublet.frontends.paddle.program import TENSOR, Op, Program
 from sublet.frontends.paddle.scopes import FORWARD_OWNERS, Place
@@ -69,10 +69,7 @@ def _touched(program: Program, flow: Flow, sizes: Sizes) -> dict[Place, str]:
 
 def facts_at(block: int, op: Op, sizes: Sizes) -> OpFacts:
     """The facts of an operator where it stands."""
-    x, y = (op.input(slot) for slot in ("X", "Y"))
-    known = (name and sizes.program.home(block, name) is not None for name in (x, y))  # else Paddle makes it in a scope
-    dims = [sizes.dims(block, name) if told and name else None for name, told in zip((x, y), known, strict=True)]
-    return of_shapes(op.type, dims[0], dims[1])
+    return facts_where(op, lambda name: sizes.dims(block, name))
 
 
 def _left_alone(op: Op, facts: OpFacts) -> tuple[str, ...]:

@@ -174,11 +174,8 @@ class Step:
         """Bytes of a term; 1 where its extents are open."""
         run = self.run
         if run.sizes is not None and term not in run.known.nbytes:
-            here = self.block.index
-            if run.program.home(here, name) is None:  # a gradient block sees what its forward block left in the scope
-                here = self.block.forward
-            if run.program.home(here, name) is None:
-                return 1
+            own = run.program.home(self.block.index, name) is not None
+            here = self.block.index if own else self.block.forward  # a gradient block sees what the forward one left
             dims = run.sizes.written.get((self.block.index, self.index, name)) or run.sizes.dims(here, name)
             dtype = run.sizes.dtype(here, name)
             if dims is not None and None not in dims and dtype is not None:
