@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from sublet.frontends.paddle.program import EMPTY, TENSOR, Block, Program
@@ -19,13 +19,9 @@ def with_block(program: Program, index: int, **changes: object) -> Program:
 
 def renamed(program: Program, old: str, new: str, blocks: tuple[int, ...]) -> Program:
     """Another name for a variable in some blocks, wherever an op names it in a slot."""
-
-    def side(slots: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-        return {slot: tuple(new if name == old else name for name in names) for slot, names in slots.items()}
-
     for index in blocks:
-        ops = [replace(op, inputs=side(op.inputs), outputs=side(op.outputs)) for op in program.blocks[index].ops]
-        program = with_block(program, index, ops=tuple(ops))
+        ops = tuple(op.renamed({old: new}) for op in program.blocks[index].ops)
+        program = with_block(program, index, ops=ops)
     return program
 
 

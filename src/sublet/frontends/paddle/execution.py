@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sublet.frontends.paddle.effects import effects, there
-from sublet.frontends.paddle.flow import GRAD
-from sublet.frontends.paddle.program import Op
+from sublet.frontends.paddle.program import GRAD, Op
 from sublet.frontends.paddle.scopes import Owner, Place, Scopes
 from sublet.frontends.paddle.walk import Asked, Scope, Walk
 

@@ -20,10 +20,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sublet.frontends.paddle.effects import effects, there
-from sublet.frontends.paddle.program import ARRAY, Op, Program
+from sublet.frontends.paddle.program import ARRAY, GRAD, Op, Program
 from sublet.frontends.paddle.scopes import Owner, Place, Scopes
 
-GRAD = "@GRAD"
 """What Paddle appends to a name to find its gradient inside a gradient block."""
 
 

@@ -7,7 +7,7 @@ back as those bytes, unknown fields and their order included; see `encoding.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sublet.errors import ModelError
 from sublet.tensor import DType
@@ -15,6 +15,8 @@ from sublet.tensor import DType
 TENSOR, ROWS, ARRAY, SCOPES, TABLE = "DENSE_TENSOR", "SELECTED_ROWS", "TENSOR_ARRAY", "STEP_SCOPES", "RANK_TABLE"
 EMPTY = "@EMPTY@"
 """The name Paddle gives to what is not there."""
+GRAD = "@GRAD"
+"""What Paddle adds to a name for that of its gradient, in slots too."""
 
 AttrValue = (
     bool | int | float | complex | str | tuple[bool, ...] | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
@@ -79,6 +81,16 @@ class Op:
 
     def output(self, slot: str) -> str | None:
         return next(iter(self.outputs.get(slot, ())), None)
+
+    def renamed(self, names: Mapping[str, str]) -> Op:
+        """The operator with other names in its slots; itself where it mentions none of them."""
+        if names.keys().isdisjoint((*self.reads, *self.writes)):
+            return self
+        inputs, outputs = (
+            {slot: tuple(names.get(name, name) for name in found) for slot, found in side.items()}
+            for side in (self.inputs, self.outputs)
+        )
+        return replace(self, inputs=inputs, outputs=outputs)
 
     @property
     def reads(self) -> tuple[str, ...]:

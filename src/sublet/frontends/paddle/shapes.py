@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from sublet.errors import ModelError, SpecError
-from sublet.frontends.paddle.program import EMPTY, ROWS, SCOPES, Op, Program, Var
+from sublet.frontends.paddle.program import EMPTY, GRAD, ROWS, SCOPES, Op, Program, Var
 from sublet.frontends.paddle.rules.call import Call, Operand, show
-from sublet.frontends.paddle.rules.table import GRADIENT, known, results
+from sublet.frontends.paddle.rules.table import known, results
 from sublet.tensor import Dims, DType
 
 SEQUENCES = "sequences"
@@ -78,8 +78,8 @@ class Sizes:
     def dtype(self, block: int, name: str) -> DType | None:
         """The type of a variable's elements; a gradient has that of what it is the gradient of."""
         var = self.program.var(block, name)
-        if var is not None and var.dtype is None and GRADIENT in name:
-            var = self.program.var(block, name.partition(GRADIENT)[0]) or var
+        if var is not None and var.dtype is None and GRAD in name:
+            var = self.program.var(block, name.partition(GRAD)[0]) or var
         return var.dtype if var is not None else None
 
     @property
@@ -243,9 +243,9 @@ class _Walk:
     def _of_gradient(self, block: int, key: Key, dims: Dims, state: State) -> Dims:
         """What the name of a gradient adds: it has the extents of what it is the gradient of."""
         name = key[1]
-        if GRADIENT not in name or (dims is not None and None not in dims):
+        if GRAD not in name or (dims is not None and None not in dims):
             return dims
-        of = self.key(block, name.partition(GRADIENT)[0])
+        of = self.key(block, name.partition(GRAD)[0])
         if of is None or self.program.blocks[key[0]].vars[name].kind == ROWS:
             return dims
         return _meet(dims, self.read(block, of[1], state).dims)

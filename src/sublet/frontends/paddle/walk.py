@@ -12,8 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 from sublet.errors import PlanError
 from sublet.frontends.paddle.effects import there
-from sublet.frontends.paddle.flow import GRAD
-from sublet.frontends.paddle.program import ARRAY, Op, Program
+from sublet.frontends.paddle.program import ARRAY, GRAD, Op, Program
 from sublet.frontends.paddle.scalars import Number, follow
 from sublet.frontends.paddle.scopes import Owner, Place, Scopes
 

@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from sublet.frontends.paddle.effects import facts_where, there
 from sublet.frontends.paddle.facts import OpFacts
-from sublet.frontends.paddle.flow import GRAD, Flow
-from sublet.frontends.paddle.program import TENSOR, Op, Program
+from sublet.frontends.paddle.flow import Flow
+from sublet.frontends.paddle.program import GRAD, TENSOR, Op, Program
 from sublet.frontends.paddle.scopes import FORWARD_OWNERS, Place
 from sublet.frontends.paddle.shapes import Sizes
 

@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from sublet.errors import Finding
-from sublet.frontends.paddle.program import EMPTY, Block, Program
+from sublet.frontends.paddle.program import EMPTY, GRAD, Block, Program
 
-GRAD = "@GRAD"
 VIEW = "view_slice"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from sublet.frontends.paddle.program import Op, Program
@@ -36,11 +36,7 @@ class Draft:
         every = list(ops)
         self.done.append(Renaming(*every[0], name, taken))
         for at in every:
-            op = self.ops[at]
-            if name in op.reads or name in op.writes:
-                self.ops[at] = replace(
-                    op, inputs=_renamed(op.inputs, name, taken), outputs=_renamed(op.outputs, name, taken)
-                )
+            self.ops[at] = self.ops[at].renamed({name: taken})
 
     def finished(self) -> Program:
         if not self.done:
@@ -50,9 +46,3 @@ class Draft:
             for block in self.program.blocks
         ]
         return replace(self.program, blocks=tuple(blocks))
-
-
-def _renamed(slots: Mapping[str, tuple[str, ...]], name: str, taken: str) -> Mapping[str, tuple[str, ...]]:
-    if not any(name in names for names in slots.values()):
-        return slots
-    return {slot: tuple(taken if each == name else each for each in names) for slot, names in slots.items()}

@@ -54,15 +54,4 @@ def renamed(program: Program, blocks: Collection[int], names: Mapping[str, str])
 
 def _renamed(block: Block, names: Mapping[str, str]) -> Block:
     kept = {name: var for name, var in block.vars.items() if name not in names}
-    return replace(block, vars=kept, ops=tuple(_relabelled(op, names) for op in block.ops))
-
-
-def _relabelled(op: Op, names: Mapping[str, str]) -> Op:
-    """An operator with other names in its slots; itself where it mentions none of them."""
-    if not any(name in names for name in (*op.reads, *op.writes)):
-        return op
-    inputs, outputs = (
-        {slot: tuple(names.get(name, name) for name in slot_names) for slot, slot_names in side.items()}
-        for side in (op.inputs, op.outputs)
-    )
-    return replace(op, inputs=inputs, outputs=outputs)
+    return replace(block, vars=kept, ops=tuple(op.renamed(names) for op in block.ops))

@@ -6,7 +6,7 @@ rows that a sequence's step has no more of. Then it takes an operator that gives
 
 from __future__ import annotations
 
-from sublet.frontends.paddle.program import TENSOR, Op, Program, Var
+from sublet.frontends.paddle.program import GRAD, TENSOR, Op, Program, Var
 
 KEEPING = frozenset(
     {
@@ -48,6 +48,6 @@ def _keeps(program: Program, block: int, op: Op, one: Var, other: Var) -> bool:
         for side in (op.inputs, op.outputs)
         for slot, names in side.items()
         for name in names
-        if slot.removesuffix("@GRAD") in ("X", "Out", "Y")
+        if slot.removesuffix(GRAD) in ("X", "Out", "Y")
     }
     return {one.name, other.name} <= whole

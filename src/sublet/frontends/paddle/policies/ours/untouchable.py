@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 
-from sublet.frontends.paddle.program import EMPTY, TENSOR, Op, Program, Var
+from sublet.frontends.paddle.program import EMPTY, GRAD, TENSOR, Op, Program, Var
 from sublet.frontends.paddle.scopes import Scopes
-
-GRAD = "@GRAD"
 
 
 def reasons(program: Program, keep: Collection[str] = ()) -> Mapping[str, str]:
