@@ -22,8 +22,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from sublet.frontends.paddle.encoding import encode
-from sublet.frontends.paddle.program import Block, Program, new_op, new_var
+from sublet.frontends.paddle.format.encoding import encode
+from sublet.frontends.paddle.format.program import Block, Program, new_op, new_var
 from sublet.tensor import DType
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -16,10 +16,10 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from sublet.frontends.paddle.decoding import decode
-from sublet.frontends.paddle.encoding import encode
+from sublet.frontends.paddle.format.decoding import decode
+from sublet.frontends.paddle.format.encoding import encode
 from sublet.frontends.paddle.policies.ours import ours
-from sublet.frontends.paddle.verify import Training, verify
+from sublet.frontends.paddle.running.verify import Training, verify
 
 BESIDE = Path(__file__).parent
 BOOK = BESIDE.parents[1] / "tests" / "frontends" / "paddle" / "programs" / "book_mt_1.8.5.pb"

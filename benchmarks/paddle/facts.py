@@ -1,4 +1,4 @@
-"""Regenerates `src/sublet/frontends/paddle/facts.json` by experiment against installed versions of Paddle.
+"""Regenerates `src/sublet/frontends/paddle/operators/facts.json` by experiment against installed versions of Paddle.
 
     python -m benchmarks.paddle.facts --python PATH [--python PATH ...] PROGRAM...
 
@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from sublet.frontends.paddle.facts import FACTS
+from sublet.frontends.paddle.operators.facts import FACTS
 
 REFUTED = {
     "depthwise_conv2d": "wrong in place for kernels of 1 x 1, and where channels multiply",

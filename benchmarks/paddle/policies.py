@@ -26,16 +26,16 @@ from rich.console import Console
 from rich.table import Table
 
 from sublet.errors import SubletError
-from sublet.frontends.paddle.decoding import decode
-from sublet.frontends.paddle.encoding import encode
-from sublet.frontends.paddle.memory import Memory, SizesOfRenamed, memory, memory_of
+from sublet.frontends.paddle.format.decoding import decode
+from sublet.frontends.paddle.format.encoding import encode
+from sublet.frontends.paddle.format.program import Program
+from sublet.frontends.paddle.lives.scopes import Place
+from sublet.frontends.paddle.operators.shapes import bound
+from sublet.frontends.paddle.peaks.memory import Memory, SizesOfRenamed, memory, memory_of
 from sublet.frontends.paddle.policies.levels import transpiled
 from sublet.frontends.paddle.policies.ours import ours
 from sublet.frontends.paddle.policies.seed import seed
-from sublet.frontends.paddle.program import Program
-from sublet.frontends.paddle.scopes import Place
-from sublet.frontends.paddle.shapes import bound
-from sublet.frontends.paddle.verify import Outcome, Training, compare, python, run
+from sublet.frontends.paddle.running.verify import Outcome, Training, compare, python, run
 
 WRITER = Path(__file__).with_name("programs.py")
 PROGRAMS: Mapping[str, tuple[str, ...]] = {

@@ -13,11 +13,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from sublet.errors import ModelError
-from sublet.frontends.paddle.decoding import decode
-from sublet.frontends.paddle.encoding import encode
+from sublet.frontends.paddle.format.decoding import decode
+from sublet.frontends.paddle.format.encoding import encode
+from sublet.frontends.paddle.running.verify import Training, verify
 from sublet.frontends.paddle.transpile import OWN, Asked, Report
 from sublet.frontends.paddle.transpile import transpile as rewritten
-from sublet.frontends.paddle.verify import Training, verify
 
 __all__ = ["Training", "transpile", "verify"]
 

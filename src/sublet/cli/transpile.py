@@ -15,10 +15,10 @@ from sublet.cli.console import DOES_NOT_FIT, UNKNOWN, answered, answers, print_j
 from sublet.cli.options import bound_dims, bound_extents, bound_trips
 from sublet.cli.transpiled import compared, in_json, show_transpiled
 from sublet.errors import PlanError
-from sublet.frontends.paddle.decoding import decode
-from sublet.frontends.paddle.encoding import encode
-from sublet.frontends.paddle.live_sets import live_lines
-from sublet.frontends.paddle.scopes import Place
+from sublet.frontends.paddle.format.decoding import decode
+from sublet.frontends.paddle.format.encoding import encode
+from sublet.frontends.paddle.lives.live_sets import live_lines
+from sublet.frontends.paddle.lives.scopes import Place
 from sublet.frontends.paddle.transpile import Asked, kept, transpile
 
 

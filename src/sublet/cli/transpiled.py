@@ -14,8 +14,8 @@ from rich.text import Text
 from sublet.base.printable import printable
 from sublet.cli.console import answers
 from sublet.errors import PlanViolation
-from sublet.frontends.paddle.memory import Memory
-from sublet.frontends.paddle.program import Program
+from sublet.frontends.paddle.format.program import Program
+from sublet.frontends.paddle.peaks.memory import Memory
 from sublet.frontends.paddle.transpile import POLICIES, Asked, InArena, Report, Transpiled, transpile
 
 MOST_TOLD = 5

@@ -21,12 +21,12 @@ from pathlib import Path
 
 from sublet.frontends.paddle.arena import arena
 from sublet.frontends.paddle.checking import judge
-from sublet.frontends.paddle.decoding import decode
-from sublet.frontends.paddle.encoding import encode
+from sublet.frontends.paddle.format.decoding import decode
+from sublet.frontends.paddle.format.encoding import encode
+from sublet.frontends.paddle.format.program import Program
+from sublet.frontends.paddle.operators.shapes import bound
 from sublet.frontends.paddle.policies.ours import ours
 from sublet.frontends.paddle.policies.ours.reorder import optimise_early
-from sublet.frontends.paddle.program import Program
-from sublet.frontends.paddle.shapes import bound
 
 from .mutants import MUTATIONS
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from sublet.frontends.paddle.program import Attr, Block, Op, Program, Var, new_op, new_var
+from sublet.frontends.paddle.format.program import Attr, Block, Op, Program, Var, new_op, new_var
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.tensor import DType
 

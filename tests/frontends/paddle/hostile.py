@@ -12,9 +12,9 @@ from collections import Counter
 
 from sublet.errors import ModelError, SubletError
 from sublet.frontends.paddle.convert.model import from_program
-from sublet.frontends.paddle.decoding import decode
-from sublet.frontends.paddle.encoding import encode
-from sublet.frontends.paddle.program import Program
+from sublet.frontends.paddle.format.decoding import decode
+from sublet.frontends.paddle.format.encoding import encode
+from sublet.frontends.paddle.format.program import Program
 from sublet.planning.pipeline import plan_memory
 from tests.frontends.paddle.given import BESIDE
 

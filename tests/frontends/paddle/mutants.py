@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from sublet.frontends.paddle.program import EMPTY, TENSOR, Block, Program
+from sublet.frontends.paddle.format.program import EMPTY, TENSOR, Block, Program
 
 Mutation = Callable[[random.Random, Program], Program | None]
 

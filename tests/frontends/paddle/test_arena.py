@@ -8,13 +8,13 @@ import pytest
 
 from sublet.analysis.liveness import liveness
 from sublet.errors import ModelError
-from sublet.frontends.paddle import facts
 from sublet.frontends.paddle.arena import Arena, arena
-from sublet.frontends.paddle.decoding import decode
-from sublet.frontends.paddle.flow import flow
-from sublet.frontends.paddle.program import Program
-from sublet.frontends.paddle.scopes import Place
-from sublet.frontends.paddle.shapes import bound
+from sublet.frontends.paddle.format.decoding import decode
+from sublet.frontends.paddle.format.program import Program
+from sublet.frontends.paddle.lives.flow import flow
+from sublet.frontends.paddle.lives.scopes import Place
+from sublet.frontends.paddle.operators import facts
+from sublet.frontends.paddle.operators.shapes import bound
 from tests.frontends.paddle.given import program_files
 
 MT, COND = "mean_2.tmp_0", "mean_1.tmp_0"

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from sublet.frontends.paddle.decoding import decode
-from sublet.frontends.paddle.memory import SizesOfRenamed, memory_of
+from sublet.frontends.paddle.format.decoding import decode
+from sublet.frontends.paddle.format.program import Attr, Program, new_var
+from sublet.frontends.paddle.lives.scopes import Place
+from sublet.frontends.paddle.operators.shapes import bound
+from sublet.frontends.paddle.peaks.memory import SizesOfRenamed, memory_of
 from sublet.frontends.paddle.policies.levels import transpiled
 from sublet.frontends.paddle.policies.renaming import Renaming
 from sublet.frontends.paddle.policies.seed import seed
-from sublet.frontends.paddle.program import Attr, Program, new_var
-from sublet.frontends.paddle.scopes import Place
-from sublet.frontends.paddle.shapes import bound
 from sublet.tensor import DType
 from tests.frontends.paddle.given import program_files
 from tests.frontends.paddle.written import straight

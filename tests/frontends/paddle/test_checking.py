@@ -10,9 +10,9 @@ from itertools import pairwise
 import pytest
 
 from sublet.frontends.paddle.checking import judge
-from sublet.frontends.paddle.decoding import decode
-from sublet.frontends.paddle.program import Block, Op, Program, Var, new_op, new_var
-from sublet.frontends.paddle.shapes import bound
+from sublet.frontends.paddle.format.decoding import decode
+from sublet.frontends.paddle.format.program import Block, Op, Program, Var, new_op, new_var
+from sublet.frontends.paddle.operators.shapes import bound
 from sublet.tensor import DType
 
 from .given import BESIDE

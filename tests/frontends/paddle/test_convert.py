@@ -8,9 +8,9 @@ from sublet.analysis.options import Options
 from sublet.errors import ModelError
 from sublet.frontends.model import read_model
 from sublet.frontends.paddle.convert.model import from_program
-from sublet.frontends.paddle.decoding import decode
-from sublet.frontends.paddle.facts import of, of_shapes
-from sublet.frontends.paddle.program import Attr, Block, Op, Program, Var, new_op, new_var
+from sublet.frontends.paddle.format.decoding import decode
+from sublet.frontends.paddle.format.program import Attr, Block, Op, Program, Var, new_op, new_var
+from sublet.frontends.paddle.operators.facts import of, of_shapes
 from sublet.ir.graph import CaseOf, While
 from sublet.ops import lookup
 from sublet.planning.pipeline import plan_memory

@@ -7,10 +7,10 @@ from random import Random
 import pytest
 
 from sublet.analysis.liveness import live_sets
-from sublet.frontends.paddle.decoding import decode
-from sublet.frontends.paddle.flow import Flow, Place, Point, flow
-from sublet.frontends.paddle.program import Program
-from sublet.frontends.paddle.scopes import Scopes
+from sublet.frontends.paddle.format.decoding import decode
+from sublet.frontends.paddle.format.program import Program
+from sublet.frontends.paddle.lives.flow import Flow, Place, Point, flow
+from sublet.frontends.paddle.lives.scopes import Scopes
 from tests.frontends.paddle.given import program_files
 from tests.frontends.paddle.written import straight
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from sublet.analysis.liveness import live_sets
-from sublet.frontends.paddle.flow import flow
-from sublet.frontends.paddle.program import Op, Program
-from sublet.frontends.paddle.scopes import Place
+from sublet.frontends.paddle.format.program import Op, Program
+from sublet.frontends.paddle.lives.flow import flow
+from sublet.frontends.paddle.lives.scopes import Place
 from tests.frontends.paddle.generated import generated
 from tests.frontends.paddle.test_flow import live_by_paths
 

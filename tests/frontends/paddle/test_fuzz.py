@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet.errors import MissingExtraError
-from sublet.frontends.paddle.verify import python
+from sublet.frontends.paddle.running.verify import python
 
 from .fuzz import Tally, batch
 

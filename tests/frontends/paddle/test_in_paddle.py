@@ -21,14 +21,14 @@ from sublet.base.extras import installed
 from sublet.errors import MissingExtraError, RunError
 from sublet.frontends.paddle.arena import Arena, arena
 from sublet.frontends.paddle.arena.views import ARENA
-from sublet.frontends.paddle.decoding import decode
-from sublet.frontends.paddle.effects import there
-from sublet.frontends.paddle.encoding import encode
-from sublet.frontends.paddle.flow import flow
+from sublet.frontends.paddle.format.decoding import decode
+from sublet.frontends.paddle.format.encoding import encode
+from sublet.frontends.paddle.format.program import Program, new_op
+from sublet.frontends.paddle.lives.flow import flow
+from sublet.frontends.paddle.operators.effects import there
+from sublet.frontends.paddle.operators.shapes import bound
 from sublet.frontends.paddle.policies.ours import ours
-from sublet.frontends.paddle.program import Program, new_op
-from sublet.frontends.paddle.shapes import bound
-from sublet.frontends.paddle.verify import PYTHON, Outcome, Training, compare, python, run, verify
+from sublet.frontends.paddle.running.verify import PYTHON, Outcome, Training, compare, python, run, verify
 
 WRITER = Path(__file__).parents[3] / "benchmarks" / "paddle" / "programs.py"
 SMALL = {

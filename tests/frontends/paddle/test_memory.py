@@ -8,11 +8,11 @@ from itertools import pairwise
 import pytest
 
 from sublet.errors import PlanError
-from sublet.frontends.paddle.decoding import decode
-from sublet.frontends.paddle.memory import Memory, memory
-from sublet.frontends.paddle.program import Block, Program, new_var
-from sublet.frontends.paddle.scopes import Place
-from sublet.frontends.paddle.shapes import bound
+from sublet.frontends.paddle.format.decoding import decode
+from sublet.frontends.paddle.format.program import Block, Program, new_var
+from sublet.frontends.paddle.lives.scopes import Place
+from sublet.frontends.paddle.operators.shapes import bound
+from sublet.frontends.paddle.peaks.memory import Memory, memory
 from sublet.tensor import DType
 from tests.frontends.paddle.given import program_files
 from tests.frontends.paddle.written import op, runs, straight, tensors

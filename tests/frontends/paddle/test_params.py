@@ -9,8 +9,8 @@ import pytest
 
 from sublet.errors import ModelError
 from sublet.frontends.model import read_model
-from sublet.frontends.paddle.decoding import decode
-from sublet.frontends.paddle.params import Param, read_params
+from sublet.frontends.paddle.format.decoding import decode
+from sublet.frontends.paddle.format.params import Param, read_params
 from tests.frontends.paddle.given import BESIDE
 
 PROGRAM = decode((BESIDE / "loopnet0.pdmodel").read_bytes(), "loopnet0")

@@ -12,7 +12,7 @@ import pytest
 from sublet.errors import ModelError, SubletError
 from sublet.frontends.model import read_model
 from sublet.frontends.paddle.convert.pir import from_block
-from sublet.frontends.paddle.pir import decode
+from sublet.frontends.paddle.format.pir import decode
 from sublet.ir.graph import CaseOf, While
 from sublet.planning.pipeline import plan_memory
 from sublet.tensor import DType, TensorSpec

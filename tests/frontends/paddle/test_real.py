@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sublet.frontends.model import read_model
-from sublet.frontends.paddle.decoding import decode
-from sublet.frontends.paddle.encoding import encode
+from sublet.frontends.paddle.format.decoding import decode
+from sublet.frontends.paddle.format.encoding import encode
 from sublet.planning.pipeline import plan_memory
 
 FOLDER = os.environ.get("SUBLET_PADDLE_MODELS", "")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from sublet.errors import ModelError
-from sublet.frontends.paddle.decoding import decode
-from sublet.frontends.paddle.program import Attr, Block, Op, Program, Var, new_op, new_var
-from sublet.frontends.paddle.shapes import bound
+from sublet.frontends.paddle.format.decoding import decode
+from sublet.frontends.paddle.format.program import Attr, Block, Op, Program, Var, new_op, new_var
+from sublet.frontends.paddle.operators.shapes import bound
 from sublet.tensor import DType
 from tests.frontends.paddle.given import program_files
 

@@ -11,10 +11,10 @@ import pytest
 
 import sublet
 from sublet.errors import ModelError, PlanError
-from sublet.frontends.paddle.decoding import decode
-from sublet.frontends.paddle.encoding import encode
-from sublet.frontends.paddle.live_sets import live_lines
-from sublet.frontends.paddle.program import Program, new_var
+from sublet.frontends.paddle.format.decoding import decode
+from sublet.frontends.paddle.format.encoding import encode
+from sublet.frontends.paddle.format.program import Program, new_var
+from sublet.frontends.paddle.lives.live_sets import live_lines
 from sublet.frontends.paddle.transpile import BASELINES, Asked, Report, kept, transpile
 from sublet.tensor import DType
 from tests.commands import Cli

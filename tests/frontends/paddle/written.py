@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from sublet.frontends.paddle.program import Attr, Block, Op, Program, Var, new_op, new_var
+from sublet.frontends.paddle.format.program import Attr, Block, Op, Program, Var, new_op, new_var
 from sublet.tensor import DType
 
 

@@ -15,15 +15,15 @@ from functools import reduce
 from sublet.errors import Finding, ModelError, PlanError, PlanViolation
 from sublet.frontends.paddle.arena import arena
 from sublet.frontends.paddle.checking import Judgement, judge
-from sublet.frontends.paddle.effects import there
-from sublet.frontends.paddle.facts import of
-from sublet.frontends.paddle.memory import Memory, SizesInArena, SizesOfRenamed, memory, memory_of
+from sublet.frontends.paddle.format.program import TENSOR, Program
+from sublet.frontends.paddle.lives.scopes import Place
+from sublet.frontends.paddle.operators.effects import there
+from sublet.frontends.paddle.operators.facts import of
+from sublet.frontends.paddle.operators.shapes import Sizes, bound
+from sublet.frontends.paddle.peaks.memory import Memory, SizesInArena, SizesOfRenamed, memory, memory_of
 from sublet.frontends.paddle.policies.levels import transpiled
 from sublet.frontends.paddle.policies.ours import PASSES
 from sublet.frontends.paddle.policies.seed import seed
-from sublet.frontends.paddle.program import TENSOR, Program
-from sublet.frontends.paddle.scopes import Place
-from sublet.frontends.paddle.shapes import Sizes, bound
 
 OWN = "sublet"
 BASELINES = ("seed", "level0", "level1")

@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 
 from sublet.frontends.paddle.checking import judge
-from sublet.frontends.paddle.decoding import decode
-from sublet.frontends.paddle.effects import effects
-from sublet.frontends.paddle.encoding import encode
-from sublet.frontends.paddle.memory import memory
+from sublet.frontends.paddle.format.decoding import decode
+from sublet.frontends.paddle.format.encoding import encode
+from sublet.frontends.paddle.format.program import Attr, Block, Op, Program, new_op, new_var
+from sublet.frontends.paddle.lives.scopes import Place
+from sublet.frontends.paddle.operators.effects import effects
+from sublet.frontends.paddle.operators.shapes import bound
+from sublet.frontends.paddle.peaks.memory import memory
 from sublet.frontends.paddle.policies.ours import PASSES, ours
 from sublet.frontends.paddle.policies.ours.inplace import in_place
 from sublet.frontends.paddle.policies.ours.proxies import shape_proxies
 from sublet.frontends.paddle.policies.ours.reorder import optimise_early
 from sublet.frontends.paddle.policies.ours.untouchable import reasons
-from sublet.frontends.paddle.program import Attr, Block, Op, Program, new_op, new_var
-from sublet.frontends.paddle.scopes import Place
-from sublet.frontends.paddle.shapes import bound
 from sublet.tensor import DType
 from tests.frontends.paddle.written import runs, straight, tensors
 

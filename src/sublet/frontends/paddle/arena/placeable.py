@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sublet.frontends.paddle.effects import facts_where, there
-from sublet.frontends.paddle.facts import OpFacts
-from sublet.frontends.paddle.flow import Flow
-from sublet.frontends.paddle.program import GRAD, TENSOR, Op, Program
-from sublet.frontends.paddle.scopes import FORWARD_OWNERS, Place
-from sublet.frontends.paddle.shapes import Sizes
+from sublet.frontends.paddle.format.program import GRAD, TENSOR, Op, Program
+from sublet.frontends.paddle.lives.flow import Flow
+from sublet.frontends.paddle.lives.scopes import FORWARD_OWNERS, Place
+from sublet.frontends.paddle.operators.effects import facts_where, there
+from sublet.frontends.paddle.operators.facts import OpFacts
+from sublet.frontends.paddle.operators.shapes import Sizes
 
 GRADIENT_OWNERS = ("while_grad", "conditional_block_grad")
 

@@ -11,10 +11,10 @@ from itertools import product
 from sublet.analysis.liveness import LiveRanges
 from sublet.base.ranges import Ranges, merge
 from sublet.frontends.paddle.arena.placeable import facts_at
-from sublet.frontends.paddle.flow import Flow
-from sublet.frontends.paddle.program import Op, Program
-from sublet.frontends.paddle.scopes import Place
-from sublet.frontends.paddle.shapes import Sizes
+from sublet.frontends.paddle.format.program import Op, Program
+from sublet.frontends.paddle.lives.flow import Flow
+from sublet.frontends.paddle.lives.scopes import Place
+from sublet.frontends.paddle.operators.shapes import Sizes
 
 Pair = tuple[Place, Place]
 

@@ -10,10 +10,10 @@ from sublet.analysis.liveness import liveness, whole_points
 from sublet.errors import ModelError
 from sublet.frontends.paddle.arena.placeable import outside
 from sublet.frontends.paddle.arena.sharing import Classes, shared
-from sublet.frontends.paddle.flow import flow
-from sublet.frontends.paddle.program import Attr, Block, Op, Program, Var, new_op, new_var
-from sublet.frontends.paddle.scopes import Place
-from sublet.frontends.paddle.shapes import Sizes
+from sublet.frontends.paddle.format.program import Attr, Block, Op, Program, Var, new_op, new_var
+from sublet.frontends.paddle.lives.flow import flow
+from sublet.frontends.paddle.lives.scopes import Place
+from sublet.frontends.paddle.operators.shapes import Sizes
 from sublet.packing import Buffer, Problem, lower_bound, pack
 from sublet.tensor import DType
 

@@ -15,7 +15,7 @@ from sublet.frontends.paddle.checking.control import run_block
 from sublet.frontends.paddle.checking.machine import Known, Run, Sizes, Step, inplace_of
 from sublet.frontends.paddle.checking.named import VIEW, unnamed
 from sublet.frontends.paddle.checking.terms import Choices, Term, Terms
-from sublet.frontends.paddle.program import TENSOR, Op, Program
+from sublet.frontends.paddle.format.program import TENSOR, Op, Program
 
 TRIPS = (0, 1, 2, 3)
 MOST_WAYS = 64

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from sublet.frontends.paddle.checking.arrays import ARRAYS
 from sublet.frontends.paddle.checking.machine import Run, Step, computed
 from sublet.frontends.paddle.checking.storage import Allocation, Array, Place, Scope, Variable, tensor
-from sublet.frontends.paddle.program import EMPTY, GRAD, Block, Op, Program
+from sublet.frontends.paddle.format.program import EMPTY, GRAD, Block, Op, Program
 
 MOST_ROUNDS = 4096
 """Rounds of a loop whose condition is known by number; a longer one is not followed."""

@@ -15,9 +15,9 @@ from typing import Protocol
 from sublet.errors import Finding
 from sublet.frontends.paddle.checking.storage import Allocation, Array, Place, Scope, Variable
 from sublet.frontends.paddle.checking.terms import Choices, Term, Terms
-from sublet.frontends.paddle.effects import facts_declared
-from sublet.frontends.paddle.facts import OpFacts
-from sublet.frontends.paddle.program import ARRAY, EMPTY, Block, Op, Program
+from sublet.frontends.paddle.format.program import ARRAY, EMPTY, Block, Op, Program
+from sublet.frontends.paddle.operators.effects import facts_declared
+from sublet.frontends.paddle.operators.facts import OpFacts
 from sublet.tensor import Dims, DType
 
 ASIDE = {

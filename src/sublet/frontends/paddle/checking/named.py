@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from sublet.errors import Finding
-from sublet.frontends.paddle.program import EMPTY, GRAD, Block, Program
+from sublet.frontends.paddle.format.program import EMPTY, GRAD, Block, Program
 
 VIEW = "view_slice"
 

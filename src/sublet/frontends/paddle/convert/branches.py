@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sublet.frontends.paddle.convert.scope import Conversion, Converter, Scope, assigned, dims_of, read, title
-from sublet.frontends.paddle.program import Op
-from sublet.frontends.paddle.shapes import Key, joined
+from sublet.frontends.paddle.format.program import Op
+from sublet.frontends.paddle.operators.shapes import Key, joined
 from sublet.ir.graph import CaseOf, Graph, Node, Value
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from sublet.errors import ModelError
 from sublet.frontends.paddle.convert.scope import COUNT, Conversion, Converter, Scope, assigned, dims_of, title
-from sublet.frontends.paddle.shapes import Key, joined
+from sublet.frontends.paddle.operators.shapes import Key, joined
 from sublet.ir.graph import Graph, Node, Value, While
 from sublet.tensor import Dims
 

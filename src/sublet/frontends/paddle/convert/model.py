@@ -9,10 +9,10 @@ from pathlib import Path
 from sublet.errors import ModelError
 from sublet.frontends.paddle.convert.operators import TRAINING, convert_block
 from sublet.frontends.paddle.convert.scope import Conversion, Scope, wanted
-from sublet.frontends.paddle.decoding import decode
-from sublet.frontends.paddle.params import read_params
-from sublet.frontends.paddle.program import TENSOR, Program
-from sublet.frontends.paddle.shapes import bound
+from sublet.frontends.paddle.format.decoding import decode
+from sublet.frontends.paddle.format.params import read_params
+from sublet.frontends.paddle.format.program import TENSOR, Program
+from sublet.frontends.paddle.operators.shapes import bound
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
 

@@ -6,8 +6,8 @@ from sublet.errors import ModelError
 from sublet.frontends.paddle.convert.branches import Pairs, add_branch, add_pair, pairs_of
 from sublet.frontends.paddle.convert.loops import add_loop
 from sublet.frontends.paddle.convert.scope import Conversion, Scope, title
-from sublet.frontends.paddle.dialect import PREFIX
-from sublet.frontends.paddle.program import ARRAY, EMPTY, SCOPES, Op
+from sublet.frontends.paddle.format.program import ARRAY, EMPTY, SCOPES, Op
+from sublet.frontends.paddle.operators.dialect import PREFIX
 from sublet.ir.graph import Attr, Node, Value
 
 TRAINING = "this is a training program: `sublet transpile` rewrites it; `sublet plan` takes programs for inference"

@@ -9,11 +9,11 @@ from pathlib import Path
 from sublet.base.files import read_text
 from sublet.errors import ModelError, SpecError, SubletError
 from sublet.frontends.paddle.convert.pir_operators import SPELLINGS, call_of
-from sublet.frontends.paddle.dialect import PREFIX
-from sublet.frontends.paddle.pir import PARAMETER, PirBlock, PirOp, PirValue, decode
-from sublet.frontends.paddle.rules.call import Operand, show
-from sublet.frontends.paddle.rules.table import results
-from sublet.frontends.paddle.shapes import STEPS, STEPS_EACH, joined
+from sublet.frontends.paddle.format.pir import PARAMETER, PirBlock, PirOp, PirValue, decode
+from sublet.frontends.paddle.operators.dialect import PREFIX
+from sublet.frontends.paddle.operators.rules.call import Operand, show
+from sublet.frontends.paddle.operators.rules.table import results
+from sublet.frontends.paddle.operators.shapes import STEPS, STEPS_EACH, joined
 from sublet.ir.graph import Attr, CaseOf, Graph, Node, Value, While
 from sublet.ir.model import Model
 from sublet.tensor import Dims, DType, Spec, TensorSpec, Unplannable

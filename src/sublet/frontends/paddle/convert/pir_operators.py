@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sublet.frontends.paddle.pir import PirOp
-from sublet.frontends.paddle.rules.call import Call, Operand
+from sublet.frontends.paddle.format.pir import PirOp
+from sublet.frontends.paddle.operators.rules.call import Call, Operand
 
 
 @dataclass(frozen=True, slots=True)

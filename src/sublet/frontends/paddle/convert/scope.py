@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from sublet.errors import ModelError, SubletError
-from sublet.frontends.paddle.dialect import PREFIX, UNDEFINED
-from sublet.frontends.paddle.program import ARRAY, ROWS, TENSOR, Op, Program
-from sublet.frontends.paddle.shapes import Key, Sizes
+from sublet.frontends.paddle.format.program import ARRAY, ROWS, TENSOR, Op, Program
+from sublet.frontends.paddle.operators.dialect import PREFIX, UNDEFINED
+from sublet.frontends.paddle.operators.shapes import Key, Sizes
 from sublet.ir.graph import Node, Value
 from sublet.tensor import Dims, DType, Spec, TensorSpec, Unplannable
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from math import prod
 
 from sublet.analysis.liveness import live_sets
+from sublet.frontends.paddle.format.program import EMPTY, TENSOR, Program, Var
 from sublet.frontends.paddle.policies.renaming import At, Draft
-from sublet.frontends.paddle.program import EMPTY, TENSOR, Program, Var
 
 LEVELS = (0, 1)
 OWNERS = ("while", "while_grad", "parallel_do", "parallel_do_grad", "conditional_block", "conditional_block_grad")

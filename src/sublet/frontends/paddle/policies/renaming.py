@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from sublet.frontends.paddle.program import Op, Program
+from sublet.frontends.paddle.format.program import Op, Program
 
 At = tuple[int, int]
 """An operator: its block and its index there."""

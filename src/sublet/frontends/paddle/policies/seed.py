@@ -21,12 +21,12 @@ from itertools import product
 from sublet.analysis.liveness import LiveRanges, Pieces, live_sets, liveness
 from sublet.base.ranges import merge
 from sublet.errors import ModelError
-from sublet.frontends.paddle.effects import facts_declared
-from sublet.frontends.paddle.flow import Flow, Point, flow
+from sublet.frontends.paddle.format.program import GRAD, TENSOR, Op, Program
+from sublet.frontends.paddle.lives.flow import Flow, Point, flow
+from sublet.frontends.paddle.lives.scopes import Place
+from sublet.frontends.paddle.operators.effects import facts_declared
+from sublet.frontends.paddle.operators.shapes import Sizes
 from sublet.frontends.paddle.policies.renaming import At, Draft
-from sublet.frontends.paddle.program import GRAD, TENSOR, Op, Program
-from sublet.frontends.paddle.scopes import Place
-from sublet.frontends.paddle.shapes import Sizes
 from sublet.tensor import DType
 
 

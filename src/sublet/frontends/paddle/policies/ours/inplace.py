@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from sublet.frontends.paddle.facts import of_shapes
+from sublet.frontends.paddle.format.program import Op, Program
+from sublet.frontends.paddle.lives.scopes import Scopes
+from sublet.frontends.paddle.operators.facts import of_shapes
 from sublet.frontends.paddle.policies.ours.mentions import Mention, mentions, renamed
 from sublet.frontends.paddle.policies.ours.shapes_kept import alike, found
 from sublet.frontends.paddle.policies.ours.untouchable import reasons
-from sublet.frontends.paddle.program import Op, Program
-from sublet.frontends.paddle.scopes import Scopes
 
 MIXING = frozenset({"mul", "matmul", "matmul_v2", "conv2d", "depthwise_conv2d", "conv2d_transpose", "pool2d", "lstm"})
 """What reads many elements for one that it writes: right in place at one size, it may be wrong at another."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from sublet.frontends.paddle.program import Attr, Op, Program, new_op
-from sublet.frontends.paddle.scopes import Scopes
+from sublet.frontends.paddle.format.program import Attr, Op, Program, new_op
+from sublet.frontends.paddle.lives.scopes import Scopes
 
 TOLD = ("op_role", "op_device", "op_namescope")
 """Attributes that every operator has, whatever it computes."""

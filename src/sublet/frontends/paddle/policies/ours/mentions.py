@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from sublet.frontends.paddle.effects import effects
-from sublet.frontends.paddle.facts import of
-from sublet.frontends.paddle.program import Block, Op, Program
+from sublet.frontends.paddle.format.program import Block, Op, Program
+from sublet.frontends.paddle.operators.effects import effects
+from sublet.frontends.paddle.operators.facts import of
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
+from sublet.frontends.paddle.format.program import Program
 from sublet.frontends.paddle.policies.ours.inplace import in_place
 from sublet.frontends.paddle.policies.ours.invariants import loop_invariants
 from sublet.frontends.paddle.policies.ours.proxies import shape_proxies
 from sublet.frontends.paddle.policies.ours.reorder import optimise_early
-from sublet.frontends.paddle.program import Program
 
 Pass = Callable[[Program, Collection[str]], Program]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from sublet.frontends.paddle.facts import of
+from sublet.frontends.paddle.format.program import Block, Op, Program, Var
+from sublet.frontends.paddle.operators.facts import of
 from sublet.frontends.paddle.policies.ours.mentions import Mention, mentions
 from sublet.frontends.paddle.policies.ours.shapes_kept import alike, found
-from sublet.frontends.paddle.program import Block, Op, Program, Var
 
 
 def shape_proxies(program: Program) -> Program:

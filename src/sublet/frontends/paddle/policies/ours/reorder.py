@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sublet.frontends.paddle.effects import there
-from sublet.frontends.paddle.program import Op, Program
-from sublet.frontends.paddle.scopes import Scopes
+from sublet.frontends.paddle.format.program import Op, Program
+from sublet.frontends.paddle.lives.scopes import Scopes
+from sublet.frontends.paddle.operators.effects import there
 
 OPTIMISER = 2
 """The bit of the attribute `op_role` with which Paddle marks the optimiser's operators."""

@@ -6,7 +6,7 @@ rows that a sequence's step has no more of. Then it takes an operator that gives
 
 from __future__ import annotations
 
-from sublet.frontends.paddle.program import GRAD, TENSOR, Op, Program, Var
+from sublet.frontends.paddle.format.program import GRAD, TENSOR, Op, Program, Var
 
 KEEPING = frozenset(
     {

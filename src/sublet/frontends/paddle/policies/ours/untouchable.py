@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 
-from sublet.frontends.paddle.program import EMPTY, GRAD, TENSOR, Op, Program, Var
-from sublet.frontends.paddle.scopes import Scopes
+from sublet.frontends.paddle.format.program import EMPTY, GRAD, TENSOR, Op, Program, Var
+from sublet.frontends.paddle.lives.scopes import Scopes
 
 
 def reasons(program: Program, keep: Collection[str] = ()) -> Mapping[str, str]:

@@ -5,7 +5,7 @@ An array is known by the extents of one element. Sequences end, so a step has at
 
 from __future__ import annotations
 
-from sublet.frontends.paddle.rules.call import Call, Result, Rule
+from sublet.frontends.paddle.operators.rules.call import Call, Result, Rule
 
 
 def lstm(call: Call) -> Result:

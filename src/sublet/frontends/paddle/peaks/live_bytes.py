@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
-from sublet.frontends.paddle.effects import effects
-from sublet.frontends.paddle.facts import Pairs, of
-from sublet.frontends.paddle.program import Op
-from sublet.frontends.paddle.scopes import Place, Scopes
-from sublet.frontends.paddle.walk import Asked, Walk
+from sublet.frontends.paddle.format.program import Op
+from sublet.frontends.paddle.lives.scopes import Place, Scopes
+from sublet.frontends.paddle.operators.effects import effects
+from sublet.frontends.paddle.operators.facts import Pairs, of
+from sublet.frontends.paddle.peaks.walk import Asked, Walk
 
 SAME = ("assign", "reshape2", "unsqueeze2", "squeeze2", "flatten_contiguous_range", "share_data")
 """Operators whose output `Out` may be taken for their input `X`: the same elements in the same order."""

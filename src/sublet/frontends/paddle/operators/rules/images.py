@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sublet.errors import SpecError
-from sublet.frontends.paddle.rules.call import Call, Extent, Result, Rule, same, show
+from sublet.frontends.paddle.operators.rules.call import Call, Extent, Result, Rule, same, show
 
 
 def _spatial(call: Call, slot: str, attribute: str = "data_format") -> tuple[Extent, Extent, tuple[Extent, ...], bool]:

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sublet.errors import ModelError, SubletError
-from sublet.frontends.paddle.kinds import DTYPES
-from sublet.frontends.paddle.program import TENSOR, Program
-from sublet.frontends.paddle.wire import Message
+from sublet.frontends.paddle.format.kinds import DTYPES
+from sublet.frontends.paddle.format.program import TENSOR, Program
+from sublet.frontends.paddle.format.wire import Message
 from sublet.tensor import DType, TensorSpec
 
 ELEMENTS: Mapping[DType, Any] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sublet.errors import SpecError
-from sublet.frontends.paddle.rules.call import Call, Extent, Result, Rule, axis_of, broadcast, product, total
+from sublet.frontends.paddle.operators.rules.call import Call, Extent, Result, Rule, axis_of, broadcast, product, total
 from sublet.tensor import Dims
 
 UNARY = (

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from itertools import islice, product
 from math import prod
 
-from sublet.frontends.paddle.effects import there
-from sublet.frontends.paddle.execution import Collection, Executed, executed
-from sublet.frontends.paddle.live_bytes import live_bytes
-from sublet.frontends.paddle.program import Program
-from sublet.frontends.paddle.scopes import Place, Scopes
-from sublet.frontends.paddle.shapes import Sizes
-from sublet.frontends.paddle.walk import Asked, Bytes
+from sublet.frontends.paddle.format.program import Program
+from sublet.frontends.paddle.lives.scopes import Place, Scopes
+from sublet.frontends.paddle.operators.effects import there
+from sublet.frontends.paddle.operators.shapes import Sizes
+from sublet.frontends.paddle.peaks.execution import Collection, Executed, executed
+from sublet.frontends.paddle.peaks.live_bytes import live_bytes
+from sublet.frontends.paddle.peaks.walk import Asked, Bytes
 
 MOST_RUNS = 64
 """Combinations of conditions that are tried."""

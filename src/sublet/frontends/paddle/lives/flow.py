@@ -19,9 +19,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from sublet.frontends.paddle.effects import effects, there
-from sublet.frontends.paddle.program import ARRAY, GRAD, Op, Program
-from sublet.frontends.paddle.scopes import Owner, Place, Scopes
+from sublet.frontends.paddle.format.program import ARRAY, GRAD, Op, Program
+from sublet.frontends.paddle.lives.scopes import Owner, Place, Scopes
+from sublet.frontends.paddle.operators.effects import effects, there
 
 """What Paddle appends to a name to find its gradient inside a gradient block."""
 

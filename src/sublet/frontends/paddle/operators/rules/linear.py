@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sublet.errors import SpecError
-from sublet.frontends.paddle.rules.call import Call, Result, Rule, broadcast, product, same, show
+from sublet.frontends.paddle.operators.rules.call import Call, Result, Rule, broadcast, product, same, show
 
 
 def product_of(call: Call) -> Result:

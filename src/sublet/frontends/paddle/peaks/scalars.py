@@ -6,8 +6,8 @@ import operator
 from collections.abc import Callable, Mapping
 from math import prod
 
-from sublet.frontends.paddle.program import Op
-from sublet.frontends.paddle.scopes import Place
+from sublet.frontends.paddle.format.program import Op
+from sublet.frontends.paddle.lives.scopes import Place
 
 Number = bool | int | float
 Resolve = Callable[[str], Place]

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from sublet.errors import ModelError
-from sublet.frontends.paddle import wire
-from sublet.frontends.paddle.kinds import ATTRS, DTYPES, KINDS, SCALARS, TENSOR_FIELD
-from sublet.frontends.paddle.program import Attr, Block, Op, Program, Var
-from sublet.frontends.paddle.wire import FIXED32, FIXED64
+from sublet.frontends.paddle.format import wire
+from sublet.frontends.paddle.format.kinds import ATTRS, DTYPES, KINDS, SCALARS, TENSOR_FIELD
+from sublet.frontends.paddle.format.program import Attr, Block, Op, Program, Var
+from sublet.frontends.paddle.format.wire import FIXED32, FIXED64
 
 KIND_NUMBERS = {name: number for number, name in KINDS.items()}
 DTYPE_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from sublet.analysis.liveness import live_sets
-from sublet.frontends.paddle.flow import Flow, Point, flow
-from sublet.frontends.paddle.program import Program
-from sublet.frontends.paddle.scopes import Place
+from sublet.frontends.paddle.format.program import Program
+from sublet.frontends.paddle.lives.flow import Flow, Point, flow
+from sublet.frontends.paddle.lives.scopes import Place
 
 
 def live_lines(program: Program, keep: Collection[Place] = ()) -> Iterator[str]:

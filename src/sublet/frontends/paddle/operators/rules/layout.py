@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sublet.errors import SpecError
-from sublet.frontends.paddle.rules.call import (
+from sublet.frontends.paddle.operators.rules.call import (
     Call,
     Extent,
     Result,
@@ -17,7 +17,7 @@ from sublet.frontends.paddle.rules.call import (
     show,
     total,
 )  # fmt: skip
-from sublet.frontends.paddle.rules.elementwise import target_shape
+from sublet.frontends.paddle.operators.rules.elementwise import target_shape
 from sublet.tensor import Dims
 
 

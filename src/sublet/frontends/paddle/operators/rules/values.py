@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from sublet.frontends.paddle.rules.call import Call, Values, axis_of
+from sublet.frontends.paddle.operators.rules.call import Call, Values, axis_of
 
 MOST = 64
 """A longer tensor is no shape."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from sublet.errors import ModelError, SpecError
-from sublet.frontends.paddle.program import EMPTY, GRAD, ROWS, SCOPES, Op, Program, Var
-from sublet.frontends.paddle.rules.call import Call, Operand, show
-from sublet.frontends.paddle.rules.table import known, results
+from sublet.frontends.paddle.format.program import EMPTY, GRAD, ROWS, SCOPES, Op, Program, Var
+from sublet.frontends.paddle.operators.rules.call import Call, Operand, show
+from sublet.frontends.paddle.operators.rules.table import known, results
 from sublet.tensor import Dims, DType
 
 SEQUENCES = "sequences"

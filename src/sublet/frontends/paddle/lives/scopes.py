@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from sublet.frontends.paddle.effects import there
-from sublet.frontends.paddle.program import TENSOR, Op, Program
+from sublet.frontends.paddle.format.program import TENSOR, Op, Program
+from sublet.frontends.paddle.operators.effects import there
 
 FORWARD_OWNERS = ("while", "conditional_block")
 """They write nothing themselves: the operators of their blocks write to names outside."""

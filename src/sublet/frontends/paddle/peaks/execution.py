@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from sublet.frontends.paddle.effects import effects, there
-from sublet.frontends.paddle.program import GRAD, Op
-from sublet.frontends.paddle.scopes import Owner, Place, Scopes
-from sublet.frontends.paddle.walk import Asked, Scope, Walk
+from sublet.frontends.paddle.format.program import GRAD, Op
+from sublet.frontends.paddle.lives.scopes import Owner, Place, Scopes
+from sublet.frontends.paddle.operators.effects import effects, there
+from sublet.frontends.paddle.peaks.walk import Asked, Scope, Walk
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from sublet.errors import PlanError
-from sublet.frontends.paddle.effects import there
-from sublet.frontends.paddle.program import ARRAY, GRAD, Op, Program
-from sublet.frontends.paddle.scalars import Number, follow
-from sublet.frontends.paddle.scopes import Owner, Place, Scopes
+from sublet.frontends.paddle.format.program import ARRAY, GRAD, Op, Program
+from sublet.frontends.paddle.lives.scopes import Owner, Place, Scopes
+from sublet.frontends.paddle.operators.effects import there
+from sublet.frontends.paddle.peaks.scalars import Number, follow
 
 MOST_STEPS = 3_000_000
 """Operators that are followed, those of each trip counted anew."""

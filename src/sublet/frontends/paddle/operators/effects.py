@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sublet.frontends.paddle.facts import OpFacts, of, of_shapes
-from sublet.frontends.paddle.program import EMPTY, Op, Program
+from sublet.frontends.paddle.format.program import EMPTY, Op, Program
+from sublet.frontends.paddle.operators.facts import OpFacts, of, of_shapes
 from sublet.tensor import Dims
 
 PARTLY = {"write_to_array": ("Out",), "select_output": ("Out",), "array_write": ("Out",), "set_value": ("Out",)}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sublet.errors import SpecError
-from sublet.frontends.paddle.rules import elementwise, images, layout, linear, sequences
-from sublet.frontends.paddle.rules.call import Call, Open, Operand, Result, Rule, product
-from sublet.frontends.paddle.rules.values import elements
+from sublet.frontends.paddle.operators.rules import elementwise, images, layout, linear, sequences
+from sublet.frontends.paddle.operators.rules.call import Call, Open, Operand, Result, Rule, product
+from sublet.frontends.paddle.operators.rules.values import elements
 from sublet.tensor import Dims
 
 RULES: dict[str, Rule] = {

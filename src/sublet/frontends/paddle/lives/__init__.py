@@ -1,0 +1,1 @@
+"""What names mean, and when what they hold is alive: one flow over all blocks."""

@@ -1,0 +1,1 @@
+"""What is known of Paddle's operators: extents by rules, facts by experiment, what each reads and writes."""

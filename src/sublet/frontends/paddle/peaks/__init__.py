@@ -1,0 +1,1 @@
+"""The bytes a run holds: walked through operator by operator, as Paddle's executor does and as any plan must."""
