@@ -33,9 +33,9 @@ from rich.table import Table
 
 from benchmarks.run_models import CHAIN, Feeds, RunModel, chain, feeds_for, run_models
 from sublet.api import compiling
+from sublet.base.numpy_types import NUMPY
 from sublet.runtime.backends import by_name
 from sublet.runtime.backends.onnxruntime.backend import OnnxRuntime
-from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.executable import Executable
 
 ROUND_SECONDS = 0.15

@@ -46,6 +46,7 @@ CHECKER_MAY_REACH = (
     "plan.records",
     "plan",
     "base.extras",
+    "base.numpy_types",
     "base",
     "",
 )

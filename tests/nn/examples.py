@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sublet.base.numpy_types import NUMPY
 from sublet.ir.graph import Attr, Graph, Value
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import Command
-from sublet.runtime.dtypes import NUMPY
 from sublet.tensor import DType, TensorSpec
 
 Array = NDArray[Any]

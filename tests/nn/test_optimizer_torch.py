@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from sublet.base.numpy_types import NUMPY
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.emitter import Emitter
 from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch import optimizer as kernels
 from sublet.runtime.backends.torch.backend import Torch
-from sublet.runtime.dtypes import NUMPY
 from sublet.tensor import DType, TensorSpec
 from tests.nn.against import refused
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 import sublet
+from sublet.base.numpy_types import NUMPY
 from sublet.ir.graph import CaseOf, Graph, Value, While
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
-from sublet.runtime.dtypes import NUMPY
 from sublet.tensor import DType, TensorSpec
 
 SHAPES = ((3, 4), (3, 4), (3, 4), (4, 3), (12,), (1, 4), ())

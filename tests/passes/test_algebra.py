@@ -7,10 +7,10 @@ import pytest
 
 import sublet
 from sublet import parse
+from sublet.base.numpy_types import NUMPY
 from sublet.passes.algebra import EXACT
 from sublet.passes.algebra import without_needless_work as run
 from sublet.passes.pipeline import simplify
-from sublet.runtime.dtypes import NUMPY
 from tests.passes.text import becomes, stays
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from sublet import compile, parse, run_poisoned
+from sublet.base.numpy_types import NUMPY
 from sublet.ir.graph import Graph
 from sublet.runtime.comparing import equal_bits
-from sublet.runtime.dtypes import NUMPY
 from sublet.tensor import DType, TensorSpec
 
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -3.5, 65504.0]

@@ -14,6 +14,7 @@ import numpy as np
 
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
+from sublet.base.numpy_types import NUMPY
 from sublet.checker import check_bytes
 from sublet.errors import RunError
 from sublet.ir.graph import Graph, Value
@@ -29,7 +30,6 @@ from sublet.plan import MemoryPlan
 from sublet.planning.unfollowed import followed
 from sublet.runtime.backends.reference import Reference
 from sublet.runtime.comparing import compare
-from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernels import choose_kernels
 from sublet.tensor import DType, TensorSpec

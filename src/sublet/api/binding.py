@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sublet.api.sources import first_of, level, source_of
+from sublet.base.numpy_types import NUMPY
 from sublet.checker import require_valid
 from sublet.errors import PlanError, RunError
 from sublet.frontends.trips import Trips
@@ -24,7 +25,6 @@ from sublet.plan.file import fingerprint
 from sublet.runtime.backends.by_name import AUTO, backends_of, names_of
 from sublet.runtime.backends.reference import Reference
 from sublet.runtime.copying import byte_copies
-from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.executable import Executable, MakeKernels
 from sublet.runtime.given import in_place, listed
 from sublet.runtime.kernel import Array, Backend

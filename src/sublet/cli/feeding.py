@@ -20,10 +20,11 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from sublet.base.files import write
+from sublet.base.numpy_types import NUMPY
 from sublet.base.printable import printable
 from sublet.errors import RunError
 from sublet.ir.graph import Value
-from sublet.runtime.dtypes import NUMPY, packed
+from sublet.runtime.dtypes import packed
 from sublet.tensor import DType, TensorSpec
 
 ENTRY = ".npy"

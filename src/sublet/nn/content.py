@@ -10,7 +10,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from sublet.runtime.dtypes import NUMPY
+from sublet.base.numpy_types import NUMPY
 from sublet.tensor import TensorSpec
 
 Array = NDArray[Any]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.numpy_types import NUMPY
 from sublet.errors import SpecError, SubletError
 from sublet.ir import graph as ir
 from sublet.ir.graph import Value
@@ -25,7 +26,6 @@ from sublet.ops.emitter import Emitter, Literals, Names
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.shapes import FLOATS
 from sublet.ops.verify import verify
-from sublet.runtime.dtypes import NUMPY
 from sublet.tensor import DType, TensorSpec
 
 DTYPES = {array: dtype for dtype, array in NUMPY.items()}

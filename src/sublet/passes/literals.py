@@ -7,27 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.numpy_types import NUMPY
 from sublet.ir.graph import Node, Value
 from sublet.ops.emitter import CONSTANT_ELEMENTS
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import PREFIX
-from sublet.tensor import DType, TensorSpec
+from sublet.tensor import INTEGERS, DType, TensorSpec
 
 Elements = tuple[int | float | bool, ...]
 
-NATIVE: Mapping[DType, Any] = {
-    DType.BOOL: np.bool_,
-    DType.I8: np.int8,
-    DType.I16: np.int16,
-    DType.I32: np.int32,
-    DType.I64: np.int64,
-    DType.U8: np.uint8,
-    DType.U16: np.uint16,
-    DType.U32: np.uint32,
-    DType.U64: np.uint64,
-    DType.F32: np.float32,
-    DType.F64: np.float64,
-}
+EXACT = frozenset((DType.BOOL, *INTEGERS, DType.F32, DType.F64))
 """Types whose elements NumPy computes exactly as the commands define it."""
 
 
@@ -43,7 +32,7 @@ def computed(node: Node, known: Mapping[Value, Elements]) -> list[Elements] | No
         return None
     if not all(value in known for value in node.uses) or not all(_small(value) for value in node.outputs):
         return None
-    arrays = [_array(value, known[value]) for value in node.uses if value.spec.dtype in NATIVE]
+    arrays = [_array(value, known[value]) for value in node.uses if value.spec.dtype in EXACT]
     if len(arrays) != len(node.inputs):
         return None
     with np.errstate(all="ignore"):
@@ -54,14 +43,14 @@ def computed(node: Node, known: Mapping[Value, Elements]) -> list[Elements] | No
 
 def _small(value: Value | None) -> bool:
     spec = value.spec if value is not None else None
-    return isinstance(spec, TensorSpec) and spec.dtype in NATIVE and spec.size <= CONSTANT_ELEMENTS
+    return isinstance(spec, TensorSpec) and spec.dtype in EXACT and spec.size <= CONSTANT_ELEMENTS
 
 
 def _array(value: Value, elements: Elements) -> Any:
     assert isinstance(value.spec, TensorSpec)
-    return np.array(elements, NATIVE[value.spec.dtype]).reshape(value.spec.shape)
+    return np.array(elements, NUMPY[value.spec.dtype]).reshape(value.spec.shape)
 
 
 def _elements(array: Any, value: Value) -> Elements:
     assert isinstance(value.spec, TensorSpec)
-    return tuple(np.asarray(array).astype(NATIVE[value.spec.dtype]).reshape(-1).tolist())
+    return tuple(np.asarray(array).astype(NUMPY[value.spec.dtype]).reshape(-1).tolist())

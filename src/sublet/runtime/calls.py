@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.numpy_types import NUMPY
 from sublet.errors import KernelError
-from sublet.runtime.dtypes import NUMPY, pack, packed
+from sublet.runtime.dtypes import pack, packed
 from sublet.runtime.kernel import Call, Cell, Operand
 from sublet.tensor import Spec, TensorSpec
 

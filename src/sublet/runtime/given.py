@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.numpy_types import NUMPY
 from sublet.base.printable import printable
 from sublet.errors import RunError
 from sublet.ir.graph import Value
-from sublet.runtime.dtypes import NUMPY, pack, packed
+from sublet.runtime.dtypes import pack, packed
 from sublet.runtime.kernel import Array
 from sublet.runtime.memory import Raw, aligned_bytes, raw_bytes
 from sublet.tensor import TensorSpec

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.numpy_types import NUMPY
 from sublet.errors import RunError
 from sublet.ir.graph import CaseOf, Value, While
 from sublet.plan import bound_to
 from sublet.runtime.calls import nothing, store
-from sublet.runtime.dtypes import NUMPY, packed
+from sublet.runtime.dtypes import packed
 from sublet.runtime.kernel import Array, Call, Cell, Operand
 from sublet.runtime.memory import Memory
 from sublet.tensor import TensorSpec

@@ -22,6 +22,7 @@ import numpy as np
 
 from sublet.base.cache import add_entry, entry, remove_entry
 from sublet.base.extras import require
+from sublet.base.numpy_types import NUMPY
 from sublet.base.printable import printable
 from sublet.errors import Finding, ModelError
 from sublet.frontends.onnx.dims import bind_inputs
@@ -33,7 +34,7 @@ from sublet.frontends.onnx.types import TensorType, spec_of, write_type
 from sublet.frontends.onnx.weights import external_file, of_array
 from sublet.ir.model import Model
 from sublet.ir.recipe import Recipe
-from sublet.runtime.dtypes import NUMPY, packed
+from sublet.runtime.dtypes import packed
 from sublet.tensor import TensorSpec
 
 if TYPE_CHECKING:

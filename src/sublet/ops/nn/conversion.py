@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.numpy_types import NUMPY
 from sublet.errors import SpecError
 from sublet.ir.graph import Node, Value
 from sublet.ops.blocks import only_ones_move
@@ -22,7 +23,7 @@ from sublet.ops.nn.command import (
     whole,
 )
 from sublet.ops.nn.gradients import given, operand
-from sublet.ops.nn.shapes import ANY, NUMBERS, NUMPY_TYPES, number_of, of_type, shape_given, type_named
+from sublet.ops.nn.shapes import ANY, NUMBERS, number_of, of_type, shape_given, type_named
 from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
 from sublet.tensor import TensorSpec
 
@@ -40,7 +41,7 @@ def _fill_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 def _fill(shape: tuple[int, ...], dtype: str, value: float) -> Any:
     named = type_named(dtype)
-    return np.full(shape, number_of(value, named), NUMPY_TYPES[named])
+    return np.full(shape, number_of(value, named), NUMPY[named])
 
 
 def _undefined_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
@@ -124,7 +125,7 @@ COMMANDS = (
         "undefined",
         "A tensor of any bytes: stands in for a value that is never read. Nothing is written.",
         _undefined_infer,
-        lambda shape, dtype: np.zeros(shape, NUMPY_TYPES[type_named(dtype)]),
+        lambda shape, dtype: np.zeros(shape, NUMPY[type_named(dtype)]),
         attrs={"shape": REQUIRED_INTEGERS, "dtype": REQUIRED_TEXT},
         inputs=(0, 0),
     ),
@@ -132,7 +133,7 @@ COMMANDS = (
         "iota",
         "0, 1, 2, ... count - 1.",
         _iota_infer,
-        lambda count, dtype: np.arange(count).astype(NUMPY_TYPES[type_named(dtype)]),
+        lambda count, dtype: np.arange(count).astype(NUMPY[type_named(dtype)]),
         attrs={"count": REQUIRED_INTEGER, "dtype": "i64"},
         inputs=(0, 0),
     ),
@@ -140,7 +141,7 @@ COMMANDS = (
         "cast",
         "Another type. Fractions are cut off; a number that the new type cannot hold becomes any number.",
         _cast_infer,
-        lambda x, dtype: x.astype(NUMPY_TYPES[type_named(dtype)]),
+        lambda x, dtype: x.astype(NUMPY[type_named(dtype)]),
         _cast_back,
         {"dtype": REQUIRED_TEXT},
         views=_cast_views,

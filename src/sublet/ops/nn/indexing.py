@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.numpy_types import NUMPY
 from sublet.errors import SpecError
 from sublet.ir.graph import Node, Value
 from sublet.ops.blocks import block
@@ -16,7 +17,6 @@ from sublet.ops.nn.shapes import (
     ANY,
     INDICES,
     NUMBERS,
-    NUMPY_TYPES,
     axis_in,
     broadcast,
     equal,
@@ -154,7 +154,7 @@ def _one_hot_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
 
 
 def _one_hot(indices: Any, depth: int, dtype: str) -> Any:
-    kind = NUMPY_TYPES[type_named(dtype)]
+    kind = NUMPY[type_named(dtype)]
     return (within(indices, depth)[..., None] == np.arange(depth)).astype(kind)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import ml_dtypes
 import numpy as np
 
+from sublet.base.numpy_types import NUMPY
 from sublet.errors import SpecError
 from sublet.ops.op import Attrs, Infer, Specs
 from sublet.tensor import INTEGERS, DType, TensorSpec
@@ -95,24 +95,6 @@ def equal(a: TensorSpec, b: TensorSpec, roles: str) -> None:
         raise SpecError(f"{roles} are {a} and {b}, but must be equal")
 
 
-NUMPY_TYPES = {
-    DType.BOOL: np.dtype(np.bool_),
-    DType.I8: np.dtype(np.int8),
-    DType.I16: np.dtype(np.int16),
-    DType.I32: np.dtype(np.int32),
-    DType.I64: np.dtype(np.int64),
-    DType.U8: np.dtype(np.uint8),
-    DType.U16: np.dtype(np.uint16),
-    DType.U32: np.dtype(np.uint32),
-    DType.U64: np.dtype(np.uint64),
-    DType.F16: np.dtype(np.float16),
-    DType.BF16: np.dtype(ml_dtypes.bfloat16),
-    DType.F32: np.dtype(np.float32),
-    DType.F64: np.dtype(np.float64),
-}
-"""The types of the dialect as NumPy's."""
-
-
 def type_named(text: str, allowed: Sequence[DType] = ANY) -> DType:
     """The type that an attribute names: "f32"."""
     names = {dtype.text: dtype for dtype in allowed}
@@ -130,7 +112,7 @@ def shape_given(shape: Sequence[int]) -> tuple[int, ...]:
 
 def number_of(value: float, dtype: DType) -> float | int | bool:
     """A number that an attribute gives, as one of `dtype`: rounded to a float of that type, refused as an integer."""
-    kind = NUMPY_TYPES[dtype]
+    kind = NUMPY[dtype]
     if dtype in FLOATS:
         with np.errstate(over="ignore"):
             return float(np.asarray(value, np.float64).astype(kind))

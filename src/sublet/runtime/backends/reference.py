@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from sublet.base.extras import require
+from sublet.base.numpy_types import NUMPY
 from sublet.errors import RunError
 from sublet.ir.graph import Node, Value
 from sublet.ops import nn
@@ -23,7 +24,7 @@ from sublet.ops.nn.command import Command
 from sublet.ops.onnx import PREFIX
 from sublet.runtime.backends.onnx_nodes import domain_and_type, input_names, single_node
 from sublet.runtime.calls import nothing, store
-from sublet.runtime.dtypes import NUMPY, plain
+from sublet.runtime.dtypes import plain
 from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
 from sublet.tensor import TensorSpec
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from sublet.base.extras import require
+from sublet.base.numpy_types import NUMPY
 from sublet.errors import RunError
 from sublet.ir.graph import Node, Value
 from sublet.ops.onnx import PREFIX
@@ -37,7 +38,6 @@ from sublet.runtime.backends.onnxruntime.scalars import MOST, scalar_call
 from sublet.runtime.backends.onnxruntime.session import Listing, Session, kernels_of
 from sublet.runtime.calls import in_turn
 from sublet.runtime.copying import Copies
-from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
 from sublet.tensor import DType, TensorSpec, Unplannable
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sublet.base.extras import require
+from sublet.base.numpy_types import NUMPY
 from sublet.errors import SubletError
 from sublet.ir.graph import Node, Value
 from sublet.ops.onnx import PREFIX
@@ -14,7 +15,6 @@ from sublet.ops.onnx_inplace import BINARY, EXTREMES, UNARY, VARIADIC
 from sublet.runtime.backends.onnx_nodes import captured_names, domain_and_type, input_names, single_node
 from sublet.runtime.backends.onnxruntime.session import Constants, Listing, Session, Typed, element_type, inlined
 from sublet.runtime.calls import store
-from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.kernel import Array, Call, Cell, Operand
 from sublet.tensor import DType, TensorSpec, Unplannable
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sublet.base.extras import require
+from sublet.base.numpy_types import NUMPY
 from sublet.plan import Stride
-from sublet.runtime.dtypes import NUMPY
 from sublet.runtime.kernel import Array, Call
 from sublet.tensor import DType, TensorSpec
 
