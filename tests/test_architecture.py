@@ -22,7 +22,8 @@ FLOORS = (
     "frontends.onnx", "frontends.paddle.format", "frontends.paddle.operators.rules", "frontends.paddle.operators",
     "frontends.paddle.checking", "frontends.paddle.convert", "frontends.paddle.running", "frontends.paddle.lives",
     "frontends.paddle.peaks", "frontends.paddle.arena", "frontends.paddle.policies.ours",
-    "frontends.paddle.policies", "frontends.paddle.transpile", "frontends", "nn", "api", "cli", "__main__",
+    "frontends.paddle.policies", "frontends.paddle.transpile",
+    "frontends.tflite", "frontends", "nn", "api", "cli", "__main__",
 )  # fmt: skip
 
 # Who lives outside one of these rooms comes in by its door.

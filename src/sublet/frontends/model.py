@@ -12,6 +12,7 @@ from sublet.frontends.onnx.model import load
 from sublet.frontends.onnx.optimized import load_optimized
 from sublet.frontends.paddle.convert import model as paddle
 from sublet.frontends.paddle.convert import pir
+from sublet.frontends.tflite import model as tflite
 from sublet.frontends.trips import Trips, trips_of, with_max_trips
 from sublet.ir.model import Model
 from sublet.ir.recipe import AS_IS
@@ -21,6 +22,7 @@ ONNX_SUFFIX = ".onnx"
 TEXT_SUFFIX = ".sublet"
 PIR_SUFFIX = ".json"
 PADDLE_SUFFIXES = (".pdmodel", ".pb", PIR_SUFFIX)
+TFLITE_SUFFIX = ".tflite"
 PADDLE_NAME = "__model__"
 """What older versions of Paddle call the file of a program."""
 
@@ -33,6 +35,11 @@ def is_onnx(path: Path) -> bool:
 def is_paddle(path: Path) -> bool:
     """Whether a file is a Paddle program, by its name."""
     return path.suffix.lower() in PADDLE_SUFFIXES or path.name == PADDLE_NAME
+
+
+def is_tflite(path: Path) -> bool:
+    """Whether a file is a TensorFlow Lite model, by its suffix in any case."""
+    return path.suffix.lower() == TFLITE_SUFFIX
 
 
 def bounded(model: Model, max_trips: Trips) -> Model:
@@ -49,7 +56,8 @@ def read_model(
     optimize: str = AS_IS,
     assume: Mapping[str, str] | None = None,
 ) -> Model:
-    """Read an ONNX model (.onnx), a Paddle program for inference (.pdmodel, .json) or a graph in text form (.sublet).
+    """Read a model: ONNX (.onnx), TensorFlow Lite (.tflite), a Paddle program for inference (.pdmodel, .json), or a
+    graph in text form (.sublet).
 
     `dims` binds symbolic dimensions of an ONNX model, and open extents of a Paddle program (`"x.0"` is the first one
     of x); a graph in text form has none. `max_trips` declares how many
@@ -73,11 +81,15 @@ def _read(path: Path, dims: Mapping[str, int] | None, optimize: str, assume: Map
         if assume:
             raise ModelError(f"--assume is for ONNX models: tell extents of {path.name} by --shape")
         return pir.load(path, dims) if path.suffix.lower() == PIR_SUFFIX else paddle.load(path, dims)
+    if is_tflite(path):
+        if dims or assume:
+            raise ModelError(f"{path} tells the shape of every tensor itself: drop --dim and --assume")
+        return tflite.load(path)
     if path.suffix.lower() == TEXT_SUFFIX:
         if dims:
             raise ModelError(f"{path} has no symbolic dimensions to bind: drop --dim {', --dim '.join(dims)}")
         if assume:
             raise ModelError(f"{path} tells the type of every value itself: write it there and drop --assume")
         return Model(parse(read_text(path, ModelError), str(path)))
-    kinds = ", ".join((ONNX_SUFFIX, *PADDLE_SUFFIXES, PADDLE_NAME))
+    kinds = ", ".join((ONNX_SUFFIX, TFLITE_SUFFIX, *PADDLE_SUFFIXES, PADDLE_NAME))
     raise ModelError(f"{path} is not a known kind of model: expected {kinds} or {TEXT_SUFFIX}")

@@ -1,0 +1,90 @@
+"""A .tflite file as a model: decode -> find what outlasts a run -> convert, subgraph by subgraph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sublet.errors import Finding, ModelError
+from sublet.frontends.tflite.conversion import Conversion
+from sublet.frontends.tflite.convert import convert_subgraph
+from sublet.frontends.tflite.dialect import registered
+from sublet.frontends.tflite.program import Program, decode
+from sublet.frontends.tflite.state import keys_of
+from sublet.ir.model import Model
+
+ALIGNMENT = 16
+"""Bytes that the offset of a tensor is a multiple of in TensorFlow Lite Micro."""
+
+REMARK = (
+    "TensorFlow Lite Micro needs more than this: scratch memory of its kernels, and records of its own. "
+    "`sublet export --to tflm` measures what a plan takes there."
+)
+
+
+def load(path: str | Path) -> Model:
+    """The model in a .tflite file. Raises ModelError when it is malformed, or something in it cannot be followed."""
+    path = Path(path)
+    return from_program(read_program(path))
+
+
+def read_program(path: Path) -> Program:
+    """The records of a .tflite file."""
+    try:
+        raw = path.read_bytes()
+    except OSError as cause:
+        raise ModelError(f"{path}: cannot be read: {cause.strerror or cause}") from cause
+    return decode(raw, path.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A model, and the name of the value that each tensor of the first subgraph is."""
+
+    model: Model
+    tensors: dict[int, str]
+
+
+def from_program(program: Program) -> Model:
+    """The model that a program is."""
+    return converted(program).model
+
+
+def converted(program: Program) -> Converted:
+    """The model that a program is, and which values its tensors are."""
+    assert registered
+    conversion = Conversion(program, *keys_of(program))
+    main = program.subgraphs[0]
+    if len(set(main.inputs)) != len(main.inputs):
+        raise conversion.error(0, "an input is there twice")
+    for index in main.inputs:
+        if program.content(main.tensors[index]) is not None or main.tensors[index].variable:
+            raise conversion.error(0, f"the input {main.tensors[index].name[:80]!r} has a content of its own")
+    inputs = [conversion.made(0, index) for index in main.inputs]
+    now = dict(conversion.initial)
+    nodes, outputs = convert_subgraph(conversion, 0, inputs, now)
+    graph = conversion.finished(inputs, nodes, outputs, now)
+    model = Model(
+        graph,
+        weights={value.name: stored for value, stored in conversion.weights.items() if stored is not None},
+        inputs=tuple(value.name for value in inputs),
+        outputs=tuple(main.tensors[index].name for index in main.outputs),
+        remark=REMARK,
+        warnings=tuple(_open(program)),
+    )
+    return Converted(model, {index: value.name for index, value in conversion.tensors.items()})
+
+
+def _open(program: Program) -> list[Finding]:
+    """What is planned as if its open extents were what the file has in their place."""
+    main = program.subgraphs[0]
+    return [
+        Finding(
+            "open-extent",
+            f"input {main.tensors[index].name[:80]!r}",
+            f"its shape is open in the file, {list(main.tensors[index].signature)}; "
+            f"planned as {main.tensors[index].spec}",
+        )
+        for index in main.inputs
+        if -1 in main.tensors[index].signature
+    ]

@@ -1,0 +1,91 @@
+"""What outlasts a run: resources, which a subgraph names and then reads and assigns, and variable tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from sublet.errors import ModelError
+from sublet.frontends.tflite.conversion import Key
+from sublet.frontends.tflite.program import Operator, Program
+from sublet.tensor import Spec, TensorSpec
+
+HANDLE, READ, ASSIGN = "VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"
+CALLS = {"IF": ("then", "else"), "WHILE": ("cond", "body"), "CALL_ONCE": ("init",)}
+"""The operators that run other subgraphs, and the options that name these."""
+
+
+def keys_of(program: Program) -> tuple[dict[tuple[int, int], Key], dict[Key, TensorSpec]]:
+    """The resource that each tensor names, or is, as (subgraph, tensor), and what lies there.
+
+    Raises ModelError where two operators disagree on that, or where nobody can tell which resource is meant.
+    """
+    keys: dict[tuple[int, int], Key] = {}
+    specs: dict[Key, TensorSpec] = {}
+
+    def lies(key: Key, spec: Spec, at: int, position: int) -> None:
+        where = f"{program.where}: subgraph {at}, operator {position}"
+        if not isinstance(spec, TensorSpec):
+            raise ModelError(f"{where}: the variable {key[-1][:80]!r} holds {spec}, which has no size")
+        if specs.setdefault(key, spec) != spec:
+            raise ModelError(f"{where}: the variable {key[-1][:80]!r} is {spec} here, and {specs[key]} elsewhere")
+
+    for at, subgraph in enumerate(program.subgraphs):
+        for index, tensor in enumerate(subgraph.tensors):
+            if tensor.variable and isinstance(tensor.spec, TensorSpec):
+                keys[at, index] = ("tensor", str(at), str(index), tensor.name or f"variable{index}")
+                specs[keys[at, index]] = tensor.spec
+        for operator in subgraph.operators:
+            if operator.name == HANDLE and operator.outputs:
+                keys[at, operator.outputs[0]] = ("resource", *(operator.texts or ("", "")))
+        for position, operator in enumerate(subgraph.operators):
+            if operator.name in (READ, ASSIGN):
+                key, index = _operand(program, at, position, operator, keys)
+                lies(key, subgraph.tensors[index].spec, at, position)
+    return keys, specs
+
+
+def _operand(
+    program: Program, at: int, position: int, operator: Operator, keys: Mapping[tuple[int, int], Key]
+) -> tuple[Key, int]:
+    """The resource that an operator reads or assigns, and the tensor with its content."""
+    where = f"{program.where}: subgraph {at}, operator {position}"
+    found = operator.outputs if operator.name == READ else operator.inputs[1:]
+    if not operator.inputs or len(found) != 1 or found[0] < 0:
+        raise ModelError(
+            f"{where}: {operator.name} with {len(operator.inputs)} inputs, {len(operator.outputs)} outputs"
+        )
+    key = keys.get((at, operator.inputs[0]))
+    if key is None:
+        raise ModelError(f"{where}: which variable is meant is not told by a {HANDLE} of this subgraph")
+    return key, found[0]
+
+
+def changed(program: Program, graph: int, keys: Mapping[tuple[int, int], Key]) -> tuple[Key, ...]:
+    """What a subgraph, or one that it runs, may leave with another content."""
+    found: dict[Key, None] = {}
+    for at in _reached(program, graph):
+        for operator in program.subgraphs[at].operators:
+            if operator.name == ASSIGN:
+                found[keys[at, operator.inputs[0]]] = None
+            elif operator.name not in (HANDLE, READ):
+                found.update((key, None) for i in operator.inputs if (key := variable(program, at, i, keys)))
+    return tuple(found)
+
+
+def variable(program: Program, graph: int, index: int, keys: Mapping[tuple[int, int], Key]) -> Key | None:
+    """The key of a variable tensor; None for any other."""
+    known = index >= 0 and program.subgraphs[graph].tensors[index].variable
+    return keys.get((graph, index)) if known else None
+
+
+def _reached(program: Program, graph: int) -> Iterator[int]:
+    todo, seen = [graph], {graph}
+    while todo:
+        at = todo.pop()
+        yield at
+        for operator in program.subgraphs[at].operators:
+            for option in CALLS.get(operator.name, ()):
+                called = operator.options.get(option, -1)
+                if 0 <= called < len(program.subgraphs) and called not in seen:
+                    seen.add(called)
+                    todo.append(called)

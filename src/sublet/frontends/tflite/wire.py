@@ -1,0 +1,145 @@
+"""FlatBuffers read in bounds: tables by the numbers of their fields, every offset checked before it is followed.
+
+Nothing here knows what a field means. A file may say that a table stands anywhere, also that a million tables are the
+same one: what is read in all is therefore limited to a small multiple of the file's own bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from sublet.errors import ModelError
+
+ADVICE = "the file is damaged, or is no TensorFlow Lite model: save it again"
+READ_PER_BYTE = 8
+"""How often a byte of an honest file is read at most; names and vectors may be shared, though writers do not."""
+
+FIXED = 1 << 16
+"""Bytes that any file may have read."""
+
+
+@dataclass(slots=True)
+class Wire:
+    """The bytes of a file, and how many more of them may be read."""
+
+    data: bytes
+    where: str
+    left: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left = READ_PER_BYTE * len(self.data) + FIXED
+
+    def broken(self, at: int, what: str) -> ModelError:
+        """The error that says where bytes are wrong."""
+        return ModelError(f"{self.where}: at byte {at}: {what} ({ADVICE})")
+
+    def number(self, kind: str, at: int, what: str) -> int:
+        """One little-endian number. Raises ModelError where the file ends before it."""
+        width = struct.calcsize(f"<{kind}")
+        self.span(at, width, what)
+        return int(struct.unpack_from(f"<{kind}", self.data, at)[0])
+
+    def span(self, at: int, nbytes: int, what: str) -> None:
+        """Account for bytes that are about to be read. Raises ModelError when they are not there."""
+        if at < 0 or at + nbytes > len(self.data):
+            raise self.broken(at, f"{what} has {nbytes} bytes, of which {max(0, len(self.data) - at)} are there")
+        self.left -= nbytes
+        if self.left < 0:
+            raise self.broken(at, "the file says the same bytes again and again")
+
+    def root(self, identifier: bytes) -> Table:
+        """The table that the file begins with. Raises ModelError when it says to be of another kind."""
+        if self.data[4:8] != identifier:
+            raise self.broken(4, f"{identifier.decode()!r} should stand here, which marks such a file")
+        return Table(self, self.number("I", 0, "the offset of the first table"))
+
+
+@dataclass(slots=True)
+class Table:
+    """A table where it stands. Fields that are not there have their defaults, as the format wants it."""
+
+    wire: Wire
+    at: int
+    _fields: int = field(init=False)
+    _count: int = field(init=False)
+    _end: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        wire = self.wire
+        self._fields = self.at - wire.number("i", self.at, "a table")
+        nbytes = wire.number("H", self._fields, "the fields of a table")
+        self._end = self.at + wire.number("H", self._fields + 2, "the fields of a table")
+        if nbytes < 4 or nbytes % 2:
+            raise wire.broken(self._fields, f"the fields of a table cannot take {nbytes} bytes")
+        wire.span(self._fields, nbytes, "the fields of a table")
+        wire.span(self.at, max(0, self._end - self.at), "a table")
+        self._count = (nbytes - 4) // 2
+
+    @property
+    def fields(self) -> tuple[int, ...]:
+        """The numbers of the fields that are there."""
+        return tuple(number for number in range(self._count) if self.place(number, 1) is not None)
+
+    def place(self, number: int, width: int) -> int | None:
+        """Where a field of so many bytes stands; None when it is not there."""
+        if number >= self._count:
+            return None
+        offset = struct.unpack_from("<H", self.wire.data, self._fields + 4 + 2 * number)[0]
+        if offset == 0:
+            return None
+        if offset < 4 or self.at + offset + width > self._end:
+            raise self.wire.broken(self.at, f"field {number} stands outside of its table")
+        return self.at + int(offset)
+
+    def integer(self, number: int, kind: str, default: int = 0) -> int:
+        """A number in a field."""
+        at = self.place(number, struct.calcsize(f"<{kind}"))
+        return default if at is None else int(struct.unpack_from(f"<{kind}", self.wire.data, at)[0])
+
+    def target(self, number: int) -> int | None:
+        """Where the offset in a field points."""
+        at = self.place(number, 4)
+        return None if at is None else at + int(struct.unpack_from("<I", self.wire.data, at)[0])
+
+    def table(self, number: int) -> Table | None:
+        """A table in a field."""
+        at = self.target(number)
+        return None if at is None else Table(self.wire, at)
+
+    def block(self, number: int, width: int) -> tuple[int, int]:
+        """Where the elements of a vector stand, and how many there are."""
+        at = self.target(number)
+        if at is None:
+            return 0, 0
+        count = self.wire.number("I", at, "the length of a vector")
+        self.wire.span(at + 4, count * width, f"field {number}, a vector,")
+        return at + 4, count
+
+    def raw(self, number: int) -> memoryview | None:
+        """The bytes of a vector; None when the field is not there."""
+        if self.place(number, 4) is None:
+            return None
+        at, count = self.block(number, 1)
+        return memoryview(self.wire.data)[at : at + count]
+
+    def text(self, number: int) -> str:
+        """A string; what is no UTF-8 in it comes as escapes."""
+        return bytes(self.raw(number) or b"").decode("utf-8", "backslashreplace")
+
+    def integers(self, number: int, kind: str) -> tuple[int, ...]:
+        """A vector of numbers."""
+        at, count = self.block(number, struct.calcsize(f"<{kind}"))
+        return struct.unpack_from(f"<{count}{kind}", self.wire.data, at) if count else ()
+
+    def reals(self, number: int) -> tuple[float, ...]:
+        """A vector of floats."""
+        at, count = self.block(number, 4)
+        return struct.unpack_from(f"<{count}f", self.wire.data, at) if count else ()
+
+    def tables(self, number: int) -> Iterator[Table]:
+        """A vector of tables."""
+        at, count = self.block(number, 4)
+        for place in range(at, at + 4 * count, 4):
+            yield Table(self.wire, place + int(struct.unpack_from("<I", self.wire.data, place)[0]))

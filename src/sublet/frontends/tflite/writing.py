@@ -1,0 +1,140 @@
+"""FlatBuffers written: a tree of tables, vectors and strings as bytes, parents before what they hold.
+
+What is written may point into bytes that exist already and come after it, so that a file gets another root and keeps
+everything else byte for byte, see `Kept`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+WIDEST = 16
+"""Bytes that the elements of a vector may have to be aligned to: what tensors hold is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number in a field; `kind` is that of `struct`."""
+
+    kind: str
+    value: int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """A vector of numbers, or of bytes."""
+
+    kind: str
+    values: Sequence[int | float]
+    alignment: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A string."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What stands at this byte of the bytes that are kept."""
+
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """A vector of tables or strings."""
+
+    items: Sequence[Item]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A table: what its fields hold, by their numbers."""
+
+    fields: Mapping[int, Item]
+
+
+Item = Number | Vector | Text | Kept | Several | Record
+
+
+def written(root: Record, identifier: bytes, kept: bytes = b"") -> bytes:
+    """A file with this root, followed by the kept bytes at a multiple of `WIDEST`."""
+    writer = _Writer()
+    writer.raw += b"\0\0\0\0" + identifier
+    writer.refer(0, root)
+    while writer.todo:
+        place, item = writer.todo.pop(0)
+        at = writer.place(item)
+        struct.pack_into("<I", writer.raw, place, at - place)
+    writer.pad(WIDEST)
+    base = len(writer.raw)
+    for place, item in writer.later:
+        struct.pack_into("<I", writer.raw, place, base + item.at - place)
+    return bytes(writer.raw) + kept
+
+
+@dataclass
+class _Writer:
+    raw: bytearray = field(default_factory=bytearray)
+    todo: list[tuple[int, Item]] = field(default_factory=list)
+    later: list[tuple[int, Kept]] = field(default_factory=list)
+
+    def pad(self, alignment: int, before: int = 0) -> None:
+        """Zeros, up to where what comes `before` bytes later is aligned."""
+        self.raw += bytes(-(len(self.raw) + before) % alignment)
+
+    def refer(self, place: int, item: Item) -> None:
+        """An offset at `place` that points to what is written later."""
+        if isinstance(item, Kept):
+            self.later.append((place, item))
+        else:
+            self.todo.append((place, item))
+
+    def place(self, item: Item) -> int:
+        """Write something; where it stands."""
+        if isinstance(item, Record):
+            return self._record(item)
+        if isinstance(item, Text):
+            content = item.text.encode()
+            return self._counted(len(content), content + b"\0", 4)
+        if isinstance(item, Vector):
+            content = item.values if isinstance(item.values, bytes) else b""
+            if not content:
+                content = struct.pack(f"<{len(item.values)}{item.kind}", *item.values)
+            return self._counted(len(item.values), content, max(item.alignment, struct.calcsize(f"<{item.kind}")))
+        assert isinstance(item, Several)
+        at = self._counted(len(item.items), bytes(4 * len(item.items)), 4)
+        for i, each in enumerate(item.items):
+            self.refer(at + 4 + 4 * i, each)
+        return at
+
+    def _counted(self, count: int, content: bytes, alignment: int) -> int:
+        self.pad(max(4, alignment), 4)
+        at = len(self.raw)
+        self.raw += struct.pack("<I", count) + content
+        return at
+
+    def _record(self, record: Record) -> int:
+        widths = {n: struct.calcsize(f"<{i.kind}") if isinstance(i, Number) else 4 for n, i in record.fields.items()}
+        offsets, nbytes = {}, 4
+        for number in sorted(widths, key=lambda n: -widths[n]):
+            nbytes += -nbytes % widths[number]
+            offsets[number] = nbytes
+            nbytes += widths[number]
+        count = max(record.fields, default=-1) + 1
+        self.pad(8, 4 + 2 * count)
+        begin = len(self.raw)
+        self.raw += struct.pack(f"<HH{count}H", 4 + 2 * count, nbytes, *(offsets.get(n, 0) for n in range(count)))
+        at = len(self.raw)
+        self.raw += struct.pack("<i", at - begin) + bytes(nbytes - 4)
+        for number, item in record.fields.items():
+            if isinstance(item, Number):
+                struct.pack_into(f"<{item.kind}", self.raw, at + offsets[number], item.value)
+            else:
+                self.refer(at + offsets[number], item)
+        return at
