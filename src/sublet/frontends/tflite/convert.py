@@ -106,22 +106,21 @@ def _operator(
     """A plain node: with what outlasts a run as an operand of its own, and as an output where it is changed."""
     operator = conversion.program.subgraphs[graph].operators[position]
     given, results = operands
+    variables: tuple[int, ...] = ()
     if operator.name in (READ, ASSIGN):
         key = conversion.keys[graph, operator.inputs[0]]
         given = [given[0], conversion.state(key, now), *given[1:]]
         if operator.name == ASSIGN:
             now[key] = conversion.remembered(key)
-            results = [now[key]]
+            results, variables = [now[key]], (1,)
     else:
         keys = [variable(conversion.program, graph, index, conversion.keys) for index in operator.inputs]
-        for key in dict.fromkeys(key for key in keys if key):
+        variables = tuple(i for i, key in enumerate(keys) if key and key not in keys[:i])
+        for key in (keys[i] for i in variables):
+            assert key is not None
             now[key] = conversion.remembered(key)
             results = [*results, now[key]]
-    attrs: dict[str, Attr] = {
-        **operator.options,
-        "outside": _outside(conversion, given),
-        "remembered": len(results) - len(operator.outputs),
-    }
+    attrs: dict[str, Attr] = {**operator.options, "outside": _outside(conversion, given), "variables": variables}
     node = Node("", f"{PREFIX}{operator.name}", tuple(given), tuple(results), attrs)
     return conversion.node(graph, position, operator, node)
 

@@ -1,8 +1,8 @@
 """The `tflite` dialect: TensorFlow Lite's operators as they are, "tflite.CONV_2D", with facts about TFLM's kernels.
 
-Operators run in the order of the file, which no pass may change, so that none of them is pure. What a node's attribute
-"outside" names lies in no arena, and is no view's base: the file's constants, and what outlasts a run. The last
-"remembered" of its outputs are what the kernel leaves in the variables among its inputs, in their place.
+Operators run in the order of the file, which no pass may change, so that none of them is pure. A node's attribute
+"outside" has the positions of operands that lie in no arena, and are no view's base: the file's constants, and what
+outlasts a run. "variables" has those that the kernel changes: what it leaves in them are the node's last outputs.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ PREFIX = "tflite."
 @lru_cache(maxsize=4096)
 def tflite_op(name: str) -> Op:
     """The record of an operator."""
-    return Op(name, inplace=_remembered, pure=False)
+    return Op(name, inplace=_changed, pure=False)
 
 
-def _remembered(node: Node) -> tuple[Share, ...]:
+def positions(node: Node, name: str) -> tuple[int, ...]:
+    """An attribute with positions of operands."""
+    found = node.attrs.get(name, ())
+    return tuple(int(position) for position in found) if isinstance(found, tuple) else ()
+
+
+def _changed(node: Node) -> tuple[Share, ...]:
     """Variables are changed where they are."""
-    count = node.attrs.get("remembered", 0)
-    assert isinstance(count, int)
-    if not count:
-        return ()
-    if node.op.endswith(".ASSIGN_VARIABLE"):
-        return (Share(0, 1),)
-    return ()
+    variables = positions(node, "variables")
+    first = len(node.outputs) - len(variables)
+    return tuple(Share(first + i, position) for i, position in enumerate(variables))
 
 
 register(PREFIX.rstrip("."), tflite_op)

@@ -1,4 +1,4 @@
-"""Runs models in TensorFlow Lite Micro and writes what they need and compute: a script of its own, in a process of its own.
+"""Runs models in TensorFlow Lite Micro and writes what they need and compute: a script, in a process of its own.
 
 A model that its kernels do not check well ends this process, and no other. It is started with a folder that holds
 `requests.json`, a list; each answer is one line of `answers.txt`, so that those before a crash are there.

@@ -1,7 +1,7 @@
 """The memory plan that a .tflite file may carry for TensorFlow Lite Micro, in its metadata.
 
-Its buffer holds 32-bit numbers: a version, how many subgraphs there are, how many offsets follow, and for each tensor of
-each subgraph, one subgraph after another, the byte of the arena where it lies, or -1 where TFLM is to find a place.
+Its buffer holds 32-bit numbers: a version, how many subgraphs there are, how many offsets follow, and for each tensor
+of each subgraph, one subgraph after another, the byte of the arena where it lies, or -1 where TFLM is to find a place.
 """
 
 from __future__ import annotations

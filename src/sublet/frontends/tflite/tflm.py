@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -81,10 +82,8 @@ def _answers(trials: Sequence[Trial]) -> list[Measured]:
             requests.append({"file": f"{i}.tflite", **told})
         (Path(folder) / "requests.json").write_text(json.dumps(requests), encoding="utf-8")
         command = [sys.executable, str(SCRIPT), folder]
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=SECONDS, check=False)
-        except subprocess.TimeoutExpired:
-            pass
         written = Path(folder) / "answers.txt"
         lines = written.read_text(encoding="utf-8").splitlines() if written.exists() else []
     fields = Measured.__dataclass_fields__
