@@ -116,10 +116,9 @@ def _operator(
     else:
         keys = [variable(conversion.program, graph, index, conversion.keys) for index in operator.inputs]
         variables = tuple(i for i, key in enumerate(keys) if key and key not in keys[:i])
-        for key in (keys[i] for i in variables):
-            assert key is not None
-            now[key] = conversion.remembered(key)
-            results = [*results, now[key]]
+        changed = [key for key in dict.fromkeys(keys) if key is not None]
+        now.update((each, conversion.remembered(each)) for each in changed)
+        results = [*results, *(now[each] for each in changed)]
     attrs: dict[str, Attr] = {**operator.options, "outside": _outside(conversion, given), "variables": variables}
     node = Node("", f"{PREFIX}{operator.name}", tuple(given), tuple(results), attrs)
     return conversion.node(graph, position, operator, node)

@@ -80,7 +80,8 @@ def measured(raw: bytes, request: dict[str, Any]) -> dict[str, Any]:
         interpreter, why = opened(raw, arena)
     if interpreter is None:
         return {"refused": why or "it does not say why"}
-    rng, digest, said = np.random.default_rng(request.get("seed", 0)), hashlib.sha256(), []
+    rng, digest = np.random.default_rng(request.get("seed", 0)), hashlib.sha256()
+    said: list[str] = []
     with overheard(said):
         for _ in range(request.get("runs", 1)):
             fed(interpreter, request["inputs"], rng)
