@@ -59,7 +59,7 @@ walk: ## README and docs, step by step, in a clean environment of each of PYTHON
 
 fuzz: $(VENV)/.installed build/check ## generated programs, plans, models, kernels and gradients; the core under sanitizers; SECONDS=600
 	build/check 2000 1
-	for kind in programs steps plans onnx shapes folding; do \
+	for kind in programs steps plans foreign onnx shapes folding; do \
 	  $(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) --kind $$kind || exit 1; done
 	$(BIN)/python -m tests.frontends.paddle.hostile --flips 10000
 	for kind in facts operators gradients; do \

@@ -11,6 +11,7 @@ only are listed, and must be rare.
     python -m tests.fuzz --seconds 600 --seed 1 --kind plans    # plan files, every field of every record
     python -m tests.fuzz --seconds 600 --seed 1 --kind folding  # what is folded, all operators, forms and types
     python -m tests.fuzz --seconds 600 --seed 1 --kind shapes   # ONNX models beside ONNX Runtime's runs
+    python -m tests.fuzz --seconds 600 --seed 1 --kind foreign  # plans of other tools, with and without a model
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from sublet.analysis.interference import interference
 from sublet.analysis.layouts import Layouts
 from sublet.analysis.options import Options
 from sublet.checker import check_bytes
+from sublet.foreign import Outcome
 from sublet.frontends.onnx.foldable import FOLDABLE
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
@@ -37,6 +39,7 @@ from sublet.planning.assemble import assemble, in_one_arena
 from sublet.planning.pipeline import plan_memory
 from sublet.planning.unfollowed import followed
 from tests.exchanges import exchanging
+from tests.foreign.mutated import of_lifetimes, of_programs
 from tests.frontends import shape_cases, unknown_models
 from tests.frontends.folding import compare
 from tests.generate import program
@@ -169,6 +172,15 @@ def one_file(seed: int, tally: Tally) -> None:
             tally.accepted[name] += accepted
 
 
+def one_foreign(seed: int, tally: Tally) -> None:
+    """A plan of another tool, and its mutants. Raises AssertionError naming the seed."""
+    tally.programs += 1
+    for one in (*of_programs(seed), *of_lifetimes(seed)):
+        tally.mutants[one.mutation] += 1
+        tally.accepted[one.mutation] += one.outcome is not Outcome.WRONG
+        tally.refused_right[one.mutation] += one.right and one.outcome is Outcome.WRONG
+
+
 def one_shape(seed: int, tally: Tally) -> None:
     """A model with unknown shapes and false claims, and nodes of ONNX's own cases with shapes changed."""
     tally.programs += 1 + shape_cases.check(seed, 10)
@@ -193,6 +205,7 @@ KINDS: dict[str, Callable[[int, Tally], None]] = {
     "plans": one_file,
     "shapes": one_shape,
     "onnx": one_model,
+    "foreign": one_foreign,
 }
 
 

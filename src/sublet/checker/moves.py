@@ -24,7 +24,7 @@ def check_moves(plan: MemoryPlan, walk: Walk) -> Iterator[Finding]:
     actual: Copied = {}
     becomes = owners(plan)
     for visit in walk.visits:
-        for destination, source, nbytes in _copied(walk, visit):
+        for destination, source, nbytes in copied(walk, visit):
             edge, name = walk.moment(visit).point.edge, destination.name
             several = actual.setdefault((edge, becomes.get(name, name) if edge.kind == UPDATE else name), [])
             if (source, nbytes) not in several:
@@ -48,7 +48,7 @@ def check_moves(plan: MemoryPlan, walk: Walk) -> Iterator[Finding]:
                 yield Finding("false-moves", f"edge {edge}", what)
 
 
-def _copied(walk: Walk, visit: Visit) -> Iterator[tuple[Value, frozenset[str], int]]:
+def copied(walk: Walk, visit: Visit) -> Iterator[tuple[Value, frozenset[str], int]]:
     """What is copied at a visit: the destination, the names of the source, and how many bytes."""
     moment = walk.moment(visit)
     for source, to in moment.moves:

@@ -1,6 +1,6 @@
 """The command line: `sublet plan | export | check | show | run | pack | transpile`.
 
-Exit status: 0 it fits (or the plan is right), 1 it does not, 2 the input is bad, 3 nobody can tell whether it fits.
+Exit status: 0 it fits (or the plan is right), 1 it does not, 2 the input is bad, 3 nobody can tell (or not of all).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from sublet.api.sources import planned_model
 from sublet.base.bytesize import parse_bytes
 from sublet.checker import judge
 from sublet.cli import options
+from sublet.cli.check import check
 from sublet.cli.console import BAD_INPUT, answered, answers, packing_progress, print_json, refuse_overwriting, tell
 from sublet.cli.export import export
 from sublet.cli.packing_report import (
@@ -34,9 +35,7 @@ from sublet.errors import ProblemError
 from sublet.packing import Lifetimes, pack, place_in_regions
 from sublet.packing.csv_format import write_csv
 from sublet.packing.files import read_problem
-from sublet.plan.coverage import planned_values
 from sublet.plan.file import load
-from sublet.planning.refutation import refuted
 from sublet.viz.compared import compared
 from sublet.viz.rectangles import packing_rectangles, rectangles
 from sublet.viz.report import as_json
@@ -67,30 +66,7 @@ app.command()(plan)
 app.command()(export)
 
 
-@app.command()
-@answered
-def check(
-    model: options.Model,
-    plan_path: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan written by `sublet plan --out`.")],
-    search: Annotated[
-        bool, typer.Option("--search", help="Refute again what only a search has refuted below the lower bound.")
-    ] = False,
-    as_json_: options.Json = False,
-) -> None:
-    """Replay a plan against its model, byte by byte; prove all it says; report every violation."""
-    made = load(plan_path)
-    judged = judge(planned_model(model, made).graph, made.schedule, made)
-    if search:
-        judged = refuted(made, judged)
-    if as_json_:
-        violations = [str(finding) for finding in judged.findings]
-        covered = {"planned": len(planned_values(made)), "not_counted": [value.value for value in made.not_counted]}
-        told = {"valid": not violations, "violations": violations, "claims": judged.claims}
-        print_json({**told, **covered, "assumed": dict(made.assumed)})
-    else:
-        show_judgement(made, judged)
-    if judged.findings:
-        raise typer.Exit(1)
+app.command()(check)
 
 
 @app.command()

@@ -7,7 +7,7 @@
     companion, distance    the id of another buffer, and how many bytes above that this one must lie (or 0)
     may_overlap            ids of buffers it does not conflict with, separated by spaces, quoted as in CSV
     offset                 the answer
-    region                 the memory region of the answer; ignored, as is a `hint`
+    region                 the memory region of the answer; a `hint` is ignored
 
 Ids are compared as written. An empty cell is a missing one. Lifetimes are half-open unless told
 otherwise: idealloc reads the same columns in three ways, see `Lifetimes`.
@@ -33,6 +33,7 @@ REQUIRED = ("id", "lower", "upper", "size")
 OPTIONAL = ("alignment", "gaps", "pinned", "companion", "distance", "may_overlap", "accesses", "offset")
 IGNORED = ("hint", "region")
 FROM_FILE = "file"  # the strategy of a packing that was read
+ONE_REGION = "arena"  # what the memory is called where no region is told
 
 
 class Lifetimes(StrEnum):
@@ -79,8 +80,23 @@ def read_csv(path: str | Path, lifetimes: Lifetimes = Lifetimes.half_open) -> tu
 
     Raises ProblemError naming file, line and column. The packing is not checked.
     """
+    problem, places = read_placed(path, lifetimes)
+    offsets = [place[1] for place in places if place is not None and place[0] == ONE_REGION]
+    if not places or len(offsets) < len(places):
+        return problem, None
+    ends = (at + buffer.size for at, buffer in zip(offsets, problem.buffers, strict=True) if buffer.size)
+    return problem, Packing(tuple(offsets), max(ends, default=0), FROM_FILE)
+
+
+def read_placed(
+    path: str | Path, lifetimes: Lifetimes = Lifetimes.half_open
+) -> tuple[Problem, tuple[tuple[str, int] | None, ...]]:
+    """The problem in a file, and the region and offset of each row, None for one without an offset.
+
+    Raises ProblemError naming file, line and column. The places are not checked.
+    """
     path = Path(path)
-    rows, buffers, offsets, lines = [], [], [], dict[str, int]()
+    rows, buffers, places, lines = [], [], list[tuple[str, int] | None](), dict[str, int]()
     for row in _rows(path, read_text(path, ProblemError)):
         buffer = _buffer(row, lifetimes)
         if buffer.id in lines:
@@ -88,17 +104,16 @@ def read_csv(path: str | Path, lifetimes: Lifetimes = Lifetimes.half_open) -> tu
         lines[buffer.id] = row.line
         rows.append(row)
         buffers.append(buffer)
+        places.append(None)
         if row.has("offset"):
-            offsets.append(row.integer("offset"))
-            if offsets[-1] < 0:
-                raise row.error("offset", f"{offsets[-1]} is negative")
+            offset = row.integer("offset")
+            if offset < 0:
+                raise row.error("offset", f"{offset} is negative")
+            places[-1] = (row.cells["region"].strip() if row.has("region") else ONE_REGION, offset)
     positions = {buffer.id: position for position, buffer in enumerate(buffers)}
     companions = tuple(_companions(rows, positions))
     problem = Problem(tuple(buffers), None, companions, path.stem, _may_overlap(rows, positions))
-    if not buffers or len(offsets) < len(buffers) or any(row.has("region") for row in rows):
-        return problem, None
-    arena_bytes = max((at + buffer.size for at, buffer in zip(offsets, buffers, strict=True) if buffer.size), default=0)
-    return problem, Packing(tuple(offsets), arena_bytes, FROM_FILE)
+    return problem, tuple(places)
 
 
 def _rows(path: Path, text: str) -> Iterator[_Row]:

@@ -9,7 +9,7 @@ All arithmetic is on Python integers, which do not overflow.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -27,8 +27,11 @@ def check_packing(problem: Problem, packing: Packing) -> None:
         raise PackingError(findings)
 
 
-def find_violations(problem: Problem, packing: Packing) -> list[Finding]:
-    """Everything wrong with a packing: `count`, `outside`, `misaligned`, `pinned`, `companions` and `overlap`."""
+def find_violations(problem: Problem, packing: Packing, steps: Sequence[str] = ()) -> list[Finding]:
+    """Everything wrong with a packing: `count`, `outside`, `misaligned`, `pinned`, `companions` and `overlap`.
+
+    `steps` tells what happens at the times 0, 1, ..., for people.
+    """
     if len(packing.offsets) != len(problem.buffers):
         what = f"{len(packing.offsets)} offsets for {len(problem.buffers)} buffers"
         return [Finding("count", "packing", what, "give one offset a buffer, in the order of the problem")]
@@ -46,10 +49,19 @@ def find_violations(problem: Problem, packing: Packing) -> list[Finding]:
         a, b = problem.buffers[first], problem.buffers[second]
         what = (
             f"bytes {offsets[first]}-{offsets[first] + a.size} overlap buffer {b.id} "
-            f"at {offsets[second]}-{offsets[second] + b.size} while both are alive"
+            f"at {offsets[second]}-{offsets[second] + b.size} while both are alive{_when(problem, a, b, steps)}"
         )
         findings.append(Finding("overlap", f"buffer {a.id}", what, "move one of them"))
     return findings
+
+
+def _when(problem: Problem, a: Buffer, b: Buffer, steps: Sequence[str]) -> str:
+    """The first time at which two buffers are alive; a partial order has no times."""
+    if problem.precedence is not None:
+        return ""
+    both = (max(one[0], other[0]) for one in a.pieces for other in b.pieces if one[0] < other[1] and other[0] < one[1])
+    time = min(both)
+    return f", at {time}" + (f" ({steps[time]})" if 0 <= time < len(steps) else "")
 
 
 def _check_alone(buffer: Buffer, offset: int, arena_bytes: int) -> Iterator[Finding]:

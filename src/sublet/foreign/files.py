@@ -1,0 +1,69 @@
+"""Foreign plans from files: which kind it is, by its suffix or by what it says it is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from sublet.base.files import read_text
+from sublet.errors import PlanError, ProblemError
+from sublet.foreign.computed import with_computed
+from sublet.foreign.json_form import is_placed, placed_from_json
+from sublet.foreign.judgement import Judgement
+from sublet.foreign.lives import judged_lives, judged_packing
+from sublet.foreign.onnx_metadata import placed_from_onnx
+from sublet.foreign.placed import ForeignPlan
+from sublet.foreign.replayed import judged
+from sublet.frontends.model import is_onnx
+from sublet.frontends.onnx.file import check_texts, read_model
+from sublet.ir.model import Model
+from sublet.packing.csv_format import Lifetimes, read_placed
+
+CSV_SUFFIX = ".csv"
+
+
+def is_foreign_json(path: Path) -> bool:
+    """Whether a file is the documented JSON of a foreign plan, and no plan of Sublet's."""
+    try:
+        return path.suffix.lower() == ".json" and is_placed(json.loads(read_text(path, PlanError)))
+    except (ValueError, RecursionError):
+        return False
+
+
+def plan_beside(path: Path) -> ForeignPlan:
+    """The plan of a model in a file of its own. Raises PlanError when it cannot be read."""
+    return placed_from_json(read_text(path, PlanError), str(path))
+
+
+def judged_inside(model: Model, path: Path, capacity: int | None = None) -> Judgement:
+    """The plan that the file of a model brings with it, judged. Raises PlanError when there is none."""
+    if is_onnx(path):
+        proto = read_model(path)
+        check_texts(proto, path.name)
+        foreign = placed_from_onnx(proto, path.name).within(capacity)
+        names = {tensor.name for tensor in foreign.tensors}
+        return judged(replace(model, graph=with_computed(model.graph, proto, names)), foreign)
+    raise PlanError(f"{path} brings no plan with it: give the plan as a second file (docs/foreign.md has its form)")
+
+
+def tells_lifetimes(path: Path) -> bool:
+    """Whether a file tells lifetimes, so that it is judged without a model."""
+    return path.suffix.lower() == CSV_SUFFIX or is_foreign_json(path)
+
+
+def judged_file(path: Path, lifetimes: Lifetimes = Lifetimes.half_open, capacity: int | None = None) -> Judgement:
+    """A plan that tells lifetimes, judged, its one memory of `capacity` bytes where that is told.
+
+    Raises PlanError or ProblemError when it cannot be read.
+    """
+    if path.suffix.lower() != CSV_SUFFIX:
+        return judged_lives(plan_beside(path).within(capacity))
+    problem, places = read_placed(path, lifetimes)
+    if problem.buffers and not any(places):
+        raise ProblemError(f"{path} has no offsets to judge: a column `offset` is needed (`sublet pack` finds them)")
+    regions = {place[0] for place in places if place is not None}
+    if capacity is not None and len(regions) > 1:
+        raise ProblemError(f"{path} has {len(regions)} regions, each of a size of its own: drop --capacity")
+    sizes = {} if capacity is None else dict.fromkeys(regions, capacity)
+    return judged_packing(problem, places, path.name, sizes)

@@ -1,0 +1,114 @@
+"""A foreign plan that tells lifetimes: no model is asked, so what is judged is that nobody's bytes are another's too.
+
+Whether the lifetimes are those of a program is not looked at; the verdict says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from sublet.base.ranges import merge
+from sublet.errors import Finding, PlanError, ProblemError
+from sublet.foreign.judgement import By, Judgement, RegionJudged, most_held
+from sublet.foreign.placed import ForeignPlan, Placed
+from sublet.packing.by_id import rearranged
+from sublet.packing.problem import Buffer, Packing, Problem
+from sublet.packing.validate import find_violations
+from sublet.plan import ARENA
+
+Place = tuple[str, int]
+"""A region, and the offset in it."""
+
+
+def judged_lives(foreign: ForeignPlan) -> Judgement:
+    """Whether tensors with overlapping lifetimes lie apart, in range and aligned.
+
+    Raises PlanError where a tensor tells no size or no lifetimes, or shares the bytes of one that is not there.
+    """
+    buffers = tuple(_buffer(tensor, foreign) for tensor in foreign.tensors)
+    problem = Problem(buffers, name=foreign.tool, may_overlap=tuple(_shared(foreign)))
+    places = [(tensor.region, tensor.offset) for tensor in foreign.tensors]
+    return judged_packing(
+        problem, places, foreign.tool, foreign.regions, foreign.steps, dict.fromkeys(foreign.left_out, LEFT)
+    )
+
+
+LEFT = "the tool gave it no place"
+
+
+def judged_packing(
+    problem: Problem,
+    places: Sequence[Place | None],
+    tool: str,
+    sizes: Mapping[str, int] | None = None,
+    steps: Sequence[str] = (),
+    not_judged: Mapping[str, str] | None = None,
+) -> Judgement:
+    """Whether the buffers of a problem are right in these places, None for no place; each region is by itself."""
+    sizes = sizes or {}
+    names = dict.fromkeys((*sizes, *(place[0] for place in places if place is not None)))
+    findings: list[Finding] = []
+    regions, drawn = [], []
+    for name in names or {ARENA: None}:
+        members = [i for i, place in enumerate(places) if place is not None and place[0] == name]
+        inside = replace(rearranged(problem, members), name=problem.name)
+        offsets = tuple(place[1] for i in members if (place := places[i]) is not None)
+        ends = (offset + buffer.size for offset, buffer in zip(offsets, inside.buffers, strict=True) if buffer.size)
+        packing = Packing(offsets, sizes.get(name, max(ends, default=0)), tool)
+        many = len(names) > 1
+        findings += [_in_region(finding, name if many else "") for finding in find_violations(inside, packing, steps)]
+        held = (
+            (offset, offset + buffer.size, merge(buffer.pieces))
+            for offset, buffer in zip(offsets, inside.buffers, strict=True)
+        )
+        regions.append(RegionJudged(name, packing.arena_bytes, most_held(held)))
+        drawn.append((inside if not many else replace(inside, name=f"{problem.name}: {name}"), packing))
+    left = {buffer.id: LEFT for buffer, place in zip(problem.buffers, places, strict=True) if place is None}
+    return Judgement(
+        tool=tool,
+        by=By.LIFETIMES,
+        findings=tuple(findings),
+        judged=tuple(buffer.id for buffer, place in zip(problem.buffers, places, strict=True) if place is not None),
+        not_judged={**left, **(not_judged or {})},
+        regions=tuple(regions),
+        drawn=tuple(drawn),
+    )
+
+
+def _in_region(finding: Finding, region: str) -> Finding:
+    return replace(finding, where=f"{finding.where} in {region}") if region else finding
+
+
+def _buffer(tensor: Placed, foreign: ForeignPlan) -> Buffer:
+    if tensor.nbytes is None or not tensor.lifetimes:
+        lacks = "bytes" if tensor.nbytes is None else "lifetimes"
+        raise PlanError(
+            f"the plan of {foreign.tool} does not tell the {lacks} of {tensor.name!r}: without a model that is needed"
+        )
+    if empty := next((piece for piece in tensor.lifetimes if piece[0] >= piece[1]), None):
+        raise PlanError(f"the plan of {foreign.tool}: {tensor.name!r} lives from {empty[0]} until before {empty[1]}")
+    pieces = merge(tensor.lifetimes)
+    gaps = tuple((one[1], other[0]) for one, other in pairwise(pieces))
+    try:
+        return Buffer(tensor.name, tensor.nbytes, pieces[0][0], pieces[-1][1], foreign.alignment or 1, gaps)
+    except ProblemError as error:
+        raise PlanError(f"the plan of {foreign.tool}: {error}") from None
+
+
+def _shared(foreign: ForeignPlan) -> Iterator[tuple[int, int]]:
+    """The pairs that may be the same bytes: all that one tensor's bytes are shared by, one after another."""
+    positions = {tensor.name: i for i, tensor in enumerate(foreign.tensors)}
+    left, groups = set(foreign.left_out), dict[int, list[int]]()
+    for i, tensor in enumerate(foreign.tensors):
+        root, seen = tensor, {tensor.name}
+        while root.shares and root.shares not in left:
+            if root.shares not in positions or root.shares in seen:
+                what = "which is a circle" if root.shares in seen else "which it does not list"
+                raise PlanError(f"the plan of {foreign.tool}: {root.name!r} shares bytes of {root.shares!r}, {what}")
+            root = foreign.tensors[positions[root.shares]]
+            seen.add(root.name)
+        groups.setdefault(positions[root.name], []).append(i)
+    for members in groups.values():
+        yield from ((one, other) for k, one in enumerate(members) for other in members[k + 1 :])

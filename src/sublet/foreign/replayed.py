@@ -1,0 +1,179 @@
+"""A foreign plan of a model: its offsets become a `MemoryPlan` of the model's own order, and the checker replays that.
+
+What the tool left out gets memory of its own, in which nothing can be overwritten: the verdict is of the others then.
+Weights without a place are constants of the program, and inputs and outputs without one memory of the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from sublet.checker import check_bytes
+from sublet.errors import Finding, PlanError
+from sublet.foreign.described import described
+from sublet.foreign.judgement import By, Judgement, RegionJudged, most_held
+from sublet.foreign.placed import ForeignPlan, Placed
+from sublet.ir.graph import Graph, Value
+from sublet.ir.model import Model
+from sublet.ops.verify import verify
+from sublet.plan import ARENA, OPEN, Described, MemoryPlan, Outside, Peak, Placement, Region, Storage
+from sublet.plan.file import fingerprint
+from sublet.plan.records import bound_to
+from sublet.plan.schedule import Schedule, serial
+from sublet.tensor import DType, TensorSpec, Unplannable
+
+LEFT_OUT = "left out"
+"""The kind of the memory that a tensor without a place gets in what is drawn."""
+
+
+def judged(model: Model, foreign: ForeignPlan) -> Judgement:
+    """Whether a model runs right in the places that a tool gave its tensors, node after node in the model's order.
+
+    Raises PlanError when no tensor of the plan is one of the model, GraphError for an illegal graph.
+    """
+    graph = model.graph
+    verify(graph)
+    values = {value.name: value for value in graph.values()}
+    if foreign.tensors and not any(tensor.name in values for tensor in foreign.tensors):
+        raise PlanError(
+            f"the plan of {foreign.tool} is of another model: none of its {len(foreign.tensors)} tensors, such as "
+            f"{foreign.tensors[0].name!r}, is one of {graph.name!r}"
+        )
+    schedule = serial(graph)
+    plan = _as_plan(graph, schedule, foreign, values)
+    findings = (*_alone(foreign, values), *check_bytes(graph, schedule, plan))
+    plan = described(graph, schedule, plan)
+    plan = replace(plan, dims=tuple(model.dims.items()), max_trips=tuple(model.max_trips.items()), recipe=model.recipe)
+    regions = tuple(_regions(plan, foreign))
+    placed = {tensor.name for tensor in foreign.tensors}
+    return Judgement(
+        tool=foreign.tool,
+        by=By.REPLAY,
+        findings=tuple(dict.fromkeys(findings)),
+        judged=tuple(name for name, value in values.items() if name in placed and value.plannable),
+        not_judged=dict(_not_judged(graph, foreign, values)),
+        regions=regions,
+        plan=_as_drawn(plan, regions),
+    )
+
+
+def _alone(foreign: ForeignPlan, values: Mapping[str, Value]) -> Iterator[Finding]:
+    """What is wrong with a tensor by itself, and the checker is not asked: elements where they may not stand."""
+    for tensor in foreign.tensors:
+        spec = values[tensor.name].spec if tensor.name in values else None
+        if not isinstance(spec, TensorSpec) or not spec.nbytes:
+            continue
+        width = _width(spec.dtype)
+        if foreign.alignment is None and tensor.offset % width:
+            what = f"lies at offset {tensor.offset}, and its elements are {width} bytes wide"
+            yield Finding("misaligned", f"value %{tensor.name}", what, f"place it at a multiple of {width}")
+
+
+def _width(dtype: DType) -> int:
+    """What an element is aligned to; a complex number is two."""
+    return max(1, dtype.bits // (16 if dtype in (DType.C64, DType.C128) else 8))
+
+
+def _not_judged(graph: Graph, foreign: ForeignPlan, values: Mapping[str, Value]) -> Iterator[tuple[str, str]]:
+    """The tensors that nothing is said of, and why."""
+    callers = {value.name for value in (*graph.inputs, *graph.weights, *graph.outputs)}
+    placed = {tensor.name for tensor in foreign.tensors}
+    for name, value in values.items():
+        if isinstance(value.spec, Unplannable):
+            if name in placed or name not in callers:
+                yield name, f"its bytes are not known: {value.spec.reason}"
+        elif value.nbytes and name not in placed and name not in callers:
+            yield name, "the tool gave it no place"
+    for tensor in foreign.tensors:
+        if tensor.name not in values:
+            yield tensor.name, "the model, as it is read here, computes no such tensor"
+
+
+def _as_plan(graph: Graph, schedule: Schedule, foreign: ForeignPlan, values: Mapping[str, Value]) -> MemoryPlan:
+    """The offsets as a plan that claims nothing else."""
+    placed = {tensor.name: tensor for tensor in foreign.tensors if tensor.name in values}
+    kinds = _kinds(graph)
+    sizes = {name: max(values[name].nbytes, tensor.nbytes or 0) for name, tensor in placed.items()}
+    storages = [Storage(name, ARENA, foreign.size_of(name, sizes)) for name in foreign.region_names]
+    placements = []
+    producers = {value.name: node.name for node in graph.walk() for value in node.defs}
+    for name, value in values.items():
+        if not value.plannable:
+            continue
+        tensor = placed.get(name)
+        if tensor is None:
+            own = _own(name, kinds.get(name, ""), value.nbytes)
+            storages.append(own)
+        region = Region(own.name, 0, value.nbytes) if tensor is None else _region(tensor, value)
+        placements.append(Placement(name, str(value.spec), region, (), -1, producer=producers.get(name, "")))
+    arenas = [storage for storage in storages if storage.kind == ARENA]
+    return MemoryPlan(
+        graph=graph.name,
+        fingerprint=fingerprint(graph, schedule),
+        schedule=schedule,
+        alignment=1 if foreign.alignment is None else foreign.alignment,
+        strategy=foreign.tool,
+        arena_bytes=sum(storage.nbytes for storage in arenas),
+        lower_bound_bytes=0,
+        bound="peak",
+        total_bytes=0,
+        view_bytes=0,
+        inplace_bytes=0,
+        storages=(*arenas, *(storage for storage in storages if storage.kind != ARENA)),
+        placements=tuple(placements),
+        outside=tuple(_outside(graph, kinds)),
+        peak=Peak(0, 0, ()),
+        points=(),
+        updated=tuple(value.name for value in graph.updated),
+        nodes=tuple(Described(node.name, node.op, node.source) for node in graph.walk()),
+    )
+
+
+def _kinds(graph: Graph) -> dict[str, str]:
+    """Whose memory the values are in that no tool has placed, where it is the caller's."""
+    kinds = {value.name: "output" for value in graph.outputs}
+    kinds |= {value.name: "input" for value in graph.inputs}
+    return kinds | {value.name: "weight" for value in graph.weights}
+
+
+def _own(name: str, kind: str, nbytes: int) -> Storage:
+    """Memory for one value alone."""
+    return Storage(bound_to(name), kind, nbytes) if kind else Storage(f"?{name}", ARENA, nbytes)
+
+
+def _region(tensor: Placed, value: Value) -> Region:
+    """Where the elements lie; a tool may give a tensor more bytes than they take, but not fewer."""
+    told = value.nbytes if tensor.nbytes is None else min(tensor.nbytes, value.nbytes)
+    return Region(tensor.region, tensor.offset, told)
+
+
+def _outside(graph: Graph, kinds: Mapping[str, str]) -> Iterator[Outside]:
+    for value in graph.values():
+        if isinstance(value.spec, Unplannable):
+            dtype, dims = value.spec.known or ("", None)
+            extents = tuple(OPEN if extent is None else extent for extent in dims or ())
+            bound = value.name in kinds
+            yield Outside(value.name, value.spec.type, value.spec.reason, str(dtype), extents, bound)
+
+
+def _regions(plan: MemoryPlan, foreign: ForeignPlan) -> Iterator[RegionJudged]:
+    """Each memory of the tool, and the most bytes of it that hold something needed at one point."""
+    sizes = {storage.name: storage.nbytes for storage in plan.arenas}
+    for name in foreign.region_names:
+        held = ((place.region, place.live) for place in plan.in_arenas if place.region.storage == name)
+        yield RegionJudged(name, sizes[name], most_held((r.offset, r.end, live) for r, live in held))
+
+
+def _as_drawn(plan: MemoryPlan, regions: Sequence[RegionJudged]) -> MemoryPlan:
+    """The plan without the memory of what the tool left out."""
+    storages = tuple(replace(s, kind=LEFT_OUT) if s.name.startswith("?") else s for s in plan.storages)
+    names = {storage.name for storage in storages if storage.kind == LEFT_OUT}
+    places = tuple(replace(p, buffer=-1) if p.region.storage in names else p for p in plan.placements)
+    return replace(
+        plan,
+        storages=storages,
+        placements=places,
+        arena_bytes=sum(region.nbytes for region in regions),
+        lower_bound_bytes=sum(region.lower_bound_bytes for region in regions),
+    )
