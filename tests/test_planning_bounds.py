@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from math import lcm
 
 import pytest
 
@@ -81,11 +83,25 @@ def test_a_chain_of_choices_is_not_enumerated(monkeypatch: pytest.MonkeyPatch) -
     assert counts[1] <= 2 * counts[0] + 8
 
 
-def test_rings_whose_least_common_multiple_is_too_large_are_copied_in_part() -> None:
-    plan = plan_memory(rings(2, 3, 5, 7, 11, 13))
+@pytest.mark.parametrize(
+    ("lengths", "kept"), [((2, 3, 5, 7, 11, 13), [13]), ((7, 8, 9), [9]), ((5, 16), [16]), ((5, 9, 12, 2), [9, 12])]
+)
+def test_rings_whose_least_common_multiple_is_too_large_are_copied_in_part(
+    lengths: Sequence[int], kept: list[int]
+) -> None:
+    """The smaller half of what cannot be pointed at together is copied, as often as it takes."""
+    plan = plan_memory(rings(*lengths))
     (record,) = plan.rolled
-    assert record.copies <= 64
+    assert record.copies == lcm(*kept)
     assert {move.why for move in plan.moves} == {"pointing would take more than 64 copies of the body"}
+    copied = {int(move.destination[1:].partition("_")[0]) for move in plan.moves if move.edge.kind == "next"}
+    assert copied == {*lengths} - {*kept}
+
+
+def test_a_ring_of_more_values_than_one_may_stand_for_is_copied() -> None:
+    """What comes out of the loop would be any of them: the reason is told of the values in the loop, too."""
+    assert {move.why for move in plan_memory(rings(17)).moves} == {"it may come to stand for more than 16 values"}
+    assert plan_memory(rings(16)).moves == ()
 
 
 def test_rings_that_fit_together_copy_nothing() -> None:

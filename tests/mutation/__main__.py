@@ -23,6 +23,7 @@ TESTS = (
     "tests/test_exchange.py",
     "tests/test_plan_file.py",
     "tests/test_plan_regions.py",
+    "tests/test_planning_bounds.py",
     "tests/test_streams.py",
     "tests/test_unfollowed.py",
     "tests/test_updates.py",

@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import count
 
 from sublet.analysis.content import contents
-from sublet.analysis.flow import Flow, Point
+from sublet.analysis.flow import Flow
 from sublet.analysis.flow_builder import flow
 from sublet.analysis.instances import AlsoPointer, Refused, Reusable
 from sublet.analysis.layout import Layout
 from sublet.analysis.merging import take_turns
 from sublet.analysis.order import Concurrency
 from sublet.analysis.sharing import permitted
-from sublet.ir.graph import CaseOf, Graph, Value, While
+from sublet.ir.graph import Graph, Value, While
 from sublet.ir.walk import assignments, steps
 from sublet.plan.schedule import Schedule
 
@@ -79,7 +79,7 @@ class Pointing:
             return None
         self._tries += 1
         roles, bases = self._roles, current.flow.unrolling.instances
-        wanted = {roles.pointer(point, bases[to].base) for point, _, to in current.copied}
+        wanted = {bases[to].base for _, _, to in current.copied}
         pointers = roles.with_finals({*current.flow.unrolling.pointers, *wanted, *self._wanted}, self.refused)
         if pointers == current.flow.unrolling.pointers:
             return None
@@ -133,7 +133,6 @@ class _Roles:
         self._final: dict[Value, Value] = {}
         self._parameter: dict[Value, Value] = {}
         self._beside: dict[Value, frozenset[Value]] = {}
-        self._outputs: set[Value] = set()
         self._links: dict[Value, Value] = {}
         self._sources: dict[Value, tuple[Value, ...]] = {}
         self.from_outside: set[Value] = set()  # what takes a value that cannot be planned is always copied
@@ -147,8 +146,6 @@ class _Roles:
                 ends = [(p, final) for p, final in zip(node.parameters, node.finals, strict=True) if final is not None]
                 self._final.update(ends)
                 self._parameter.update((final, parameter) for parameter, final in ends)
-            elif isinstance(node, CaseOf):
-                self._outputs.update(node.defs)
 
     def outlasting_updates(self, graph: Graph) -> set[Value]:
         """The outputs that may be an input or weight which is updated before they are read."""
@@ -163,10 +160,6 @@ class _Roles:
                 found.add(output)
         return found
 
-    def pointer(self, point: Point, destination: Value) -> Value:
-        """The value that must be a pointer for a move to `destination` to copy nothing."""
-        return self._parameter.get(destination, destination) if point.kind == "exit" else destination
-
     def without(
         self, found: Refused, pointers: frozenset[Value], refused: dict[Value, str], *, halving: bool
     ) -> frozenset[Value]:
@@ -180,12 +173,13 @@ class _Roles:
                 also = self._handed_on(reason.parameter, pointers)
                 if also <= self.with_finals(also, refused):
                     wanted |= also
-                else:
-                    why = f"%{reason.parameter.name}, which it would stand for, cannot be pointed at"
-                    refused |= dict.fromkeys(pointers & self._beside[reason.parameter], why)
+                    continue
+                why = f"%{reason.parameter.name}, which it would stand for, cannot be pointed at"
+                gone: Iterable[Value] = pointers & self._beside[reason.parameter]
             else:
+                why = reason.why
                 gone = self._cheaper_half(reason.pointers) if reason.some and halving else reason.pointers
-                refused |= dict.fromkeys(gone, reason.why)
+            refused |= dict.fromkeys((value for one in gone for value in self._with_final(one)), why)
         return self.with_finals(wanted, refused)
 
     def _handed_on(self, parameter: Value, pointers: frozenset[Value]) -> set[Value]:
@@ -227,13 +221,11 @@ class _Roles:
 
     def with_finals(self, wanted: Iterable[Value], refused: Mapping[Value, str]) -> frozenset[Value]:
         """The wanted pointers that are not refused; a parameter and its final only together."""
-        kept: set[Value] = set()
-        for value in wanted:
-            final = self._final.get(self._parameter.get(value, value))
-            parameter = self._parameter.get(value, value)
-            both = {parameter} if final is None else {parameter, final}
-            if value in self._outputs:
-                both = {value}
-            if both.isdisjoint(refused) and all(member.plannable for member in both):
-                kept |= both
-        return frozenset(kept)
+        together = [self._with_final(value) for value in wanted]
+        kept = [both for both in together if both.isdisjoint(refused) and all(value.plannable for value in both)]
+        return frozenset().union(*kept)
+
+    def _with_final(self, value: Value) -> frozenset[Value]:
+        """A parameter and its final, given either; an output of a branch alone."""
+        parameter = self._parameter.get(value, value)
+        return frozenset((parameter, self._final.get(parameter, parameter)))
