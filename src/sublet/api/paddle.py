@@ -34,6 +34,7 @@ def transpile(
     *,
     policy: str = OWN,
     arena: bool = False,
+    lasting: bool = False,
     keep: Names = (),
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     dims: Mapping[str, int] | None = None,
@@ -43,9 +44,10 @@ def transpile(
 
     The first five arguments are those of `fluid.memory_optimize`: what stays as it is, whether to say what was done,
     and the published level 0 or 1 (then `skip_grads` too); without a level it is Sublet's own policy. `arena` asks for
-    the arena form, which needs FLAGS_new_executor_sequential_run=1 and is proven for that order. `keep` is what
-    will be fetched beside losses, `shapes` and `dims` are extents that the program leaves open, `max_trips` how often
-    loops run where the program does not say it. The program that is given stays as it is.
+    the arena form, which needs FLAGS_new_executor_sequential_run=1 and is proven for that order; a `lasting` one stays
+    from run to run. `keep` is what will be fetched beside losses, `shapes` and `dims` are extents that the program
+    leaves open, `max_trips` how often loops run where the program does not say it. The program that is given stays as
+    it is.
     Raises ModelError for what is no program or not in it, PlanError for a policy that is not there, PlanViolation if
     the checker refuses what Sublet's own policy made.
     """
@@ -55,7 +57,7 @@ def transpile(
     kept = dict.fromkeys((*_names(skip_opt_set), *_names(keep)))
     made = rewritten(
         decode(_bytes(program), "the program"),
-        Asked(policy, dims or {}, trips, tuple(kept), shapes or {}, skip_grads, arena),
+        Asked(policy, dims or {}, trips, tuple(kept), shapes or {}, skip_grads, arena, lasting),
     )
     if print_log:
         sys.stderr.write(f"{_told(made.report)}\n")

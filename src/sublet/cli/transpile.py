@@ -43,6 +43,7 @@ def transpile_(
     out: Annotated[Path | None, typer.Option("--out", help="Write the rewritten program.")] = None,
     policy: Annotated[Policy, typer.Option(help="Sublet's own, or a baseline.")] = Policy.sublet,
     in_arena: Annotated[bool, typer.Option("--arena", help="Place tensors in one, at planned offsets.")] = False,
+    lasting: Annotated[bool, typer.Option("--lasting", help="With --arena: it stays from run to run.")] = False,
     keep: Keep = None,
     dim: options.Dim = None,
     shape: options.Shape = None,
@@ -61,7 +62,7 @@ def transpile_(
             answers().print(printable(line), markup=False)
         return
     dims = bound_extents(program, shape, bound_dims(dim))
-    asked = Asked(policy.value, dims, bound_trips(max_trips), tuple(keep or ()), arena=in_arena)
+    asked = Asked(policy.value, dims, bound_trips(max_trips), tuple(keep or ()), arena=in_arena, lasting=lasting)
     made = transpile(read, asked)
     if out is not None:
         write(out, encode(made.program))

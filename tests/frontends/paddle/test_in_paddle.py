@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +21,7 @@ import pytest
 from benchmarks.paddle import book
 from sublet.base.extras import installed
 from sublet.errors import MissingExtraError, RunError
-from sublet.frontends.paddle.arena import Arena, arena
+from sublet.frontends.paddle.arena import Arena, arena, lasting
 from sublet.frontends.paddle.arena.views import ARENA
 from sublet.frontends.paddle.format.decoding import decode
 from sublet.frontends.paddle.format.encoding import encode
@@ -31,6 +33,8 @@ from sublet.frontends.paddle.policies.ours import ours
 from sublet.frontends.paddle.running.verify import PYTHON, Outcome, Training, compare, python, run, verify
 
 WRITER = Path(__file__).parents[3] / "benchmarks" / "paddle" / "programs.py"
+TWO_LINES = Path(__file__).with_name("two_lines.py")
+VERSION = "import sys; print('{}.{}'.format(*sys.version_info))"
 SMALL = {
     "translation": ["--batch", "2", "--source", "5", "--target", "4"],
     "branch": ["--batch", "4", "--width", "16"],
@@ -85,6 +89,34 @@ def test_fifty_steps_are_equal_in_a_poisoned_arena(written: Callable[..., Writte
     found = verify(made.program, encode(form.program), training)
     assert found.equal, found.differences[:3]
     assert len(form.places) > 20
+
+
+def test_fifty_steps_are_equal_in_a_lasting_arena(written: Callable[..., Written]) -> None:
+    """It is there once, whatever Paddle frees late: steps after the first hold no second one."""
+    made = written("transformer", *SMALL["transformer"])
+    program = decode(made.program, "transformer")
+    form = arena(program, bound(program), made.training.fetch, poisoned=True)
+    training = replace(made.training, steps=50, flags=SEQUENTIAL)
+    found = verify(made.program, encode(lasting(form.program)), training)
+    assert found.equal, found.differences[:3]
+    assert max(found.rewritten.peaks[1:]) < found.rewritten.peaks[0]
+
+
+def test_the_two_lines_in_paddle(written: Callable[..., Written]) -> None:
+    """A `paddle.static.Program` that is built in Paddle, transpiled and trained there for ten steps."""
+    version = subprocess.run([python(), "-c", VERSION], check=True, capture_output=True, text=True).stdout.strip()
+    here = "{}.{}".format(*sys.version_info)
+    if version != here:
+        pytest.skip(
+            f"the Python that has Paddle is {version}, which cannot import what Sublet needs of this one, {here}"
+        )
+    folder = sysconfig.get_path("purelib")
+    done = subprocess.run([python(), str(TWO_LINES), folder], check=True, capture_output=True, text=True)
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["kind"] == told["untouched"] == told["rewritten"] is True
+    before, after = told["losses"]
+    assert before == after
+    assert len(set(after)) == 10
 
 
 @pytest.mark.parametrize("network", SMALL)

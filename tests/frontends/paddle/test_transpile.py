@@ -11,6 +11,7 @@ import pytest
 
 import sublet
 from sublet.errors import ModelError, PlanError
+from sublet.frontends.paddle.arena.views import ARENA
 from sublet.frontends.paddle.format.decoding import decode
 from sublet.frontends.paddle.format.encoding import encode
 from sublet.frontends.paddle.format.program import Program, new_var
@@ -190,6 +191,26 @@ def test_the_arena_form_as_measured(name: str) -> None:
     assert made.arena.bytes == made.arena.bound
     assert made.after is not None
     assert made.after.bound <= made.after.collected.peak == ARENAS[name]
+
+
+def test_a_lasting_arena_is_counted_too() -> None:
+    """It persists, so that runs find it there: what is predicted is not less for that."""
+    once, stays = (transpile(read("cond.pb"), Asked(arena=True, lasting=lasting)) for lasting in (False, True))
+    assert stays.program.blocks[0].vars[ARENA].persistable
+    assert not once.program.blocks[0].vars[ARENA].persistable
+    assert stays.program.blocks[0].ops == once.program.blocks[0].ops
+    assert stays.report == once.report
+    assert stays.report.arena is not None
+    assert stays.report.arena.proven
+
+
+def test_the_command_of_a_lasting_arena(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "arena.pb"
+    assert cli("transpile", BESIDE / "cond.pb", "--arena", "--lasting", "--out", out)[0] == 0
+    assert decode(out.read_bytes(), "arena.pb").blocks[0].vars[ARENA].persistable
+    status, _, said = cli("transpile", BESIDE / "cond.pb", "--lasting")
+    assert status == 2
+    assert "only an arena can be lasting: add --arena" in said
 
 
 def test_the_command_of_an_arena(cli: Cli, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from functools import reduce
 
 from sublet.errors import Finding, ModelError, PlanError, PlanViolation
-from sublet.frontends.paddle.arena import arena
+from sublet.frontends.paddle.arena import arena, lasting
 from sublet.frontends.paddle.checking import Judgement, judge
 from sublet.frontends.paddle.format.program import TENSOR, Program
 from sublet.frontends.paddle.lives.scopes import Place
@@ -45,7 +45,7 @@ class Asked:
     `dims` and `shapes` tell extents that the program leaves open (see `shapes.bound`), `trips` how often loops run at
     most, by the name of their condition; `keep` what will be fetched, beside what the program itself says is.
     `skip_grads` is of the published levels: gradients of parameters stay as they are. `arena` asks for the arena form:
-    views of one tensor in place of names that are shared.
+    views of one tensor in place of names that are shared; one that is `lasting` stays from run to run.
     """
 
     policy: str = OWN
@@ -55,6 +55,7 @@ class Asked:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     skip_grads: bool = True
     arena: bool = False
+    lasting: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,8 @@ def transpile(program: Program, asked: Asked | None = None, before: Memory | Non
         raise PlanError(f"there is no policy {asked.policy!r:.80}: choose one of {', '.join(POLICIES)}")
     if asked.arena and asked.policy != OWN:
         raise PlanError(f"the arena form is of the policy {OWN!r}: the pool of {asked.policy!r} shares names instead")
+    if asked.lasting and not asked.arena:
+        raise PlanError("only an arena can be lasting: add --arena (in Python arena=True)")
     asked = replace(asked, keep=kept(program, asked.keep))
     sizes = bound(program, asked.shapes, asked.dims)
     rewritten, names_only = _rewritten(program, sizes, asked)
@@ -211,11 +214,12 @@ def _memories(
 def _in_arena(program: Program, sizes: Sizes, made: Transpiled, asked: Asked) -> Transpiled:
     """The arena form of a rewritten program. Raises ModelError for extents that nobody told."""
     form = arena(made.program, bound(made.program, asked.shapes, asked.dims), asked.keep)
-    judgement, _ = _judged(program, form.program, sizes, asked)
+    given = lasting(form.program) if asked.lasting else form.program
+    judgement, _ = _judged(program, given, sizes, asked)
     told = InArena(form.bytes, form.bound, len(form.places), form.outside, judgement)
     after = made.report.after
-    if after is not None:
+    if after is not None:  # a lasting arena is counted like one that each run makes first
         placed = SizesInArena(bound(form.program, asked.shapes, asked.dims), frozenset(form.places))
         keep = frozenset(Place(0, name) for name in asked.keep)
         after = replace(memory_of(form.program, placed, keep, asked.trips), bound=after.bound)
-    return Transpiled(form.program, replace(made.report, after=after, arena=told))
+    return Transpiled(given, replace(made.report, after=after, arena=told))

@@ -9,6 +9,6 @@
 
 from __future__ import annotations
 
-from sublet.frontends.paddle.arena.views import Arena, arena
+from sublet.frontends.paddle.arena.views import Arena, arena, lasting
 
-__all__ = ["Arena", "arena"]
+__all__ = ["Arena", "arena", "lasting"]

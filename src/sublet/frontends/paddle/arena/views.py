@@ -41,14 +41,9 @@ class Arena:
     bound: int
 
 
-def arena(
-    program: Program, sizes: Sizes, keep: Collection[str] = (), *, lasting: bool = False, poisoned: bool = False
-) -> Arena:
+def arena(program: Program, sizes: Sizes, keep: Collection[str] = (), *, poisoned: bool = False) -> Arena:
     """The arena form of a program after which the variables `keep` of block 0 can be fetched.
 
-    A `lasting` arena stays from run to run, and belongs into a program for training; without it every run allocates
-    one, and Paddle may free that of the run before a moment later. An inference predictor keeps it by itself, and
-    would look for a lasting one among the parameters.
     `poisoned` fills the arena before every run, so that whatever is read before it is written is seen.
     """
     if any(name in block.vars for block in program.blocks for name in (ARENA, END)):
@@ -63,8 +58,22 @@ def arena(
         why.update(left)
         found = {place: size for place, size in found.items() if place not in left}
     places, total, bound = _packed(classes)
-    blocks = tuple(_with_views(block, places, total, lasting, poisoned) for block in program.blocks)
+    blocks = tuple(_with_views(block, places, total, poisoned) for block in program.blocks)
     return Arena(replace(program, blocks=blocks), places, why, total, bound)
+
+
+def lasting(program: Program) -> Program:
+    """A program in the arena form whose arena stays from run to run.
+
+    That belongs into a program for training: otherwise every run allocates an arena, and Paddle may free that of the
+    run before a moment later. An inference predictor keeps it by itself, and would look for a lasting one among the
+    parameters.
+    """
+    top = program.blocks[0]
+    if ARENA not in top.vars:
+        return program
+    kept = {**top.vars, ARENA: replace(top.vars[ARENA], persistable=True)}
+    return replace(program, blocks=(replace(top, vars=kept), *program.blocks[1:]))
 
 
 def _packed(classes: Classes) -> tuple[dict[Place, tuple[int, int]], int, int]:
@@ -87,16 +96,14 @@ def _packed(classes: Classes) -> tuple[dict[Place, tuple[int, int]], int, int]:
     return places, packing.arena_bytes, lower_bound(problem).bytes
 
 
-def _with_views(
-    block: Block, places: Mapping[Place, tuple[int, int]], total: int, lasting: bool, poisoned: bool
-) -> Block:
+def _with_views(block: Block, places: Mapping[Place, tuple[int, int]], total: int, poisoned: bool) -> Block:
     views = [
         _view(name, *places[Place(block.index, name)]) for name in block.vars if Place(block.index, name) in places
     ]
     if block.index:
         return replace(block, ops=(*views, *block.ops)) if views else block
     made: dict[str, Var] = {
-        ARENA: new_var(ARENA, DType.U8, (total,), persistable=lasting),
+        ARENA: new_var(ARENA, DType.U8, (total,)),
         END: new_var(END, DType.U8, (1,)),
     }
     end = () if not total else (_view(END, 0, 1),)  # so that Paddle lets go of the arena after everything else

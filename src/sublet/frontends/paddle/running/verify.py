@@ -118,7 +118,7 @@ def run(program: bytes, training: Training, given: str | None = None) -> Outcome
 
 
 def compare(original: Outcome, rewritten: Outcome, fetch: Sequence[str]) -> Comparison:
-    """What differs: fetched values by step, then persistable tensors at the end."""
+    """What differs: fetched values by step, then the original's persistable tensors at the end."""
     found = []
     if len(original.fetched) != len(rewritten.fetched):
         found.append(f"{len(original.fetched)} and {len(rewritten.fetched)} steps")
@@ -128,8 +128,8 @@ def compare(original: Outcome, rewritten: Outcome, fetch: Sequence[str]) -> Comp
                 at = next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
                 seen = f"{len(one)} and {len(other)} numbers" if at is None else f"{one[at]} became {other[at]}"
                 found.append(f"step {step}, {name}: {seen}")
-    for name in sorted({*original.state, *rewritten.state}):
-        if original.state.get(name) != rewritten.state.get(name):
+    for name in sorted(original.state):  # a lasting arena persists too
+        if original.state[name] != rewritten.state.get(name):
             found.append(f"{name} holds other bytes at the end")
     return Comparison(original, rewritten, tuple(found))
 
