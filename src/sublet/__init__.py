@@ -28,7 +28,7 @@ from sublet.tensor import DType, TensorSpec, Unplannable
 
 if TYPE_CHECKING:
     from sublet.analysis.options import Options
-    from sublet.api import paddle
+    from sublet.api import executorch, paddle
     from sublet.api.advising import advise
     from sublet.api.compiling import compile
     from sublet.nn.training import gradients, less_memory, train_step
@@ -66,6 +66,7 @@ __all__ = [
     "command",
     "compare",
     "compile",
+    "executorch",
     "gradients",
     "layers",
     "less_memory",
@@ -99,8 +100,8 @@ PLANNING = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "paddle":
-        return import_module(f"{__name__}.api.paddle")
+    if name in ("executorch", "paddle"):
+        return import_module(f"{__name__}.api.{name}")
     if name not in PLANNING:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{PLANNING[name]}"), name)

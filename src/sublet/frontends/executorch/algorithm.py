@@ -1,0 +1,164 @@
+"""Sublet as a memory planning algorithm of ExecuTorch.
+
+ExecuTorch asks for a plan of every module, from the innermost outwards, and would lay what is outside above what is
+inside. The answer for a module here places all that lies in it anew, together, so that the last answer is the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sublet.errors import PlanViolation
+from sublet.frontends.executorch.graph import program_of
+from sublet.frontends.executorch.lives import Clock
+from sublet.frontends.executorch.modules import GraphModule, Known, Spec, base_of, exir, known, names_of
+from sublet.frontends.executorch.replay import replay
+from sublet.frontends.executorch.sharing import Place, Shared, shared
+from sublet.packing import Buffer, Problem, Report, pack
+from sublet.packing.auto import AUTO
+
+ONE_OBJECT = 0
+"""ExecuTorch numbers the pieces of a memory that tensors share. Here all share with all."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One memory of a plan, by its number; `padding` is what ExecuTorch wants behind the last tensor."""
+
+    number: int
+    problem: Problem
+    packed: Report
+    padding: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """What the tensors take, and the padding."""
+        return self.packed.packing.arena_bytes + self.padding
+
+    @property
+    def lower_bound_bytes(self) -> int:
+        """What every plan takes with these lives, in which the same tensors have one place."""
+        return self.packed.bound.bytes + self.padding
+
+    def __str__(self) -> str:
+        gap = f"{self.packed.gap:.1%} above" if self.packed.gap else "which is"
+        bound = f"the lower bound of {self.lower_bound_bytes:,}"
+        return f"memory {self.number}: {self.nbytes:,} bytes for {len(self.problem.buffers)} tensors, {gap} {bound}"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The plan of one method: its memories. It was replayed over all nodes before it was handed out."""
+
+    memories: tuple[Memory, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """What all memories take together."""
+        return sum(memory.nbytes for memory in self.memories)
+
+    @property
+    def lower_bound_bytes(self) -> int:
+        """What they take at least."""
+        return sum(memory.lower_bound_bytes for memory in self.memories)
+
+    def __str__(self) -> str:
+        return "\n".join(str(memory) for memory in self.memories) or "nothing to place"
+
+
+class Algorithm:
+    """What `MemoryPlanningAlgorithmSuite` calls for every module; it remembers those inside for the one around them.
+
+    It keeps the modules that it has planned: make a new one for another program.
+    """
+
+    __name__ = "sublet"
+
+    def __init__(self, strategy: str = AUTO, effort: int | None = None, timeout: float | None = None) -> None:
+        self._strategy, self._effort, self._timeout = strategy, effort, timeout
+        self._known: dict[GraphModule, Known] = {}
+        self._planned: dict[GraphModule, Planned] = {}
+
+    @property
+    def reports(self) -> tuple[Planned, ...]:
+        """The plans it made, one a method, in ExecuTorch's order."""
+        return tuple(self._planned.values())
+
+    def __call__(
+        self,
+        alignment: int,
+        specs: Sequence[Spec],
+        graph_module: GraphModule,
+        graph_signature: Any,
+        extra_padding: int = 0,
+    ) -> Any:
+        """The places of the tensors of a module and of all modules in it, as ExecuTorch's MemoryAlgoResult.
+
+        Raises PlanError for what cannot be planned right, ProblemError for an unknown strategy.
+        """
+        specs = list(dict.fromkeys(base_of(spec) for spec in specs))
+        for spec in specs:
+            spec.realign(alignment)
+        self._known[graph_module] = known(graph_module, specs, extra_padding)
+        clock = Clock(self._known)
+        clock.run(graph_module)
+        # Tensors on another device come by themselves, and are told that nothing lies inside.
+        modules = clock.order if getattr(graph_module, "input_mem_buffer_sizes", None) else clock.order[:1]
+        placed = [spec for _, each in modules for spec in each.placed if spec not in clock.bound]
+        found, names = shared(clock, placed), names_of(clock.order)
+        memories = dict(self._memories(found, names, alignment, max(m.padding for _, m in modules)))
+        result = _as_result(found, memories)
+        for _, each in clock.order:
+            self._planned.pop(each.module, None)
+        self._planned[graph_module] = Planned(tuple(memories.values()))
+        for spec in (spec for _, each in modules for spec in each.placed if spec not in result.spec_dict):
+            spec.mem_offset = None  # it had a place of its own when its module was planned by itself
+        _replayed(graph_module, graph_signature, names, result, alignment)
+        return result
+
+    def _memories(
+        self, found: Shared, names: Mapping[Spec, str], alignment: int, padding: int
+    ) -> Iterator[tuple[int, Memory]]:
+        """Each memory by its number, packed; its buffers are the places in it, in order."""
+        for number in sorted({place.memory for place in found.places}):
+            inside = [place for place in found.places if place.memory == number]
+            buffers = tuple(_buffer(k, place, names, alignment) for k, place in enumerate(inside))
+            problem = Problem(buffers, name=f"memory {number}")
+            packed = pack(problem, self._strategy, self._timeout, effort=self._effort)
+            yield number, Memory(number, problem, packed, padding)
+
+
+def _buffer(number: int, place: Place, names: Mapping[Spec, str], alignment: int) -> Buffer:
+    begins, ends = zip(*place.live, strict=True)
+    gaps = tuple(zip(ends[:-1], begins[1:], strict=True))
+    label = names[place.members[0][0]]
+    return Buffer(f"{number} {label}", place.nbytes, begins[0], ends[-1], alignment, gaps, label=label)
+
+
+def _as_result(found: Shared, memories: Mapping[int, Memory]) -> Any:
+    """The plan in ExecuTorch's words. Memory 0 is for constants."""
+    planning = exir("memory_planning")
+    sizes = [0] * (max(memories, default=1) + 1)
+    result = planning.MemoryAlgoResult({}, sizes)
+    for number, memory in memories.items():
+        sizes[number] = memory.nbytes
+        inside = [place for place in found.places if place.memory == number]
+        for place, offset in zip(inside, memory.packed.packing.offsets, strict=True):
+            for spec, distance in place.members:
+                result.spec_dict[spec] = planning.SpecAllocResult(number, ONE_OBJECT, offset + distance)
+    return result
+
+
+def _replayed(module: GraphModule, signature: Any, names: Mapping[Spec, str], result: Any, alignment: int) -> None:
+    """Replay the plan over the nodes. Raises PlanViolation where one would read what another has written over."""
+
+    def place(spec: Spec) -> tuple[int, int] | None:
+        placed = result.spec_dict.get(spec)
+        return None if placed is None else (placed.mem_id, placed.mem_offset)
+
+    program = program_of(module, "the module", names, place, signature)
+    findings = replay(replace(program, memories=dict(enumerate(result.bufsizes)), alignment=alignment))
+    if findings:
+        raise PlanViolation(findings)

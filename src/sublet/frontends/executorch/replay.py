@@ -1,0 +1,229 @@
+"""Does every step read what was written for it? A program is replayed over its places, along all ways at once.
+
+Nothing of lifetimes is believed: for each tensor it is kept where it may lie, and who has written over it, if anybody
+has on any way. What a step reads must be whole. At the end that is asked of outputs and states.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sublet.errors import Finding, ModelError
+from sublet.frontends.executorch.program import Bytes, Program, Step, Tensor
+
+UNWRITTEN = (-1, -1)
+"""Stands for a step and a tensor, where nothing has been written yet."""
+
+MOST_WORK = 100_000_000
+"""Tensors looked at in all, so that no file takes hours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Where a tensor may lie, and the first step and tensor that took its bytes; None when it is whole."""
+
+    where: frozenset[Bytes]
+    broken: tuple[int, int] | None
+
+    def joined(self, other: Held) -> Held:
+        """What is known when either may be so."""
+        if self == other:
+            return self
+        breaks = [broken for broken in (self.broken, other.broken) if broken is not None]
+        return Held(self.where | other.where, max(breaks) if breaks else None)
+
+
+def replay(program: Program) -> list[Finding]:
+    """Everything that is wrong: `outside`, `misaligned`, `overwritten`, `unwritten`, `written-while-read`.
+
+    Raises ModelError for a program that is too large to be judged.
+    """
+    findings = [finding for tensor in program.tensors for finding in _placed(program, tensor)]
+    return findings + _Replay(program).findings()
+
+
+def _placed(program: Program, tensor: Tensor) -> Iterator[Finding]:
+    place = tensor.place
+    if place is None:
+        return
+    size = program.memories.get(place.memory, 0)
+    if place.end > size and place.begin < place.end:
+        yield Finding("outside", tensor.name, f"{place}, which has {size}", "enlarge the memory", (tensor.name,))
+    if place.begin % program.alignment:
+        what = f"{place}: no multiple of {program.alignment}"
+        yield Finding("misaligned", tensor.name, what, "round the offset up", (tensor.name,))
+
+
+class _Replay:
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._own = [frozenset() if t.place is None else frozenset({t.place}) for t in program.tensors]
+        self._near = _Near(program)
+        self._work = 0
+        self._found: dict[tuple[str, int, int], Finding] = {}
+
+    def findings(self) -> list[Finding]:
+        blocks = self._program.blocks()
+        block_at = {block.start: i for i, block in enumerate(blocks)}
+        first = [
+            Held(own, None if tensor.given else UNWRITTEN)
+            for own, tensor in zip(self._own, self._program.tensors, strict=True)
+        ]
+        before: dict[int, list[Held]] = {0: first}
+        todo = [0] if blocks else []
+        while todo:
+            block = todo.pop()
+            state = list(before[block])
+            for at in blocks[block]:
+                self._step(state, at, told=False)
+            for then in self._program.steps[blocks[block][-1]].then:
+                after = block_at.get(then)
+                if after is not None and self._come_to(before, after, state):
+                    todo.append(after)
+        last = len(self._program.steps)
+        for block, begin in sorted(before.items()):
+            state = list(begin)
+            for at in blocks[block]:
+                self._step(state, at, told=True)
+            if last in self._program.steps[blocks[block][-1]].then:
+                for number, tensor in enumerate(self._program.tensors):
+                    if tensor.kept:
+                        self._read(state, number, last)
+        return list(self._found.values())
+
+    def _come_to(self, before: dict[int, list[Held]], block: int, state: list[Held]) -> bool:
+        """Whether something new is known of how a block is come to."""
+        self._count(len(state))
+        if block not in before:
+            before[block] = state.copy()
+            return True
+        joined = [one.joined(other) for one, other in zip(before[block], state, strict=True)]
+        changed = joined != before[block]
+        before[block] = joined
+        return changed
+
+    def _step(self, state: list[Held], at: int, told: bool) -> None:
+        step = self._program.steps[at]
+        if told:
+            for number in (*step.reads, *step.fills):
+                self._read(state, number, at)
+            self._apart(state, step, at)
+        for number in step.begins:
+            state[number] = Held(self._own[number], None)
+        for number in (*step.writes, *step.fills):
+            self._write(state, number, at)
+        for number in step.writes:
+            state[number] = Held(state[number].where, None)
+        for source, name in step.moves:
+            state[name] = state[source]
+        for base, view in step.views:
+            held = state[base]
+            same = held.broken is None and held.where == self._own[view]
+            state[view] = Held(self._own[view], None if same else held.broken or (at, base))
+
+    def _write(self, state: list[Held], number: int, at: int) -> None:
+        """All others that may lie in the bytes are taken over, but for those put there on purpose."""
+        family = self._program.tensors[number].family
+        for place in state[number].where:
+            for other in self._near.tensors(place):
+                self._count(1)
+                held = state[other]
+                kin = family >= 0 and self._program.tensors[other].family == family
+                if other != number and held.broken is None and not kin and _meet(held.where, place):
+                    state[other] = Held(held.where, (at, number))
+
+    def _read(self, state: list[Held], number: int, at: int) -> None:
+        """A tensor that is read must be whole."""
+        broken = state[number].broken
+        if broken is None:
+            return
+        name, when = self._program.tensors[number].name, self._at(at)
+        if broken == UNWRITTEN:
+            what = f"read {when}, before anything is written there"
+            self._tell("unwritten", number, -1, state[number].where, what, "write it first", name)
+            return
+        writer, by = self._program.tensors[broken[1]].name, self._at(broken[0])
+        what = f"read {when}, but {writer} was written over it {by}"
+        if (broken[1], number) in self._program.steps[broken[0]].views:
+            what = (
+                f"read {when} as a view of {writer}, which does not lie in {self._program.tensors[number].place} {by}"
+            )
+        self._tell("overwritten", number, broken[1], state[number].where, what, "keep the two apart", name, writer)
+
+    def _apart(self, state: list[Held], step: Step, at: int) -> None:
+        """What one step writes and what else it reads or writes must lie apart."""
+        tensors = self._program.tensors
+        for written in (*step.writes, *step.fills):
+            for other in (*step.reads, *step.writes):
+                kin = tensors[written].family >= 0 and tensors[written].family == tensors[other].family
+                if other == written or kin:
+                    continue
+                if any(_meet(state[other].where, place) for place in state[written].where):
+                    name, writer = tensors[other].name, tensors[written].name
+                    what = f"{self._at(at)} it is used while {writer} is written over it"
+                    self._tell(
+                        "written-while-read",
+                        other,
+                        written,
+                        state[other].where,
+                        what,
+                        "keep the two apart",
+                        name,
+                        writer,
+                    )
+
+    def _tell(
+        self, rule: str, number: int, other: int, places: frozenset[Bytes], what: str, fix: str, *names: str
+    ) -> None:
+        where = f"{names[0]} ({', '.join(map(str, sorted(places))) or 'no bytes'})"
+        self._found.setdefault((rule, number, other), Finding(rule, where, what, fix, names))
+
+    def _at(self, at: int) -> str:
+        steps = self._program.steps
+        return f"at step {at} ({steps[at].what})" if at < len(steps) else "at the end"
+
+    def _count(self, several: int) -> None:
+        self._work += several
+        if self._work > MOST_WORK:
+            raise ModelError(f"{self._program.name}: too many tensors share too many bytes to be judged")
+
+
+def _meet(where: frozenset[Bytes], place: Bytes) -> bool:
+    return any(each.memory == place.memory and each.begin < place.end and place.begin < each.end for each in where)
+
+
+class _Near:
+    """For each place the tensors that may ever lie in some of its bytes: their own, or by moves."""
+
+    def __init__(self, program: Program) -> None:
+        self._holders: dict[Bytes, set[int]] = {}
+        for number, tensor in enumerate(program.tensors):
+            if tensor.place is not None:
+                self._holders.setdefault(tensor.place, set()).add(number)
+        names: dict[int, set[int]] = {}
+        for step in program.steps:
+            for source, name in step.moves:
+                names.setdefault(source, set()).add(name)
+        for holders in self._holders.values():
+            todo = list(holders)
+            while todo:
+                for name in names.get(todo.pop(), ()):
+                    if name not in holders:
+                        holders.add(name)
+                        todo.append(name)
+        self._places: dict[int, list[Bytes]] = {}
+        for place in sorted(self._holders):
+            self._places.setdefault(place.memory, []).append(place)
+        self._longest = {m: max(p.end - p.begin for p in several) for m, several in self._places.items()}
+        self._cache: dict[Bytes, tuple[int, ...]] = {}
+
+    def tensors(self, place: Bytes) -> tuple[int, ...]:
+        if place not in self._cache:
+            several = self._places[place.memory]
+            low = bisect_left(several, Bytes(place.memory, place.begin - self._longest[place.memory], 0))
+            high = bisect_left(several, Bytes(place.memory, place.end, 0))
+            near = {n for each in several[low:high] if place.begin < each.end for n in self._holders[each]}
+            self._cache[place] = tuple(sorted(near))
+        return self._cache[place]
