@@ -7,7 +7,7 @@ what comes out of it, a view of a tensor with a place is a tensor at that place.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 

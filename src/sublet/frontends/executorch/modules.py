@@ -33,7 +33,7 @@ class Runs(Enum):
 class Inner:
     """A module that a node runs.
 
-    arguments  for each of its placeholders the tensor around it that it stands for; None where it is a tensor of its own
+    arguments  for each of its placeholders the tensor around it that it stands for; None for one of its own
     """
 
     name: str

@@ -74,7 +74,7 @@ class Program:
     alignment: int = 1
 
     def blocks(self) -> list[range]:
-        """Stretches of steps that run through: only the first is come to from elsewhere, only the last goes elsewhere."""
+        """Stretches of steps that run through: only the first is come to from elsewhere, only the last leaves."""
         heads = {0}
         for at, step in enumerate(self.steps):
             if step.then != (at + 1,):

@@ -1,6 +1,6 @@
 """Which tensors are the same bytes, and when anybody needs them.
 
-A tensor that ExecuTorch places inside another (its storage base) lies there. What comes out of a branch is, at run time,
+A tensor that ExecuTorch places inside another (its storage base) lies there. What comes out of a branch is, in a run,
 the very tensor that the branch which ran gave back. All of them get one place: so that they cost their bytes once,
 and so that a view of the outcome, which ExecuTorch reads where the outcome was placed, finds what was given back.
 
@@ -36,7 +36,7 @@ class Place:
     @property
     def nbytes(self) -> int:
         """What the members take, rounded up as ExecuTorch asks."""
-        return max(distance + spec.allocated_memory for spec, distance in self.members)
+        return max(distance + int(spec.allocated_memory) for spec, distance in self.members)
 
 
 @dataclass(frozen=True)
