@@ -6,11 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sublet.base.flatbuffer import Table, Wire
 from sublet.errors import ModelError, SubletError
 from sublet.frontends.tflite.codes import CUSTOM, OPERATORS, PLACEHOLDER, TYPES
-from sublet.frontends.tflite.wire import ADVICE, Table, Wire
 from sublet.tensor import DType, Spec, TensorSpec, Unplannable
 
+ADVICE = "the file is damaged, or is no TensorFlow Lite model: save it again"
 IDENTIFIER = b"TFL3"
 COMPRESSED = "COMPRESSION_METADATA"
 MOST_RANK = 64
@@ -117,7 +118,7 @@ class Program:
 
 def decode(raw: bytes, where: str) -> Program:
     """The records of a file. Raises ModelError when it is damaged, or is something else."""
-    wire = Wire(raw, where)
+    wire = Wire(raw, where, ADVICE)
     root = wire.root(IDENTIFIER)
     buffers, detached = [], False
     for table in root.tables(4):

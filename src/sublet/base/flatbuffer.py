@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from sublet.errors import ModelError
 
-ADVICE = "the file is damaged, or is no TensorFlow Lite model: save it again"
 READ_PER_BYTE = 8
 """How often a byte of an honest file is read at most; names and vectors may be shared, though writers do not."""
 
@@ -22,10 +21,11 @@ FIXED = 1 << 16
 
 @dataclass(slots=True)
 class Wire:
-    """The bytes of a file, and how many more of them may be read."""
+    """The bytes of a file, and how many more of them may be read; `advice` ends every error."""
 
     data: bytes
     where: str
+    advice: str
     left: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -33,7 +33,7 @@ class Wire:
 
     def broken(self, at: int, what: str) -> ModelError:
         """The error that says where bytes are wrong."""
-        return ModelError(f"{self.where}: at byte {at}: {what} ({ADVICE})")
+        return ModelError(f"{self.where}: at byte {at}: {what} ({self.advice})")
 
     def number(self, kind: str, at: int, what: str) -> int:
         """One little-endian number. Raises ModelError where the file ends before it."""
