@@ -14,10 +14,11 @@ import pytest
 
 import sublet
 from sublet.analysis.options import Options
+from sublet.api.exporting import exported
 from sublet.errors import PlanError
 from sublet.packing import Region
 from sublet.plan import MemoryPlan, Outside, Placement
-from sublet.plan.export import exported
+from sublet.plan.export import Told
 from sublet.plan.export.names import identifiers
 from sublet.plan.figures import multiview
 from tests.commands import Cli
@@ -59,7 +60,7 @@ def plan(request: pytest.FixtureRequest) -> MemoryPlan:
 def written(plan: MemoryPlan, folder: Path, sections: dict[str, str] | None = None) -> tuple[Path, Path]:
     """The header and the source in a folder."""
     paths = []
-    for name, text in exported(plan, "c", sections).items():
+    for name, text in exported(plan, "c", Told(sections or {})).items():
         paths.append(folder / name)
         paths[-1].write_text(text)
     return paths[0], paths[1]
@@ -152,7 +153,7 @@ def test_memories_have_arrays_and_sections_of_their_own(tmp_path: Path) -> None:
     _, source = written(made, tmp_path, {"fast": ".dtcm"})
     assert re.search(r'SUBLET_SECTION\("\.dtcm"\).* uint8_t squeezenet\w*_fast\[', source.read_text())
     with pytest.raises(PlanError, match="there is no memory 'flash'"):
-        exported(made, "c", {"flash": ".x"})
+        exported(made, "c", Told({"flash": ".x"}))
 
 
 def test_names_are_told_apart() -> None:

@@ -29,7 +29,8 @@ PLAN_HELP = (
     "MODEL brings with it is judged."
 )
 MODEL_HELP = (
-    "A model (.onnx, Paddle's .pdmodel or .json, .sublet); or a plan that tells lifetimes (MiniMalloc's .csv, .json)."
+    "A model (.onnx, .tflite, Paddle's .pdmodel or .json, .sublet); or a plan that tells lifetimes (MiniMalloc's .csv, "
+    ".json)."
 )
 
 

@@ -9,6 +9,7 @@ import typer
 
 from sublet.analysis.options import Options
 from sublet.api.binding import to_run
+from sublet.api.exporting import EXPORTERS, exported
 from sublet.api.sources import planned_model
 from sublet.base.files import make_folder, write
 from sublet.checker import require_valid
@@ -18,7 +19,7 @@ from sublet.cli.options import bound_dims, bound_trips
 from sublet.errors import PlanError
 from sublet.ir.recipe import AS_IS
 from sublet.plan import MemoryPlan
-from sublet.plan.export import EXPORTERS, exported
+from sublet.plan.export import Told
 from sublet.plan.file import load
 from sublet.planning.pipeline import plan_memory
 
@@ -50,11 +51,11 @@ def export(
         source = to_run(model, bound_dims(dim), max_trips=bound_trips(max_trips), optimize=AS_IS)
         with packing_progress() as progress:
             made = plan_memory(source, Options(alignment=64 if align is None else align), progress=progress)
-    files = exported(made, to, dict(_section(text, made) for text in section or ()))
+    files = exported(made, to, Told(dict(_section(text, made) for text in section or ()), model))
     make_folder(out)
     refuse_overwriting([path for path in (model, plan) if path is not None], *(out / name for name in files))
-    for name, text in files.items():
-        write(out / name, text)
+    for name, content in files.items():
+        write(out / name, content)
         answers().print(f"wrote {out / name}", soft_wrap=True)
 
 

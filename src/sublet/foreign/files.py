@@ -15,8 +15,10 @@ from sublet.foreign.lives import judged_lives, judged_packing
 from sublet.foreign.onnx_metadata import placed_from_onnx
 from sublet.foreign.placed import ForeignPlan
 from sublet.foreign.replayed import judged
-from sublet.frontends.model import is_onnx
+from sublet.foreign.tflite_offline import placed_from_tflite
+from sublet.frontends.model import is_onnx, is_tflite
 from sublet.frontends.onnx.file import check_texts, read_model
+from sublet.frontends.tflite.model import read_program
 from sublet.ir.model import Model
 from sublet.packing.csv_format import Lifetimes, read_placed
 
@@ -44,6 +46,8 @@ def judged_inside(model: Model, path: Path, capacity: int | None = None) -> Judg
         foreign = placed_from_onnx(proto, path.name).within(capacity)
         names = {tensor.name for tensor in foreign.tensors}
         return judged(replace(model, graph=with_computed(model.graph, proto, names)), foreign)
+    if is_tflite(path):
+        return judged(model, placed_from_tflite(read_program(path)).within(capacity))
     raise PlanError(f"{path} brings no plan with it: give the plan as a second file (docs/foreign.md has its form)")
 
 

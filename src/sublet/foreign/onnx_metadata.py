@@ -2,7 +2,8 @@
 
 A value (input, output or value_info of a graph) has `<prefix>mem_offset` and `<prefix>mem_size`; the model has
 `<prefix>memory_plan_arena_bytes`. The graph of a branch or loop that has this key too has memory of its own, which
-its offsets count in; another's count in that of the graph around. `<prefix>mem_region` names one of several memories.
+its offsets count in; another's count in that of the graph around. Sublet writes `<prefix>memory_plan_alignment` too,
+and `<prefix>mem_region`, which names one of several memories.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     import onnx
 
 OFFSET, SIZE, REGION, ARENA_BYTES = "mem_offset", "mem_size", "mem_region", "memory_plan_arena_bytes"
-AMBIGUOUS = "graphs of several branches or loops define a tensor of this name"
+ALIGNMENT, FINGERPRINT = "memory_plan_alignment", "memory_plan_fingerprint"
+"""Keys that Sublet writes, and onnxsim does not."""
 
 
 def has_plan(model: onnx.ModelProto) -> bool:
@@ -36,23 +38,26 @@ def placed_from_onnx(model: onnx.ModelProto, source: str) -> ForeignPlan:
 
 
 def _prefixes(model: onnx.ModelProto) -> set[str]:
-    entries = (entry for graph, _ in _graphs(model.graph) for value in _values(graph) for entry in value.metadata_props)
+    entries = (
+        entry for graph, _ in graphs_of(model.graph) for value in values_of(graph) for entry in value.metadata_props
+    )
     return {entry.key.removesuffix(OFFSET) for entry in entries if entry.key.endswith(OFFSET)}
 
 
-def _values(graph: onnx.GraphProto) -> Iterator[Any]:
+def values_of(graph: onnx.GraphProto) -> Iterator[Any]:
+    """What a graph tells types of, and metadata."""
     yield from graph.input
     yield from graph.output
     yield from graph.value_info
 
 
-def _graphs(graph: onnx.GraphProto, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+def graphs_of(graph: onnx.GraphProto, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
     """A graph and all within it, each with the graphs around it, those and itself by (graph, name of the attribute)."""
     yield graph, path
     for i, node in enumerate(graph.node):
         for attribute in node.attribute:
             for inner in [attribute.g] if attribute.HasField("g") else list(attribute.graphs):
-                yield from _graphs(inner, (*path, (inner, f"{node.name or f'{node.op_type}_{i}'}.{attribute.name}")))
+                yield from graphs_of(inner, (*path, (inner, f"{node.name or f'{node.op_type}_{i}'}.{attribute.name}")))
 
 
 class _Metadata:
@@ -63,16 +68,16 @@ class _Metadata:
         """All offsets; a name that several graphs define is left out, as it is not known which one is meant."""
         placed: dict[str, Placed] = {}
         sizes: dict[str, int] = {}
-        graphs = list(_graphs(self._model.graph))
-        several = _several(graph for graph, _ in graphs)
+        graphs = list(graphs_of(self._model.graph))
+        ambiguous = several(graph for graph, _ in graphs)
         left: dict[str, None] = {}
         for graph, path in graphs:
             region = self._memory(path, sizes)
-            for value in _values(graph):
+            for value in values_of(graph):
                 keys = self._keys(value)
                 if OFFSET not in keys:
                     continue
-                if value.name in several and path:
+                if value.name in ambiguous and path:
                     left[value.name] = None
                     continue
                 told = keys.get(REGION, region)
@@ -81,10 +86,14 @@ class _Metadata:
                 if placed.setdefault(value.name, tensor) != tensor:
                     raise PlanError(f"{self._source}: {value.name!r} is placed twice, at different offsets")
         names = tuple(name for name in left if name not in placed)
-        return ForeignPlan(tuple(placed.values()), self._tool, sizes, left_out=names)
+        whole = self._keys(self._model)
+        alignment = self._integer(whole[ALIGNMENT], ALIGNMENT) if ALIGNMENT in whole else None
+        return ForeignPlan(tuple(placed.values()), self._tool, sizes, alignment, names)
 
     @property
     def _tool(self) -> str:
+        if FINGERPRINT in self._keys(self._model):
+            return "Sublet"
         return self._prefix.rstrip("./_") or "metadata"
 
     def _memory(self, path: Sequence[tuple[Any, str]], sizes: dict[str, int]) -> str:
@@ -110,7 +119,7 @@ class _Metadata:
         return int(text)
 
 
-def _several(graphs: Iterator[Any]) -> set[str]:
+def several(graphs: Iterator[Any]) -> set[str]:
     """The names that more than one graph defines: Sublet tells them apart, by other names."""
     seen: set[str] = set()
     twice: set[str] = set()

@@ -1,42 +1,43 @@
-"""Plans in forms that others read: C for a device, tables for a review.
+"""Plans in forms that others read: C for a device, tables for a review, timelines and snapshots for viewers.
 
-A package can add forms of its own under the entry-point group "sublet.exporters" (name -> function of a plan and of
-what is told beside it, which gives the texts of files by their names).
+`api.exporting` has the one table of forms, those that need more than a plan among them, and those that packages add.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 
-from sublet.errors import PlanError
 from sublet.plan.export.c import c_sources
+from sublet.plan.export.minimalloc import minimalloc
 from sublet.plan.export.names import identifier
+from sublet.plan.export.perfetto import perfetto
+from sublet.plan.export.snapshot import snapshot
 from sublet.plan.export.table import comma_separated, markdown
 from sublet.plan.records import MemoryPlan
 
-Exporter = Callable[[MemoryPlan, Mapping[str, str]], Mapping[str, str]]
-"""Makes the files of a plan; the second argument are the linker sections of its memories, by name."""
 
-ENTRY_POINTS = "sublet.exporters"
+@dataclass(frozen=True)
+class Told:
+    """What is told beside a plan: the linker sections of its memories by name, and the file of its model."""
 
-EXPORTERS: Mapping[str, Exporter] = MappingProxyType(
+    sections: Mapping[str, str] = field(default_factory=dict)
+    model: Path | None = None
+
+
+Exporter = Callable[[MemoryPlan, Told], Mapping[str, str | bytes]]
+"""Makes the files of a plan, by their names."""
+
+FORMS: Mapping[str, Exporter] = MappingProxyType(
     {
-        "c": c_sources,
+        "c": lambda plan, told: c_sources(plan, told.sections),
         "markdown": lambda plan, _: {f"{identifier(plan.graph)}_memory.md": markdown(plan)},
         "csv": lambda plan, _: {f"{identifier(plan.graph)}_memory.csv": comma_separated(plan)},
+        "minimalloc": lambda plan, _: {f"{identifier(plan.graph)}_minimalloc.csv": minimalloc(plan)},
+        "perfetto": lambda plan, _: {f"{identifier(plan.graph)}_trace.json": perfetto(plan)},
+        "pytorch-snapshot": lambda plan, _: {f"{identifier(plan.graph)}_snapshot.pickle": snapshot(plan)},
     }
 )
-
-
-def exported(plan: MemoryPlan, form: str, sections: Mapping[str, str] | None = None) -> Mapping[str, str]:
-    """The files of a plan in one of the forms, by name. Raises PlanError for a form that nobody knows."""
-    exporter = EXPORTERS.get(form)
-    if exporter is None:
-        for point in entry_points(group=ENTRY_POINTS, name=form):
-            exporter = point.load()
-    if exporter is None:
-        foreign = {point.name for point in entry_points(group=ENTRY_POINTS)}
-        raise PlanError(f"there is no form {form!r} to export to; known: {', '.join(sorted({*EXPORTERS, *foreign}))}")
-    return exporter(plan, sections or {})
+"""The forms that need nothing but a plan."""

@@ -1,0 +1,163 @@
+"""A plan written into the metadata of its ONNX model, under the keys that onnxsim writes; see `onnx_metadata`.
+
+Who reads it runs the nodes as they stand in the file, so they are put into the plan's order. Otherwise the file stays
+what it is, but for an entry in `value_info` of each tensor that had none. What is written is read again and judged.
+A tensor with no single place (one that takes turns, moves from round to round, or stands for another), or whose name
+several graphs of the file give to tensors of their own, is left without an offset, and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sublet.errors import PlanError
+from sublet.foreign.onnx_metadata import (
+    ALIGNMENT,
+    ARENA_BYTES,
+    FINGERPRINT,
+    OFFSET,
+    REGION,
+    SIZE,
+    graphs_of,
+    placed_from_onnx,
+    several,
+    values_of,
+)
+from sublet.foreign.onnx_order import reorder
+from sublet.foreign.replayed import judged
+from sublet.frontends.model import bounded, is_onnx
+from sublet.frontends.onnx.file import check_texts, read_model
+from sublet.frontends.onnx.model import from_proto
+from sublet.frontends.onnx.types import ELEMENTS
+from sublet.ir.recipe import AS_IS
+from sublet.plan import POINTER, MemoryPlan, Placement
+from sublet.plan.export import Told
+from sublet.plan.export.slots import require_counted
+from sublet.tensor import DType
+
+if TYPE_CHECKING:
+    import onnx
+
+PREFIX = "onnxsim."
+MOST_NAMED = 20
+
+
+def with_plan(plan: MemoryPlan, told: Told) -> Mapping[str, str | bytes]:
+    """The model's file with the plan in it.
+
+    Raises PlanError for a plan of anything but an ONNX model as it is in its file, and where no order of the nodes in
+    the file is that of the plan.
+    """
+    if told.model is None or not is_onnx(told.model):
+        raise PlanError("a plan is written into the ONNX model that it is for: give an .onnx file")
+    if plan.recipe.optimize != AS_IS or plan.recipe.changed:
+        raise PlanError(f"the plan is for the graph {plan.recipe.words}, which is not that in {told.model}")
+    require_counted(plan, "the metadata")
+    if not _single(plan):
+        raise PlanError(f"no tensor of {told.model} has one place in an arena throughout: there is no offset to write")
+    model = read_model(told.model)
+    check_texts(model, told.model.name)
+    reorder(model.graph, plan)
+    _annotate(model, plan)
+    _prove(model, plan, told.model)
+    return {f"{told.model.stem}_planned.onnx": model.SerializeToString(deterministic=True)}
+
+
+def _prove(model: onnx.ModelProto, plan: MemoryPlan, path: Path) -> None:
+    """Read what is written, and judge it. Raises PlanError where it does not run right in the order of the file."""
+    read = from_proto(
+        model, dict(plan.dims), where=path.name, folder=path.parent, assume=dict(plan.recipe.assumed) or None
+    )
+    found = judged(bounded(read, dict(plan.max_trips)), placed_from_onnx(model, path.name))
+    if found.findings:
+        raise PlanError(
+            f"the plan of {path} cannot be told by one offset a tensor, in an order of its file ({found.findings[0]}): "
+            "plan it without --order and --streams, or share less"
+        )
+
+
+def _annotate(model: onnx.ModelProto, plan: MemoryPlan) -> None:
+    places = _single(plan)
+    ambiguous = several(graph for graph, _ in graphs_of(model.graph))
+    left = {place.value for place in plan.placements if place.region.nbytes} - set(places) - _bound(plan)
+    for graph, path in graphs_of(model.graph):
+        _forget(graph)
+        defined = _defined(graph)
+        known = {value.name for value in values_of(graph)}
+        for name in sorted((defined & places.keys()) - known):
+            value = graph.value_info.add()
+            value.name = name
+            _typed(value, places[name].spec)
+        for value in values_of(graph):
+            place = places.get(value.name)
+            if place is None or value.name not in defined:
+                continue
+            if path and value.name in ambiguous:
+                left.add(value.name)
+                continue
+            _put(value, OFFSET, place.region.offset)
+            _put(value, SIZE, place.region.nbytes)
+            if len(plan.arenas) > 1:
+                _put(value, REGION, place.region.storage)
+    _forget(model)
+    _put(model, ARENA_BYTES, plan.arena_bytes)
+    _put(model, "memory_plan_naive_bytes", plan.total_bytes)
+    _put(model, "memory_plan_unplanned_count", len(left))
+    if left:
+        _put(model, "memory_plan_unplanned", ",".join(sorted(left)[:MOST_NAMED]))
+    _put(model, ALIGNMENT, plan.alignment)
+    _put(model, FINGERPRINT, plan.fingerprint)
+
+
+def _single(plan: MemoryPlan) -> dict[str, Placement]:
+    """The values that lie in one place of an arena throughout."""
+    places: dict[str, list[Placement]] = {}
+    for place in plan.placements:
+        places.setdefault(place.value, []).append(place)
+    arenas = {storage.name for storage in plan.arenas}
+    return {
+        name: found[0]
+        for name, found in places.items()
+        if len(found) == 1 and found[0].region.storage in arenas and not found[0].strides and found[0].how != POINTER
+        and found[0].region.nbytes
+    }  # fmt: skip
+
+
+def _bound(plan: MemoryPlan) -> set[str]:
+    arenas = {storage.name for storage in plan.arenas}
+    return {p.value for p in plan.placements if p.how != POINTER and p.region.storage not in arenas}
+
+
+def _defined(graph: Any) -> set[str]:
+    return {name for node in graph.node for name in node.output} | {value.name for value in graph.input}
+
+
+def _typed(value: Any, spec: str) -> None:
+    """The type of a tensor, as the plan has it."""
+    dtype, _, shape = spec.rstrip("]").partition("[")
+    value.type.tensor_type.elem_type = ELEMENTS[DType.parse(dtype)]
+    value.type.tensor_type.shape.SetInParent()
+    for extent in filter(None, shape.split(",")):
+        value.type.tensor_type.shape.dim.add().dim_value = int(extent)
+
+
+def _forget(holder: Any) -> None:
+    """Take away what another plan has left under these keys."""
+    for one in (holder, *(values_of(holder) if hasattr(holder, "node") else ())):
+        kept = [entry for entry in one.metadata_props if not _is_ours(entry.key)]
+        if len(kept) < len(one.metadata_props):
+            entries = [(entry.key, entry.value) for entry in kept]
+            del one.metadata_props[:]
+            for key, text in entries:
+                one.metadata_props.add(key=key, value=text)
+
+
+def _is_ours(key: str) -> bool:
+    name = key.removeprefix(PREFIX)
+    return key.startswith(PREFIX) and (name in (OFFSET, SIZE, REGION) or name.startswith("memory_plan_"))
+
+
+def _put(holder: Any, key: str, value: object) -> None:
+    holder.metadata_props.add(key=PREFIX + key, value=str(value))

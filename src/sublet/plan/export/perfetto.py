@@ -1,0 +1,74 @@
+"""A plan as a trace that ui.perfetto.dev and chrome://tracing show: one point of the plan is one microsecond.
+
+A lane for what runs, one for each slot (bytes of an arena that begin at one offset, whose tensors follow one another),
+and counters: the bytes that live, the arena, and the lower bound. Events of a lane never overlap.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from sublet.plan.export.slots import curve, require_counted, slots
+from sublet.plan.export.table import why
+from sublet.plan.records import MemoryPlan
+
+RUNS = 1
+"""The lane of what runs."""
+
+
+def perfetto(plan: MemoryPlan) -> str:
+    """The trace. Raises PlanError where something is not counted."""
+    require_counted(plan, "a trace")
+    events = [*_names(plan), *_runs(plan), *_slots(plan), *_counters(plan)]
+    told = {"graph": plan.graph, "fingerprint": plan.fingerprint, "unit": "1 us is one point of the plan"}
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": told}, indent=1) + "\n"
+
+
+def _names(plan: MemoryPlan) -> Iterator[dict[str, Any]]:
+    yield _meta("process_name", 0, f"{plan.graph}: arena {plan.arena_bytes} bytes")
+    yield _meta("thread_name", RUNS, "runs")
+    for lane, (arena, offset) in enumerate(_lanes(plan), RUNS + 1):
+        yield _meta("thread_name", lane, f"{arena} +{offset}")
+        yield {"ph": "M", "pid": 1, "tid": lane, "name": "thread_sort_index", "args": {"sort_index": lane}}
+
+
+def _meta(kind: str, lane: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "pid": 1, "tid": lane, "name": kind, "args": {"name": name}}
+
+
+def _lanes(plan: MemoryPlan) -> list[tuple[str, int]]:
+    order = [storage.name for storage in plan.arenas]
+    lanes = {(block.arena, block.offset) for block in slots(plan)}
+    return sorted(lanes, key=lambda lane: (order.index(lane[0]), lane[1]))
+
+
+def _runs(plan: MemoryPlan) -> Iterator[dict[str, Any]]:
+    ops = {node.name: node for node in plan.nodes}
+    for point, moment in enumerate(plan.points):
+        node = ops.get(moment.node)
+        args = {"point": point, **({} if node is None else {"op": node.op, "source": node.source})}
+        yield {"ph": "X", "pid": 1, "tid": RUNS, "ts": point, "dur": 1, "name": str(moment), "args": args}
+
+
+def _slots(plan: MemoryPlan) -> Iterator[dict[str, Any]]:
+    lanes = {lane: number for number, lane in enumerate(_lanes(plan), RUNS + 1)}
+    for block in slots(plan):
+        reasons = {place.value: why(place) for place in block.members if why(place)}
+        args = {"bytes": block.nbytes, "offset": block.offset, "type": block.first.spec, "values": list(block.values)}
+        for begin, end in block.live:
+            times = {"ts": begin, "dur": end - begin}
+            lane = lanes[block.arena, block.offset]
+            event = {"ph": "X", "pid": 1, "tid": lane, **times, "name": block.first.value}
+            yield {**event, "args": {**args, **({"shares": reasons} if reasons else {})}}
+
+
+def _counters(plan: MemoryPlan) -> Iterator[dict[str, Any]]:
+    bound = {"lower bound": plan.lower_bound_bytes} if plan.gap is not None else {}
+    last = len(plan.points)
+    for name, nbytes in {"arena": plan.arena_bytes, **bound}.items():
+        for point in (0, last):
+            yield {"ph": "C", "pid": 1, "ts": point, "name": name, "args": {"bytes": nbytes}}
+    for point, nbytes in curve(list(slots(plan))):
+        yield {"ph": "C", "pid": 1, "ts": point, "name": "live", "args": {"bytes": nbytes}}
