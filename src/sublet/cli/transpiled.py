@@ -69,6 +69,9 @@ def show_transpiled(source: Path, out: Path | None, report: Report, beside: Sequ
     if report.left_alone:
         each = ", ".join(f"{name} ({count})" for name, count in report.left_alone.items())
         console.print(Text(printable(f"left alone, as nothing is known of them: {each}"), "dim"))
+    if report.completed:
+        given = f"given the data type without which Paddle does not parse the program: {_names(report.completed)}"
+        console.print(Text(printable(given), "yellow"))
     console.print(Text(printable(f"there after a run: {_names(report.kept)}"), "dim"))
     if beside:
         console.print(table(beside))
@@ -173,6 +176,7 @@ def _report_json(report: Report) -> dict[str, Any]:
         "not_judged": report.unjudged,
         "kept": list(report.kept),
         "left_alone": dict(report.left_alone),
+        "completed": list(report.completed),
     }
 
 

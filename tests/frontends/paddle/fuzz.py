@@ -102,7 +102,8 @@ def _variants(folder: Path, seed: str, mutants: int, told: dict[str, tuple[str, 
     rng = random.Random(int(seed))
     rewritten: list[tuple[str, Program | None]] = [(OURS, ours(original, {loss}))]
     if tally.arenas:
-        rewritten.append((ARENA, arena(optimise_early(original), bound(optimise_early(original)), {loss}).program))
+        early = optimise_early(original)
+        rewritten.append((ARENA, arena(early, bound(early), {loss}).program))
     for mutation in rng.choices(MUTATIONS, k=mutants):
         rewritten.append((mutation.__name__, mutation(rng, original)))
     for i, (kind, program) in enumerate(rewritten):

@@ -31,6 +31,7 @@ from sublet.frontends.paddle.operators.effects import there
 from sublet.frontends.paddle.operators.shapes import bound
 from sublet.frontends.paddle.policies.ours import ours
 from sublet.frontends.paddle.running.verify import PYTHON, Outcome, Training, compare, python, run, verify
+from sublet.frontends.paddle.transpile import Asked, transpile
 
 WRITER = Path(__file__).parents[3] / "benchmarks" / "paddle" / "programs.py"
 TWO_LINES = Path(__file__).with_name("two_lines.py")
@@ -207,6 +208,21 @@ def test_another_program_is_told_by_step_and_name(written: Callable[..., Written
     found = verify(made.program, encode(other), made.training)
     assert found.differences[0].startswith(f"step 0, {made.training.fetch[0]}: ")
     assert any("at the end" in line for line in found.differences)
+
+
+def test_a_gradient_without_a_data_type_is_repaired(written: Callable[..., Written]) -> None:
+    """Paddle does not parse the program as it is, and trains what was made of it."""
+    made = written("branch", *SMALL["branch"])
+    program = decode(made.program, "the program")
+    top = program.blocks[0]
+    name = next(name for name in top.vars if name.endswith("@GRAD"))
+    changed = {**top.vars, name: replace(top.vars[name], dtype=None)}
+    untyped = encode(replace(program, blocks=(replace(top, vars=changed), *program.blocks[1:])))
+    with pytest.raises(RunError, match="Failed to parse program_desc"):
+        run(untyped, made.training)
+    repaired = transpile(decode(untyped, "untyped"), Asked(keep=made.training.fetch))
+    assert repaired.report.completed == (name,)
+    assert verify(made.program, encode(repaired.program), made.training).equal
 
 
 def test_what_paddle_refuses_is_told_in_its_words(written: Callable[..., Written]) -> None:

@@ -89,6 +89,33 @@ def test_unknown_operators_are_left_alone_and_told() -> None:
     assert [op.outputs["Out"] for op in made.program.blocks[0].ops][:3] == [("a",), ("b",), ("c",)]
 
 
+def untyped(program: Program, *names: str) -> Program:
+    """The program as it is read from a file that does not say the type of these variables' elements."""
+    top = program.blocks[0]
+    changed = {name: replace(top.vars[name], dtype=None) for name in names}
+    blocks = (replace(top, vars={**top.vars, **changed}), *program.blocks[1:])
+    return decode(encode(replace(program, blocks=blocks)), "untyped")
+
+
+def test_a_gradient_without_a_data_type_is_given_that_of_its_variable() -> None:
+    """Paddle writes such programs of its own LSTM, and does not parse them."""
+    program = read("cond.pb")
+    gradients = [name for name in program.blocks[0].vars if name.endswith("@GRAD")][:2]
+    made, whole = transpile(untyped(program, *gradients)), transpile(program)
+    assert made.report.completed == tuple(gradients)
+    assert whole.report.completed == ()
+    assert made.program == whole.program
+    assert decode(encode(made.program), "made").blocks[0].vars == whole.program.blocks[0].vars
+
+
+def test_another_variable_without_a_data_type_is_an_error_that_says_what_to_do() -> None:
+    program = untyped(read("cond.pb"), "relu_0.tmp_0")
+    with pytest.raises(
+        ModelError, match=r"'relu_0.tmp_0' of block 0 has no data_type.*set others \(VarDesc.set_dtype\)"
+    ):
+        transpile(program)
+
+
 def test_open_extents_are_told_by_name() -> None:
     program = straight("a = relu(x)", "b = relu(a)")
     block = program.blocks[0]

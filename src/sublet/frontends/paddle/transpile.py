@@ -15,6 +15,7 @@ from functools import reduce
 from sublet.errors import Finding, ModelError, PlanError, PlanViolation
 from sublet.frontends.paddle.arena import arena, lasting
 from sublet.frontends.paddle.checking import Judgement, judge
+from sublet.frontends.paddle.format.completing import completed
 from sublet.frontends.paddle.format.program import TENSOR, Program
 from sublet.frontends.paddle.lives.scopes import Place
 from sublet.frontends.paddle.operators.effects import there
@@ -86,6 +87,7 @@ class Report:
     left_alone     types of operators of which nothing is known but their slots, and how many there are of each
     judgement      what the checker found; None where it could not run both programs
     unjudged       why not
+    completed      variables whose data type was missing, so that Paddle would not parse the program
     """
 
     policy: str
@@ -97,6 +99,7 @@ class Report:
     judgement: Judgement | None
     unjudged: str
     arena: InArena | None = None
+    completed: tuple[str, ...] = ()
 
     @property
     def proven(self) -> bool:
@@ -129,6 +132,7 @@ def transpile(program: Program, asked: Asked | None = None, before: Memory | Non
         raise PlanError(f"the arena form is of the policy {OWN!r}: the pool of {asked.policy!r} shares names instead")
     if asked.lasting and not asked.arena:
         raise PlanError("only an arena can be lasting: add --arena (in Python arena=True)")
+    program, names = completed(program)
     asked = replace(asked, keep=kept(program, asked.keep))
     sizes = bound(program, asked.shapes, asked.dims)
     rewritten, names_only = _rewritten(program, sizes, asked)
@@ -138,7 +142,10 @@ def transpile(program: Program, asked: Asked | None = None, before: Memory | Non
             sizes.shape(block, name)  # raises: it may be that only this is missing
         raise PlanViolation(judgement.findings)
     before, after, unknown = _memories(sizes, rewritten, names_only, asked, before)
-    report = Report(asked.policy, before, after, unknown, tuple(asked.keep), left_alone(program), judgement, unjudged)
+    alone = left_alone(program)
+    report = Report(
+        asked.policy, before, after, unknown, tuple(asked.keep), alone, judgement, unjudged, completed=names
+    )
     made = Transpiled(rewritten, report)
     return _in_arena(program, sizes, made, asked) if asked.arena else made
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 
 from sublet.analysis.liveness import LiveRanges
-from sublet.base.ranges import Ranges, merge
+from sublet.base.ranges import Ranges, merge, overlap
 from sublet.frontends.paddle.arena.placeable import facts_at
 from sublet.frontends.paddle.format.program import Op, Program
 from sublet.frontends.paddle.lives.flow import Flow
@@ -45,7 +45,7 @@ class Classes:
         first, second = self.head[one], self.head[other]
         if first == second or self.sizes[one] != self.sizes[other]:
             return
-        if _overlap(self.halves[first], self.halves[second]):
+        if overlap(self.halves[first], self.halves[second]):
             return
         met = [*self._met(first, second), *self._met(second, first)]
         if all(pair in self.allowed.get(at, ()) and self.taken.get(at, pair) == pair for at, pair in met):
@@ -57,10 +57,10 @@ class Classes:
         first, second = self.head[source], self.head[copy]
         if first == second or self.sizes[source] != self.sizes[copy]:
             return
-        if any(begin % 2 and _overlap(((begin, begin + 1),), self.own[copy]) for begin, _ in self.own[source]):
+        if any(begin % 2 and overlap(((begin, begin + 1),), self.own[copy]) for begin, _ in self.own[source]):
             return
         for one, other in product(self.members[first], self.members[second]):
-            if (one, other) != (source, copy) and _overlap(_whole(self.own[one]), _whole(self.own[other])):
+            if (one, other) != (source, copy) and overlap(_whole(self.own[one]), _whole(self.own[other])):
                 return
         self._unite(first, second)
 
@@ -87,16 +87,6 @@ class Classes:
 def _whole(halves: Ranges) -> Ranges:
     """Half points widened to the points they touch."""
     return merge((begin // 2 * 2, (end + 1) // 2 * 2) for begin, end in halves)
-
-
-def _overlap(one: Ranges, other: Ranges) -> bool:
-    """Whether two sorted lists of ranges have a number in common."""
-    i = j = 0
-    while i < len(one) and j < len(other):
-        if one[i][0] < other[j][1] and other[j][0] < one[i][1]:
-            return True
-        i, j = (i + 1, j) if one[i][1] <= other[j][1] else (i, j + 1)
-    return False
 
 
 def shared(

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from sublet.analysis.liveness import LiveRanges, Pieces, live_sets, liveness
-from sublet.base.ranges import merge
+from sublet.base.ranges import merge, overlap
 from sublet.errors import ModelError
 from sublet.frontends.paddle.format.program import GRAD, TENSOR, Op, Program
 from sublet.frontends.paddle.lives.flow import Flow, Point, flow
@@ -95,11 +95,10 @@ class _Pool:
         """pool -> o"""
         free = self.free[point.block]
         for index, memory in enumerate(free):
-            together = (*memory.taken, *needed.taken)
-            apart = sum(end - begin for begin, end in merge(together)) == sum(end - begin for begin, end in together)
-            if memory.dtype == needed.dtype and memory.nbytes >= needed.nbytes and apart:
+            fits = memory.dtype == needed.dtype and memory.nbytes >= needed.nbytes
+            if fits and not overlap(memory.taken, needed.taken):
                 del free[index]
-                memory.taken = merge(together)
+                memory.taken = merge((*memory.taken, *needed.taken))
                 self.of[place] = memory
                 self.draft.rename(place.name, memory.name, self.mentions[place])
                 return

@@ -52,17 +52,26 @@ def _windows(extent: Extent, window: int, stride: int, padding: tuple[int, int],
     return space // stride + 1
 
 
-def convolution(call: Call) -> Result:
-    batch, channels, spatial, last = _spatial(call, "Input")
+def _filters(call: Call, rank: int) -> tuple[tuple[Extent, ...], Extent]:
+    """The extents of the filters, and how many channels their second axis stands for, of all groups together."""
     filters = call.dims("Filter")
-    rank, groups = len(spatial), max(call.integer("groups", 1), 1)
     if len(filters) != rank + 2:
         raise SpecError(f"has filters {show(filters)} for an image of {rank} axes")
     inner = filters[1]
-    same(channels, None if inner is None else inner * groups, "channels of the image and of the filters differ")
-    strides, dilations, padding = (
-        _each(call, "strides", rank, 1), _each(call, "dilations", rank, 1), _padding(call, rank)
-    )  # fmt: skip
+    return filters, None if inner is None else inner * max(call.integer("groups", 1), 1)
+
+
+def _steps(call: Call, rank: int) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+    """Strides, dilations and padding for each spatial axis."""
+    return _each(call, "strides", rank, 1), _each(call, "dilations", rank, 1), _padding(call, rank)
+
+
+def convolution(call: Call) -> Result:
+    batch, channels, spatial, last = _spatial(call, "Input")
+    rank = len(spatial)
+    filters, inner = _filters(call, rank)
+    same(channels, inner, "channels of the image and of the filters differ")
+    strides, dilations, padding = _steps(call, rank)
     out = [
         None if size is None else _windows(extent, dilation * (size - 1) + 1, stride, around, call)
         for extent, size, stride, dilation, around in zip(
@@ -74,16 +83,12 @@ def convolution(call: Call) -> Result:
 
 def transposed(call: Call) -> Result:
     batch, channels, spatial, last = _spatial(call, "Input")
-    filters = call.dims("Filter")
-    rank, groups = len(spatial), max(call.integer("groups", 1), 1)
-    if len(filters) != rank + 2:
-        raise SpecError(f"has filters {show(filters)} for an image of {rank} axes")
+    rank = len(spatial)
+    filters, inner = _filters(call, rank)
     same(channels, filters[0], "channels of the image and of the filters differ")
     told = call.integers("output_size")
     extra = _each(call, "output_padding", rank, 0)
-    strides, dilations, padding = (
-        _each(call, "strides", rank, 1), _each(call, "dilations", rank, 1), _padding(call, rank)
-    )  # fmt: skip
+    strides, dilations, padding = _steps(call, rank)
     algorithm = call.text("padding_algorithm", "EXPLICIT")
     out: list[Extent] = []
     for axis, (extent, size) in enumerate(zip(spatial, filters[2:], strict=True)):
@@ -96,8 +101,7 @@ def transposed(call: Call) -> Result:
         else:
             around = 0 if algorithm == "VALID" else sum(padding[axis])
             out.append((extent - 1) * strides[axis] - around + dilations[axis] * (size - 1) + 1 + extra[axis])
-    inner = filters[1]
-    return {"Output": [_image(batch, None if inner is None else inner * groups, out, last)]}
+    return {"Output": [_image(batch, inner, out, last)]}
 
 
 def pooling(call: Call) -> Result:

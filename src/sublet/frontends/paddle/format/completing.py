@@ -1,0 +1,49 @@
+"""What a program lacks that Paddle asks for: it writes gradients of its own LSTM without the type of their elements.
+
+Paddle does not parse such a program (`data_type` is a required field), nor what is rewritten from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sublet.errors import ModelError
+from sublet.frontends.paddle.format.kinds import TENSOR_FIELD
+from sublet.frontends.paddle.format.program import GRAD, Block, Program, Var
+from sublet.frontends.paddle.format.wire import Message
+
+
+def completed(program: Program) -> tuple[Program, tuple[str, ...]]:
+    """The program with the data types that were missing, and whose they are: a gradient has that of its variable.
+
+    Raises ModelError for a variable whose type nothing tells.
+    """
+    names: list[str] = []
+    blocks = []
+    for block in program.blocks:
+        typed = {name: _typed(program, block, var) for name, var in block.vars.items() if _untyped(var)}
+        names += typed
+        blocks.append(replace(block, vars={**block.vars, **typed}) if typed else block)
+    return (replace(program, blocks=tuple(blocks)) if names else program), tuple(names)
+
+
+def _untyped(var: Var) -> bool:
+    """Whether a tensor is described, but not of what type its elements are."""
+    if var.dtype is not None or var.origin is None or var.kind not in TENSOR_FIELD:
+        return False
+    type_ = Message.read(var.origin.raw, var.name).message(2)
+    tag, nested = TENSOR_FIELD[var.kind]
+    outer = None if type_ is None else type_.message(tag)
+    tensor = outer.message(1) if outer is not None and nested else outer
+    return tensor is not None and 1 not in tensor.by_tag
+
+
+def _typed(program: Program, block: Block, var: Var) -> Var:
+    stem, mark, _ = var.name.partition(GRAD)
+    source = program.var(block.index, stem) if mark else None
+    if source is None or source.dtype is None:
+        raise ModelError(
+            f"variable {var.name!r:.80} of block {block.index} has no data_type, and Paddle parses no such program; "
+            "that of a gradient is known by the variable it is the gradient of: set others (VarDesc.set_dtype)"
+        )
+    return replace(var, dtype=source.dtype)
