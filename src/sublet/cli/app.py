@@ -32,9 +32,9 @@ from sublet.cli.run import run
 from sublet.cli.showing import draw, names_apart, print_map, show_both, show_judgement, show_plan
 from sublet.cli.transpile import transpile_
 from sublet.errors import ProblemError
+from sublet.foreign.files import packing_problem
 from sublet.packing import Lifetimes, pack, place_in_regions
 from sublet.packing.csv_format import write_csv
-from sublet.packing.files import read_problem
 from sublet.plan.file import load
 from sublet.viz.compared import compared
 from sublet.viz.rectangles import packing_rectangles, rectangles
@@ -48,6 +48,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
+PROBLEM_HELP = "MiniMalloc's CSV, a partial order as JSON, or a PyTorch memory snapshot (.pickle)."
 
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 """What is raised for a wrong option or argument. Typer exports only its kinds."""
@@ -111,7 +113,7 @@ app.command(name="transpile")(transpile_)
 @app.command(name="pack")
 @answered
 def pack_(
-    problem: Annotated[Path, typer.Argument(help="MiniMalloc's CSV, or a partial order as JSON.", show_default=False)],
+    problem: Annotated[Path, typer.Argument(help=PROBLEM_HELP, show_default=False)],
     strategy: options.Strategy = "auto",
     capacity: Annotated[str | None, typer.Option(metavar="BYTES", help="Exit 1 if the packing takes more.")] = None,
     region: options.RegionTexts = None,
@@ -129,7 +131,7 @@ def pack_(
     """Pack the buffers of a problem into one arena, or into memory regions."""
     refuse_overwriting(problem, out, html, png)
     limit = None if capacity is None else parse_bytes(capacity)
-    question = read_problem(problem, lifetimes)
+    question = packing_problem(problem, lifetimes)
     if region:
         if limit is not None:
             raise ProblemError("--capacity is for one arena: with --region every region has its own")

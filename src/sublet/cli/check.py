@@ -15,9 +15,10 @@ from sublet.cli.console import answered, print_json, refuse_overwriting
 from sublet.cli.foreign_report import STATUS, foreign_json, foreign_picture, show_foreign
 from sublet.cli.options import bound_dims, bound_trips
 from sublet.cli.showing import draw, print_map, show_judgement
+from sublet.cli.snapshot_report import replay_snapshot
 from sublet.errors import PlanError
 from sublet.foreign import Judgement, judged
-from sublet.foreign.files import is_foreign_json, judged_file, judged_inside, plan_beside, tells_lifetimes
+from sublet.foreign.files import is_foreign_json, is_snapshot, judged_file, judged_inside, plan_beside, tells_lifetimes
 from sublet.packing import Lifetimes
 from sublet.plan.coverage import planned_values
 from sublet.plan.file import load
@@ -30,7 +31,7 @@ PLAN_HELP = (
 )
 MODEL_HELP = (
     "A model (.onnx, .tflite, Paddle's .pdmodel or .json, .sublet); or a plan that tells lifetimes (MiniMalloc's .csv, "
-    ".json)."
+    ".json); or a PyTorch memory snapshot (.pickle), which is replayed."
 )
 
 
@@ -49,6 +50,9 @@ def check(
     lifetimes: Annotated[
         Lifetimes, typer.Option(help="How a CSV tells them; see `sublet pack`.")
     ] = Lifetimes.half_open,
+    timeout: Annotated[
+        float, typer.Option(help="Pack a snapshot's allocations for this many seconds at most.", metavar="SECONDS")
+    ] = 20.0,
     html: options.Html = None,
     png: options.Png = None,
     as_json_: options.Json = False,
@@ -66,6 +70,9 @@ def check(
         return
     if search:
         raise PlanError("--search is for plans of Sublet's: another tool's claims no lower bound")
+    if plan_path is None and is_snapshot(model):
+        replay_snapshot(model, timeout, html, png, in_json=as_json_)
+        return
     limit = None if capacity is None else parse_bytes(capacity)
     if plan_path is None and tells_lifetimes(model):
         found = judged_file(model, lifetimes, limit)

@@ -15,14 +15,18 @@ from sublet.foreign.lives import judged_lives, judged_packing
 from sublet.foreign.onnx_metadata import placed_from_onnx
 from sublet.foreign.placed import ForeignPlan
 from sublet.foreign.replayed import judged
+from sublet.foreign.snapshot import read_snapshot
 from sublet.foreign.tflite_offline import placed_from_tflite
 from sublet.frontends.model import is_onnx, is_tflite
 from sublet.frontends.onnx.file import check_texts, read_model
 from sublet.frontends.tflite.model import read_program
 from sublet.ir.model import Model
+from sublet.packing import Problem
 from sublet.packing.csv_format import Lifetimes, read_placed
+from sublet.packing.files import read_problem
 
 CSV_SUFFIX = ".csv"
+PICKLE_SUFFIXES = (".pickle", ".pkl")
 
 
 def is_foreign_json(path: Path) -> bool:
@@ -49,6 +53,24 @@ def judged_inside(model: Model, path: Path, capacity: int | None = None) -> Judg
     if is_tflite(path):
         return judged(model, placed_from_tflite(read_program(path)).within(capacity))
     raise PlanError(f"{path} brings no plan with it: give the plan as a second file (docs/foreign.md has its form)")
+
+
+def packing_problem(path: Path, lifetimes: Lifetimes = Lifetimes.half_open) -> Problem:
+    """The packing problem in a file: MiniMalloc's CSV, a partial order, or the allocations of a PyTorch snapshot.
+
+    Raises ProblemError or ModelError when it cannot be read, or has several devices.
+    """
+    if not is_snapshot(path):
+        return read_problem(path, lifetimes)
+    devices = read_snapshot(path)
+    if len(devices) > 1:
+        raise ProblemError(f"{path} has {len(devices)} devices, each a problem of its own (`sublet check` replays all)")
+    return devices[0].problem
+
+
+def is_snapshot(path: Path) -> bool:
+    """Whether a file is a pickle, by its suffix."""
+    return path.suffix.lower() in PICKLE_SUFFIXES
 
 
 def tells_lifetimes(path: Path) -> bool:

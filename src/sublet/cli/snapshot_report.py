@@ -1,0 +1,75 @@
+"""What `sublet check` says of a PyTorch memory snapshot: what its allocator held, beside what a plan would need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.markup import escape
+from rich.text import Text
+
+from sublet.base.bytesize import human, percent
+from sublet.base.printable import printable
+from sublet.cli.console import answers, packing_progress, print_json
+from sublet.cli.foreign_report import SHOWN
+from sublet.cli.showing import draw, print_map
+from sublet.errors import PlanError
+from sublet.foreign.snapshot import Snapshot, read_snapshot
+from sublet.packing import Report, pack
+from sublet.viz.rectangles import packing_rectangles
+
+
+def replay_snapshot(path: Path, timeout: float, html: Path | None, png: Path | None, *, in_json: bool) -> None:
+    """Replay each device and pack its allocations anew. Exits 1 where allocations overlap that live together."""
+    devices = read_snapshot(path)
+    if len(devices) > 1 and (html is not None or png is not None):
+        raise PlanError(f"{path} has {len(devices)} devices: draw is for one (`sublet check` without --html tells all)")
+    reports = []
+    for device in devices:
+        with packing_progress() as progress:
+            reports.append(pack(device.problem, "auto", timeout, progress))
+    told = list(zip(devices, reports, strict=True))
+    if in_json:
+        print_json({"devices": [_json(*one) for one in told], "right": not any(device.findings for device in devices)})
+    for device, report in told:
+        picture = packing_rectangles(device.problem, report.packing, report.bound.bytes, report.bound.kind)
+        draw(picture, html, png)
+        if not in_json:
+            _show(device, report)
+            print_map(picture)
+    if any(device.findings for device in devices):
+        raise typer.Exit(1)
+
+
+def _show(device: Snapshot, report: Report) -> None:
+    """The figures of one device: of the allocator, and of the best packing of the same lifetimes."""
+    console, needed = answers(), report.packing.arena_bytes
+    for finding in device.findings[:SHOWN]:
+        console.print(f"[red]violation[/red] {escape(printable(str(finding)))}")
+    console.print(f"device {device.device}: {len(device.problem.buffers):,} allocations, replayed in their order")
+    reserved = device.reserved_bytes
+    for name, nbytes in (("reserved at its peak", reserved), ("allocated at its peak", device.allocated_bytes)):
+        console.print(f"  {name:<22}{nbytes:>18,} bytes ({human(nbytes)})")
+    gap = percent(report.gap)
+    told = f"by {report.packing.strategy}, lower bound {report.bound.bytes:,} bytes, gap {gap}"
+    console.print(f"  {'a plan needs':<22}{needed:>18,} bytes ({human(needed)}), {told}")
+    if report.stopped:
+        console.print(f"  the search was stopped by {report.stopped}: the best so far", style="yellow")
+    if reserved > needed:
+        spared = f"{human(reserved - needed)} less than was reserved"
+        console.print(Text(f"  {spared}, if the lifetimes are known before the run", "green"))
+
+
+def _json(device: Snapshot, report: Report) -> dict[str, Any]:
+    return {
+        "device": device.device,
+        "allocations": len(device.problem.buffers),
+        "reserved_bytes": device.reserved_bytes,
+        "allocated_bytes": device.allocated_bytes,
+        "plan_bytes": report.packing.arena_bytes,
+        "lower_bound_bytes": report.bound.bytes,
+        "strategy": report.packing.strategy,
+        "stopped": report.stopped,
+        "violations": [str(finding) for finding in device.findings],
+    }

@@ -1,0 +1,204 @@
+"""A pickle from a stranger, read without executing anything: only dicts, lists, tuples, texts, bytes and numbers.
+
+This is an interpreter of the few opcodes that make such things. Whatever would import, call or build an object is
+refused by name. What it makes is bounded by the file: nothing is longer than the file has bytes, keys are texts, and
+containers are counted. Things that are referred to twice are one thing, so a reader must count its own steps.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from sublet.errors import ModelError
+
+MOST_BYTES = 1 << 30
+MOST_CONTAINERS = 1 << 24
+MOST_LONG = 16
+"""Bytes of an integer."""
+PROTOCOLS = range(2, 6)
+
+CALLS = {
+    "GLOBAL", "STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "REDUCE", "BUILD", "EXT1", "EXT2", "EXT4",
+    "PERSID", "BINPERSID",
+}  # fmt: skip
+NAMES = {opcode.code.encode("latin-1")[0]: opcode.name for opcode in pickletools.opcodes}
+MARK = object()
+
+
+def unpickled(raw: bytes, where: str) -> Any:
+    """What a pickle holds. Raises ModelError for anything but plain containers, and for what is cut off or too big."""
+    if len(raw) > MOST_BYTES:
+        raise ModelError(f"{where}: {len(raw)} bytes; a pickle of more than 1 GiB is not read")
+    return _Machine(raw, where).run()
+
+
+class _Machine:
+    def __init__(self, raw: bytes, where: str) -> None:
+        self._raw, self._where, self._at = raw, where, 0
+        self._stack: list[Any] = []
+        self._memo: dict[int, Any] = {}
+        self._containers = 0
+
+    def error(self, what: str) -> ModelError:
+        return ModelError(f"{self._where}: byte {self._at}: {what}")
+
+    def run(self) -> Any:
+        """The one thing that is left when the pickle says stop."""
+        raw, stop = self._raw, ord(".")
+        if len(raw) < 2 or raw[0] != 0x80 or raw[1] not in PROTOCOLS:
+            raise self.error("this is no pickle of protocol 2 to 5")
+        while self._at < len(raw):
+            code = raw[self._at]
+            self._at += 1
+            if code == stop:
+                if len(self._stack) != 1 or self._stack[0] is MARK:
+                    raise self.error("the pickle ends with nothing made, or in the middle of it")
+                return self._stack[0]
+            action = ACTIONS.get(code)
+            if action is None:
+                raise self.error(_refusal(code))
+            action(self)
+        raise self.error("the pickle is cut off")
+
+    def take(self, count: int) -> bytes:
+        if count > len(self._raw) - self._at:
+            raise self.error("the pickle is cut off, or a length in it is false")
+        self._at += count
+        return self._raw[self._at - count : self._at]
+
+    def number(self, form: str) -> Any:
+        return struct.unpack("<" + form, self.take(struct.calcsize("<" + form)))[0]
+
+    def push(self, thing: Any) -> None:
+        self._stack.append(thing)
+
+    def pop(self) -> Any:
+        if not self._stack or self._stack[-1] is MARK:
+            raise self.error("takes something that is not there")
+        return self._stack.pop()
+
+    def contain(self, thing: Any) -> None:
+        self._containers += 1
+        if self._containers > MOST_CONTAINERS:
+            raise self.error(f"the pickle makes more than {MOST_CONTAINERS} containers")
+        self.push(thing)
+
+    def since_mark(self) -> list[Any]:
+        for i in range(len(self._stack) - 1, -1, -1):
+            if self._stack[i] is MARK:
+                found = self._stack[i + 1 :]
+                del self._stack[i:]
+                return found
+        raise self.error("takes a list of things that is not there")
+
+    def tuple_of(self, count: int) -> None:
+        self.contain(tuple(reversed([self.pop() for _ in range(count)])))
+
+    def text(self, form: str) -> None:
+        try:
+            self.push(self.take(self.number(form)).decode("utf-8", "surrogatepass"))
+        except UnicodeDecodeError as error:
+            raise self.error("a text is not UTF-8") from error
+
+    def long(self, form: str) -> None:
+        count = self.number(form)
+        if not 0 <= count <= MOST_LONG:
+            raise self.error(f"an integer of {count} bytes; more than {MOST_LONG} is no address or size")
+        self.push(int.from_bytes(self.take(count), "little", signed=True))
+
+    def extend(self, items: list[Any]) -> None:
+        target = self.pop()
+        if not isinstance(target, list):
+            raise self.error("adds to what is no list")
+        target.extend(items)
+        self.push(target)
+
+    def set_items(self, items: list[Any]) -> None:
+        target = self.pop()
+        if not isinstance(target, dict) or len(items) % 2:
+            raise self.error("sets items of what is no dict")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            if not isinstance(key, str):
+                raise self.error(f"a key is a {type(key).__name__}, and must be a text")
+            target[key] = value
+        self.push(target)
+
+    def append(self) -> None:
+        self.extend([self.pop()])
+
+    def set_item(self) -> None:
+        value, key = self.pop(), self.pop()
+        self.set_items([key, value])
+
+    def remember(self, key: int) -> None:
+        if not self._stack or self._stack[-1] is MARK:
+            raise self.error("remembers what is not there")
+        self._memo[key] = self._stack[-1]
+
+    def memoize(self) -> None:
+        self.remember(len(self._memo))
+
+    def recall(self, form: str) -> None:
+        key = self.number(form)
+        if key not in self._memo:
+            raise self.error(f"refers to thing {key}, which was not made")
+        self.push(self._memo[key])
+
+
+def _refusal(code: int) -> str:
+    name = NAMES.get(code, f"0x{code:02x}")
+    if name in CALLS:
+        return (
+            f"the pickle wants to import or call something ({name}): it is not executed. A memory snapshot has only "
+            "dicts, lists, texts and numbers"
+        )
+    return f"the opcode {name} makes nothing that a memory snapshot has"
+
+
+def _framed(machine: _Machine) -> None:
+    machine.number("Q")
+
+
+ACTIONS: dict[int, Callable[[_Machine], None]] = {
+    code[0]: action
+    for code, action in {
+        b"\x80": lambda m: m.take(1) and None,
+        b"\x95": _framed,
+        b"(": lambda m: m.push(MARK),
+        b"N": lambda m: m.push(None),
+        b"\x88": lambda m: m.push(True),
+        b"\x89": lambda m: m.push(False),
+        b"K": lambda m: m.push(m.number("B")),
+        b"M": lambda m: m.push(m.number("H")),
+        b"J": lambda m: m.push(m.number("i")),
+        b"\x8a": lambda m: m.long("B"),
+        b"\x8b": lambda m: m.long("i"),
+        b"G": lambda m: m.push(struct.unpack(">d", m.take(8))[0]),
+        b"\x8c": lambda m: m.text("B"),
+        b"X": lambda m: m.text("I"),
+        b"\x8d": lambda m: m.text("Q"),
+        b"C": lambda m: m.push(m.take(m.number("B"))),
+        b"B": lambda m: m.push(m.take(m.number("I"))),
+        b"\x8e": lambda m: m.push(m.take(m.number("Q"))),
+        b"}": lambda m: m.contain({}),
+        b"]": lambda m: m.contain([]),
+        b")": lambda m: m.contain(()),
+        b"\x85": lambda m: m.tuple_of(1),
+        b"\x86": lambda m: m.tuple_of(2),
+        b"\x87": lambda m: m.tuple_of(3),
+        b"t": lambda m: m.contain(tuple(m.since_mark())),
+        b"a": _Machine.append,
+        b"e": lambda m: m.extend(m.since_mark()),
+        b"s": _Machine.set_item,
+        b"u": lambda m: m.set_items(m.since_mark()),
+        b"q": lambda m: m.remember(m.number("B")),
+        b"r": lambda m: m.remember(m.number("I")),
+        b"\x94": _Machine.memoize,
+        b"h": lambda m: m.recall("B"),
+        b"j": lambda m: m.recall("I"),
+    }.items()
+}
+"""What each opcode does, of those that make plain things."""

@@ -1,0 +1,208 @@
+"""A memory snapshot of PyTorch's allocator, replayed: what lived when, what was reserved, and how it could be packed.
+
+`torch.cuda.memory._dump_snapshot` writes one: for each device the events of its allocator in order, and the segments
+that it holds at the end. A step of time is an event. What was allocated before the first event lives from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from math import gcd
+from pathlib import Path
+from typing import Any
+
+from sublet.errors import Finding, ModelError
+from sublet.foreign.pickled import MOST_BYTES, unpickled
+from sublet.packing.problem import MAX_SIZE, Buffer, Packing, Problem
+from sublet.packing.validate import find_violations
+
+ALIGNMENT = 512
+"""Bytes that PyTorch rounds every block to."""
+MOST_DEVICES = 4096
+TAKES, GIVES_BACK = ("alloc",), ("free_completed", "free")
+GROWS, SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One device of a snapshot.
+
+    problem    a buffer for each allocation, by number and the innermost frame that is told
+    packing    where the allocator put each, counted from the lowest address
+    allocated_bytes   the most that was allocated at one time
+    reserved_bytes    the most that the allocator held at one time
+    findings   allocations that took bytes of another that lived
+    """
+
+    device: int
+    problem: Problem
+    packing: Packing
+    allocated_bytes: int
+    reserved_bytes: int
+    findings: tuple[Finding, ...]
+
+
+def read_snapshot(path: Path) -> tuple[Snapshot, ...]:
+    """The devices of a snapshot that have allocations. Raises ModelError for what is none, or is hostile."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ModelError(f"{path}: {path.stat().st_size} bytes; a snapshot of more than 1 GiB is not read")
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from None
+    return snapshots(unpickled(raw, path.name), path.name, len(raw))
+
+
+def snapshots(record: Any, where: str, most: int) -> tuple[Snapshot, ...]:
+    """The devices of a decoded snapshot. One that lists more than `most` things refers to some again and again."""
+    reader = _Reader(where, most)
+    whole = reader.mapping(record, "the snapshot")
+    traces = reader.array(whole.get("device_traces", []), "device_traces")
+    segments = [reader.mapping(one, "a segment") for one in reader.array(whole.get("segments", []), "segments")]
+    found = []
+    for device in range(max([len(traces), *(reader.integer(one, "device") + 1 for one in segments)])):
+        events = reader.array(traces[device], f"device_traces[{device}]") if device < len(traces) else []
+        own = [one for one in segments if reader.integer(one, "device") == device]
+        replay = _Replay(reader, device)
+        for event in events:
+            replay.event(reader.mapping(event, "an event"))
+        replay.end(own)
+        if replay.buffers:
+            found.append(replay.made(where))
+    if not found:
+        raise ModelError(f"{where} has no allocations: torch.cuda.memory._record_memory_history() records them")
+    return tuple(found)
+
+
+class _Reader:
+    """Typed access, which counts what it is asked for: a small file may refer to one thing very often."""
+
+    def __init__(self, where: str, most: int) -> None:
+        self._where, self._left, self._most = where, max(most, 1), most
+
+    def error(self, what: str) -> ModelError:
+        return ModelError(f"{self._where}: {what}")
+
+    def spend(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise self.error(f"lists more than {self._most} things, which it has no bytes for: it refers to some again")
+
+    def mapping(self, thing: Any, what: str) -> Mapping[str, Any]:
+        self.spend()
+        if not isinstance(thing, dict):
+            raise self.error(f"{what} is a {type(thing).__name__}, and must be a dict")
+        return thing
+
+    def array(self, thing: Any, what: str) -> list[Any]:
+        self.spend()
+        if not isinstance(thing, list):
+            raise self.error(f"{what} is a {type(thing).__name__}, and must be a list")
+        return thing
+
+    def integer(self, record: Mapping[str, Any], key: str, default: int = 0) -> int:
+        value = record.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_SIZE:
+            raise self.error(f"{key} must be an integer from 0 to 2^62")
+        if key == "device" and value >= MOST_DEVICES:
+            raise self.error(f"device {value} is beyond {MOST_DEVICES}")
+        return value
+
+
+class _Replay:
+    """One device, event by event."""
+
+    def __init__(self, reader: _Reader, device: int) -> None:
+        self._reader, self._device = reader, device
+        self._live: dict[int, int] = {}
+        self._step = 0
+        self._reserved: list[int] = [0]
+        self.buffers: list[tuple[int, int, int, int, str]] = []  # (address, size, begin, end, label)
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """Take, give back, grow or shrink."""
+        action = event.get("action")
+        if not isinstance(action, str):
+            raise self._reader.error("an event has no action")
+        address = self._reader.integer(event, "addr" if "addr" in event else "device_free")
+        size = self._reader.integer(event, "size")
+        self._step += 1
+        if action in TAKES:
+            self._live[address] = len(self.buffers)
+            self.buffers.append((address, size, self._step, -1, _label(event)))
+        elif action in GIVES_BACK and not self._end(address):
+            self.buffers.append((address, size, 0, self._step, "allocated before the first event"))
+        elif action in GROWS or action in SHRINKS:
+            self._reserved.append(self._reserved[-1] + (size if action in GROWS else -size))
+
+    def _end(self, address: int) -> bool:
+        number = self._live.pop(address, None)
+        if number is None:
+            return False
+        where, size, begin, _, label = self.buffers[number]
+        self.buffers[number] = (where, size, begin, self._step, label)
+        return True
+
+    def end(self, segments: list[Mapping[str, Any]]) -> None:
+        """What lives when the snapshot is taken, and what is reserved then."""
+        self._step += 1
+        held = 0
+        for segment in segments:
+            held += self._reader.integer(segment, "total_size")
+            address = self._reader.integer(segment, "address")
+            for block in self._reader.array(segment.get("blocks", []), "blocks"):
+                block = self._reader.mapping(block, "a block")
+                begin = self._reader.integer(block, "address", address)
+                size = self._reader.integer(block, "size")
+                if block.get("state") == "active_allocated" and begin not in self._live and size:
+                    self._live[begin] = len(self.buffers)
+                    told = self._reader.integer(block, "requested_size", size) or size
+                    self.buffers.append((begin, told, 0, -1, _label(block) or "allocated before the first event"))
+                address = begin + size
+        before = held - self._reserved[-1]
+        self._peak = max([held, *(before + level for level in self._reserved)])
+
+    def made(self, where: str) -> Snapshot:
+        """The device, as a problem."""
+        addresses = [address for address, *_ in self.buffers]
+        ends = [address + size for address, size, *_ in self.buffers]
+        alignment = _alignment(addresses)
+        buffers = []
+        for number, (_, size, begin, end, label) in enumerate(self.buffers):
+            until = self._step if end < 0 else end
+            name = f"{number} {label}" if label else str(number)
+            buffers.append(Buffer(name, size, begin, max(until, begin + 1), alignment, label=label))
+        problem = Problem(tuple(buffers), name=f"{where}, device {self._device}")
+        base = min(addresses)
+        packing = Packing(tuple(address - base for address in addresses), max(ends) - base, "PyTorch")
+        allocated = most_allocated(problem)
+        return Snapshot(
+            self._device, problem, packing, allocated, max(self._peak, 0), tuple(find_violations(problem, packing))
+        )
+
+
+def most_allocated(problem: Problem) -> int:
+    """The most bytes that live at one time."""
+    change: dict[int, int] = {}
+    for buffer in problem.buffers:
+        change[buffer.lower] = change.get(buffer.lower, 0) + buffer.size
+        change[buffer.upper] = change.get(buffer.upper, 0) - buffer.size
+    return max(accumulate(change[step] for step in sorted(change)))
+
+
+def _alignment(addresses: list[int]) -> int:
+    """What the allocator aligns to, as far as its addresses tell, and PyTorch's rounding at most."""
+    return gcd(ALIGNMENT, *addresses)
+
+
+def _label(record: Mapping[str, Any]) -> str:
+    """The innermost frame in a file of the user's, else of anybody's; "" when none is told."""
+    frames = record.get("frames")
+    for frame in frames[:64] if isinstance(frames, list) else ():
+        if isinstance(frame, dict):
+            name, file, line = frame.get("name"), frame.get("filename"), frame.get("line")
+            if isinstance(file, str) and file and not file.startswith("??") and isinstance(line, int):
+                return f"{name if isinstance(name, str) else ''} ({file[-120:]}:{line})"[:200]
+    return ""
