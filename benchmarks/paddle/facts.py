@@ -57,10 +57,11 @@ def facts_of(rows: list[Row]) -> Row | None:
             [list(ends) for ends in {(p[0], p[2]) for p in told} if all(p[how] for p in told if (p[0], p[2]) == ends)]
         )
 
-    by_place = safe(4)
+    by_name, by_place = safe(3), safe(4)
     slots = {slot for row in full for slot, _ in row["shape_only"]}
     told: Row = {
-        "inplace": safe(3),
+        "inplace": by_name,
+        "inplace_first": [ends for ends in safe(3, first=True) if ends not in by_name],
         "placed": by_place,
         "placed_first": [ends for ends in safe(4, first=True) if ends not in by_place],
         "equal": safe(5),
@@ -101,7 +102,7 @@ def write(versions: dict[str, dict[str, list[Row]]]) -> None:
             continue
         if name in REFUTED:
             told = {**told, "inplace": []}
-            for how in ("placed", "placed_first"):
+            for how in ("inplace_first", "placed", "placed_first"):
                 told.pop(how, None)
         if name in DROPPING:
             told.pop("equal", None)

@@ -252,7 +252,8 @@ def _destroyed(
     for source, position, other in reads:
         if not place.meets(other):
             continue
-        by_name = name in op.reads and (source, slot) in known.inplace
+        first = position == 0 and (source, slot) in known.inplace_first
+        by_name = name in op.reads and ((source, slot) in known.inplace or first)
         safe = by_name or (name not in op.reads and _view_over(known, source, position, slot))
         usual = (op.type, source, slot) in step.run.usual
         if (place.begin, place.end) != (other.begin, other.end) or not (usual or safe):

@@ -45,7 +45,7 @@ def _found(program: Program) -> Iterator[tuple[int, str, Finding]]:
             names = op.attrs.get("original_output_grad")
             told |= set(map(str, names.value)) if names is not None and isinstance(names.value, tuple) else set()
             for position, name in _free(program, program.blocks[inner]):
-                if name not in told:
+                if name not in told and not _private(program, block, i, inner, name):
                     where = f"block {inner}, op {position} ({program.blocks[inner].ops[position].type})"
                     owner = f"op {i} ({op.type}) of block {block.index}"
                     what = f"%{name} comes from around the block, and {owner} does not name it"
@@ -56,6 +56,24 @@ def _declared(program: Program, block: Block, name: str) -> bool:
     """Whether a name is a variable of the block or of one around it, or of the block whose gradient it is."""
     own = program.home(block.index, name) is not None
     return own or (block.forward >= 0 and program.home(block.forward, name) is not None)
+
+
+def _private(program: Program, block: Block, at: int, inner: int, name: str) -> bool:
+    """Whether only the operators of one block, run within operator `at` of `block`, write and read a variable of that.
+
+    Then there is nothing to order or to free in between. What else names it must come after `at`, and wait for that: it
+    reads what `at` is told to write.
+    """
+    while name not in block.vars and block.parent >= 0:
+        around = program.blocks[block.parent]
+        at, block = next((i for i, op in enumerate(around.ops) if op.block() == block.index), -1), around
+    if name not in block.vars or block.vars[name].persistable or at < 0:
+        return False
+    naming = {each.index for each in program.blocks for op in each.ops if name in (*op.reads, *op.writes)}
+    waiting = set(block.ops[at].writes) - {EMPTY, ""}
+    others = [i for i, op in enumerate(block.ops) if name in (*op.reads, *op.writes)]
+    late = all(i > at and waiting & {*block.ops[i].reads} for i in others)
+    return late and naming - {block.index} == {inner}
 
 
 def _free(program: Program, block: Block) -> Iterator[tuple[int, str]]:

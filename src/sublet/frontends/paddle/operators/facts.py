@@ -28,6 +28,7 @@ class OpFacts:
     """What an op does with memory, in every version it was tried in. Pairs are of an input's and an output's slot.
 
     inplace       pairs that may go by one name, whichever argument of the slot it is
+    inplace_first pairs of which that holds for the first argument only
     placed        pairs that may be two views at one place
     placed_first  pairs of which that holds for the first argument only
     equal         pairs whose bits are the same afterwards: the output is a copy
@@ -40,6 +41,7 @@ class OpFacts:
     """
 
     inplace: Pairs = frozenset()
+    inplace_first: Pairs = frozenset()
     placed: Pairs = frozenset()
     placed_first: Pairs = frozenset()
     equal: Pairs = frozenset()
@@ -61,7 +63,8 @@ def of(op_type: str) -> OpFacts:
 def of_shapes(op_type: str, x: Dims, y: Dims) -> OpFacts:
     """The facts of an op whose inputs X and Y have these extents, where it makes a difference."""
     if op_type in BY_LANES and (not x or x[-1] is None or x[-1] % LANES):
-        return replace(of(op_type), inplace=frozenset(), placed=frozenset(), placed_first=frozenset())
+        none = Pairs()
+        return replace(of(op_type), inplace=none, inplace_first=none, placed=none, placed_first=none)
     other = _broadcast().get(op_type)
     if other is None or (x is not None and y is not None and None not in (*x, *y) and y == x[len(x) - len(y) :]):
         return of(op_type)
@@ -95,6 +98,7 @@ def _read(row: dict[str, Any]) -> OpFacts:
 
     return OpFacts(
         inplace=pairs("inplace"),
+        inplace_first=pairs("inplace_first"),
         placed=pairs("placed"),
         placed_first=pairs("placed_first"),
         equal=pairs("equal"),

@@ -2,6 +2,9 @@
 
 Done in every block, together with the block of its gradient: what runs there reads forward values by name. The input
 must be dead in both. Where only its shape is asked for afterwards, the output has the same one.
+
+A gradient that Paddle finds by its name alone, in the scope of a trip after that, keeps its name: there the input takes
+it instead, so that a gradient is added up in its own place.
 """
 
 from __future__ import annotations
@@ -9,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from sublet.frontends.paddle.format.program import Op, Program
+from sublet.frontends.paddle.format.program import GRAD, Op, Program
 from sublet.frontends.paddle.lives.scopes import Scopes
 from sublet.frontends.paddle.operators.facts import of_shapes
 from sublet.frontends.paddle.policies.ours.mentions import Mention, mentions, renamed
 from sublet.frontends.paddle.policies.ours.shapes_kept import alike, found
-from sublet.frontends.paddle.policies.ours.untouchable import reasons
+from sublet.frontends.paddle.policies.ours.untouchable import owns_blocks, reasons
 
 MIXING = frozenset({"mul", "matmul", "matmul_v2", "conv2d", "depthwise_conv2d", "conv2d_transpose", "pool2d", "lstm"})
 """What reads many elements for one that it writes: right in place at one size, it may be wrong at another."""
@@ -26,13 +29,18 @@ def in_place(program: Program, keep: Collection[str] = ()) -> Program:
     gradients = Scopes(program).gradients
     for block in program.blocks:
         blocks = (block.index, gradients[block.index]) if block.index in gradients else (block.index,)
-        names = _taken_over(program, block.index, mentions(program, blocks), untouchable)
+        found_by_name = _found_by_name(program, block.index)
+        names = _taken_over(program, block.index, mentions(program, blocks), untouchable, found_by_name)
         program = renamed(program, blocks, names)
     return program
 
 
 def _taken_over(
-    program: Program, block: int, seen: dict[str, list[Mention]], untouchable: Mapping[str, str]
+    program: Program,
+    block: int,
+    seen: dict[str, list[Mention]],
+    untouchable: Mapping[str, str],
+    found_by_name: Collection[str],
 ) -> dict[str, str]:
     """For each name that goes, the one it is called by from now on."""
     names: dict[str, str] = {}
@@ -40,14 +48,29 @@ def _taken_over(
     for at, op in enumerate(program.blocks[block].ops):
         for source, new in _pairs(program, block, op):
             old = names.get(source, source)
-            if {old, new} & (untouchable.keys() | names.keys()) or not {old, new} <= variables.keys():
+            stays = untouchable.keys() - {new} if new in found_by_name else untouchable.keys()
+            if {old, new} & (stays | names.keys()) or not {old, new} <= variables.keys():
                 continue
             one = replace(variables[old], name=source)
             if alike(program, block, op, one, variables[new]) and _dies(seen[old], at) and _born(seen[new], at):
-                names[new] = old
-                seen[old] = sorted((*seen[old], *seen.pop(new)), key=lambda mention: mention.at)
+                kept, gone = (new, old) if new in found_by_name else (old, new)
+                names |= {gone: kept} | {name: kept for name, now in names.items() if now == gone}
+                seen[kept] = sorted((*seen[kept], *seen.pop(gone)), key=lambda mention: mention.at)
                 break
     return names
+
+
+def _found_by_name(program: Program, block: int) -> frozenset[str]:
+    """The gradients of a gradient block that the operator which runs it finds by their names when a trip is over, and
+    not before; none where blocks inside may look for them as well."""
+    owner = Scopes(program).owners.get(block)
+    inside = program.blocks[block]
+    if owner is None or inside.forward < 0 or any(owns_blocks(op) for op in inside.ops):
+        return frozenset()
+    linked = owner.op.attrs.get("original_output_grad")
+    before = linked.value if linked is not None and isinstance(linked.value, tuple) else ()
+    gradients = {f"{name}{GRAD}" for name in owner.op.reads}
+    return frozenset(gradients & inside.vars.keys() - {*before, *owner.op.reads})
 
 
 def _pairs(program: Program, block: int, op: Op) -> list[tuple[str, str]]:
@@ -56,10 +79,11 @@ def _pairs(program: Program, block: int, op: Op) -> list[tuple[str, str]]:
         return []
     x, y = (_dims(program, block, op.input(slot)) for slot in ("X", "Y"))
     y = None if y is not None and min(y, default=0) < 0 else y  # it may be one row, or as many as X has
+    facts = of_shapes(op.type, x, y)
     return [
         (source, target)
-        for slot, into in sorted(of_shapes(op.type, x, y).inplace)
-        for source in op.inputs.get(slot, ())
+        for slot, into in sorted(facts.inplace | facts.inplace_first)
+        for source in op.inputs.get(slot, ())[: None if (slot, into) in facts.inplace else 1]
         for target in op.outputs.get(into, ())
         if op.reads.count(source) == 1
     ]

@@ -23,7 +23,7 @@ def loop_invariants(program: Program) -> Program:
         owner = scopes.owners[body]
         written = {name for block in scopes.inside(body) for op in program.blocks[block].ops for name in op.writes}
         names = [name for name in owner.op.inputs["X"] if name in copied - written and _large(program, body, name)]
-        first = tuple(new_op("assign", {"X": [name]}, {"Out": [name]}, _told(owner.op)) for name in names)
+        first = tuple(new_op("assign", {"X": [name]}, {"Out": [name]}, told(owner.op)) for name in names)
         blocks[body] = replace(blocks[body], ops=(*first, *blocks[body].ops))
     return replace(program, blocks=tuple(blocks))
 
@@ -34,5 +34,6 @@ def _large(program: Program, body: int, name: str) -> bool:
     return var is not None and prod(var.dims) != 1
 
 
-def _told(op: Op) -> dict[str, Attr]:
+def told(op: Op) -> dict[str, Attr]:
+    """The attributes that an operator made for another has from it."""
     return {name: attr for name, attr in op.attrs.items() if name in TOLD}

@@ -10,6 +10,7 @@ from sublet.frontends.paddle.policies.ours.inplace import in_place
 from sublet.frontends.paddle.policies.ours.invariants import loop_invariants
 from sublet.frontends.paddle.policies.ours.proxies import shape_proxies
 from sublet.frontends.paddle.policies.ours.reorder import optimise_early
+from sublet.frontends.paddle.policies.ours.temporaries import temporaries_outside
 
 Pass = Callable[[Program, Collection[str]], Program]
 
@@ -19,6 +20,7 @@ PASSES: Mapping[str, Pass] = MappingProxyType(
         "shape proxies": lambda program, keep: shape_proxies(program),
         "loop invariants": lambda program, keep: loop_invariants(program),
         "in place": in_place,
+        "temporaries outside": temporaries_outside,
     }
 )
 

@@ -51,7 +51,7 @@ def _control_flow(program: Program) -> Iterator[tuple[str, str]]:
     """By how operators that own blocks, and others, mention names beside their inputs and outputs."""
     for block in program.blocks:
         for op in block.ops:
-            if _owns_blocks(op):
+            if owns_blocks(op):
                 for name in (*op.reads, *op.writes, *_texts(op)):
                     yield name, f"{op.type} looks for it by this name in the scope of its block"
                     yield name + GRAD, f"{op.type} finds it as a gradient by its name alone"
@@ -84,7 +84,7 @@ def _places(program: Program) -> Iterator[tuple[str, str]]:
             yield name, "nothing reads it: it may be fetched"
 
 
-def _owns_blocks(op: Op) -> bool:
+def owns_blocks(op: Op) -> bool:
     """Whether an operator runs blocks of its own: a loop, a branch, and their gradients."""
     return any(attr.kind in ("BLOCK", "BLOCKS") for attr in op.attrs.values())
 

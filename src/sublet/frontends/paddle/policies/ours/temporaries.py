@@ -1,0 +1,119 @@
+"""Temporaries of loops: what is written and dies within one trip lies outside of the loop, in as few names as will do.
+
+Paddle frees what dies in a block on a thread of its own. Where that comes late, bytes of one trip are still there in
+the next, and nobody can say how many. A variable of the block around the loop is not freed in between: every trip
+writes over what the one before left there, so that nothing waits to be freed, whenever that thread runs. After the
+loop `share_data` makes each such variable a view of a result of the loop, so that its own bytes go at once; as it reads
+that result, no executor runs it before the loop is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+from sublet.frontends.paddle.format.program import TENSOR, Block, Op, Program, Var, new_op
+from sublet.frontends.paddle.lives.scopes import COPYING, Owner, Scopes
+from sublet.frontends.paddle.policies.ours.invariants import told
+from sublet.frontends.paddle.policies.ours.mentions import Mention, mentions
+from sublet.frontends.paddle.policies.ours.untouchable import reasons
+from sublet.tensor import DType
+
+LOOPS = ("while", "while_grad")
+SHARED = (DType.F32, DType.F64, DType.I32, DType.I64)
+"""Types of elements that `share_data` takes in every version from 2 on."""
+
+
+def temporaries_outside(program: Program, keep: Collection[str] = ()) -> Program:
+    """The program whose loops hold what dies within a trip in variables outside. Paddle 1 frees at once: it stays."""
+    if program.version < COPYING:
+        return program
+    scopes, untouchable = Scopes(program), reasons(program, keep)
+    blocks, after = list(program.blocks), dict[tuple[int, int], list[Op]]()
+    for loop, owner in _outermost(scopes):
+        results = _results(program, owner)
+        for block in scopes.inside(loop):
+            names, rooms = _moved(program, block, untouchable, results.keys())
+            if rooms.keys() & {name for each in program.blocks for name in each.vars}:
+                continue
+            left = {name: var for name, var in blocks[block].vars.items() if name not in names}
+            ops = tuple(op.renamed(names) for op in blocks[block].ops)
+            blocks[block] = replace(blocks[block], vars=left, ops=ops)
+            outer = blocks[owner.block]
+            blocks[owner.block] = replace(outer, vars={**outer.vars, **rooms})
+            after.setdefault((owner.block, owner.index), []).extend(
+                new_op("share_data", {"X": [results[room.dtype]]}, {"Out": [room.name]}, told(owner.op))
+                for room in rooms.values()
+            )
+    return replace(program, blocks=tuple(_with(block, after) for block in blocks))
+
+
+def _with(block: Block, after: Mapping[tuple[int, int], list[Op]]) -> Block:
+    """A block with more operators behind some of its own."""
+    ops = tuple(each for at, op in enumerate(block.ops) for each in (op, *after.get((block.index, at), ())))
+    return replace(block, ops=ops) if len(ops) != len(block.ops) else block
+
+
+def _outermost(scopes: Scopes) -> Iterator[tuple[int, Owner]]:
+    """The bodies of loops that lie in no other loop, and the operators that run them."""
+    owners = scopes.owners
+    for inner, owner in owners.items():
+        around = owner.block
+        while around in owners and owners[around].op.type not in LOOPS:
+            around = owners[around].block
+        if owner.op.type in LOOPS and around not in owners:
+            yield inner, owner
+
+
+def _results(program: Program, owner: Owner) -> dict[DType | None, str]:
+    """By type of elements, the smallest result of a loop that is surely there after it, as it is read then."""
+    later = {name for op in program.blocks[owner.block].ops[owner.index + 1 :] for name in op.reads}
+    found = sorted(
+        (prod(var.dims), name, var.dtype)
+        for name in owner.op.writes
+        if name in later and (var := program.var(owner.block, name)) is not None
+        if var.kind == TENSOR and var.dtype in SHARED and not var.persistable and min(var.dims, default=0) >= 0
+    )
+    return {dtype: name for _, name, dtype in reversed(found)}
+
+
+@dataclass(slots=True)
+class _Room:
+    """A variable outside: what it is called, and the operator that is the last to need what it holds."""
+
+    name: str
+    until: int
+
+
+def _moved(
+    program: Program, block: int, untouchable: Collection[str], dtypes: Collection[DType | None]
+) -> tuple[dict[str, str], dict[str, Var]]:
+    """The names that leave a block, each with that of the variable it is from now on, and these variables."""
+    vars = program.blocks[block].vars
+    elsewhere = {
+        name for other in program.blocks if other.index != block for op in other.ops for name in (*op.reads, *op.writes)
+    }
+    names: dict[str, str] = {}
+    rooms: dict[str, Var] = {}
+    free: dict[object, list[_Room]] = {}
+    for name, seen in mentions(program, (block,)).items():  # in the order in which they are written
+        if name in untouchable or name in elsewhere or name not in vars or not _temporary(vars[name], seen):
+            continue
+        if vars[name].dtype not in dtypes:
+            continue
+        alike = free.setdefault((vars[name].dtype, vars[name].dims), [])
+        room = next((room for room in alike if room.until < seen[0].at), None)
+        if room is None:
+            room = _Room(f"sublet.loop{block}.{len(rooms)}", 0)
+            alike.append(room)
+            rooms[room.name] = replace(vars[name], name=room.name)
+        room.until, names[name] = seen[-1].at, room.name
+    return names, rooms
+
+
+def _temporary(var: Var, seen: list[Mention]) -> bool:
+    """Whether every trip writes a tensor of known size before it reads it, by operators that keep no view of it."""
+    closed = var.kind == TENSOR and min(var.dims, default=0) >= 0 and not var.lod_level
+    begins = seen[0].writes and not any(mention.reads for mention in seen if mention.at == seen[0].at)
+    return closed and begins and all(mention.known for mention in seen)
