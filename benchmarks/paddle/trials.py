@@ -36,16 +36,8 @@ except ImportError:
 
 TENSOR, UINT8, LONG, LONGS, INT, STRINGS = 7, 20, 9, 11, 0, 5
 TYPES = {
-    0: "bool",
-    1: "int16",
-    2: "int32",
-    3: "int64",
-    4: "float16",
-    5: "float32",
-    6: "float64",
-    20: "uint8",
-    21: "int8",
-}
+    0: "bool", 1: "int16", 2: "int32", 3: "int64", 4: "float16", 5: "float32", 6: "float64", 20: "uint8", 21: "int8",
+}  # fmt: skip
 CONTROL = {
     "feed",
     "fetch",
@@ -397,4 +389,5 @@ def main():
             print(json.dumps({"op": kind, "version": paddle.__version__, **row}), flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

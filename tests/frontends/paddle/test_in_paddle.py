@@ -173,8 +173,8 @@ def test_the_translation_of_thirty_words_holds_a_quarter(written: Callable[..., 
     made = written("translation")
     found = verify(made.program, made.rewritten, replace(made.training, steps=4))
     assert found.equal, found.differences[:3]
-    assert 4 * min(found.rewritten.peaks) < min(found.original.peaks)  # Paddle frees on a thread of its own
-    assert min(found.rewritten.peaks) < 11_700_000
+    assert 4 * max(found.rewritten.peaks) < min(found.original.peaks)
+    assert max(found.rewritten.peaks) < 11_700_000  # whenever Paddle's thread frees what dies
 
 
 def test_training_goes_on_from_a_checkpoint(written: Callable[..., Written], tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from sublet.frontends.paddle.format.decoding import decode
 from sublet.frontends.paddle.format.program import Block, Program, new_var
 from sublet.frontends.paddle.lives.scopes import Place
 from sublet.frontends.paddle.operators.shapes import bound
-from sublet.frontends.paddle.peaks.memory import Memory, memory
+from sublet.frontends.paddle.peaks.memory import Memory, SizesOf, memory, memory_of
+from sublet.frontends.paddle.policies.ours import ours
 from sublet.tensor import DType
 from tests.frontends.paddle.given import program_files
 from tests.frontends.paddle.written import op, runs, straight, tensors
@@ -93,6 +94,29 @@ def test_resnet_as_measured() -> None:
     found = held(smaller, MEAN)
     assert found.collected.peak == 111_132_564
     assert 0.99 < found.bound / found.collected.peak <= 1  # in this order all gradients of weights are there at the end
+
+
+@pytest.mark.parametrize(("rewritten", "measured"), [(False, 7_970_841), (True, 6_418_457)])
+def test_the_book_as_measured(rewritten: bool, measured: int) -> None:
+    """Paddle 1.8.5, 16 sentences of 8 words each: what it asked of the system in every run but the first."""
+    program, loss = read("book_mt_1.8.5.pb"), "mean_0.tmp_0"
+    program = ours(program, [loss]) if rewritten else program
+    words = {"src_word_id", "target_language_word", "target_language_next_word"}
+    sizes = bound(program, dict.fromkeys(words, (16 * 8, 1)), {"sequences": 16})
+    assert memory(sizes, frozenset({Place(0, loss)}), {"": 8}).collected.peak == measured
+
+
+def test_scratch_that_was_measured_counts_while_its_operator_runs() -> None:
+    program = straight("a = op1(x)", "b = op1(a)", "c = op1(b)")
+    plain = SizesOf(bound(program))
+
+    def found(scratch: dict[tuple[int, int], int]) -> tuple[int, int]:
+        held = memory_of(program, plain, frozenset({Place(0, "c")}), scratch=scratch).collected
+        return held.peak, held.with_scratch
+
+    assert found({}) == (32, 32)
+    assert found({(0, 0): 10}) == (32, 32)  # there are 16 bytes then, so 26
+    assert found({(0, 0): 20, (0, 2): 3}) == (32, 36)
 
 
 def test_a_bound_is_no_more_than_what_is_held() -> None:

@@ -31,10 +31,12 @@ class Executed:
 
     `lagging` is the peak when nothing that dies in a block inside is freed before the block ends: Paddle frees on a
     thread of its own, which may come late. Measured peaks lie between the two.
+    `with_scratch` is the peak when kernels hold what the question says is their scratch.
     """
 
     peak: int
     lagging: int
+    with_scratch: int
     at: tuple[int, int]
     trips: Mapping[int, int]
     kept: Mapping[int, int]
@@ -46,7 +48,8 @@ def executed(asked: Asked, collection: Collection) -> Executed:
     execution.run()
     if collection.collects:
         late.run()
-    return Executed(execution.peak, max(late.peak, execution.peak), execution.at, execution.trips, execution.kept)
+    lagging, with_scratch = max(late.peak, execution.peak), max(execution.with_scratch, execution.peak)
+    return Executed(execution.peak, lagging, with_scratch, execution.at, execution.trips, execution.kept)
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ class _Execution(Walk[int]):
         super().__init__(asked, collection.scopes)
         self.collected = collection.after
         self.others: set[Place] = set()  # what holds the bytes of another name
-        self.total = self.peak = 0
+        self.total = self.peak = self.with_scratch = 0
         self.at = (0, 0)
         self.kept: dict[int, int] = {}
 
@@ -124,6 +127,7 @@ class _Execution(Walk[int]):
                 self.hold(place, sum(self.held(source) or sizes.declared(source) for source in sources))
             elif not self.persistable(place):
                 self.hold(place, sizes.written(block, index, place))
+        self.with_scratch = max(self.with_scratch, self.total + self.asked.scratch.get((block, index), 0))
 
     def after(self, block: int, index: int) -> None:
         for name in self.collected.get((block, index), ()):

@@ -82,11 +82,15 @@ def memory(sizes: Sizes, keep: frozenset[Place] = frozenset(), trips: Mapping[st
 
 
 def memory_of(
-    program: Program, sizes: Bytes, keep: frozenset[Place] = frozenset(), trips: Mapping[str, int] | None = None
+    program: Program,
+    sizes: Bytes,
+    keep: frozenset[Place] = frozenset(),
+    trips: Mapping[str, int] | None = None,
+    scratch: Mapping[tuple[int, int], int] | None = None,
 ) -> Memory:
-    """The same of any program, by whoever knows its bytes."""
+    """The same of any program, by whoever knows its bytes, those of kernels' scratch as well (`Asked.scratch`)."""
     scopes = Scopes(program)
-    asked = Asked(program, sizes, keep, trips or {})
+    asked = Asked(program, sizes, keep, trips or {}, scratch=scratch or {})
     kinds = [Collection(scopes, keep, collects) for collects in (True, False)]
     runs = [replace(asked, met=met) for met in _arms(scopes)]
     collected, uncollected = (max((executed(run, kind) for run in runs), key=lambda seen: seen.peak) for kind in kinds)

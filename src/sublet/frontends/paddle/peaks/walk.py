@@ -44,6 +44,7 @@ class Asked:
     """What is to be run: bytes, what is fetched, how often loops go round, which conditions are met.
 
     `trips` are by the name of a loop's condition, "" for every loop; a count that follows from the program is its own.
+    `scratch` are bytes that a kernel has for itself while it runs, by (block, operator), where somebody measured them.
     """
 
     program: Program
@@ -51,6 +52,7 @@ class Asked:
     keep: frozenset[Place] = frozenset()
     trips: Mapping[str, int] = field(default_factory=dict)
     met: Mapping[Place, bool] = field(default_factory=dict)
+    scratch: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
 
 @dataclass

@@ -49,6 +49,8 @@ def _by_slots(call: Call) -> Result:
         operands = call.inputs.get(of, ())
         if of != slot and len(operands) == count:
             found[slot] = [operand.dims for operand in operands]
+    if "X" not in call.inputs and call.type.removesuffix("_grad") in elementwise.UNARY:  # it reads Out in place of X
+        found["X@GRAD"] = [operand.dims for operand in call.inputs.get(f"Out{GRADIENT}", ())]
     if call.type in ("lookup_table_grad", "lookup_table_v2_grad") and call.attrs.get("is_sparse"):
         found["W@GRAD"] = [(product(call.dims("Ids")), call.dims("W")[-1])]
     return found

@@ -1,0 +1,198 @@
+"""What dies within a trip of a loop lies outside of it: what is moved, what is not, and that the checker sees why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from sublet.frontends.paddle.checking import judge
+from sublet.frontends.paddle.format.decoding import decode
+from sublet.frontends.paddle.format.program import Block, Op, Program, new_op, new_var
+from sublet.frontends.paddle.lives.scopes import Place
+from sublet.frontends.paddle.operators.shapes import bound
+from sublet.frontends.paddle.peaks.memory import memory
+from sublet.frontends.paddle.policies.ours import ours
+from sublet.frontends.paddle.policies.ours.inplace import in_place
+from sublet.frontends.paddle.policies.ours.temporaries import temporaries_outside
+from sublet.tensor import DType
+from tests.frontends.paddle.given import BESIDE
+from tests.frontends.paddle.mutants import with_block
+from tests.frontends.paddle.written import op, runs, tensors
+
+LOSS = "mean_2.tmp_0"
+
+
+def translation() -> Program:
+    return decode((BESIDE / "mt.pb").read_bytes(), "mt")
+
+
+def looped(*body: str) -> Program:
+    """A loop on `go` that computes `state`, within another one, and `loss` from it afterwards."""
+    scopes = {"scopes": new_var("scopes", None, kind="STEP_SCOPES")}
+    told = {"X": ["state", "x"], "Condition": ["go"]}, {"Out": ["state", "go"], "StepScopes": ["scopes"]}
+    outer = tensors("state", "x", "loss") | {"go": new_var("go", DType.BOOL, (1,))} | scopes
+    ops = tuple(map(op, body))
+    inside = dict.fromkeys(name for each in ops for name in (*each.reads, *each.writes) if name not in outer)
+    return Program(
+        (
+            Block(0, -1, -1, outer, (op("state = relu(x)"), runs("while", 1, *told), op("loss = tanh(state)"))),
+            Block(
+                1,
+                0,
+                -1,
+                scopes | tensors("first"),
+                (op("first = tanh(x)"), op("state = relu(first)"), runs("while", 2, *told)),
+            ),
+            Block(2, 1, -1, tensors(*inside), ops),
+        ),
+        3_000_000,
+    )
+
+
+TWO = ("a = tanh(state)", "b = relu(a)", "c = tanh(b)", "state = tanh(c)")
+
+
+def inside(program: Program) -> set[str]:
+    return {name for name, var in program.blocks[2].vars.items() if var.kind == "DENSE_TENSOR"}
+
+
+def test_what_dies_within_a_trip_is_held_outside_in_few_names() -> None:
+    program = looped(*TWO)
+    changed = temporaries_outside(program)
+    assert inside(program) == {"a", "b", "c"}
+    assert not inside(changed)
+    rooms = [name for name in changed.blocks[0].vars if name not in program.blocks[0].vars]
+    assert rooms == ["sublet.loop1.0", "sublet.loop2.0", "sublet.loop2.1"]  # a and c are never there at a time
+    assert [each.type for each in changed.blocks[0].ops] == ["relu", "while", *["share_data"] * 3, "tanh"]
+    judgement = judge(program, changed, bound(program), keep=["loss"])
+    assert judgement.equal, judgement.findings
+    assert judgement.trips == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("body", "stays"),
+    [
+        (("b = tanh(a)", "a = tanh(b)", "state = relu(a)"), "a"),  # read before it is written
+        (("a = somebody(state)", "state = relu(a)"), "a"),  # may be a view of what is read
+        (("a = tanh(state)", "b = somebody(a)", "state = relu(b)"), "a"),
+    ],
+)
+def test_what_stays_inside(body: tuple[str, ...], stays: str) -> None:
+    assert stays in inside(temporaries_outside(looped(*body)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dims": (-1, 4)},
+        {"lod_level": 1},
+        {"persistable": True},
+        {"dtype": DType.BOOL},  # no result of the loop to lie on
+        {"kind": "TENSOR_ARRAY"},
+    ],
+)
+def test_other_variables_stay_inside(change: dict[str, object]) -> None:
+    program = looped(*TWO)
+    vars = dict(program.blocks[2].vars)
+    vars["a"] = replace(vars["a"], **change)  # type: ignore[arg-type]
+    assert "a" in temporaries_outside(with_block(program, 2, vars=vars)).blocks[2].vars
+
+
+def test_paddle_1_frees_at_once_and_a_loop_without_results_has_nothing_to_lie_on() -> None:
+    old = replace(looped(*TWO), version=1_008_005)
+    assert temporaries_outside(old) == old
+    alone = looped(*TWO)
+    alone = with_block(alone, 0, ops=alone.blocks[0].ops[:-1])
+    assert temporaries_outside(alone) == alone
+
+
+def moved_up(program: Program) -> Program:
+    """What makes a room free comes before the loop."""
+    first, loop, release, *others = program.blocks[0].ops
+    return with_block(program, 0, ops=(first, release, loop, *others))
+
+
+def not_waiting(program: Program) -> Program:
+    """What makes a room free may run before the loop is done: it reads none of its results."""
+    first, loop, release, *others = program.blocks[0].ops
+    return with_block(program, 0, ops=(first, loop, replace(release, inputs={"X": ("x",)}), *others))
+
+
+def in_two_blocks(program: Program) -> Program:
+    """A block has the room of another one, which runs within it."""
+    ops = tuple(each.renamed({"sublet.loop1.0": "sublet.loop2.0"}) for each in program.blocks[1].ops)
+    return with_block(program, 1, ops=ops)
+
+
+def never_written(program: Program) -> Program:
+    """A trip reads what the one before has left."""
+    return with_block(program, 2, ops=program.blocks[2].ops[1:])
+
+
+@pytest.mark.parametrize("wrong", [moved_up, not_waiting, in_two_blocks, never_written])
+def test_the_checker_refuses_rooms_that_others_may_write(wrong: Callable[[Program], Program]) -> None:
+    program = looped(*TWO)
+    changed = wrong(temporaries_outside(program))
+    assert not judge(program, changed, bound(program), keep=["loss"]).equal
+
+
+def test_nothing_dies_late_in_the_translation() -> None:
+    """Whenever Paddle frees, so many bytes are held; one name after another is used again."""
+    program = translation()
+    changed = ours(program, [LOSS])
+    held = memory(bound(changed), frozenset({Place(0, LOSS)})).collected
+    assert held.peak == held.lagging < 11_600_000
+    for block in changed.blocks[1:]:
+        gradients = {f"{name}@GRAD" for name in program.blocks[0].vars}
+        mentioned = {
+            name for other in changed.blocks if other.forward == block.index for o in other.ops for name in o.reads
+        }
+        float_temporaries = {
+            name
+            for name, var in block.vars.items()
+            if var.dtype == DType.F32 and not var.persistable and name not in gradients | mentioned
+        }
+        assert not float_temporaries & {name for each in block.ops for name in each.writes}
+
+
+# Gradients that Paddle finds by their names.
+
+
+def summed(*back: Op, linked: tuple[str, ...] = ()) -> list[Op]:
+    """The operators of the gradient of a loop over x, when all that may be in place is."""
+    outer = tensors("x", "x@GRAD") | {"scopes": new_var("scopes", None, kind="STEP_SCOPES")}
+    owner = runs("while_grad", 2, {"X": ["x"], "StepScopes": ["scopes"]}, {"X@GRAD": ["x@GRAD"]})
+    loop = runs("while", 1, {"X": ["x"], "Condition": ["go"]}, {"Out": [], "StepScopes": ["scopes"]})
+    inner = tensors("x@GRAD", "p", "q")
+    if linked:
+        owner = replace(
+            owner, attrs={**owner.attrs, "original_output_grad": new_op("", {}, {}, {"n": linked}).attrs["n"]}
+        )
+    blocks = (Block(0, -1, -1, outer, (loop, owner)), Block(1, 0, -1, {}, ()), Block(2, 0, 1, inner, back))
+    return list(in_place(Program(blocks, 3_000_000)).blocks[2].ops)
+
+
+def parts() -> tuple[Op, ...]:
+    return (
+        new_op("tanh", {"X": ["x"]}, {"Out": ["p"]}),
+        new_op("relu", {"X": ["x"]}, {"Out": ["q"]}),
+        new_op("sum", {"X": ["p", "q"]}, {"Out": ["x@GRAD"]}),
+    )
+
+
+def test_a_gradient_is_added_up_in_its_own_place() -> None:
+    assert [each.writes for each in summed(*parts())] == [("x@GRAD",), ("q",), ("x@GRAD",)]
+    assert summed(*parts())[2].reads == ("x@GRAD", "q")
+
+
+def test_a_gradient_that_comes_in_by_its_name_is_not_written_early() -> None:
+    assert summed(*parts(), linked=("x@GRAD",)) == list(parts())
+    read_first = new_op("relu", {"X": ["x@GRAD"]}, {"Out": ["early"]})
+    assert summed(*parts()[:2], read_first, parts()[2])[0].writes == ("p",)
+
+
+def test_only_the_first_addend_may_be_the_sum() -> None:
+    second = replace(parts()[2], inputs={"X": ("x", "q")})
+    assert [each.writes for each in summed(*parts()[:2], second)] == [("p",), ("q",), ("x@GRAD",)]
