@@ -65,7 +65,7 @@ def test_what_dies_within_a_trip_is_held_outside_in_few_names() -> None:
     assert not inside(changed)
     rooms = [name for name in changed.blocks[0].vars if name not in program.blocks[0].vars]
     assert rooms == ["sublet.loop1.0", "sublet.loop2.0", "sublet.loop2.1"]  # a and c are never there at a time
-    assert [each.type for each in changed.blocks[0].ops] == ["relu", "while", *["share_data"] * 3, "tanh"]
+    assert [each.type for each in changed.blocks[0].ops] == ["relu", "while", *["share_data"] * 3, "assign", "tanh"]
     judgement = judge(program, changed, bound(program), keep=["loss"])
     assert judgement.equal, judgement.findings
     assert judgement.trips == (0, 1, 2, 3)

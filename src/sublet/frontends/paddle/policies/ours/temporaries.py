@@ -4,7 +4,8 @@ Paddle frees what dies in a block on a thread of its own. Where that comes late,
 the next, and nobody can say how many. A variable of the block around the loop is not freed in between: every trip
 writes over what the one before left there, so that nothing waits to be freed, whenever that thread runs. After the
 loop `share_data` makes each such variable a view of a result of the loop, so that its own bytes go at once; as it reads
-that result, no executor runs it before the loop is done.
+that result, no executor runs it before the loop is done. The result is then assigned to itself, which copies nothing:
+whoever reads it afterwards, as the next loop does where it can be chosen so, waits until those bytes are gone.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ def temporaries_outside(program: Program, keep: Collection[str] = ()) -> Program
     if program.version < COPYING:
         return program
     scopes, untouchable = Scopes(program), reasons(program, keep)
-    blocks, after = list(program.blocks), dict[tuple[int, int], list[Op]]()
+    blocks, after = list(program.blocks), dict[tuple[int, int], tuple[Op, ...]]()
     for loop, owner in _outermost(scopes):
-        results = _results(program, owner)
+        results, made = _results(program, owner), dict[str, Var]()
         for block in scopes.inside(loop):
             names, rooms = _moved(program, block, untouchable, results.keys())
             if rooms.keys() & {name for each in program.blocks for name in each.vars}:
@@ -40,16 +41,23 @@ def temporaries_outside(program: Program, keep: Collection[str] = ()) -> Program
             left = {name: var for name, var in blocks[block].vars.items() if name not in names}
             ops = tuple(op.renamed(names) for op in blocks[block].ops)
             blocks[block] = replace(blocks[block], vars=left, ops=ops)
+            made |= rooms
+        if made:
             outer = blocks[owner.block]
-            blocks[owner.block] = replace(outer, vars={**outer.vars, **rooms})
-            after.setdefault((owner.block, owner.index), []).extend(
-                new_op("share_data", {"X": [results[room.dtype]]}, {"Out": [room.name]}, told(owner.op))
-                for room in rooms.values()
-            )
+            blocks[owner.block] = replace(outer, vars={**outer.vars, **made})
+            after[owner.block, owner.index] = tuple(_let_go(owner, results, made))
     return replace(program, blocks=tuple(_with(block, after) for block in blocks))
 
 
-def _with(block: Block, after: Mapping[tuple[int, int], list[Op]]) -> Block:
+def _let_go(owner: Owner, results: Mapping[DType | None, str], rooms: Mapping[str, Var]) -> Iterator[Op]:
+    """What comes after a loop: each variable becomes a view of a result; then these are assigned to themselves."""
+    for name, var in rooms.items():
+        yield new_op("share_data", {"X": [results[var.dtype]]}, {"Out": [name]}, told(owner.op))
+    for result in dict.fromkeys(results[var.dtype] for var in rooms.values()):
+        yield new_op("assign", {"X": [result]}, {"Out": [result]}, told(owner.op))
+
+
+def _with(block: Block, after: Mapping[tuple[int, int], tuple[Op, ...]]) -> Block:
     """A block with more operators behind some of its own."""
     ops = tuple(each for at, op in enumerate(block.ops) for each in (op, *after.get((block.index, at), ())))
     return replace(block, ops=ops) if len(ops) != len(block.ops) else block
@@ -67,15 +75,18 @@ def _outermost(scopes: Scopes) -> Iterator[tuple[int, Owner]]:
 
 
 def _results(program: Program, owner: Owner) -> dict[DType | None, str]:
-    """By type of elements, the smallest result of a loop that is surely there after it, as it is read then."""
-    later = {name for op in program.blocks[owner.block].ops[owner.index + 1 :] for name in op.reads}
+    """By type of elements, a result of a loop that is surely there after it, as it is read then: by the next loop, if
+    that may be, and a small one."""
+    later = program.blocks[owner.block].ops[owner.index + 1 :]
+    read = {name for op in later for name in op.reads}
+    loop = next((op.reads for op in later if op.type in LOOPS), ())
     found = sorted(
-        (prod(var.dims), name, var.dtype)
+        (name not in loop, prod(var.dims), name, var.dtype)
         for name in owner.op.writes
-        if name in later and (var := program.var(owner.block, name)) is not None
+        if name in read and (var := program.var(owner.block, name)) is not None
         if var.kind == TENSOR and var.dtype in SHARED and not var.persistable and min(var.dims, default=0) >= 0
     )
-    return {dtype: name for _, name, dtype in reversed(found)}
+    return {dtype: name for *_, name, dtype in reversed(found)}
 
 
 @dataclass(slots=True)
