@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sublet.api import executorch, paddle
     from sublet.api.advising import advise
     from sublet.api.compiling import compile
+    from sublet.dynamic.graph import DynamicGraph
     from sublet.nn.training import gradients, less_memory, train_step
     from sublet.packing import STRATEGIES, pack
     from sublet.planning.pipeline import plan_memory
@@ -46,6 +47,7 @@ __all__ = [
     "CaseOf",
     "Clipped",
     "DType",
+    "DynamicGraph",
     "Executable",
     "Graph",
     "MemoryPlan",
@@ -86,6 +88,7 @@ __all__ = [
 ]
 
 PLANNING = {
+    "DynamicGraph": "dynamic.graph",
     "STRATEGIES": "packing",
     "Options": "analysis.options",
     "advise": "api.advising",

@@ -76,6 +76,11 @@ class Graph:
         """Those of the levels around the innermost open one, from the root down."""
         return [level.emit for level in self._levels.open[:-1]]
 
+    @property
+    def prefix(self) -> str:
+        """What names begin with here: the scopes that are open."""
+        return self.emit.scope
+
     def input(self, name: str, shape: Sequence[int] = (), dtype: DType | str = "f32") -> Tensor:
         """A tensor that the caller gives at each run. Raises SpecError for a bad shape or type, or a taken name."""
         self._levels.require_root(f"the input {name!r} is declared")
@@ -134,7 +139,7 @@ class Graph:
 
     def constant(self, content: Any, dtype: DType | str | None = None) -> Tensor:
         """A tensor that never changes: a number or an array."""
-        array = _array(content, None if dtype is None else dtype_of(dtype))
+        array = as_array(content, None if dtype is None else dtype_of(dtype))
         spec = TensorSpec(DTYPES[array.dtype], array.shape)
         if array.size <= MAX_LITERAL:
             value = self._literals.of(tuple(array.reshape(-1).tolist()), spec)
@@ -312,7 +317,7 @@ class Graph:
         """What is said of the initial content of a parameter or state."""
         if callable(initial):
             return Drawn(self.emit.scope + str(name), spec, initial)
-        array = _array(initial, spec.dtype)
+        array = as_array(initial, spec.dtype)
         if array.shape not in ((), spec.shape):
             raise SpecError(at_line(f"the content of {name!r} has the shape {list(array.shape)}, not {spec}"))
         return Content(np.array(np.broadcast_to(array, spec.shape), order="C"))
@@ -332,7 +337,7 @@ class Graph:
             raise SpecError(at_line(str(error))) from None
 
 
-def _array(content: Any, dtype: DType | None) -> Array:
+def as_array(content: Any, dtype: DType | None = None) -> Array:
     """A number or array, as an array of a type that tensors have."""
     try:
         array = np.asarray(content)
@@ -345,12 +350,3 @@ def _array(content: Any, dtype: DType | None) -> Array:
     if not exact:
         raise SpecError(at_line(f"{content!r} is no number of {dtype}"))
     return array
-
-
-def graph_of(tensor: Tensor) -> Graph:
-    """The graph that a tensor belongs to. Raises SpecError for anything else."""
-    if not isinstance(tensor, Tensor):
-        what = "a tuple of tensors: take one of them, as nn.softmax_cross_entropy(...)[0]"
-        raise SpecError(at_line(f"{what if isinstance(tensor, tuple) else type(tensor).__name__ + ' is no Tensor'}"))
-    assert isinstance(tensor.graph, Graph)
-    return tensor.graph

@@ -16,9 +16,10 @@ import numpy as np
 
 from sublet.errors import SpecError
 from sublet.nn.content import Draw
-from sublet.nn.graph import Graph, graph_of
+from sublet.nn.graph import Graph
 from sublet.nn.lines import at_line
 from sublet.nn.tensor import Tensor
+from sublet.nn.writer import Eager, graph_of
 
 
 def uniform(bound: float) -> Draw:
@@ -32,7 +33,7 @@ def normal(deviation: float) -> Draw:
 
 
 @contextmanager
-def _layer(x: Tensor, axes: str, kind: str, name: str | None) -> Iterator[Graph]:
+def _layer(x: Tensor, axes: str, kind: str, name: str | None) -> Iterator[Graph | Eager]:
     """The graph of x, in the scope of a layer. `axes` names those that x must have, "..." for any number."""
     graph = graph_of(x)
     names = axes.split()
@@ -135,7 +136,7 @@ def dropout(
     with _layer(x, "...", "dropout", name) as graph:
         if not training:
             return x
-        stream = crc32(graph.emit.scope.encode())  # one for each name, and so the same whatever else is drawn
+        stream = crc32(graph.prefix.encode())  # one for each name, and so the same whatever else is drawn
         return graph.apply("nn.dropout", x, graph.key() if key is None else key, rate=rate, stream=stream)[0]
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from sublet import nn
 from sublet.nn.graph import Graph
 from sublet.nn.tensor import Tensor
+from sublet.nn.writer import Eager
 from sublet.tensor import DType
 
 Rate = float | Tensor
@@ -18,20 +19,20 @@ Rate = float | Tensor
 class Optimizer(Protocol):
     """Writes the commands that update parameters."""
 
-    def write(self, graph: Graph, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    def write(self, graph: Graph | Eager, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Let `graph` update each of the parameters by its gradient at the end of a run."""
 
 
-def _rate(graph: Graph, rate: Rate) -> Tensor:
+def _rate(graph: Graph | Eager, rate: Rate) -> Tensor:
     return rate if isinstance(rate, Tensor) else graph.constant(rate, "f32")
 
 
-def _remembered(graph: Graph, parameter: Tensor, what: str) -> Tensor:
+def _remembered(graph: Graph | Eager, parameter: Tensor, what: str) -> Tensor:
     """State of the spec of a parameter, zero before the first step."""
     return graph.state(f"{parameter.name}.{what}", parameter.shape, parameter.dtype)
 
 
-def _counted(graph: Graph, parameters: Sequence[Tensor]) -> Tensor:
+def _counted(graph: Graph | Eager, parameters: Sequence[Tensor]) -> Tensor:
     """The number of this step, from 1 on; each group of parameters counts for itself."""
     before = graph.state(f"{parameters[0].name}.step", (), DType.I64)
     step = before + 1
@@ -49,7 +50,7 @@ class SGD:
     decay: float = 0.0
     nesterov: bool = False
 
-    def write(self, graph: Graph, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    def write(self, graph: Graph | Eager, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """One command a parameter; with momentum, one state of its size."""
         rate = _rate(graph, self.lr)
         attrs = {"dampening": self.dampening, "decay": self.decay, "nesterov": self.nesterov}
@@ -72,7 +73,7 @@ class Adam:
 
     op = "nn.adam"
 
-    def write(self, graph: Graph, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    def write(self, graph: Graph | Eager, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """One command a parameter, two states of its size."""
         rate, step = _rate(graph, self.lr), _counted(graph, parameters)
         attrs = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon, "decay": self.decay}
@@ -110,7 +111,7 @@ class RMSProp:
     epsilon: float = 1e-8
     decay: float = 0.0
 
-    def write(self, graph: Graph, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    def write(self, graph: Graph | Eager, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """One command a parameter, one state of its size."""
         rate = _rate(graph, self.lr)
         attrs = {"alpha": self.alpha, "epsilon": self.epsilon, "decay": self.decay}
@@ -131,7 +132,7 @@ class Clipped:
     optimizer: Optimizer
     norm: float
 
-    def write(self, graph: Graph, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    def write(self, graph: Graph | Eager, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """The norm, the scaled gradients, and what the optimiser makes of them."""
         total = nn.sqrt(sum(nn.square(gradient.astype("f32")).sum() for gradient in gradients))
         scale = nn.minimum(self.norm / (total + 1e-6), 1.0)

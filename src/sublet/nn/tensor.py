@@ -155,9 +155,14 @@ class Tensor:
             at_line(f"{self!r} has no content before a run: branch with g.case_of, loop with g.while_, see g.output")
         )
 
-    __bool__ = __int__ = __float__ = __array__ = item = numpy = _without_content
+    __bool__: Any = _without_content
+    __int__: Any = _without_content
+    __float__: Any = _without_content
+    __array__: Any = _without_content
+    item: Any = _without_content
+    numpy: Any = _without_content
 
-    def __iter__(self) -> NoReturn:
+    def __iter__(self) -> Any:
         raise SpecError(at_line(f"{self!r} cannot be iterated: nn.split gives its parts, g.while_ loops over it"))
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -11,10 +11,10 @@ from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model, as_model
 from sublet.ir.walk import needs
 from sublet.nn.graph import Graph as WrittenGraph
-from sublet.nn.graph import graph_of
 from sublet.nn.lines import at_line, user_line
 from sublet.nn.optimizers import Optimizer
 from sublet.nn.tensor import Tensor
+from sublet.nn.writer import graph_of
 from sublet.ops.nn.command import spec_of
 from sublet.passes.autodiff import backward, differentiable, reached
 from sublet.passes.late_updates import with_late_updates
@@ -35,6 +35,8 @@ def gradients(of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None) -> 
     floating-point number, is random, or is computed from `wrt` by a command without a gradient.
     """
     graph = graph_of(of)
+    if not isinstance(graph, WrittenGraph):
+        return graph.gradients(of, _several(wrt), seed)
     target, values = graph.own(of), [graph.own(tensor) for tensor in _several(wrt)]
     start = None if seed is None else graph.own(seed)
     if start is not None and start.spec != target.spec:
@@ -77,6 +79,8 @@ def train_step(loss: Tensor, parameters: Sequence[Tensor], optimizer: Optimizer,
     Raises GradientError for a loss or parameter that has no gradient; the graph is then as it was before.
     """
     graph = graph_of(loss)
+    if not isinstance(graph, WrittenGraph):
+        raise SpecError(at_line("a dynamic graph computes at once: let it minimize(loss, optimizer) in each step"))
     chosen = _several(parameters)
     if loss.shape != ():
         raise GradientError(at_line(f"the loss is {loss!r}: it must be one number; take its mean"))

@@ -67,6 +67,21 @@ class Keeping(Protocol):
         """Whether bytes of an output that are an input's, and lie where they are, are the same after the call."""
 
 
+Compute = Callable[[Sequence[Any], Sequence[Any], Any], Any]
+"""(inputs, outputs, scratch) -> computes the one from the others, at once."""
+
+
+@runtime_checkable
+class Immediate(Protocol):
+    """A kernel that also computes without being bound: for what runs once, as in a dynamic graph."""
+
+    def over(self, array: Array) -> Any:
+        """What `at_once` takes for an array: the same bytes, as the library sees them. Good for as long as they are."""
+
+    def at_once(self) -> Compute:
+        """Computes from what lies in the operands now. They are as `bind` takes them, but none overlaps an output."""
+
+
 @runtime_checkable
 class Joinable(Protocol):
     """A bound call that can run as one with those after it, at less cost than one by one."""

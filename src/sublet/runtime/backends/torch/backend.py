@@ -11,9 +11,9 @@ from sublet.errors import RunError
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn import FAMILIES, command
 from sublet.ops.nn.command import PREFIX, spec_of
-from sublet.runtime.backends.torch.kernel import Fast, tensor_over, torch
+from sublet.runtime.backends.torch.kernel import Calling, Fast, tensor_over, torch
 from sublet.runtime.calls import InTurn, in_turn
-from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
+from sublet.runtime.kernel import Array, Call, Cell, Compute, Kernel, Operand
 from sublet.tensor import DType
 
 KERNELS: Mapping[str, Fast] = {
@@ -67,6 +67,21 @@ class _TorchKernel:
         given, results = list(map(_tensor, inputs)), list(map(_tensor, outputs))
         calls = self.fast.make(self.node, given, results, _tensor(scratch))
         return Bound(calls if callable(calls) else in_turn(calls), results, self.node)
+
+    def over(self, array: Array) -> Any:
+        return tensor_over(array)
+
+    def at_once(self) -> Compute:
+        make, node = self.fast.make, self.node
+        if isinstance(make, Calling):
+            return make.at_once(node)
+
+        def compute(inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
+            calls = make(node, inputs, outputs, scratch)
+            for call in (calls,) if callable(calls) else calls:
+                call()
+
+        return compute
 
 
 def _tensor(operand: Operand | None) -> Any:

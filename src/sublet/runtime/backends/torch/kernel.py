@@ -16,7 +16,7 @@ import numpy as np
 from sublet.base.extras import require
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import spec_of
-from sublet.runtime.kernel import Array, Call
+from sublet.runtime.kernel import Array, Call, Compute
 from sublet.tensor import DType
 
 Tensor = Any
@@ -45,13 +45,32 @@ def tensors_only(node: Node, inputs: Operands) -> Sequence[Any]:
     return ()
 
 
-def calling(function: str, arguments: Arguments = tensors_only, out: str = "out") -> Make:
+@dataclass(frozen=True)
+class Calling:
     """A kernel that is one call, `torch.function(*inputs, *arguments, out=output)`, whatever it calls its output."""
 
-    def make(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
-        return partial(attrgetter(function)(torch()), *inputs, *arguments(node, inputs), **{out: outputs[0]})
+    function: str
+    arguments: Arguments = tensors_only
+    out: str = "out"
 
-    return make
+    def __call__(self, node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
+        return partial(self._found(), *inputs, *self.arguments(node, inputs), **{self.out: outputs[0]})
+
+    def at_once(self, node: Node) -> Compute:
+        """The same, with the function looked up once for all operands."""
+        call, arguments, out = self._found(), self.arguments, self.out
+        if arguments is tensors_only and out == "out":
+            return lambda inputs, outputs, scratch: call(*inputs, out=outputs[0])
+        return lambda inputs, outputs, scratch: call(*inputs, *arguments(node, inputs), **{out: outputs[0]})
+
+    def _found(self) -> Callable[..., Any]:
+        found: Callable[..., Any] = attrgetter(self.function)(torch())
+        return found
+
+
+def calling(function: str, arguments: Arguments = tensors_only, out: str = "out") -> Make:
+    """A kernel that is one call, see `Calling`."""
+    return Calling(function, arguments, out)
 
 
 def backward(name: str, arguments: Arguments = tensors_only) -> Make:

@@ -1,0 +1,118 @@
+"""Commands that are computed at once: the kernel and the specs for each use of one, looked up once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sublet.dynamic.storage import Kinds, Pool, Storage
+from sublet.errors import GradientError, RunError
+from sublet.ir.graph import Node, Value
+from sublet.ops.emitter import Emitter, Literals, Names
+from sublet.ops.nn.shapes import FLOATS
+from sublet.passes.autodiff import backward
+from sublet.runtime.kernel import Backend, Compute, Immediate, Kernel
+from sublet.tensor import DType, TensorSpec
+
+
+class Used:
+    """A command as it is used with inputs of certain kinds and certain attributes.
+
+    node      a node of this use, whose values have names that mean nothing
+    outputs   the kinds of what it gives
+    recorded  whether a gradient can go through it
+    """
+
+    __slots__ = ("_keeps", "_library", "_see", "attrs", "compute", "node", "outputs", "recorded", "scratch")
+
+    def __init__(self, node: Node, kernel: Kernel, kinds: Kinds) -> None:
+        self.node = node
+        self.attrs = node.attrs
+        self.outputs = tuple(kinds.of(_planned(value)) for value in node.defs)
+        self.recorded = any(_floating(v) for v in node.uses) and any(_floating(v) for v in node.defs)
+        self.scratch = kinds.of(TensorSpec(DType.U8, (kernel.scratch,))) if kernel.scratch else None
+        self._keeps: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        self._library: object = None
+        self._see: Callable[[Any], Any] | None = None
+        if isinstance(kernel, Immediate):
+            self.compute = kernel.at_once()
+            self._library, self._see = type(kernel), kernel.over
+        else:
+            self.compute = _bound(kernel)
+
+    def run(self, inputs: Sequence[Storage | None], pool: Pool) -> list[Storage]:
+        """Compute it. Raises whatever the kernel raises."""
+        results = [pool.take(kind) for kind in self.outputs]
+        scratch = pool.take(self.scratch) if self.scratch is not None else None
+        see, library = self._see, self._library
+        if see is None:
+            given = [None if one is None else one.view.array for one in inputs]
+            self.compute(given, [one.view.array for one in results], None if scratch is None else scratch.view.array)
+            return results
+        over = [
+            None if one is None else one.view.seen if one.view.library is library else one.view.over(library, see)
+            for one in inputs
+        ]
+        to = [one.view.seen if one.view.library is library else one.view.over(library, see) for one in results]
+        self.compute(over, to, None if scratch is None else scratch.view.over(library, see))
+        return results
+
+    @property
+    def keeps(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The positions of the inputs, and of the outputs, whose elements the rule of differentiation reads."""
+        if self._keeps is None:
+            self._keeps = _read_by_rule(self.node)
+        return self._keeps
+
+
+def used(
+    op: str, given: Sequence[Value | None], attrs: dict[str, Any], backends: Sequence[Backend], kinds: Kinds
+) -> Used:
+    """A command with its kernel.
+
+    Raises SpecError when it does not take such inputs, RunError when nobody computes it.
+    """
+    names = Names(value.name for value in given if value is not None)
+    emit = Emitter(names, Literals(names))
+    emit.several(op, *given, **attrs)
+    node = emit.nodes[-1]
+    for backend in backends:
+        kernel = backend.kernel(node, {})
+        if kernel is not None:
+            return Used(node, kernel, kinds)
+    raise RunError(f"no backend of {', '.join(backend.name for backend in backends)} computes {op}")
+
+
+def _bound(kernel: Kernel) -> Compute:
+    return lambda inputs, outputs, scratch: kernel.bind(inputs, outputs, scratch)()
+
+
+def _planned(value: Value) -> TensorSpec:
+    assert isinstance(value.spec, TensorSpec)
+    return value.spec
+
+
+def _floating(value: Value) -> bool:
+    return value.spec.dtype in FLOATS
+
+
+def _read_by_rule(node: Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What the gradients of a node read of it: with those of all outputs given, and with that of each alone."""
+    results = [value for value in node.defs if _floating(value)]
+    inputs = list(dict.fromkeys(value for value in node.uses if _floating(value)))
+    read: set[Value] = set()
+    for given in (results, *([value] for value in results if len(results) > 1)):
+        names = Names(value.name for value in (*node.uses, *node.defs))
+        emit = Emitter(names, Literals(names))
+        emit.nodes.append(node)
+        seeds = {value: Value(names.fresh("seed"), value.spec) for value in given}
+        try:
+            backward(emit, (node,), seeds, inputs)
+        except GradientError:
+            continue  # there is none: who asks is told
+        read.update(value for made in emit.nodes[1:] for value in made.uses)
+    positions = tuple(
+        tuple(i for i, value in enumerate(values) if value is not None and value in read)
+        for values in (node.inputs, node.outputs)
+    )
+    return positions[0], positions[1]

@@ -1,0 +1,95 @@
+"""Parameters and states of a dynamic graph: by their names, in scopes that may be entered again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from sublet.dynamic.eager import Eager
+from sublet.dynamic.record import Symbol
+from sublet.dynamic.tensor import Owner, Parameter
+from sublet.errors import SpecError
+from sublet.nn.content import Drawn
+from sublet.nn.graph import Graph, as_array
+from sublet.nn.lines import at_line
+from sublet.tensor import DType, TensorSpec
+
+
+class Declared:
+    """Makes each parameter and state when it is asked for first, and gives it again whenever it is asked for."""
+
+    def __init__(self, owner: Owner, eager: Eager) -> None:
+        self._owner = owner
+        self._eager = eager
+        self.all: dict[str, Parameter] = {}
+        self.prefix = ""
+        self._used: set[str] = set()
+
+    def parameter(
+        self, name: str, shape: Sequence[int] | None, dtype: DType | str, initial: Any, *, trained: bool
+    ) -> Parameter:
+        """The one of this name. Raises SpecError when there is another spec, or nothing that it starts from."""
+        self._eager.require_open()
+        if not isinstance(name, str) or not name:
+            raise SpecError(at_line(f"{name!r} is no name: give a word"))
+        full = self.prefix + name
+        if shape is None:
+            shape = () if initial is None or callable(initial) else np.shape(initial)
+        spec = Graph._spec(shape, dtype)
+        found = self.all.get(full)
+        if found is not None:
+            if found._kind.spec != spec or found.trained != trained:
+                raise SpecError(at_line(f"{full!r} is {found._kind.spec} since it was made, and not {spec}"))
+            return found
+        kind = self._eager.kinds.of(spec)
+        _, storage = self._eager.stored(self._content(full, spec, initial), spec.dtype, kind)
+        made = self.all[full] = Parameter(self._owner, kind, storage, Symbol(kind, True), full, trained)
+        return made
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Take back what was made."""
+        for name in names:
+            self.all.pop(name, None)
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Names made inside begin with `name/`. Layers without a name are numbered anew: they find what they made."""
+        before, used = self.prefix, self._used
+        self._used.add(f"{before}{name}/")
+        self.prefix, self._used = f"{before}{name}/", set()
+        try:
+            yield
+        finally:
+            self.prefix, self._used = before, used
+
+    def unused(self, name: str) -> str:
+        """A name for a scope that has not been open yet, since the one around it was entered."""
+        number, found = 1, name
+        while f"{self.prefix}{found}/" in self._used:
+            number += 1
+            found = f"{name}_{number}"
+        return found
+
+    @contextmanager
+    def anew(self) -> Iterator[None]:
+        """Inside, layers without a name are numbered from the beginning."""
+        before, used = self.prefix, self._used
+        self.prefix, self._used = "", set()
+        try:
+            yield
+        finally:
+            self.prefix, self._used = before, used
+
+    @staticmethod
+    def _content(full: str, spec: TensorSpec, initial: Any) -> Any:
+        if initial is None:
+            raise SpecError(at_line(f"{full!r} needs a content, for a dynamic graph computes at once: give `initial`"))
+        if callable(initial):
+            return Drawn(full, spec, initial).array()
+        array = as_array(initial, spec.dtype)
+        if array.shape not in ((), spec.shape):
+            raise SpecError(at_line(f"the content of {full!r} has the shape {list(array.shape)}, not {spec}"))
+        return np.broadcast_to(array, spec.shape)

@@ -1,0 +1,132 @@
+"""Gradients of what was computed at once: the record becomes a graph, and what its gradient adds is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sublet.dynamic.eager import Eager
+from sublet.dynamic.record import Applied, Symbol
+from sublet.dynamic.storage import Storage
+from sublet.errors import GradientError
+from sublet.ir.graph import Node, Value
+from sublet.nn.lines import at_line, line_of, user_line
+from sublet.ops.emitter import Emitter, Literals, Names
+from sublet.ops.nn.command import spec_of
+from sublet.passes.autodiff import backward
+
+
+@dataclass(frozen=True)
+class Held:
+    """A value and its elements."""
+
+    symbol: Symbol
+    storage: Storage
+
+
+def gradients(eager: Eager, of: Held, wrt: Sequence[Held], seed: Held | None, since: int) -> list[Held]:
+    """The gradients of one value by others, by what was recorded after the application number `since`.
+
+    Raises GradientError as the static `sublet.gradients` does.
+    """
+    trail = _Trail(of.symbol, since)
+    values = [trail.value(held.symbol) for held in wrt]
+    target = trail.value(of.symbol)
+    emit = trail.emit
+    begin = len(emit.nodes)
+    emit.source = user_line()
+    there = {trail.value(held.symbol): held for held in (*wrt, of, *([seed] if seed else ()))}
+    start = trail.value(seed.symbol) if seed else emit.filled(1, spec_of(target))
+    try:
+        found = backward(emit, tuple(emit.nodes[:begin]), {target: start}, values)
+    except GradientError as error:
+        raise GradientError(at_line(str(error))) from None
+    made = [
+        grad if grad is not None else emit.filled(0, spec_of(value)) for grad, value in zip(found, values, strict=True)
+    ]
+    given = set(there)
+    for i, value in enumerate(made):  # each is a value of its own
+        if value in given or value.literal is not None or value in made[:i]:
+            made[i] = emit("nn.copy", value)
+    return _computed(eager, emit.nodes[begin:], {**trail.kept(), **there}, made)
+
+
+class _Trail:
+    """The part of the record that leads to a value, as nodes."""
+
+    def __init__(self, of: Symbol, since: int) -> None:
+        names = Names()
+        self.emit = Emitter(names, Literals(names))
+        self._values: dict[Symbol, Value] = {}
+        self._applied = sorted(_leading_to(of, since), key=lambda applied: applied.number)
+        for applied in self._applied:
+            made = tuple(self.value(symbol) for symbol in applied.results())
+            given = tuple(None if symbol is None else self.value(symbol) for symbol in applied.inputs)
+            node = applied.command.node
+            name = made[0].name
+            self.emit.nodes.append(Node(name, node.op, given, made, node.attrs, line_of(applied.line)))
+
+    def value(self, symbol: Symbol) -> Value:
+        """The value that stands for a symbol."""
+        found = self._values.get(symbol)
+        if found is None:
+            found = self._values[symbol] = Value(self.emit.names.fresh("v"), symbol.kind.spec)
+        return found
+
+    def kept(self) -> dict[Value, Held]:
+        """The elements that the record kept, and whose they are."""
+        there: dict[Value, Held] = {}
+        symbols = {value: symbol for symbol, value in self._values.items()}
+        for applied, node in zip(self._applied, self.emit.nodes, strict=False):
+            reads, gives = applied.command.keeps
+            values = [*(node.inputs[i] for i in reads), *(node.outputs[i] for i in gives)]
+            there.update(
+                (value, Held(symbols[value], storage))
+                for value, storage in zip(values, applied.kept, strict=True)
+                if value is not None and storage is not None
+            )
+        return there
+
+
+def _leading_to(of: Symbol, since: int) -> list[Applied]:
+    """The applications that a value was made by, directly or not, after the one numbered `since`."""
+    found: dict[int, Applied] = {}
+    waiting = [of]
+    while waiting:
+        applied = waiting.pop().maker
+        if applied is not None and applied.number > since and applied.number not in found:
+            found[applied.number] = applied
+            waiting += [symbol for symbol in applied.inputs if symbol is not None]
+    return list(found.values())
+
+
+def _computed(eager: Eager, nodes: Sequence[Node], there: Mapping[Value, Held], wanted: Sequence[Value]) -> list[Held]:
+    """What nodes compute, one after another; what nobody reads any more is let go."""
+    held = dict(there)
+    last = {value: node.name for node in nodes for value in node.uses}
+    for node in nodes:
+        given = [None if value is None else _operand(eager, value, held) for value in node.inputs]
+        used = eager.use(node.op, [None if one is None else one.symbol.kind for one in given], node.attrs)
+        storages = [None if one is None else one.storage for one in given]
+        results = eager.compute(used, storages)
+        symbols = [Symbol(kind, False) for kind in used.outputs]
+        if eager.recording and used.recorded:
+            eager.record(used, [None if one is None else one.symbol for one in given], symbols, storages, results)
+        held.update(
+            (value, Held(symbol, storage))
+            for value, symbol, storage in zip(node.outputs, symbols, results, strict=True)
+            if value is not None and (value in last or value in wanted)
+        )
+        for value in node.uses:
+            if last[value] == node.name and value not in wanted:
+                held.pop(value, None)
+    return [held[value] for value in wanted]
+
+
+def _operand(eager: Eager, value: Value, held: dict[Value, Held]) -> Held:
+    found = held.get(value)
+    if found is None:
+        assert value.literal is not None, f"the record kept nothing of {value}"
+        kind, storage = eager.literal(value)
+        found = held[value] = Held(Symbol(kind, False), storage)
+    return found

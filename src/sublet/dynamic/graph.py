@@ -1,0 +1,203 @@
+"""The dynamic graph: `d = DynamicGraph(); x = d.tensor(array); y = nn.relu(x @ w)`, and y is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Any, NoReturn
+
+from sublet.dynamic.declared import Declared
+from sublet.dynamic.eager import Eager
+from sublet.dynamic.gradients import Held, gradients
+from sublet.dynamic.record import Symbol
+from sublet.dynamic.storage import Storage
+from sublet.dynamic.tensor import EagerTensor, Parameter, tensors_of
+from sublet.errors import GradientError, RunError, SpecError
+from sublet.ir.graph import Graph as Plain
+from sublet.ir.model import Model
+from sublet.nn.graph import RUN
+from sublet.nn.lines import at_line
+from sublet.nn.optimizers import Optimizer
+from sublet.nn.tensor import Operand, Tensor, dtype_of
+from sublet.ops.nn.shapes import FLOATS
+from sublet.runtime.backends.by_name import AUTO, backends_of, names_of
+from sublet.runtime.kernel import Backend
+from sublet.tensor import DType
+
+NN_BACKENDS = ("torch", "reference")
+"""Those that compute commands."""
+
+
+class DynamicGraph:
+    """Computes each command at once, and records what gradients may ask for [NNC: dynamic graph].
+
+    Commands, layers, operators and optimisers are those of `sublet.Graph`. A tensor can be looked at as soon as it is
+    made: `float(loss)`, `if x.sum() > 0:`, `print(x)`, `x.numpy()`. What nobody holds and no gradient needs is freed.
+    `backend` is as for `sublet.compile`. It is for one thread at a time.
+    """
+
+    def __init__(self, backend: str | Backend | Sequence[str | Backend] = AUTO) -> None:
+        names = [name for name in names_of(backend) if backend != AUTO or name in NN_BACKENDS]
+        self.backends = backends_of(names, Model(Plain("eager", (), (), ()))) if names else []
+        self._eager = Eager(self, self.backends)
+        self._declared = Declared(self, self._eager)
+
+    def __enter__(self) -> DynamicGraph:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<DynamicGraph: {len(self._declared.all)} parameters and states, {self.used_bytes:,} bytes in use>"
+
+    def close(self) -> None:
+        """Give back the memory of the graph. Its tensors can still be looked at, but not computed with."""
+        self._eager.close()
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that tensors take now: those the user holds, and those that gradients may need."""
+        return self._eager.pool.used_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that tensors took before, kept for the next ones."""
+        return self._eager.pool.free_bytes
+
+    def tensor(self, content: Any, dtype: DType | str | None = None) -> EagerTensor:
+        """A tensor with a copy of an array, or of a number."""
+        return self._eager.made(content, None if dtype is None else dtype_of(dtype))
+
+    def constant(self, content: Any, dtype: DType | str | None = None) -> EagerTensor:
+        """The same as `tensor`: what layers call."""
+        return self.tensor(content, dtype)
+
+    def parameter(
+        self, name: str, shape: Sequence[int] | None = None, dtype: DType | str = "f32", initial: Any = None
+    ) -> Parameter:
+        """The parameter of this name in the scopes that are open: made when it is asked for first, and the same later.
+
+        `initial` is an array, a number for every element, or a function that draws it, as `layers.normal(0.02)`; it
+        is looked at only when the parameter is made.
+        """
+        return self._declared.parameter(name, shape, dtype, initial, trained=True)
+
+    def state(self, name: str, shape: Sequence[int] = (), dtype: DType | str = "f32", initial: Any = 0) -> Parameter:
+        """The state of this name: like a parameter, but not among those that are trained."""
+        return self._declared.parameter(name, shape, dtype, initial, trained=False)
+
+    @property
+    def parameters(self) -> list[EagerTensor]:
+        """The floating-point parameters in the order they were made, without states."""
+        return [one for one in self._declared.all.values() if one.trained and one.dtype in FLOATS]
+
+    @property
+    def weights(self) -> dict[str, EagerTensor]:
+        """All parameters and states by name."""
+        return dict(self._declared.all)
+
+    def key(self, seed: int = 0) -> EagerTensor:
+        """A key of random numbers, another one each time: a state of the name "key", which starts as `seed`."""
+        with self._declared.anew():
+            state = self.state("key", (), DType.I64, seed)
+        now = self.detached(state)
+        self.update(state, state + RUN)
+        return now
+
+    def apply(self, op: str, *inputs: Operand, **attrs: Any) -> tuple[EagerTensor, ...]:
+        """The outputs of a command, as "nn.relu". Numbers and arrays among the inputs become tensors.
+
+        Raises SpecError, which begins with the user's line, when the command does not take such inputs, KernelError
+        when it fails.
+        """
+        return self._eager.apply(op, inputs, attrs)
+
+    def update(self, target: Tensor, source: Tensor) -> None:
+        """Let a parameter or state hold the content of `source` from now on."""
+        into, value = tensors_of(self, (target, source))
+        if not isinstance(into, Parameter):
+            raise SpecError(at_line(f"{into!r} is no parameter or state: only these are updated"))
+        if into._kind is not value._kind:
+            raise SpecError(at_line(f"{into.name!r}, {into._kind.spec}, cannot take the content of {value!r}"))
+        into.take(self.observed(value))
+
+    def detached(self, tensor: EagerTensor) -> EagerTensor:
+        """The same elements, through which no gradient goes; `tensor.detach()` is this."""
+        (tensor,) = tensors_of(self, (tensor,))
+        return EagerTensor(self, tensor._kind, self.observed(tensor), Symbol(tensor._kind, True))
+
+    @contextmanager
+    def no_grad(self) -> Iterator[None]:
+        """Inside, nothing is recorded: no gradient goes through what is computed there."""
+        before, self._eager.recording = self._eager.recording, False
+        try:
+            yield
+        finally:
+            self._eager.recording = before
+
+    def gradients(self, of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None) -> list[Tensor]:
+        """What `sublet.gradients` gives: the gradients of a tensor by others. They are recorded too, for gradients of
+        gradients, unless they are asked for in `no_grad`."""
+        target, *others = tensors_of(self, (of, *wrt))
+        start = None if seed is None else tensors_of(self, (seed,))[0]
+        if start is not None and start._kind is not target._kind:
+            raise GradientError(at_line(f"the seed {seed!r} must be like {of!r}"))
+        self._eager.require_open()
+        at = None if start is None else self._held(start)
+        found = gradients(self._eager, self._held(target), [self._held(one) for one in others], at, 0)
+        made: list[Tensor] = []
+        for held in found:
+            held.symbol.held = True
+            made.append(EagerTensor(self, held.symbol.kind, held.storage, held.symbol))
+        return made
+
+    def minimize(self, loss: Tensor, optimizer: Optimizer, parameters: Sequence[Tensor] | None = None) -> None:
+        """Let `optimizer` update the parameters, all there are unless said, by the gradients of `loss`.
+
+        Its state is made when it is needed first, in a scope "step".
+        """
+        if isinstance(optimizer, type) or not hasattr(optimizer, "write"):
+            raise SpecError(at_line(f"{optimizer!r} is no optimiser: give one like sublet.SGD(0.1)"))
+        chosen = self.parameters if parameters is None else tensors_of(self, list(parameters))
+        if tensors_of(self, (loss,))[0].shape != ():
+            raise GradientError(at_line(f"the loss is {loss!r}: it must be one number; take its mean"))
+        if not chosen:
+            raise GradientError(at_line("there are no parameters to train"))
+        with self.no_grad(), self._declared.anew(), self.scope("step"):
+            optimizer.write(self, chosen, self.gradients(loss, chosen))
+
+    def scope(self, name: str) -> AbstractContextManager[None]:
+        """Names made inside begin with `name/`. Entered again, it finds the parameters that were made in it."""
+        return self._declared.scope(name)
+
+    def unused(self, name: str) -> str:
+        """A name for a scope that was not open yet since the one around it was entered."""
+        return self._declared.unused(name)
+
+    @property
+    def prefix(self) -> str:
+        """What names begin with here: the scopes that are open."""
+        return self._declared.prefix
+
+    def while_(self, carried: Mapping[str, Tensor] | None = None, **_: Any) -> NoReturn:
+        """A dynamic graph has no loops of its own yet: Python's are its loops."""
+        raise SpecError(at_line("a dynamic graph records no loops: write a loop of Python's, or use sublet.Graph"))
+
+    def case_of(self, index: Tensor, fallback: Sequence[Tensor] = (), name: str = "case") -> NoReturn:
+        """A dynamic graph has no branches of its own yet: Python's are its branches."""
+        raise SpecError(at_line("a dynamic graph records no branches: write `if` of Python's, or use sublet.Graph"))
+
+    def observed(self, tensor: EagerTensor) -> Storage:
+        """What a tensor holds."""
+        if tensor._storage is None:
+            raise RunError(at_line("the tensor was made in a call that failed, and never computed"))
+        return tensor._storage
+
+    def _held(self, tensor: EagerTensor) -> Held:
+        storage, symbol = self.observed(tensor), tensor._symbol
+        assert symbol is not None
+        return Held(symbol, storage)

@@ -1,0 +1,116 @@
+"""The record: which command made which value of which, as long as a gradient may ask for it.
+
+A value that nobody holds stays in the record while a gradient could go through it: while the record still leads from
+something that is held to it, and from it to something that is held. Both directions go by themselves: what is held
+holds what made it, and what made it its inputs; and where nothing a command was applied to is held any more, nor is
+anything that these were made of, its outputs forget it. Of the bytes only those are kept that a rule of
+differentiation reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import CodeType
+from typing import Any
+from weakref import ref
+
+from sublet.dynamic.storage import Kind, Storage
+
+Line = tuple[CodeType, int]
+"""Code of the user's, and the number of the line."""
+
+
+class Symbol:
+    """A value of the record, without its bytes.
+
+    maker      the application of a command that made it; None for what was given, and where no gradient can ask
+    held       whether a tensor of the user's is it
+    readers    the applications that read it
+    """
+
+    __slots__ = ("__weakref__", "held", "kind", "maker", "readers")
+
+    def __init__(self, kind: Kind, held: bool) -> None:
+        self.kind = kind
+        self.held = held
+        self.maker: Applied | None = None
+        self.readers: list[ref[Applied]] | None = None
+
+    def dropped(self) -> None:
+        """Nobody holds it any more: forget what no gradient can ask for now."""
+        self.held = False
+        if self.maker is None and self.readers:
+            _forget([self])
+
+
+class Applied:
+    """An application of a command, in the record.
+
+    live    how many of the inputs a gradient can be asked by, or goes on through
+    kept    the storages of the inputs, and outputs, that the rule of the command reads
+    number  grows from one application to the next
+    """
+
+    __slots__ = ("__weakref__", "command", "inputs", "kept", "line", "live", "number", "outputs")
+
+    def __init__(
+        self,
+        command: Any,
+        inputs: Sequence[Symbol | None],
+        outputs: Sequence[Symbol],
+        kept: Sequence[Storage | None],
+        number: int,
+        line: Line | None,
+    ) -> None:
+        self.command = command
+        self.inputs = inputs
+        self.outputs = [ref(symbol) for symbol in outputs]
+        self.kept = kept
+        self.number = number
+        self.line = line
+        live, own = 0, ref(self)
+        for symbol in inputs:
+            if symbol is not None and (symbol.held or symbol.maker is not None):
+                live += 1
+                readers = symbol.readers
+                if readers is None:
+                    symbol.readers = [own]
+                else:
+                    readers.append(own)
+                    if len(readers) >= 64 and not len(readers) & (len(readers) - 1):
+                        readers[:] = [each for each in readers if each() is not None]
+        self.live = live
+        if live:
+            for symbol in outputs:
+                symbol.maker = self
+
+    def results(self) -> list[Symbol]:
+        """The outputs; where nobody has one any more, another that was made here too."""
+        found = []
+        for position, kind in enumerate(self.command.outputs):
+            symbol = self.outputs[position]()
+            if symbol is None:
+                symbol = Symbol(kind, False)
+                symbol.maker = self
+                self.outputs[position] = ref(symbol)
+            found.append(symbol)
+        return found
+
+
+def _forget(waiting: list[Symbol]) -> None:
+    """No gradient can be asked by these, nor goes on through them: so it is with all that is made of nothing else."""
+    while waiting:
+        readers, symbol = waiting[-1].readers, waiting.pop()
+        symbol.readers = None
+        for reader in readers or ():
+            applied = reader()
+            if applied is None:
+                continue
+            applied.live -= 1
+            if not applied.live:
+                for output in applied.outputs:
+                    made = output()
+                    if made is not None:
+                        made.maker = None
+                        if not made.held:
+                            waiting.append(made)

@@ -1,0 +1,179 @@
+"""A tensor of a dynamic graph: its elements are there as soon as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from sublet.dynamic.record import Symbol
+from sublet.dynamic.storage import Kind, Storage
+from sublet.errors import RunError, SpecError
+from sublet.ir.graph import Value
+from sublet.nn.lines import at_line
+from sublet.nn.tensor import Tensor
+from sublet.runtime.dtypes import packed, plain
+from sublet.runtime.kernel import Array
+from sublet.tensor import INTEGERS, DType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SHOWN = 60
+"""Elements that `repr` shows all of."""
+
+
+class Owner(Protocol):
+    """The graph of a tensor, as the tensor sees it."""
+
+    def apply(self, op: str, *inputs: Any, **attrs: Any) -> tuple[Tensor, ...]:
+        """The outputs of a command."""
+
+    def observed(self, tensor: EagerTensor) -> Storage:
+        """What a tensor holds, computed if it was put off."""
+
+    def detached(self, tensor: EagerTensor) -> EagerTensor:
+        """The same elements, through which no gradient goes."""
+
+
+class EagerTensor(Tensor):
+    """A tensor of a `DynamicGraph`. What Tensor writes, it computes; and it can be looked at, like a NumPy array."""
+
+    __slots__ = ("__weakref__", "_call", "_kind", "_slot", "_storage", "_symbol")
+    graph: Owner
+
+    def __init__(self, graph: Owner, kind: Kind, storage: Storage | None, symbol: Symbol | None) -> None:
+        self.graph = graph
+        self._kind = kind
+        self._storage = storage
+        self._symbol = symbol
+        self._call: Any = None
+        self._slot = -1
+
+    def __del__(self) -> None:
+        symbol = self._symbol
+        if symbol is not None and symbol.held:
+            symbol.dropped()
+
+    @property
+    def value(self) -> Value:  # type: ignore[override]
+        return Value(self.name, self._kind.spec)
+
+    @property
+    def name(self) -> str:
+        return "tensor"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._kind.spec.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self._kind.dtype
+
+    @property
+    def size(self) -> int:
+        return self._kind.spec.size
+
+    def __repr__(self) -> str:
+        try:
+            array = self._array()
+        except RunError:
+            return f"Tensor({self._kind.spec}, not computed)"
+        shown = np.array2string(array, threshold=SHOWN, edgeitems=3, separator=", ", prefix="Tensor(")
+        return f"Tensor({shown}, {self._kind.spec})"
+
+    def _array(self) -> Array:
+        """The elements where they lie, good until somebody else runs."""
+        storage = self._storage
+        if storage is None:
+            storage = self.graph.observed(self)
+        array = storage.view.array
+        return plain(array, self._kind.spec) if packed(self._kind.spec) else array
+
+    def numpy(self) -> Array:
+        """The elements, as an array of the caller's own."""
+        return np.array(self._array())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise ValueError("an array of a tensor is a copy")
+        return np.array(self._array(), dtype)
+
+    def item(self) -> Any:
+        """The only element, as a number of Python's."""
+        return self._only("a number").item()
+
+    def tolist(self) -> Any:
+        """The elements as nested lists."""
+        return self._array().tolist()
+
+    def _only(self, what: str) -> Array:
+        if self._kind.spec.size != 1:
+            raise SpecError(at_line(f"{self._kind.spec} has {self._kind.spec.size} elements, and is not {what}"))
+        return self._array()
+
+    def __bool__(self) -> bool:
+        return bool(self._only("true or false; take (...).sum() or nn.all"))
+
+    def __float__(self) -> float:
+        return float(self._only("a number").item())
+
+    def __int__(self) -> int:
+        return int(self._only("a number").item())
+
+    def __index__(self) -> int:
+        if self._kind.dtype not in INTEGERS:
+            raise TypeError(f"{self._kind.spec} is no integer")
+        return int(self)
+
+    def __format__(self, form: str) -> str:
+        return format(self.item(), form) if form else repr(self)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor of no axes has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[i] for i in range(len(self)))
+
+    def detach(self) -> EagerTensor:
+        """The same elements, through which no gradient goes."""
+        return self.graph.detached(self)
+
+
+class Parameter(EagerTensor):
+    """A parameter or state of a `DynamicGraph`: it has a name, and `update` changes what it holds."""
+
+    __slots__ = ("_full", "home", "trained")
+
+    def __init__(self, graph: Owner, kind: Kind, storage: Storage, symbol: Symbol, full: str, trained: bool) -> None:
+        super().__init__(graph, kind, storage, symbol)
+        self._full = full
+        self.trained = trained
+        self.home: Storage | None = None  # where plans have it
+
+    @property
+    def name(self) -> str:
+        return self._full
+
+    def take(self, storage: Storage) -> None:
+        """Hold another content, through which no gradient goes to what it was made of."""
+        before = self._symbol
+        self._storage = storage
+        self._symbol = Symbol(self._kind, True)
+        if before is not None:
+            before.dropped()
+
+
+def tensors_of(graph: object, given: Sequence[Any]) -> list[EagerTensor]:
+    """The tensors, once they are of the graph. Raises SpecError."""
+    for tensor in given:
+        if not isinstance(tensor, Tensor):
+            hint = ": d.tensor makes one" if isinstance(tensor, bool | int | float | np.ndarray | np.generic) else ""
+            raise SpecError(at_line(f"{type(tensor).__name__} is no Tensor{hint}"))
+        if tensor.graph is not graph:
+            raise SpecError(at_line(f"{tensor!r} belongs to another graph"))
+    return list(given)

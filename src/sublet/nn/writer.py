@@ -1,0 +1,75 @@
+"""What layers and optimisers write to: a graph that is being written, or one that computes at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from sublet.errors import SpecError
+from sublet.nn.control import Branch, Loop
+from sublet.nn.graph import Graph
+from sublet.nn.lines import at_line
+from sublet.nn.tensor import Operand, Tensor
+from sublet.tensor import DType
+
+
+class Eager(Protocol):
+    """A graph that computes at once, as layers, optimisers and gradients see it (`sublet.DynamicGraph`)."""
+
+    def apply(self, op: str, *inputs: Operand, **attrs: Any) -> tuple[Tensor, ...]:
+        """The outputs of a command."""
+
+    def parameter(
+        self, name: str, shape: Sequence[int] | None = None, dtype: DType | str = "f32", initial: Any = None
+    ) -> Tensor:
+        """The parameter of a name, made when it is asked for first."""
+
+    def state(self, name: str, shape: Sequence[int] = (), dtype: DType | str = "f32", initial: Any = 0) -> Tensor:
+        """The state of a name, made when it is asked for first."""
+
+    def key(self, seed: int = 0) -> Tensor:
+        """A key of random numbers."""
+
+    def constant(self, content: Any, dtype: DType | str | None = None) -> Tensor:
+        """A number or an array."""
+
+    def update(self, target: Tensor, source: Tensor) -> None:
+        """Let a parameter or state take another content."""
+
+    def scope(self, name: str) -> AbstractContextManager[None]:
+        """Names made inside begin with `name/`."""
+
+    def unused(self, name: str) -> str:
+        """A name for a scope that has not been open yet."""
+
+    @property
+    def prefix(self) -> str:
+        """What names begin with here."""
+
+    def while_(
+        self,
+        carried: Mapping[str, Tensor] | None = None,
+        *,
+        over: Mapping[str, Tensor] | None = None,
+        rounds: int | None = None,
+        max_trips: int | None = None,
+        backwards: bool = False,
+        name: str = "loop",
+    ) -> Loop:
+        """A loop."""
+
+    def case_of(self, index: Tensor, fallback: Sequence[Tensor] = (), name: str = "case") -> Branch:
+        """A branch."""
+
+    def gradients(self, of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None) -> list[Tensor]:
+        """The gradients of a tensor by others."""
+
+
+def graph_of(tensor: Tensor) -> Graph | Eager:
+    """The graph that a tensor belongs to. Raises SpecError for anything else."""
+    if not isinstance(tensor, Tensor):
+        what = "a tuple of tensors: take one of them, as nn.softmax_cross_entropy(...)[0]"
+        raise SpecError(at_line(f"{what if isinstance(tensor, tuple) else type(tensor).__name__ + ' is no Tensor'}"))
+    graph: Any = tensor.graph
+    return graph  # type: ignore[no-any-return]
