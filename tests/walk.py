@@ -27,7 +27,7 @@ from sublet.frontends.paddle.format.program import Block, Program, new_op, new_v
 from sublet.tensor import DType
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("README.md", "docs/loops.md", "docs/memory.md", "docs/text_form.md", "docs/training.md")
+DOCUMENTS = ("README.md", "docs/loops.md", "docs/memory.md", "docs/text_form.md", "docs/training.md", "docs/dynamic.md")
 BLOCK = re.compile(r"^```(python|sublet)\n(.*?)^```$|^ {4}(sublet [^\n]*)$", re.MULTILINE | re.DOTALL)
 ANSWERS = (0, 1, 3)
 """What a command may exit with: it fits, it does not, or nobody can know."""

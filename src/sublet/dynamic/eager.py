@@ -9,7 +9,7 @@ import numpy as np
 
 from sublet.base.numpy_types import NUMPY
 from sublet.dynamic.commands import Used, used
-from sublet.dynamic.record import Applied, Symbol
+from sublet.dynamic.record import Applied, Line, Symbol
 from sublet.dynamic.storage import Kind, Kinds, Pool, Storage
 from sublet.dynamic.tensor import EagerTensor, Owner
 from sublet.errors import KernelError, SpecError, SubletError
@@ -125,13 +125,14 @@ class Eager:
         inputs: Sequence[Symbol | None],
         outputs: Sequence[Symbol],
         given: Sequence[Storage | None],
-        made: Sequence[Storage],
+        made: Sequence[Storage | None],
+        line: Line | None = None,
     ) -> None:
         """Remember how the outputs were made, if a gradient can ask for it."""
         reads, gives = found.keeps
         kept = [given[i] for i in reads] + [made[i] for i in gives]
         self._applications += 1
-        Applied(found, inputs, outputs, kept, self._applications, user_code())
+        Applied(found, inputs, outputs, kept, self._applications, line or user_code())
 
     @property
     def applications(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sublet.dynamic.eager import Eager
@@ -24,12 +24,16 @@ class Held:
     storage: Storage
 
 
-def gradients(eager: Eager, of: Held, wrt: Sequence[Held], seed: Held | None, since: int) -> list[Held]:
-    """The gradients of one value by others, by what was recorded after the application number `since`.
+def gradients(eager: Eager, of: Held, wrt: Sequence[Held], seed: Held | None, since: int | None) -> list[Held]:
+    """The gradients of one value by others, by what was recorded after the application number `since` of a call.
 
     Raises GradientError as the static `sublet.gradients` does.
     """
-    trail = _Trail(of.symbol, since)
+    trail = _Trail(of.symbol, since or 0)
+    unknown = since is None and any(held.symbol not in trail for held in wrt)
+    if unknown and any(symbol.ended for symbol in trail):
+        what = "depends on what a remembered call gave, and the record of a call ends with it"
+        raise GradientError(at_line(f"what is differentiated {what}: ask for gradients inside the function"))
     values = [trail.value(held.symbol) for held in wrt]
     target = trail.value(of.symbol)
     emit = trail.emit
@@ -57,7 +61,7 @@ class _Trail:
     def __init__(self, of: Symbol, since: int) -> None:
         names = Names()
         self.emit = Emitter(names, Literals(names))
-        self._values: dict[Symbol, Value] = {}
+        self._values: dict[Symbol, Value] = {of: Value(names.fresh("v"), of.kind.spec)}
         self._applied = sorted(_leading_to(of, since), key=lambda applied: applied.number)
         for applied in self._applied:
             made = tuple(self.value(symbol) for symbol in applied.results())
@@ -65,6 +69,12 @@ class _Trail:
             node = applied.command.node
             name = made[0].name
             self.emit.nodes.append(Node(name, node.op, given, made, node.attrs, line_of(applied.line)))
+
+    def __contains__(self, symbol: Symbol) -> bool:
+        return symbol in self._values
+
+    def __iter__(self) -> Iterator[Symbol]:
+        return iter(self._values)
 
     def value(self, symbol: Symbol) -> Value:
         """The value that stands for a symbol."""

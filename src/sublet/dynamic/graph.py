@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, NoReturn
 
+import numpy as np
+
+from sublet.dynamic.call import Call
 from sublet.dynamic.declared import Declared
 from sublet.dynamic.eager import Eager
 from sublet.dynamic.gradients import Held, gradients
 from sublet.dynamic.record import Symbol
+from sublet.dynamic.remembered import Plans, Remembered
 from sublet.dynamic.storage import Storage
-from sublet.dynamic.tensor import EagerTensor, Parameter, tensors_of
+from sublet.dynamic.tensor import EagerTensor, NumberTensor, Parameter, tensors_of
 from sublet.errors import GradientError, RunError, SpecError
 from sublet.ir.graph import Graph as Plain
 from sublet.ir.model import Model
@@ -34,14 +38,17 @@ class DynamicGraph:
 
     Commands, layers, operators and optimisers are those of `sublet.Graph`. A tensor can be looked at as soon as it is
     made: `float(loss)`, `if x.sum() > 0:`, `print(x)`, `x.numpy()`. What nobody holds and no gradient needs is freed.
-    `backend` is as for `sublet.compile`. It is for one thread at a time.
+    `jit` remembers what a function does, and does it by a proven plan from then on.
+    `backend` is as for `sublet.compile`; `plans` is the number of plans that are kept. It is for one thread at a time.
     """
 
-    def __init__(self, backend: str | Backend | Sequence[str | Backend] = AUTO) -> None:
+    def __init__(self, backend: str | Backend | Sequence[str | Backend] = AUTO, *, plans: int = 32) -> None:
         names = [name for name in names_of(backend) if backend != AUTO or name in NN_BACKENDS]
         self.backends = backends_of(names, Model(Plain("eager", (), (), ()))) if names else []
         self._eager = Eager(self, self.backends)
         self._declared = Declared(self, self._eager)
+        self._plans = Plans(plans)
+        self.calling: Call | None = None
 
     def __enter__(self) -> DynamicGraph:
         return self
@@ -57,6 +64,18 @@ class DynamicGraph:
     def close(self) -> None:
         """Give back the memory of the graph. Its tensors can still be looked at, but not computed with."""
         self._eager.close()
+        self._plans.clear()
+
+    def jit(self, function: Callable[..., Any]) -> Remembered:
+        """A decorator: what the function does is remembered, and done by a proven plan the next time.
+
+        The first call computes command by command. From then on Python runs again in each call, but what it does is
+        only held against what was seen before; it is computed by one plan in one arena, when a value is looked at
+        or at the end. Where Python does something else, that is computed at once, and remembered too.
+        Parameters that a call updates are updated in place when it ends; when it raises they hold what they held
+        before. Gradients are asked for inside: the record of a call ends with it.
+        """
+        return Remembered(self, function, self._plans)
 
     @property
     def used_bytes(self) -> int:
@@ -73,8 +92,12 @@ class DynamicGraph:
         return self._eager.made(content, None if dtype is None else dtype_of(dtype))
 
     def constant(self, content: Any, dtype: DType | str | None = None) -> EagerTensor:
-        """The same as `tensor`: what layers call."""
-        return self.tensor(content, dtype)
+        """The same as `tensor`. A number may change from call to call of a remembered function."""
+        kind = None if dtype is None else dtype_of(dtype)
+        if self.calling is None or not isinstance(content, bool | int | float | np.generic):
+            return self._eager.made(content, kind)
+        like = self._eager.made(content, kind)
+        return NumberTensor(self, like, content)
 
     def parameter(
         self, name: str, shape: Sequence[int] | None = None, dtype: DType | str = "f32", initial: Any = None
@@ -114,7 +137,8 @@ class DynamicGraph:
         Raises SpecError, which begins with the user's line, when the command does not take such inputs, KernelError
         when it fails.
         """
-        return self._eager.apply(op, inputs, attrs)
+        call = self.calling
+        return self._eager.apply(op, inputs, attrs) if call is None else call.apply(op, inputs, attrs)
 
     def update(self, target: Tensor, source: Tensor) -> None:
         """Let a parameter or state hold the content of `source` from now on."""
@@ -123,12 +147,22 @@ class DynamicGraph:
             raise SpecError(at_line(f"{into!r} is no parameter or state: only these are updated"))
         if into._kind is not value._kind:
             raise SpecError(at_line(f"{into.name!r}, {into._kind.spec}, cannot take the content of {value!r}"))
-        into.take(self.observed(value))
+        if self.calling is not None:
+            self.calling.update(into, value)
+        else:
+            self._eager.require_open()
+            into.take(self._storage(value))
 
     def detached(self, tensor: EagerTensor) -> EagerTensor:
         """The same elements, through which no gradient goes; `tensor.detach()` is this."""
         (tensor,) = tensors_of(self, (tensor,))
-        return EagerTensor(self, tensor._kind, self.observed(tensor), Symbol(tensor._kind, True))
+        if self.calling is not None:
+            return self.calling.detached(tensor)
+        return EagerTensor(self, tensor._kind, self._storage(tensor), Symbol(tensor._kind, True))
+
+    def stop_gradient(self, tensor: EagerTensor) -> EagerTensor:
+        """The same as `tensor.detach()`."""
+        return self.detached(tensor)
 
     @contextmanager
     def no_grad(self) -> Iterator[None]:
@@ -147,8 +181,10 @@ class DynamicGraph:
         if start is not None and start._kind is not target._kind:
             raise GradientError(at_line(f"the seed {seed!r} must be like {of!r}"))
         self._eager.require_open()
+        if self.calling is not None:
+            return list(self.calling.gradients(target, others, start))
         at = None if start is None else self._held(start)
-        found = gradients(self._eager, self._held(target), [self._held(one) for one in others], at, 0)
+        found = gradients(self._eager, self._held(target), [self._held(one) for one in others], at, None)
         made: list[Tensor] = []
         for held in found:
             held.symbol.held = True
@@ -192,12 +228,16 @@ class DynamicGraph:
         raise SpecError(at_line("a dynamic graph records no branches: write `if` of Python's, or use sublet.Graph"))
 
     def observed(self, tensor: EagerTensor) -> Storage:
-        """What a tensor holds."""
+        """What a tensor holds, for the user to see."""
+        return self._storage(tensor) if self.calling is None else self.calling.looked_at(tensor)
+
+    @staticmethod
+    def _storage(tensor: EagerTensor) -> Storage:
         if tensor._storage is None:
             raise RunError(at_line("the tensor was made in a call that failed, and never computed"))
         return tensor._storage
 
     def _held(self, tensor: EagerTensor) -> Held:
-        storage, symbol = self.observed(tensor), tensor._symbol
+        storage, symbol = self._storage(tensor), tensor._symbol
         assert symbol is not None
         return Held(symbol, storage)

@@ -25,14 +25,16 @@ class Symbol:
 
     maker      the application of a command that made it; None for what was given, and where no gradient can ask
     held       whether a tensor of the user's is it
+    ended      whether it was made by a remembered call, whose record ended with it
     readers    the applications that read it
     """
 
-    __slots__ = ("__weakref__", "held", "kind", "maker", "readers")
+    __slots__ = ("__weakref__", "ended", "held", "kind", "maker", "readers")
 
     def __init__(self, kind: Kind, held: bool) -> None:
         self.kind = kind
         self.held = held
+        self.ended = False
         self.maker: Applied | None = None
         self.readers: list[ref[Applied]] | None = None
 

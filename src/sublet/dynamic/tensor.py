@@ -31,7 +31,7 @@ class Owner(Protocol):
         """The outputs of a command."""
 
     def observed(self, tensor: EagerTensor) -> Storage:
-        """What a tensor holds, computed if it was put off."""
+        """What a tensor holds, computed if it was put off, for the user to see."""
 
     def detached(self, tensor: EagerTensor) -> EagerTensor:
         """The same elements, through which no gradient goes."""
@@ -43,13 +43,21 @@ class EagerTensor(Tensor):
     __slots__ = ("__weakref__", "_call", "_kind", "_slot", "_storage", "_symbol")
     graph: Owner
 
-    def __init__(self, graph: Owner, kind: Kind, storage: Storage | None, symbol: Symbol | None) -> None:
+    def __init__(
+        self,
+        graph: Owner,
+        kind: Kind,
+        storage: Storage | None,
+        symbol: Symbol | None,
+        call: Any = None,
+        slot: int = -1,
+    ) -> None:
         self.graph = graph
         self._kind = kind
         self._storage = storage
         self._symbol = symbol
-        self._call: Any = None
-        self._slot = -1
+        self._call = call
+        self._slot = slot
 
     def __del__(self) -> None:
         symbol = self._symbol
@@ -86,10 +94,7 @@ class EagerTensor(Tensor):
 
     def _array(self) -> Array:
         """The elements where they lie, good until somebody else runs."""
-        storage = self._storage
-        if storage is None:
-            storage = self.graph.observed(self)
-        array = storage.view.array
+        array = self.graph.observed(self).view.array
         return plain(array, self._kind.spec) if packed(self._kind.spec) else array
 
     def numpy(self) -> Array:
@@ -142,6 +147,16 @@ class EagerTensor(Tensor):
     def detach(self) -> EagerTensor:
         """The same elements, through which no gradient goes."""
         return self.graph.detached(self)
+
+
+class NumberTensor(EagerTensor):
+    """A number of Python's as a tensor: what a graph gives for a constant in a remembered call."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, owner: Owner, like: EagerTensor, number: Any) -> None:
+        super().__init__(owner, like._kind, like._storage, Symbol(like._kind, False))
+        self.number = number
 
 
 class Parameter(EagerTensor):

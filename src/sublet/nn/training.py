@@ -93,8 +93,13 @@ def train_step(loss: Tensor, parameters: Sequence[Tensor], optimizer: Optimizer,
         _require_dependence(graph, loss, chosen)
         with graph.scope(graph.unused("step")):
             optimizer.write(graph, chosen, gradients(loss, chosen))
-        step = less_memory(graph)
-        return replace(step, graph=with_late_updates(step.graph, _planned_bytes))
+        return step_of(graph)
+
+
+def step_of(source: WrittenGraph | Graph | Model) -> Model:
+    """A step as `train_step` leaves it: of less memory, with its updates at the end where that costs none."""
+    step = less_memory(source)
+    return replace(step, graph=with_late_updates(step.graph, _planned_bytes))
 
 
 def _several(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -30,6 +30,8 @@ def byte_copies(node: Node) -> list[Copy] | None:
             source, output = node.inputs[share.input], node.outputs[share.output]
             if source is not None and output is not None:
                 copies.append((source, 0, output, share.offset, source.nbytes))
+    if not copies and not op.pure:
+        return None  # it does something else
     return copies if _complete([value for value in node.outputs if value is not None], copies) else None
 
 

@@ -1,0 +1,140 @@
+"""From a call that was replayed to one that is recorded: what was put off is computed, command by command.
+
+Nothing is computed that the latest cut kept, except what gradients of gradients go through. What is rebuilt are the
+tensors the user holds, the parameters, and of the record what gradients may ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from weakref import ref
+
+from sublet.dynamic.call import Call
+from sublet.dynamic.eager import Eager
+from sublet.dynamic.gradients import Held, gradients
+from sublet.dynamic.record import Symbol
+from sublet.dynamic.storage import Kind, Storage
+from sublet.dynamic.tensor import Parameter
+from sublet.dynamic.traces import APPLY, GRADIENTS, Step
+
+
+def rebuilt(call: Call, there: Mapping[int, Storage]) -> None:
+    """Let all tensors of a call hold what they were put off to; `there` are values, by number, that are computed."""
+    alive = {slot: tensor for slot, handle in call.handles.items() if (tensor := handle()) is not None}
+    work = _Work(call.path, alive, there)
+    again = _Again(call, work, there)
+    again.go()
+    for slot, tensor in alive.items():
+        tensor._storage, tensor._symbol = again.storages[slot], again.symbols[slot]
+        if not isinstance(tensor, Parameter):
+            call.stored[slot] = ref(again.storages[slot])
+    for slot, symbol in again.symbols.items():
+        if slot in work.maker and slot not in alive:
+            symbol.dropped()
+
+
+class _Work:
+    """Which steps are done again.
+
+    computed   the first numbers of the steps that are computed
+    recorded   the same of the commands that are recorded
+    """
+
+    def __init__(self, path: Sequence[Step], alive: Mapping[int, object], there: Mapping[int, Storage]) -> None:
+        self.maker: dict[int, Step] = {slot: step for step in path for slot in step.made}
+        self.computed: set[int] = set()
+        self.recorded: set[int] = set()
+        needed, trailing = list(alive), list(alive)
+        while needed or trailing:
+            while trailing:
+                trailing += self._recorded(self.maker.get(trailing.pop()), needed)
+            while needed:
+                slot = needed.pop()
+                if slot not in there:
+                    trailing += self._computed(self.maker.get(slot), needed)
+
+    def _recorded(self, step: Step | None, needed: list[int]) -> list[int]:
+        """Record the step again; gives what the record goes on through."""
+        if step is None or not step.recording or step.base in self.recorded:
+            return []
+        if step.what is GRADIENTS:
+            self.recorded.add(step.base)
+            return self._computed(step, needed)
+        if step.what is not APPLY or not step.command.recorded:
+            return []
+        self.recorded.add(step.base)
+        reads, gives = step.command.keeps
+        at = step.read
+        needed += [slot for slot in (at[i] for i in reads) if slot is not None]
+        needed += [step.base + i for i in gives]
+        return [slot for slot in at if slot is not None]
+
+    def _computed(self, step: Step | None, needed: list[int]) -> list[int]:
+        """Compute the step again; gives what must be on record for that."""
+        if step is None or step.base in self.computed:
+            return []
+        self.computed.add(step.base)
+        read = [slot for slot in step.read if slot is not None]
+        needed += read
+        return read if step.what is GRADIENTS else []
+
+
+class _Again:
+    """Goes through the steps."""
+
+    def __init__(self, call: Call, work: _Work, there: Mapping[int, Storage]) -> None:
+        self._call = call
+        self._eager: Eager = call.eager
+        self._work = work
+        self.storages: dict[int, Storage] = dict(there)
+        self.symbols: dict[int, Symbol] = {}
+
+    def go(self) -> None:
+        """All of them, in order."""
+        recording = self._eager.recording
+        try:
+            for step in self._call.path:
+                for entry in step.new:
+                    self._outside(entry.slot, entry.kind)
+                self._eager.recording = step.recording
+                self._step(step)
+        finally:
+            self._eager.recording = recording
+
+    def _outside(self, slot: int, kind: Kind) -> None:
+        if slot in self._call.outside:
+            self.storages[slot], self.symbols[slot] = self._call.given(slot)
+        else:
+            number = self._eager.number(self._call.numbers[slot], kind.dtype)
+            assert number._storage is not None
+            self.storages[slot], self.symbols[slot] = number._storage, Symbol(kind, False)
+
+    def _step(self, step: Step) -> None:
+        if step.what is GRADIENTS and step.base in self._work.computed:
+            of, *wrt, seed = (None if slot is None else self._held(slot) for slot in step.read)
+            assert of is not None
+            given = [one for one in wrt if one is not None]
+            for slot, held in zip(step.made, gradients(self._eager, of, given, seed, self._call.since), strict=True):
+                held.symbol.held = True
+                self.storages[slot], self.symbols[slot] = held.storage, held.symbol
+            return
+        for slot, kind in zip(step.made, step.kinds, strict=True):
+            self.symbols[slot] = Symbol(kind, True)
+        inputs = [None if slot is None else self.storages.get(slot) for slot in step.read]
+        if step.base in self._work.computed:
+            made = self._eager.compute(step.command, inputs) if step.what is APPLY else self._alias(step, inputs)
+            self.storages.update(zip(step.made, made, strict=True))
+        if step.what is APPLY and step.base in self._work.recorded:
+            symbols = [None if slot is None else self.symbols.get(slot) for slot in step.read]
+            results = [self.storages.get(slot) for slot in step.made]
+            made_here = [self.symbols[slot] for slot in step.made]
+            self._eager.record(step.command, symbols, made_here, inputs, results, step.line)
+
+    def _alias(self, step: Step, inputs: Sequence[Storage | None]) -> list[Storage]:
+        """What a tensor holds without its record: a parameter in memory of its own."""
+        (source,) = inputs
+        assert source is not None
+        return [source if step.target is None else self._eager.pool.filled(step.kinds[0], source.array)]
+
+    def _held(self, slot: int) -> Held:
+        return Held(self.symbols[slot], self.storages[slot])

@@ -1,0 +1,277 @@
+"""What a graph remembers of a function: what its calls did, and plans for what they did more than once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import update_wrapper
+from typing import Any, Protocol
+
+from sublet.dynamic.call import Call
+from sublet.dynamic.declared import Declared
+from sublet.dynamic.eager import Eager
+from sublet.dynamic.planned import Arena, Planned, Run, apart, uninterrupted
+from sublet.dynamic.rebuild import rebuilt
+from sublet.dynamic.record import Symbol
+from sublet.dynamic.storage import Storage
+from sublet.dynamic.tensor import Owner
+from sublet.dynamic.traces import APPLY, CUT, END, Moment, Step
+from sublet.nn.lines import line_of, user_code
+from sublet.runtime.kernel import Backend
+
+MISSES = 20
+"""Reasons that are kept."""
+
+TRACES = 8
+"""Times as many different calls are remembered as there are plans."""
+
+
+class Plans:
+    """Plans of a graph, those used last; all run in one arena.
+
+    most   how many are kept
+    made   how many were made so far
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.made = 0
+        self.arena = Arena()
+        self._used: OrderedDict[Moment, None] = OrderedDict()
+        self._ends: OrderedDict[Moment, None] = OrderedDict()
+
+    def of(self, end: Moment, make: Callable[[], Planned]) -> Planned:
+        """The plan of the calls that end there."""
+        planned: Planned | None = end.plan
+        if planned is None:
+            planned = end.plan = make()
+            self.made += 1
+        self._used[end] = None
+        self._used.move_to_end(end)
+        while len(self._used) > self.most:
+            self._used.popitem(last=False)[0].plan = None
+        return planned
+
+    def ended(self, end: Moment) -> None:
+        """A call ended there: calls that were not seen for long are forgotten."""
+        self._ends[end] = None
+        self._ends.move_to_end(end)
+        while len(self._ends) > self.most * TRACES:
+            old = self._ends.popitem(last=False)[0]
+            old.cut_off()
+            self._used.pop(old, None)
+
+    def clear(self) -> None:
+        """Forget all."""
+        for end in self._used:
+            end.plan = None
+        self._used.clear()
+        self.arena = Arena()
+
+
+class Calling(Owner, Protocol):
+    """A graph, as what it remembers sees it: `calling` is the call that is going on."""
+
+    calling: Call | None
+    backends: list[Backend]
+    _eager: Eager
+    _declared: Declared
+
+
+class Remembered:
+    """A function that `DynamicGraph.jit` made of one: what it does is remembered, and done by a plan the next time.
+
+    replayed   how many calls did what was seen before
+    recorded   how many did not, the first among them
+    """
+
+    def __init__(self, graph: Calling, function: Callable[..., Any], plans: Plans) -> None:
+        update_wrapper(self, function)
+        self._graph = graph
+        self._function = function
+        self._plans = plans
+        self._misses: deque[str] = deque(maxlen=MISSES)
+        self.root = Moment(None, None)
+        self.replayed = 0
+        self.recorded_calls = 0
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self._called(args, named, replay=True)
+
+    def eagerly(self, *args: Any, **named: Any) -> Any:
+        """The same, computed command by command; remembered all the same."""
+        return self._called(args, named, replay=False)
+
+    def _called(self, args: Sequence[Any], named: Mapping[str, Any], *, replay: bool) -> Any:
+        graph = self._graph
+        if graph.calling is not None:  # a call within a call is part of it
+            return self._function(*args, **named)
+        graph._eager.require_open()
+        call = graph.calling = Call(graph, graph._eager, self, replay=replay)
+        try:
+            with graph._declared.anew():
+                result = self._function(*args, **named)
+            del args, named
+            call.ended()
+        except BaseException as error:
+            call.failed(error)
+            raise
+        finally:
+            graph.calling = None
+        return result
+
+    @property
+    def planned(self) -> int:
+        """How many plans were made for the functions of this graph so far."""
+        return self._plans.made
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of the arena of the call that was seen last, once it was planned; 0 before."""
+        planned = self.root.latest().plan
+        return planned.plan.arena_bytes if planned else 0
+
+    def explain(self) -> str:
+        """Why calls were recorded, the latest last: where, what was seen there before, and what came instead."""
+        lines = [f"{self.replayed} calls replayed, {self.recorded_calls} recorded, {self._plans.made} plans made"]
+        return "\n".join([*lines, *self._misses])
+
+    # What calls ask for
+
+    def at_cut(self, call: Call, moment: Moment, slot: int) -> Storage:
+        """The value that is looked at, computed by the plan."""
+        with uninterrupted():
+            run = self._going(call, moment)
+            self._go_on(call, run, run.go_on)
+            tensor = call.handles[slot]()
+            assert tensor is not None
+            return call.eager.pool.filled(tensor._kind, run.kept()[slot])
+
+    def at_end(self, call: Call, moment: Moment) -> None:
+        """The rest of the call is computed by the plan, and everything takes what it leaves."""
+        with uninterrupted():
+            run = self._going(call, moment)
+            updated = run.planned.updated
+            for parameter in updated:
+                apart(parameter, holders=parameter in call.before)
+            self._go_on(call, run, run.finish)
+            for slot, array in run.left().items():
+                tensor = call.handles[slot]()
+                if tensor is not None:
+                    tensor._storage = call.eager.pool.filled(tensor._kind, array)
+            for parameter in call.before:
+                before = parameter._symbol
+                parameter._storage, parameter._symbol = parameter.home, Symbol(parameter._kind, True)
+                parameter._call = None
+                if before is not None:
+                    before.dropped()
+            call.before.clear()
+            call.moment = None
+            moment.to_front()
+            self._plans.ended(moment)
+            self.replayed += 1
+
+    def recorded(self, call: Call) -> None:
+        """The call does something else than what was seen: from here on it is computed command by command."""
+        there = dict(call.seen)
+        if call.run is not None:
+            for slot, array in call.run.kept().items():
+                step = next((each for each in call.path if slot in each.made), None)
+                if slot not in there and step is not None:
+                    there[slot] = call.eager.pool.filled(step.kinds[slot - step.base], array)
+        call.run = None
+        call.next = max((step.made.stop for step in call.path if step.kinds), default=0)
+        call.next = max(call.next, 1 + max((e.slot for step in call.path for e in step.new), default=-1))
+        rebuilt(call, there)
+        call.moment = None
+
+    def learnt(self, call: Call) -> None:
+        """Remember what a call did."""
+        self.recorded_calls += 1
+        moment, steps = self.root, list(call.path)
+        while steps:
+            child = next((each for each in moment.children if each.step is steps[0]), None)
+            if child is None:
+                break
+            moment = child
+            steps.pop(0)
+        end = moment.grow(steps)
+        end.to_front()
+        self._plans.ended(end)
+
+    def missed(
+        self, call: Call, moment: Moment, what: str, inputs: Sequence[Any], op: str, attrs: Mapping[str, Any]
+    ) -> None:
+        """Note why a call is not replayed."""
+        step = moment.children[0].step
+        assert step is not None
+        here = line_of(user_code())
+        name = op or {CUT: "a look at a value", END: "the end of the call"}.get(what, what)
+        said = f"{here}: {name}, where {step} came before"
+        if what is APPLY and step.op == op:
+            said = f"{here}: {op} was seen here with {_difference(step, inputs, attrs, call)}"
+        elif what is END and step.what is END:
+            said = f"the end: tensors {list(step.kept)} were left before, others now"
+        self._misses.append(said)
+
+    def _going(self, call: Call, moment: Moment) -> Run:
+        """The run of the call, by a plan that leads through `moment`."""
+        run = call.run
+        if run is not None and moment in run.planned.moments and run.planned.end.plan is run.planned:
+            run.feed(_contents(call))
+            return run
+        end = moment.latest()
+        graph = self._graph
+        planned = self._plans.of(end, lambda: Planned(end, graph.backends, self._plans.arena))
+        kept = {} if run is None else {slot: array.copy() for slot, array in run.kept().items()}
+        other = Run(planned)
+        other.feed(_contents(call))
+        if run is not None and run.piece and planned.trace.closed[run.piece - 1]:
+            other.take(run.piece, kept)
+        call.run = other
+        before = sum(step.what is CUT for step in call.path[:-1])
+        while other.piece < before:  # what was computed is not there any more
+            self._go_on(call, other, other.go_on)
+        return other
+
+    @staticmethod
+    def _go_on(call: Call, run: Run, piece: Callable[[], None]) -> None:
+        try:
+            piece()
+        except BaseException:
+            call.run = None
+            if piece == run.finish:
+                call.moment = None
+            raise
+
+
+def _contents(call: Call) -> dict[int, Any]:
+    """What came from outside so far, by number."""
+    found: dict[int, Any] = dict(call.numbers)
+    found.update((slot, call.given(slot)[0].array) for slot in call.outside)
+    return found
+
+
+def _difference(step: Step, inputs: Sequence[Any], attrs: Mapping[str, Any], call: Call) -> str:
+    for key in {**step.attrs, **attrs}:
+        if repr(step.attrs.get(key)) != repr(attrs.get(key)):
+            return f"{key} = {step.attrs.get(key)!r}, not {attrs.get(key)!r}"
+    for position, (entry, given) in enumerate(zip(step.operands, inputs, strict=False)):
+        if isinstance(entry, int):
+            fits = getattr(given, "_slot", -1) == entry and given._call is call
+        else:
+            fits = entry.fits(given, call, inputs)
+        if not fits:
+            what = "another value of the call" if isinstance(entry, int) else entry
+            return f"{what} as operand {position}, not {_kind(given, call)}"
+    return "another number of operands" if len(inputs) != len(step.operands) else "gradients on, or off"
+
+
+def _kind(given: Any, call: Call) -> str:
+    spec = getattr(getattr(given, "_kind", None), "spec", None)
+    name = getattr(given, "name", "tensor")
+    if spec is None:
+        return repr(given)
+    if name != "tensor":
+        return f"the parameter {name!r}"
+    return f"{'a value of the call' if given._call is call else 'one from outside'}, {spec}"

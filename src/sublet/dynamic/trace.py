@@ -1,0 +1,242 @@
+"""A call that was seen, as one graph: its steps written as nodes, with cuts where somebody looked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sublet.dynamic.tensor import Parameter
+from sublet.dynamic.traces import APPLY, CUT, DETACH, GRADIENTS, UPDATE, New, Number, Step
+from sublet.ir.graph import Graph, Node, Value
+from sublet.ir.model import Model
+from sublet.ir.walk import renamed_in, results
+from sublet.nn.training import step_of
+from sublet.ops.emitter import Emitter, Literals, Names
+from sublet.ops.nn.command import spec_of
+from sublet.ops.verify import verify
+from sublet.passes.autodiff import backward
+from sublet.passes.order import ordered
+from sublet.passes.pipeline import run_passes, simplify
+from sublet.runtime.pieces import CUT as CUT_OP
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A graph and what its values are in the call.
+
+    model       the graph, in the order that it is run in
+    outside     the inputs of the graph that are read, by their numbers in the call
+    kept        for each cut what is kept at it, by number
+    left        the outputs, by number
+    parameters  by name of their values
+    closed      for each cut, whether what is read after it was kept at it
+    """
+
+    model: Model
+    outside: Mapping[int, Value]
+    kept: tuple[Mapping[int, Value], ...]
+    left: Mapping[int, Value]
+    parameters: Mapping[str, Parameter]
+    closed: tuple[bool, ...]
+
+
+def traced(path: Sequence[Step]) -> Trace:
+    """The graph of a call with these steps."""
+    return _Writer(path).trace()
+
+
+class _Writer:
+    def __init__(self, path: Sequence[Step]) -> None:
+        self.names = Names()
+        self.emit = Emitter(self.names, Literals(self.names))
+        self.values: dict[int, Value] = {}
+        self.inputs: list[Value] = []
+        self.parameters: dict[str, tuple[Parameter, Value]] = {}
+        self.alias: dict[Value, Value] = {}
+        self.differentiable: list[Node] = []
+        self.updates: dict[str, Value] = {}
+        self.kept: list[list[Value]] = []
+        self.slots: list[Sequence[int]] = []
+        for step in path:
+            self._outside(step)
+        for step in path:
+            self._write(step)
+        self.left = path[-1].kept
+
+    def _outside(self, step: Step) -> None:
+        for entry in step.new:
+            if isinstance(entry, Number):
+                if entry.varies:
+                    self._input(entry)
+                else:
+                    elements = (entry.element(),)
+                    self.values[entry.slot] = self.emit.literals.of(elements, entry.kind.spec)
+            elif entry.parameter is None:
+                self._input(entry)
+            else:
+                self.values[entry.slot] = self._parameter(entry.parameter)
+        if step.target is not None:
+            self._parameter(step.target)
+
+    def _input(self, entry: New | Number) -> None:
+        value = Value(self.names.fresh(f"input{entry.slot}"), entry.kind.spec)
+        self.values[entry.slot] = value
+        self.inputs.append(value)
+
+    def _parameter(self, parameter: Parameter) -> Value:
+        found = self.parameters.get(parameter.name)
+        if found is None:
+            found = self.parameters[parameter.name] = parameter, self._named(parameter)
+        return found[1]
+
+    def _named(self, parameter: Parameter) -> Value:
+        return Value(self.names.fresh(parameter.name), parameter._kind.spec)
+
+    def _write(self, step: Step) -> None:
+        emit, before = self.emit, len(self.emit.nodes)
+        emit.source = step.source
+        operands = [None if slot is None else self.values[slot] for slot in step.read]
+        if step.what is APPLY:
+            made = list(emit.several(step.op, *operands, **dict(step.attrs)))
+        elif step.what is GRADIENTS:
+            made = self._gradients(operands)
+        elif step.what in (UPDATE, DETACH):
+            (source,) = operands
+            assert source is not None
+            made = [Value(self.names.fresh("detached"), source.spec)]
+            self.alias[made[0]] = self.alias.get(source, source)
+            if step.target is not None:
+                self.updates[step.target.name] = self.alias[made[0]]
+        else:
+            made = []
+            if step.what is CUT:
+                self.slots.append(step.kept)
+                self.kept.append([self._root(self.values[slot]) for slot in step.kept])
+        self.values.update(zip(step.made, made, strict=True))
+        if step.recording:
+            self.differentiable += emit.nodes[before:]
+
+    def _gradients(self, operands: Sequence[Value | None]) -> list[Value]:
+        of, *wrt, seed = operands
+        assert of is not None
+        values = [value for value in wrt if value is not None]
+        start = seed or self.emit.filled(1, spec_of(of))
+        found = backward(self.emit, tuple(self.differentiable), {of: start}, values)
+        return [
+            grad if grad is not None else self.emit.filled(0, spec_of(value))
+            for grad, value in zip(found, values, strict=True)
+        ]
+
+    def _root(self, value: Value) -> Value:
+        return self.alias.get(value, value)
+
+    def trace(self) -> Trace:
+        """All steps as a model."""
+        nodes = [renamed_in(node, self.alias) for node in self.emit.nodes]
+        wanted = list(dict.fromkeys([*(self._root(self.values[slot]) for slot in self.left)]))
+        updates = [(self.parameters[name][1], source) for name, source in self.updates.items()]
+        sources = _apart([source for _, source in updates], nodes, self.names, set())
+        given = {*self.inputs, *(value for _, value in self.parameters.values()), *self.emit.literals.added}
+        outputs = _apart(wanted, nodes, self.names, given)
+        looked = list(dict.fromkeys(v for kept in self.kept for v in kept if v not in given))
+        graph = Graph(
+            "call",
+            tuple(self.inputs),
+            tuple(nodes),
+            (*outputs, *looked),
+            (*(value for _, value in self.parameters.values()), *self.emit.literals.added),
+            updates=tuple((target, source) for (target, _), source in zip(updates, sources, strict=True)),
+        )
+        verify(graph)
+        if not self.kept:
+            model = step_of(Model(graph))
+            return self._done(model.graph, dict(zip(wanted, model.graph.outputs, strict=True)), {}, ())
+        graph = run_passes(simplify(graph, order=False), ["late-constants", "recall"])
+        count = len(outputs)
+        later = dict(zip(looked, graph.outputs[count:], strict=True))
+        kept = [[later.get(value, value) for value in several] for several in self.kept]
+        cut, closed = with_cuts(replace(graph, outputs=graph.outputs[:count]), kept)
+        return self._done(cut, dict(zip(wanted, graph.outputs, strict=False)), later, closed)
+
+    def _done(
+        self, graph: Graph, left: Mapping[Value, Value], later: Mapping[Value, Value], closed: tuple[bool, ...]
+    ) -> Trace:
+        names = tuple(value.name for value in graph.inputs), tuple(value.name for value in graph.outputs)
+        nodes = {value for node in graph.nodes for value in node.uses}
+        read = nodes.union(results(graph)).intersection(
+            graph.inputs
+        )  # the place of an input that nobody reads is free at once
+        roots = {slot: self._root(value) for slot, value in self.values.items()}
+        return Trace(
+            Model(graph, inputs=names[0], outputs=tuple(f"{i}:{name}" for i, name in enumerate(names[1]))),
+            {slot: value for slot, value in roots.items() if value in read},
+            tuple({slot: later.get(roots[slot], roots[slot]) for slot in slots} for slots in self.slots),
+            {slot: left[roots[slot]] for slot in self.left},
+            {value.name: one for one, value in self.parameters.values()},
+            closed,
+        )
+
+
+def _apart(values: Sequence[Value], nodes: list[Node], names: Names, given: set[Value]) -> list[Value]:
+    """The values, each once and computed by a node: others are copied."""
+    made = {value for node in nodes for value in node.defs}
+    found: list[Value] = []
+    for value in values:
+        if value in given or value not in made or value in found:
+            copy = Value(names.fresh("copy"), value.spec)
+            nodes.append(Node(copy.name, "nn.copy", (value,), (copy,)))
+            value = copy
+        found.append(value)
+    return found
+
+
+def with_cuts(graph: Graph, kept: Sequence[Sequence[Value]]) -> tuple[Graph, tuple[bool, ...]]:
+    """The graph with a cut after what each needs: it keeps these values, and what the updates will write over.
+
+    Each piece is in an order of less memory. Besides, whether all that is read after a cut is kept at it.
+    """
+    maker = {value: node for node in graph.nodes for value in node.defs}
+    waiting = {node.name: node for node in graph.nodes}
+    done: list[Node] = []
+    closed: list[bool] = []
+    for number, values in enumerate(kept):
+        needed = _ancestors(values, maker)
+        piece = [node for name, node in waiting.items() if name in needed]
+        for node in piece:
+            del waiting[node.name]
+        later = {v for node in waiting.values() for v in node.uses} | {*graph.outputs, *(s for _, s in graph.updates)}
+        after = {v for several in kept[number + 1 :] for v in several}
+        done += _in_order(graph, piece, [*values, *later, *after], ())
+        there = {value for node in done for value in node.defs}
+        closed.append(not (later | after) & there - {*values})
+        uses = dict.fromkeys([*values, *graph.updated])
+        done.append(Node(f"cut{number}", CUT_OP, tuple(v for v in uses if v.literal is None), ()))
+    done += _in_order(graph, list(waiting.values()), graph.outputs, graph.updates)
+    found = replace(graph, nodes=tuple(done))
+    verify(found)
+    return found, tuple(closed)
+
+
+def _ancestors(values: Sequence[Value], maker: Mapping[Value, Node]) -> set[str]:
+    found: set[str] = set()
+    waiting = list(values)
+    while waiting:
+        node = maker.get(waiting.pop())
+        if node is not None and node.name not in found:
+            found.add(node.name)
+            waiting += node.uses
+    return found
+
+
+def _in_order(
+    graph: Graph, piece: Sequence[Node], wanted: Sequence[Value], updates: Sequence[tuple[Value, Value]]
+) -> list[Node]:
+    """The nodes of a piece in an order of less memory."""
+    made = {value for node in piece for value in node.defs}
+    weights = set(graph.weights)
+    read = dict.fromkeys(value for node in piece for value in node.uses if value not in made)
+    read.update(dict.fromkeys(value for pair in updates for value in pair if value not in made))
+    inputs = tuple(value for value in read if value not in weights)
+    outputs = tuple(value for value in dict.fromkeys(wanted) if value in made)
+    used = tuple(value for value in graph.weights if value in read)
+    return list(ordered(Graph("piece", inputs, tuple(piece), outputs, used, tuple(updates))).nodes)

@@ -1,0 +1,216 @@
+"""Random Python programs over a dynamic graph: branches and loops on values, gradients, updates, errors.
+
+Tensors are kept from call to call, and dropped.
+
+All numbers are small integers in f64, so that however a program is computed the result is the same in every bit.
+
+    python -m tests.dynamic.programs --programs 10000 [--seed N]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import numpy as np
+
+import sublet
+from sublet import nn
+from sublet.dynamic.remembered import Remembered
+
+CALLS = 7
+LIMIT = 6.0
+
+
+class Stopped(Exception):
+    """Raised by programs."""
+
+
+class World:
+    """One graph, and what a program leaves in it.
+
+    log    what was looked at
+    kept   tensors that outlive calls
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.graph = sublet.DynamicGraph(backend="reference" if seed % 4 else "auto", plans=4)
+        self.log: list[Any] = []
+        self.kept: list[Any] = []
+        random = np.random.default_rng(seed)
+        shapes = [(3,), (3,), (2, 3), (3, 2)]
+        self.parameters = [
+            self.graph.parameter(f"w{i}", dtype="f64", shape=shape, initial=random.integers(-3, 4, shape))
+            for i, shape in enumerate(shapes[: 1 + seed % 4])
+        ]
+
+    def look(self, tensor: Any) -> Any:
+        """Note what a tensor holds."""
+        found = tensor.numpy()
+        self.log.append(found)
+        return found
+
+
+class Program:
+    """A step function, the same for the same seed: what it does depends on values and on the number of the call."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def __call__(self, world: World, x: Any, number: int) -> Any:
+        random = Random(self.seed)
+        here = [x, *world.parameters]
+        self._block(random, world, here, number, 3 + random.randrange(10), 0)
+        left = random.sample(here, min(len(here), random.randrange(3)))
+        own = {id(one) for one in world.parameters}
+        return [one for one in left if id(one) not in own]
+
+    def _block(self, random: Random, world: World, here: list[Any], number: int, length: int, depth: int) -> None:
+        kinds = [self._command] * 8 + [self._look, self._drop, self._keep, self._gradient, self._update, self._number]
+        if depth < 3:
+            kinds += [self._branch, self._loop, self._failure, self._unrecorded]
+        for _ in range(length):
+            random.choice(kinds)(random, world, here, number, depth)
+
+    @staticmethod
+    def _pick(random: Random, here: list[Any]) -> Any:
+        return here[random.randrange(len(here))]
+
+    def _command(self, random: Random, world: World, here: list[Any], number: int, depth: int) -> None:
+        a, b = self._pick(random, here), self._pick(random, here)
+        ways: list[Callable[[], Any]] = [
+            lambda: nn.relu(a),
+            lambda: -a,
+            lambda: a.sum(),
+            lambda: a * 2 + 1,
+            lambda: a.reshape(-1)[1:] if a.size > 1 else a + 1,
+            lambda: a[0] if a.ndim else a,
+            lambda: nn.maximum(a, a.max()),
+            lambda: a.detach() * a,
+            lambda: nn.concat([a.reshape(-1), b.reshape(-1)], axis=0)[: 1 + random.randrange(4)],
+        ]
+        if a.shape == b.shape:
+            ways += [lambda: a + b, lambda: a * b, lambda: a - b, lambda: nn.where(a > b, a, b)] * 2
+        if a.ndim == 2 and b.ndim == 2 and a.shape[1] == b.shape[0]:
+            ways += [lambda: a @ b] * 3
+        made = random.choice(ways)()
+        here.append(nn.clamp(made, low=-LIMIT, high=LIMIT))
+
+    def _look(self, random: Random, world: World, here: list[Any], number: int, depth: int) -> None:
+        world.look(self._pick(random, here))
+
+    def _drop(self, random: Random, world: World, here: list[Any], number: int, depth: int) -> None:
+        if len(here) > 2:
+            del here[random.randrange(1, len(here))]
+
+    def _keep(self, random: Random, world: World, here: list[Any], number: int, depth: int) -> None:
+        if world.kept and random.random() < 0.5:
+            here.append(world.kept.pop(0))
+        world.kept.append(self._pick(random, here))
+        del world.kept[:-4]
+
+    def _gradient(self, random: Random, world: World, here: list[Any], number: int, depth: int) -> None:
+        of = self._pick(random, here)
+        wrt = [self._pick(random, here) for _ in range(1 + random.randrange(2))]
+        try:
+            found = sublet.gradients(of * of if random.random() < 0.3 else of, wrt)
+        except sublet.errors.GradientError:
+            return
+        here += [nn.clamp(one, low=-LIMIT, high=LIMIT) for one in found]
+
+    def _update(self, random: Random, world: World, here: list[Any], number: int, depth: int) -> None:
+        target = random.choice(world.parameters)
+        fitting = [one for one in here if one.shape == target.shape]
+        if fitting:
+            world.graph.update(target, random.choice(fitting))
+
+    def _number(self, random: Random, world: World, here: list[Any], number: int, depth: int) -> None:
+        a = self._pick(random, here)
+        factor = random.choice([number, 2, number // 3, 0])
+        held = world.graph.constant(float(factor), "f64") if random.random() < 0.3 else factor
+        here.append(nn.clamp(a * held, low=-LIMIT, high=LIMIT))
+
+    def _branch(self, random: Random, world: World, here: list[Any], number: int, depth: int) -> None:
+        a, ways = self._pick(random, here), [random.randrange(1 << 30) for _ in range(2)]
+        chosen = ways[float(a.sum()) > random.randrange(-3, 4)]
+        self._block(Random(chosen), world, here, number, 1 + chosen % 4, depth + 1)
+
+    def _loop(self, random: Random, world: World, here: list[Any], number: int, depth: int) -> None:
+        rounds = int(abs(float(self._pick(random, here).sum()))) % 3
+        seed = random.randrange(1 << 30)
+        for _ in range(rounds):
+            self._block(Random(seed), world, here, number, 1 + seed % 3, depth + 1)
+
+    def _failure(self, random: Random, world: World, here: list[Any], number: int, depth: int) -> None:
+        when, caught = random.randrange(CALLS), random.random() < 0.4
+        try:
+            self._block(random, world, here, number, 1, depth + 1)
+            if number == when:
+                raise Stopped
+        except Stopped:
+            if not caught:
+                raise
+
+    def _unrecorded(self, random: Random, world: World, here: list[Any], number: int, depth: int) -> None:
+        with world.graph.no_grad():
+            self._block(random, world, here, number, 1 + random.randrange(3), depth + 1)
+
+
+def outcome(seed: int, mode: str) -> list[Any]:
+    """All that can be seen of some calls of a program: "eager", "remembered", or "poisoned" before each call."""
+    world, program = World(seed), Program(seed)
+
+    def step(x: Any, number: int) -> Any:
+        return program(world, x, number)
+
+    remembered: Remembered = world.graph.jit(step)
+    call = remembered.eagerly if mode == "eager" else remembered
+    random = np.random.default_rng(seed + 1)
+    inputs = random.integers(-2, 3, (3, 2, 3))
+    for number in range(CALLS):
+        if mode == "poisoned":
+            world.graph._plans.arena.raw[:] = 0xFF
+        x = world.graph.tensor(inputs[random.integers(3)], "f64")
+        try:
+            for one in call(x, number):
+                world.look(one)
+        except Stopped:
+            world.log.append("stopped")
+        for one in (*world.kept, *world.parameters):
+            world.look(one)
+    world.log.append(None)
+    return world.log
+
+
+def disagreement(seed: int) -> str:
+    """How the ways to run a program differ; "" when they agree."""
+    expected = outcome(seed, "eager")
+    for mode in ("remembered", "poisoned"):
+        found = outcome(seed, mode)
+        if len(found) != len(expected):
+            return f"{seed}: {mode}: {len(found)} values were seen, not {len(expected)}"
+        for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+            same = a is b or a == b if a is None or isinstance(a, str) or isinstance(b, str) else np.array_equal(a, b)
+            if not same:
+                return f"{seed}: {mode}: value {i} is {a}, not {b}"
+    return ""
+
+
+def main() -> None:
+    """Try programs, and stop at the first that is computed in two ways."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    for seed in range(chosen.seed, chosen.seed + chosen.programs):
+        wrong = disagreement(seed)
+        if wrong:
+            raise SystemExit(wrong)
+        if (seed - chosen.seed) % 100 == 99:
+            print(f"{seed - chosen.seed + 1} programs agree", flush=True)
+
+
+if __name__ == "__main__":
+    main()
