@@ -126,9 +126,10 @@ def others() -> Iterator[Case]:
                 yield Case(O("SELECT_V2", (0, 1, 2), (3,)), (which, whole[0], whole[1], whole[2]), over, "same")
             for axis in range(len(shape)):
                 along = T((), "i32", axis)
-                yield Case(O("CUMSUM", (0, 1), (2,), (102, {})), (whole[0], along, whole[1]), 0, "same")
-            told = T((len(shape),), "i32", shape)
-            yield Case(O("BROADCAST_TO", (0, 1), (2,)), (whole[0], told, whole[1]), 0, "same")
+                for told in ({}, {0: byte(1)}, {1: byte(1)}, {0: byte(1), 1: byte(1)}):
+                    yield Case(O("CUMSUM", (0, 1), (2,), (102, told)), (whole[0], along, whole[1]), 0, "same")
+            to = T((len(shape),), "i32", shape)
+            yield Case(O("BROADCAST_TO", (0, 1), (2,)), (whole[0], to, whole[1]), 0, "same")
             part = tensor([max(1, extent - 1) for extent in shape], dtype)
             start = T((len(shape),), "i32", [extent > 1 for extent in shape])
             yield Case(O("DYNAMIC_UPDATE_SLICE", (0, 1, 2), (3,)), (whole[0], part, start, whole[1]), 0, "same")

@@ -1,0 +1,62 @@
+"""Which operands TensorFlow Lite Micro's kernels may overwrite with their output.
+
+`facts.json` was found by running the kernels so (`tests/frontends/tflite/find_facts.py`): a row names the types, the
+position of the operand, and how the operands may look. What is not there is not in place.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sublet.ir.graph import Node, Value
+from sublet.ops.op import Share
+from sublet.tensor import TensorSpec
+
+FACTS = Path(__file__).with_name("facts.json")
+STEERED = frozenset({"BROADCAST_TO", "CUMSUM", "DYNAMIC_UPDATE_SLICE"})
+"""Operators whose other operands say where, and have shapes of their own."""
+
+SAME, BROADCAST, TWICE = "same", "broadcast", "twice"
+
+
+@cache
+def facts() -> dict[str, Any]:
+    """The file."""
+    found: dict[str, Any] = json.loads(FACTS.read_text(encoding="utf-8"))
+    return found
+
+
+@cache
+def _rows(name: str) -> dict[tuple[str, int], frozenset[str]]:
+    return {(types, position): frozenset(kinds) for types, position, *kinds in facts()["inplace"].get(name, ())}
+
+
+def overwriting(name: str, node: Node, outside: tuple[int, ...]) -> tuple[Share, ...]:
+    """The operands that the first output may take the place of."""
+    result = node.outputs[0] if node.outputs else None
+    if result is None or not isinstance(result.spec, TensorSpec) or result.spec.nbytes == 0:
+        return ()
+    found = []
+    for position, operand in enumerate(node.inputs):
+        if operand is None or position in outside or not isinstance(operand.spec, TensorSpec):
+            continue
+        if operand.spec.shape != result.spec.shape or operand.spec.nbytes != result.spec.nbytes:
+            continue
+        first, last = operand.spec.dtype.text, result.spec.dtype.text
+        known = _rows(name).get((first if first == last else f"{first}>{last}", position))
+        if known and _kind(name, node, operand, result.spec) in known:
+            found.append(Share(0, position))
+    return tuple(found)
+
+
+def _kind(name: str, node: Node, operand: Value, result: TensorSpec) -> str:
+    """How the operands look; "" for what nobody tried."""
+    if node.inputs.count(operand) > 1:
+        return TWICE if node.inputs == (operand, operand) else ""
+    if name in STEERED:
+        return SAME
+    shapes = [value.spec.shape for value in node.inputs if value and isinstance(value.spec, TensorSpec)]
+    return SAME if all(shape == result.shape for shape in shapes) else BROADCAST

@@ -1,0 +1,139 @@
+"""Which outputs are bytes of an input (views), and which hold their inputs (parts), as TFLM's kernels leave them alone.
+
+A kernel that copies bytes to where they are changes nothing; `facts.json` names those that were seen to do so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+
+from sublet.ir.graph import Node, Value
+from sublet.ops.blocks import block_offset, stacked
+from sublet.ops.op import Share
+from sublet.tensor import TensorSpec
+
+
+def _spec(values: Sequence[Value | None], position: int) -> TensorSpec | None:
+    """The spec of a value that is there, has bytes, and fills whole ones."""
+    value = values[position] if position < len(values) else None
+    spec = value.spec if value is not None else None
+    return spec if isinstance(spec, TensorSpec) and spec.nbytes and spec.dtype.bits >= 8 else None
+
+
+def _numbers(node: Node, position: int) -> tuple[int, ...] | None:
+    """The elements of a constant operand."""
+    value = node.inputs[position] if position < len(node.inputs) else None
+    literal = None if value is None else value.literal
+    return None if literal is None else tuple(int(element) for element in literal)
+
+
+def _option(node: Node, name: str) -> int:
+    value = node.attrs.get(name, 0)
+    return value if isinstance(value, int) else 0
+
+
+def _whole(node: Node) -> tuple[Share, ...]:
+    """The output is the whole input."""
+    source, result = _spec(node.inputs, 0), _spec(node.outputs, 0)
+    same = source and result and source.dtype is result.dtype and source.size == result.size
+    return (Share(0, 0),) if same else ()
+
+
+def _cut(output: int, operand: int, source: TensorSpec, shape: Sequence[int], begin: Sequence[int]) -> list[Share]:
+    offset = block_offset(source, shape, begin)
+    return [] if offset is None else [Share(output, operand, offset)]
+
+
+def _slice(node: Node) -> tuple[Share, ...]:
+    source, result, begin = _spec(node.inputs, 0), _spec(node.outputs, 0), _numbers(node, 1)
+    if not source or not result or source.dtype is not result.dtype or begin is None or len(begin) != len(source.shape):
+        return ()
+    return tuple(_cut(0, 0, source, result.shape, begin)) if len(result.shape) == len(begin) else ()
+
+
+def _strided_slice(node: Node) -> tuple[Share, ...]:
+    """Every step is 1; axes may be dropped, but none made."""
+    source, result = _spec(node.inputs, 0), _spec(node.outputs, 0)
+    begin, end, steps = (_numbers(node, position) for position in (1, 2, 3))
+    if not source or not result or begin is None or end is None or steps is None:
+        return ()
+    rank = len(source.shape)
+    plain = len(begin) == len(end) == len(steps) == rank and all(step == 1 for step in steps)
+    if not plain or _option(node, "ellipsis_mask") or _option(node, "new_mask") or source.dtype is not result.dtype:
+        return ()
+    starts, shape = [], []
+    for axis, extent in enumerate(source.shape):
+        first = 0 if _option(node, "begin_mask") >> axis & 1 else _within(begin[axis], extent)
+        last = extent if _option(node, "end_mask") >> axis & 1 else _within(end[axis], extent)
+        if _option(node, "shrink_mask") >> axis & 1:
+            first = begin[axis] + extent if begin[axis] < 0 else begin[axis]
+            last = first + 1
+        starts.append(first)
+        shape.append(max(0, last - first))
+    return tuple(_cut(0, 0, source, shape, starts)) if prod(shape) == result.size else ()
+
+
+def _within(position: int, extent: int) -> int:
+    return min(max(position + extent if position < 0 else position, 0), extent)
+
+
+def _split(axis_at: int, operand: int) -> Callable[[Node], tuple[Share, ...]]:
+    """The outputs are the input, one after another along a constant axis."""
+
+    def shares(node: Node) -> tuple[Share, ...]:
+        source, axis = _spec(node.inputs, operand), _numbers(node, axis_at)
+        if not source or not axis or not -len(source.shape) <= axis[0] < len(source.shape):
+            return ()
+        at = axis[0] % len(source.shape)
+        begin, found = [0] * len(source.shape), []
+        for i in range(len(node.outputs)):
+            result = _spec(node.outputs, i)
+            if not result or result.dtype is not source.dtype or len(result.shape) != len(begin):
+                return ()
+            found += _cut(i, operand, source, result.shape, begin)
+            begin[at] += result.shape[at]
+        return tuple(found) if len(found) == len(node.outputs) and begin[at] == source.shape[at] else ()
+
+    return shares
+
+
+def _unpack(node: Node) -> tuple[Share, ...]:
+    """The outputs are the input's steps along its axis."""
+    source, axis = _spec(node.inputs, 0), _option(node, "axis")
+    if not source or not -len(source.shape) <= axis < len(source.shape):
+        return ()
+    at = axis % len(source.shape)
+    step = [*source.shape[:at], 1, *source.shape[at + 1 :]]
+    found: list[Share] = []
+    for i in range(len(node.outputs)):
+        result = _spec(node.outputs, i)
+        if not result or result.dtype is not source.dtype or result.size != prod(step):
+            return ()
+        found += _cut(i, 0, source, step, [i if axis == at else 0 for axis in range(len(step))])
+    return tuple(found) if len(found) == len(node.outputs) == source.shape[at] else ()
+
+
+def _concatenation(node: Node) -> tuple[Share, ...]:
+    """The inputs lie in the output one after another."""
+    result = _spec(node.outputs, 0)
+    specs = [spec for i in range(len(node.inputs)) if (spec := _spec(node.inputs, i))]
+    if not result or len(specs) != len(node.inputs):
+        return ()
+    axis = _option(node, "axis") % max(1, len(result.shape))
+    if node.op.endswith(".PACK"):
+        axis = min(axis, max(0, len(result.shape) - 1))
+    return stacked(result, specs, axis) if sum(spec.nbytes for spec in specs) == result.nbytes else ()
+
+
+VIEWS: Mapping[str, Callable[[Node], tuple[Share, ...]]] = {
+    "RESHAPE": _whole,
+    "EXPAND_DIMS": _whole,
+    "SQUEEZE": _whole,
+    "SLICE": _slice,
+    "STRIDED_SLICE": _strided_slice,
+    "SPLIT": _split(0, 1),
+    "SPLIT_V": _split(2, 0),
+    "UNPACK": _unpack,
+}
+PARTS: Mapping[str, Callable[[Node], tuple[Share, ...]]] = {"CONCATENATION": _concatenation, "PACK": _concatenation}
