@@ -15,6 +15,7 @@ from sublet.base.files import make_folder, write
 from sublet.checker import require_valid
 from sublet.cli import options
 from sublet.cli.console import answered, answers, packing_progress, refuse_overwriting
+from sublet.cli.export_tflm import TFLM, export_tflm
 from sublet.cli.options import bound_dims, bound_trips
 from sublet.errors import PlanError
 from sublet.ir.recipe import AS_IS
@@ -27,8 +28,10 @@ from sublet.planning.pipeline import plan_memory
 @answered
 def export(
     model: options.Model,
-    to: Annotated[str, typer.Option(help=f"The form: {', '.join(EXPORTERS)}, or one that a package adds.")],
-    out: Annotated[Path, typer.Option("--out", help="The folder to write to; it is made if it is missing.")],
+    to: Annotated[str, typer.Option(help=f"The form: {', '.join((*EXPORTERS, TFLM))}, or one that a package adds.")],
+    out: Annotated[
+        Path, typer.Option("--out", help=f"The folder to write to, made if it is missing; for {TFLM} the file.")
+    ],
     plan: Annotated[
         Path | None, typer.Option("--plan", help="A plan written by `sublet plan --out`; it is checked first.")
     ] = None,
@@ -50,7 +53,10 @@ def export(
     else:
         source = to_run(model, bound_dims(dim), max_trips=bound_trips(max_trips), optimize=AS_IS)
         with packing_progress() as progress:
-            made = plan_memory(source, Options(alignment=64 if align is None else align), progress=progress)
+            made = plan_memory(source, Options(alignment=align or (16 if to == TFLM else 64)), progress=progress)
+    if to == TFLM:
+        export_tflm(model, made, section or (), out, plan)
+        return
     files = exported(made, to, Told(dict(_section(text, made) for text in section or ()), model))
     make_folder(out)
     refuse_overwriting([path for path in (model, plan) if path is not None], *(out / name for name in files))

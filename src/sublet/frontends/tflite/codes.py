@@ -41,4 +41,6 @@ TYPES: tuple[DType | str, ...] = (
     *(DType.F64, DType.C128, DType.U64, DType.I32, "variant", DType.U32, DType.U16, DType.I4, DType.BF16, DType.I2),
     *(DType.U4, DType.F8E4M3FN, DType.F8E5M2),
 )
-"""Of elements, by number: one of ours, or a name for what has no bytes of its own. A resource is a 32-bit number."""
+"""Of elements, by number: one of ours, or a name for what has no bytes of its own. A resource has a name."""
+
+RESOURCE = 13

@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 
 from sublet.base.flatbuffer import Table, Wire
 from sublet.errors import ModelError, SubletError
-from sublet.frontends.tflite.codes import CUSTOM, OPERATORS, PLACEHOLDER, TYPES
+from sublet.frontends.tflite.codes import CUSTOM, OPERATORS, PLACEHOLDER, RESOURCE, TYPES
 from sublet.tensor import DType, Spec, TensorSpec, Unplannable
 
 ADVICE = "the file is damaged, or is no TensorFlow Lite model: save it again"
 IDENTIFIER = b"TFL3"
 COMPRESSED = "COMPRESSION_METADATA"
 MOST_RANK = 64
+NO_BYTES = TensorSpec(DType.I32, (0,))
+"""Of a tensor that names a resource: the kernel that gives it keeps the name itself."""
+
 ACTIVATION = ("activation", 0)
 OPTIONS: Mapping[str, tuple[tuple[str, int], ...]] = {
     "IF": (("then", 0), ("else", 1)),
@@ -198,6 +201,8 @@ def _tensor(table: Table, buffers: int) -> Tensor:
 
 def _spec(table: Table, type_: int, shape: tuple[int, ...]) -> Spec:
     element = TYPES[type_]
+    if type_ == RESOURCE:
+        return NO_BYTES
     if len(shape) > MOST_RANK:
         raise table.wire.broken(table.at, f"a tensor with {len(shape)} axes")
     if not isinstance(element, DType):

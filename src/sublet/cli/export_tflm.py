@@ -1,0 +1,74 @@
+"""`sublet export --to tflm`: a .tflite file with a plan in its metadata, as TensorFlow Lite Micro needs least."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from sublet.base.files import write
+from sublet.cli.console import answers, refuse_overwriting
+from sublet.errors import ModelError, PlanError
+from sublet.frontends.model import is_tflite
+from sublet.frontends.tflite import tflm
+from sublet.frontends.tflite.choosing import RUNS, Choice, chosen
+from sublet.frontends.tflite.offline import Offsets, encoded
+from sublet.frontends.tflite.patched import with_metadata
+from sublet.frontends.tflite.placing import offsets_of
+from sublet.frontends.tflite.program import decode
+from sublet.plan import MemoryPlan
+
+TFLM = "tflm"
+
+
+def export_tflm(model: Path, plan: MemoryPlan, sections: Sequence[str], out: Path, plan_path: Path | None) -> None:
+    """Write the file, and say what TFLM needs with it. Raises PlanError for a plan or model that TFLM cannot take."""
+    if not is_tflite(model):
+        raise PlanError(f"--to {TFLM} writes a plan into a .tflite file, and {model} is none")
+    if sections:
+        raise PlanError(f"--section is for C: {TFLM} takes the arena from its caller")
+    refuse_overwriting([path for path in (model, plan_path) if path is not None], out)
+    try:
+        raw = model.read_bytes()
+    except OSError as cause:
+        raise ModelError(f"{model}: cannot be read: {cause.strerror or cause}") from cause
+    program = decode(raw, model.name)
+    offsets = offsets_of(program, plan)
+    if tflm.available():
+        choice = chosen(raw, program, offsets)
+        made, lines = choice.raw, list(_measured(choice))
+    else:
+        made, lines = with_metadata(raw, program.where, encoded(offsets)), list(_unmeasured(plan, offsets))
+    write(out, made)
+    answers().print(f"wrote {out}", soft_wrap=True)
+    for line in lines:
+        answers().print(line, soft_wrap=True)
+
+
+def _measured(choice: Choice) -> Iterator[str]:
+    own, ours = choice.own, choice.ours
+    yield f"measured with {tflm.PACKAGE} {tflm.version()}, on this machine, in fresh interpreters:"
+    if choice.offsets is None:
+        yield f"  its own plan is no worse, and is kept: tensors and scratch {own.head:,} B, arena {own.total:,} B"
+        return
+    yield f"  tensors and scratch {ours.head:,} B instead of {own.head:,} B"
+    yield f"  arena used          {ours.total:,} B instead of {own.total:,} B"
+    yield f"  smallest arena      {ours.smallest:,} B instead of {own.smallest:,} B"
+    yield f"  outputs             equal bit for bit in {RUNS} runs on random inputs"
+    yield f"  {_told(choice.offsets)}{_why(choice.how)}"
+
+
+def _why(how: str) -> str:
+    return "; it needs less with some left to it" if how == "some" else ""
+
+
+def _told(offsets: Offsets) -> str:
+    count = sum(offset is not None for subgraph in offsets for offset in subgraph)
+    return f"offsets of {count} tensors are told; it places all others, and scratch, around them"
+
+
+def _unmeasured(plan: MemoryPlan, offsets: Offsets) -> Iterator[str]:
+    yield _told(offsets)
+    yield (
+        f"not proven: that its kernels' scratch fits beside the {plan.arena_bytes:,} B of tensors, so that it needs "
+        f"no more than with a plan of its own. pip install 'sublet[{tflm.EXTRA}]' has it measured"
+    )
