@@ -1,7 +1,8 @@
 """The offline memory plan in the metadata of a .tflite file, which TensorFlow Lite Micro obeys.
 
 Judged are the tensors of the first subgraph. TFLM copies the operands of IF and WHILE into other subgraphs and back,
-tensor by tensor, which a replay of the model does not: these, and all in other subgraphs, count as left out.
+tensor by tensor, which a replay of the model does not: these, and all in other subgraphs, count as left out. What
+outlasts a run lies in memory of its own there.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from sublet.frontends.tflite.model import ALIGNMENT, converted
 from sublet.frontends.tflite.offline import METADATA, offline_plan
 from sublet.frontends.tflite.placing import copied
 from sublet.frontends.tflite.program import Program
-from sublet.ir.graph import Graph
 
 TOOL = "TensorFlow Lite Micro's offline planning"
 
@@ -23,21 +23,13 @@ def placed_from_tflite(program: Program) -> ForeignPlan:
     if offsets is None:
         raise PlanError(f"{program.where} has no plan in its metadata (no {METADATA})")
     made = converted(program)
-    kept = {weight.name for weight in made.model.graph.weights}
-    names = {index: name for index, name in made.tensors.items() if name not in kept}
     alone = copied(program)
-    placed = {index: offset for index, offset in enumerate(offsets[0]) if offset is not None and index not in alone}
-    return ForeignPlan(
-        tuple(Placed(names[index], offset) for index, offset in placed.items() if index in names),
-        TOOL,
-        alignment=ALIGNMENT,
-        left_out=tuple(_left_out(made.model.graph, {names[index] for index in placed if index in names})),
-    )
-
-
-def _left_out(graph: Graph, placed: set[str]) -> list[str]:
-    """The values that lie in TFLM's arena, and are not judged."""
-    outside = {*graph.weights, *graph.updated, *(source for _, source in graph.updates)}
-    return [
-        value.name for value in graph.values() if value not in outside and value.nbytes and value.name not in placed
+    tensors = [
+        Placed(made.tensors[index], offset)
+        for index, offset in enumerate(offsets[0])
+        if offset is not None and index in made.tensors and index not in alone
     ]
+    tensors += [Placed(name, 0, f"variable {'/'.join(key[1:])}") for name, key in made.outlasting.items()]
+    placed = {tensor.name for tensor in tensors} | {weight.name for weight in made.model.graph.weights}
+    left_out = (value.name for value in made.model.graph.values() if value.nbytes and value.name not in placed)
+    return ForeignPlan(tuple(tensors), TOOL, alignment=ALIGNMENT, left_out=tuple(left_out))

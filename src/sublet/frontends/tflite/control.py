@@ -108,7 +108,7 @@ def add_loop(
     counter = Value(conversion.fresh(f"{operator.name}.{position}.round"), COUNT)
     parameters = [Value(conversion.fresh(f"{value.name}.carried"), value.spec) for value in inits]
     inside = {**now, **dict(zip(keys, parameters[len(given) :], strict=True))}
-    conversion.outlasting.update(parameters[len(given) :])
+    conversion.outlasting.update(zip(parameters[len(given) :], keys, strict=True))
     nodes, conditions = convert(conversion, check, parameters[: len(given)], inside, depth + 1)
     if len(conditions) != 1:
         raise conversion.error(graph, f"subgraph {check} is a condition, and gives {len(conditions)} outputs", position)

@@ -46,7 +46,7 @@ class Conversion:
     weights: dict[Value, Stored | None] = field(default_factory=dict)
     initial: State = field(default_factory=dict)
     tensors: dict[int, Value] = field(default_factory=dict)
-    outlasting: set[Value] = field(default_factory=set)
+    outlasting: dict[Value, Key] = field(default_factory=dict)
     nodes: int = 0
     _constants: dict[tuple[int, int], Value] = field(default_factory=dict)
     _counts: dict[str, int] = field(default_factory=dict)
@@ -110,12 +110,13 @@ class Conversion:
             value = Value(self.fresh(key[-1] or "variable"), self.specs[key])
             self.weights[value] = None
             self.initial[key] = value
+            self.outlasting[value] = key
         return now.setdefault(key, self.initial[key])
 
     def remembered(self, key: Key) -> Value:
         """A new value for what something that outlasts a run will hold."""
         value = Value(self.fresh(f"{key[-1] or 'variable'}.next"), self.specs[key])
-        self.outlasting.add(value)
+        self.outlasting[value] = key
         return value
 
     def node(self, graph: int, position: int, operator: Operator, node: Node) -> Node:

@@ -126,5 +126,5 @@ def _operator(
 
 def _outside(conversion: Conversion, given: Sequence[Value | None]) -> tuple[int, ...]:
     """The positions of operands that lie in no arena: constants, and what outlasts a run."""
-    kept = conversion.weights.keys() | conversion.outlasting
+    kept = conversion.weights.keys() | conversion.outlasting.keys()
     return tuple(i for i, value in enumerate(given) if value in kept)

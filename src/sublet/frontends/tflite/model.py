@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sublet.errors import Finding, ModelError
-from sublet.frontends.tflite.conversion import Conversion
+from sublet.frontends.tflite.conversion import Conversion, Key
 from sublet.frontends.tflite.convert import convert_subgraph
 from sublet.frontends.tflite.dialect import registered
 from sublet.frontends.tflite.program import Program, decode
@@ -39,10 +39,15 @@ def read_program(path: Path) -> Program:
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A model, and the name of the value that each tensor of the first subgraph is."""
+    """A model, and what its values are.
+
+    tensors      the value that each tensor of the first subgraph is, by name
+    outlasting   the values that lie where a run leaves them to the next one, by name, with where that is
+    """
 
     model: Model
     tensors: dict[int, str]
+    outlasting: dict[str, Key]
 
 
 def from_program(program: Program) -> Model:
@@ -72,7 +77,8 @@ def converted(program: Program) -> Converted:
         remark=REMARK,
         warnings=tuple(_open(program)),
     )
-    return Converted(model, {index: value.name for index, value in conversion.tensors.items()})
+    tensors = {index: value.name for index, value in conversion.tensors.items()}
+    return Converted(model, tensors, {value.name: key for value, key in conversion.outlasting.items()})
 
 
 def _open(program: Program) -> list[Finding]:

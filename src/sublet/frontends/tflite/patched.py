@@ -9,7 +9,7 @@ from __future__ import annotations
 from sublet.base.flatbuffer import Table, Wire
 from sublet.errors import ModelError, PlanError
 from sublet.frontends.tflite.offline import METADATA
-from sublet.frontends.tflite.program import IDENTIFIER, Program, decode
+from sublet.frontends.tflite.program import ADVICE, IDENTIFIER, Program, decode
 from sublet.frontends.tflite.writing import WIDEST, Item, Kept, Number, Record, Several, Text, Vector, written
 
 VERSION, BUFFERS, METADATAS, FIELDS = 0, 4, 6, 8
@@ -42,7 +42,7 @@ def _entries(root: Table) -> list[tuple[Table, bool]]:
 
 def _overwritten(raw: bytes, where: str, content: bytes) -> bytes:
     """The file with the plan's bytes changed where they are."""
-    root = Wire(raw, where).root(IDENTIFIER)
+    root = Wire(raw, where, ADVICE).root(IDENTIFIER)
     buffers = list(root.tables(BUFFERS))
     index = next(table.integer(1, "I") for table, plan in _entries(root) if plan)
     at, _ = buffers[index].block(0, 1)
@@ -50,7 +50,7 @@ def _overwritten(raw: bytes, where: str, content: bytes) -> bytes:
 
 
 def _with_root(raw: bytes, where: str, content: bytes | None) -> bytes:
-    root = Wire(raw, where).root(IDENTIFIER)
+    root = Wire(raw, where, ADVICE).root(IDENTIFIER)
     unknown = [number for number in root.fields if number >= FIELDS]
     if unknown:
         raise ModelError(f"{where}: its model has a field {unknown[0]}, which is newer than what Sublet can keep")

@@ -1,0 +1,185 @@
+"""TFLM out: a plan in the metadata of a file, everything else as it was, and what the interpreter makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sublet.analysis.options import Options
+from sublet.errors import ModelError, PlanError
+from sublet.foreign import By, Outcome, judged
+from sublet.foreign.tflite_metadata import placed_from_tflite
+from sublet.frontends.tflite import tflm
+from sublet.frontends.tflite.choosing import Choice, chosen
+from sublet.frontends.tflite.model import ALIGNMENT, from_program
+from sublet.frontends.tflite.offline import METADATA, encoded, offline_plan
+from sublet.frontends.tflite.patched import with_metadata
+from sublet.frontends.tflite.placing import offsets_of
+from sublet.frontends.tflite.program import decode
+from sublet.packing import Region
+from sublet.planning.pipeline import plan_memory
+from tests.commands import Cli
+from tests.frontends.tflite.generated import residual, straight, streaming
+from tests.frontends.tflite.written import branch, chain, counting, loop
+
+MODELS: dict[str, Callable[[], bytes]] = {
+    "chain": chain,
+    "branch": branch,
+    "loop": loop,
+    "counting": counting,
+    "residual": residual,
+    "streaming": streaming,
+    **{f"straight{seed}": lambda seed=seed: straight(seed) for seed in range(8)},  # type: ignore[misc]
+}
+needs_tflm = pytest.mark.skipif(not tflm.available(), reason=f"needs the package {tflm.PACKAGE}")
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Runs `sublet` in this process."""
+    return Cli(monkeypatch, capsys)
+
+
+def exported(raw: bytes, name: str = "model") -> Choice:
+    program = decode(raw, name)
+    plan = plan_memory(from_program(program), Options(alignment=ALIGNMENT))
+    return chosen(raw, program, offsets_of(program, plan))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_planned_reads_back_with_nothing_else_changed(name: str) -> None:
+    raw = MODELS[name]()
+    program = decode(raw, name)
+    offsets = offsets_of(program, plan_memory(from_program(program), Options(alignment=ALIGNMENT)))
+    planned = with_metadata(raw, name, encoded(offsets))
+    assert planned.endswith(raw)
+    assert offline_plan(decode(planned, name)) == offsets
+    assert with_metadata(planned, name, encoded(offsets)) == planned, (
+        "a plan of the same length is written in its place"
+    )
+    bare = decode(with_metadata(planned, name, None), name)
+    assert offline_plan(bare) is None
+    assert bare.subgraphs == program.subgraphs
+
+
+@needs_tflm
+@pytest.mark.parametrize("name", MODELS)
+def test_the_schema_of_tflm_reads_everything_else_as_it_was(name: str) -> None:
+    schema = pytest.importorskip("tflite_micro.tensorflow.lite.micro.python.schema_py_generated")
+    raw = MODELS[name]()
+    offsets = [[0] * len(subgraph.tensors) for subgraph in decode(raw, name).subgraphs]
+    planned = with_metadata(raw, name, encoded(offsets))
+    old, new = (schema.ModelT.InitFromObj(schema.Model.GetRootAsModel(each, 0)) for each in (raw, planned))
+    assert new.metadata.pop().name.decode() == METADATA
+    new.buffers.pop()
+    new.metadata = new.metadata or None
+    assert told(old) == told(new)
+
+
+def told(thing: Any) -> Any:
+    """All that an object of the schema says."""
+    if hasattr(thing, "__dict__"):
+        return {name: told(value) for name, value in vars(thing).items()}
+    if isinstance(thing, list):
+        return [told(each) for each in thing]
+    return thing.tolist() if hasattr(thing, "tolist") else thing
+
+
+@needs_tflm
+@pytest.mark.parametrize("name", MODELS)
+def test_tflm_computes_the_same_and_needs_no_more(name: str) -> None:
+    choice = exported(MODELS[name](), name)
+    assert choice.ours.outputs == choice.own.outputs
+    assert choice.ours.total <= choice.own.total
+    assert choice.ours.smallest <= choice.own.smallest
+    if choice.how == "none":
+        assert offline_plan(decode(choice.raw, name)) is None
+
+
+@needs_tflm
+@pytest.mark.parametrize("name", ["chain", "residual", "streaming", "counting"])
+def test_tflm_needs_less_where_outputs_are_written_over_inputs(name: str) -> None:
+    choice = exported(MODELS[name](), name)
+    assert choice.ours.head < choice.own.head
+    assert choice.ours.total < choice.own.total
+
+
+@needs_tflm
+def test_a_wrong_plan_is_not_handed_out() -> None:
+    raw = chain()
+    with pytest.raises(PlanError, match="computes something else"):
+        chosen(raw, decode(raw, "wrong"), ((0, 32, 16),))
+
+
+def test_a_plan_that_tflm_cannot_follow_is_refused() -> None:
+    program = decode(straight(3), "straight")
+    model = from_program(program)
+    for options, words in (
+        (Options(alignment=8), "--align 16"),
+        (Options(alignment=16, regions=(Region("a", 1 << 20), Region("b", 1 << 20))), "without --region"),
+        (Options(alignment=16, streams=2), "without --order"),
+    ):
+        with pytest.raises(PlanError, match=words):
+            offsets_of(program, plan_memory(model, options))
+
+
+def test_what_loops_and_branches_copy_is_left_to_tflm() -> None:
+    program = decode(branch(), "branch")
+    (main, *others) = offsets_of(program, plan_memory(from_program(program), Options(alignment=ALIGNMENT)))
+    assert main[:3] == (None, None, None)
+    assert main[3] is not None
+    assert {offset for subgraph in others for offset in subgraph} == {None}
+
+
+def test_the_plan_in_a_file_is_judged() -> None:
+    raw = chain()
+    program = decode(with_metadata(raw, "right", encoded([[0, 64, 64]])), "right")
+    assert judged(from_program(program), placed_from_tflite(program)).outcome is Outcome.RIGHT
+    program = decode(with_metadata(raw, "wrong", encoded([[0, 32, 0]])), "wrong")
+    found = judged(from_program(program), placed_from_tflite(program))
+    assert found.by is By.REPLAY
+    assert found.outcome is Outcome.WRONG
+    assert any("x" in str(finding) and "y" in str(finding) for finding in found.findings)
+    with pytest.raises(PlanError, match="no plan in its metadata"):
+        placed_from_tflite(decode(raw, "unplanned"))
+
+
+def test_export_as_a_command(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, plan, out = tmp_path / "m.tflite", tmp_path / "plan.json", tmp_path / "planned.tflite"
+    model.write_bytes(chain())
+    assert cli("plan", model, "--align", 16, "--out", plan)[0] == 0
+    if tflm.available():
+        status, words, _ = cli("export", model, "--plan", plan, "--to", "tflm", "--out", out)
+        assert status == 0
+        assert "tensors and scratch 128 B instead of 192 B" in words
+        assert cli("check", out)[0] == 0
+    monkeypatch.setattr(tflm, "MODULE", "no_such_module")
+    status, words, _ = cli("export", model, "--plan", plan, "--to", "tflm", "--out", out)
+    assert status == 0
+    assert "not proven" in words
+    assert offline_plan(decode(out.read_bytes(), "out")) == ((0, 64, 64),)
+
+
+def test_export_says_what_is_wrong(cli: Cli, tmp_path: Path) -> None:
+    model, text = tmp_path / "m.tflite", tmp_path / "m.sublet"
+    model.write_bytes(chain())
+    text.write_text("graph @g(%x: f32[4]) {\n  return %x\n}\n", encoding="utf-8")
+    for words, expected in (
+        ((text, "--to", "tflm", "--out", tmp_path / "o"), "is none"),
+        ((model, "--to", "tflm", "--out", model), "overwrite"),
+        ((model, "--to", "tflm", "--out", tmp_path / "o", "--align", 4), "--align 16"),
+        ((model, "--to", "tflm", "--out", tmp_path / "o", "--section", ".bss"), "--section is for C"),
+    ):
+        status, _, said = cli("export", *words)
+        assert status == 2
+        assert expected in said
+
+
+def test_a_file_that_is_not_whole_cannot_be_changed() -> None:
+    raw = bytearray(chain())
+    raw[4:8] = b"TFL4"
+    with pytest.raises(ModelError, match="TFL3"):
+        with_metadata(bytes(raw), "other", b"")
