@@ -1,4 +1,4 @@
-"""Random networks that TensorFlow Lite Micro runs: straight lines of many kinds of operators, branches, loops, state."""
+"""Random networks that TensorFlow Lite Micro runs: straight lines of many kinds of operators, and state."""
 
 from __future__ import annotations
 
