@@ -11,14 +11,17 @@ import pytest
 
 import sublet
 from sublet.analysis.options import Options
+from sublet.base.flatbuffer import Wire
 from sublet.errors import ModelError, SubletError
 from sublet.frontends.tflite.model import from_program
 from sublet.frontends.tflite.offline import METADATA, encoded, offline_plan
 from sublet.frontends.tflite.program import decode
+from sublet.frontends.tflite.writing import Kept, Record, Several, written
 from sublet.ir.graph import CaseOf, While
 from sublet.planning.pipeline import plan_memory
 from sublet.tensor import DType, TensorSpec
 from tests.commands import Cli
+from tests.frontends.tflite.hostile import judge_many
 from tests.frontends.tflite.written import ADD, G, O, T, branch, chain, counting, integer, loop, tflite
 
 
@@ -118,6 +121,33 @@ def test_what_cannot_be_followed_is_refused(make: Callable[[], bytes], words: st
     with pytest.raises(SubletError, match=words) as refusal:
         plan_memory(from_program(decode(make(), "bad.tflite")))
     assert "bad.tflite" in str(refusal.value)
+
+
+def test_damaged_files_are_dealt_with() -> None:
+    tally = judge_many(300)
+    assert sum(tally.values()) == 300
+    assert min(tally["refused"], tally["read as a model"]) > 20
+
+
+def test_subgraphs_that_call_each_other_again_and_again_are_refused() -> None:
+    def call(called: int) -> G:
+        tensors = [T((4,)), T((), "bool", content=True), T((4,)), T((4,))]
+        told = (92, {0: integer(called), 1: integer(called)})
+        return G(tensors, [O("IF", (1, 0), (2,), told), O("IF", (1, 2), (3,), told)], [0], [3])
+
+    last = G([T((4,)), T((4,))], [O("RELU", (0,), (1,))], [0], [1])
+    with pytest.raises(ModelError, match="as often as they are called"):
+        from_program(decode(tflite(*(call(i + 1) for i in range(40)), last), "bomb"))
+
+
+def test_a_file_that_says_one_thing_a_thousand_times_is_refused() -> None:
+    raw = tflite(*[G([T((4,)) for _ in range(300)], [], [], [])] * 1)
+    root = Wire(raw, "bomb", "").root(b"TFL3")
+    (only,) = root.tables(2)
+    fields = {number: Kept(root.target(number) or 0) for number in root.fields if number not in (0, 2)}
+    many = Several([Kept(only.at)] * 1000)
+    with pytest.raises(ModelError, match="again and again"):
+        decode(written(Record({**fields, 2: many}), b"TFL3", raw), "bomb")
 
 
 def test_a_buffer_of_another_size_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -14,8 +15,8 @@ from sublet.ir.graph import Graph, Node, Value
 from sublet.tensor import DType, TensorSpec
 
 PREFIX = "tflite."
-MOST_NODES = 200_000
-"""In all, subgraphs that are called several times counted as often."""
+NODES_PER_OPERATOR, FIXED = 50, 1000
+"""How many nodes there may be, subgraphs that are called several times counted as often."""
 
 MOST_LITERAL = 64
 """Elements of a constant that facts may depend on: axes, shapes, begins."""
@@ -51,6 +52,11 @@ class Conversion:
     _constants: dict[tuple[int, int], Value] = field(default_factory=dict)
     _counts: dict[str, int] = field(default_factory=dict)
     _taken: set[str] = field(default_factory=set)
+
+    @cached_property
+    def most(self) -> int:
+        """The most nodes that this program may have."""
+        return FIXED + NODES_PER_OPERATOR * sum(len(subgraph.operators) for subgraph in self.program.subgraphs)
 
     def error(self, graph: int, what: str, position: int | None = None) -> ModelError:
         """The error that says where something is wrong."""
@@ -122,8 +128,8 @@ class Conversion:
     def node(self, graph: int, position: int, operator: Operator, node: Node) -> Node:
         """A node with its name and where it comes from. Raises ModelError when they get too many."""
         self.nodes += 1
-        if self.nodes > MOST_NODES:
-            raise self.error(graph, f"more than {MOST_NODES} operators, subgraphs that call each other counted in full")
+        if self.nodes > self.most:
+            raise self.error(graph, f"more than {self.most} operators, subgraphs counted as often as they are called")
         outputs = [self.program.subgraphs[graph].tensors[i] for i in operator.outputs if i >= 0]
         quantised = next((tensor.quantised for tensor in outputs if tensor.quantised), "")
         where = f"subgraph {graph}, operator {position}" if graph else f"operator {position}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sublet.frontends.tflite.control import add_branch, add_loop, add_once
-from sublet.frontends.tflite.conversion import MOST_DEPTH, PREFIX, Conversion, State
+from sublet.frontends.tflite.conversion import MOST_DEPTH, PREFIX, Conversion, Key, State
 from sublet.frontends.tflite.program import Operator
 from sublet.frontends.tflite.state import ASSIGN, READ, variable
 from sublet.ir.graph import Attr, Node, Value
@@ -64,12 +64,13 @@ def _results(
 ) -> list[Value | None]:
     """New values for what an operator gives. Raises ModelError for a tensor that has a content already."""
     found: list[Value | None] = []
+    twice = len(set(operator.outputs)) < len(operator.outputs)
     for index in operator.outputs:
         if index < 0:
             found.append(None)
             continue
         tensor = conversion.program.subgraphs[graph].tensors[index]
-        if index in values or operator.outputs.count(index) > 1 or tensor.variable:
+        if index in values or twice or tensor.variable:
             raise conversion.error(graph, f"{tensor.name[:80]!r} (tensor {index}) is written once more", position)
         if conversion.program.content(tensor) is not None:
             raise conversion.error(graph, f"{tensor.name[:80]!r} (tensor {index}), a constant, is written", position)
@@ -114,11 +115,13 @@ def _operator(
             now[key] = conversion.remembered(key)
             results, variables = [now[key]], (1,)
     else:
-        keys = [variable(conversion.program, graph, index, conversion.keys) for index in operator.inputs]
-        variables = tuple(i for i, key in enumerate(keys) if key and key not in keys[:i])
-        changed = [key for key in dict.fromkeys(keys) if key is not None]
+        changed: dict[Key, int] = {}
+        for i, index in enumerate(operator.inputs):
+            found = variable(conversion.program, graph, index, conversion.keys)
+            if found is not None:
+                changed.setdefault(found, i)
         now.update((each, conversion.remembered(each)) for each in changed)
-        results = [*results, *(now[each] for each in changed)]
+        results, variables = [*results, *(now[each] for each in changed)], tuple(changed.values())
     attrs: dict[str, Attr] = {**operator.options, "outside": _outside(conversion, given), "variables": variables}
     node = Node("", f"{PREFIX}{operator.name}", tuple(given), tuple(results), attrs)
     return conversion.node(graph, position, operator, node)

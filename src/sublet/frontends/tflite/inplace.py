@@ -40,13 +40,15 @@ def overwriting(name: str, node: Node, outside: tuple[int, ...]) -> tuple[Share,
     if result is None or not isinstance(result.spec, TensorSpec) or result.spec.nbytes == 0:
         return ()
     found = []
-    for position, operand in enumerate(node.inputs):
+    rows = _rows(name)
+    for position in sorted({position for _, position in rows}):
+        operand = node.inputs[position] if position < len(node.inputs) else None
         if operand is None or position in outside or not isinstance(operand.spec, TensorSpec):
             continue
         if operand.spec.shape != result.spec.shape or operand.spec.nbytes != result.spec.nbytes:
             continue
         first, last = operand.spec.dtype.text, result.spec.dtype.text
-        known = _rows(name).get((first if first == last else f"{first}>{last}", position))
+        known = rows.get((first if first == last else f"{first}>{last}", position))
         if known and _kind(name, node, operand, result.spec) in known:
             found.append(Share(0, position))
     return tuple(found)
