@@ -11,7 +11,7 @@ import pytest
 from sublet.analysis.options import Options
 from sublet.errors import ModelError, PlanError
 from sublet.foreign import By, Outcome, judged
-from sublet.foreign.tflite_metadata import placed_from_tflite
+from sublet.foreign.tflite_offline import placed_from_tflite
 from sublet.frontends.tflite import tflm
 from sublet.frontends.tflite.choosing import Choice, chosen
 from sublet.frontends.tflite.model import ALIGNMENT, from_program
