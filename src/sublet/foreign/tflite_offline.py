@@ -1,8 +1,8 @@
 """The offline plan that a .tflite file carries for TensorFlow Lite Micro, as a foreign plan of its first subgraph.
 
-TFLM finds places by itself for tensors at -1: they are left out, and so are constants, which lie in the file. It copies
-the operands of IF and WHILE into other subgraphs and back, tensor by tensor, which a replay of the model does not: these
-and the tensors of other subgraphs are left out too. What outlasts a run has memory of its own there.
+TFLM finds places by itself for tensors at -1: they are left out, and so are constants, which lie in the file. It
+copies the operands of IF and WHILE into other subgraphs and back, tensor by tensor, which a replay of the model does
+not: these, and the tensors of other subgraphs, are left out too. What outlasts a run has memory of its own there.
 """
 
 from __future__ import annotations
