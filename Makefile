@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= resnet50
 PYTHONS ?= $(PYTHON)
-PUBLIC := sublet sublet.errors sublet.packing sublet.plan sublet.runtime.kernel
+PUBLIC := sublet sublet.errors sublet.foreign sublet.packing sublet.plan sublet.runtime.kernel
 
 help: ## print this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'

@@ -2,13 +2,15 @@
 
 python tests/walk.py [DOCUMENT ...]        with the Python of that environment; `make walk` makes one for each version
 
-The edge engineer walks through README.md, who serves loops through docs/loops.md, memory.md and text_form.md, who
-trains
-through docs/training.md. Needs Sublet with the extras onnxruntime and png, and nothing of the tests.
+The edge engineer walks through README.md, who has another tool's plan through docs/foreign.md, who serves loops
+through docs/loops.md, memory.md and text_form.md, who trains through docs/training.md. Needs Sublet with the extras
+onnxruntime and png, and nothing of the tests.
 """
 
 from __future__ import annotations
 
+import json
+import pickle
 import re
 import shlex
 import subprocess
@@ -27,7 +29,10 @@ from sublet.frontends.paddle.format.program import Block, Program, new_op, new_v
 from sublet.tensor import DType
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("README.md", "docs/loops.md", "docs/memory.md", "docs/text_form.md", "docs/training.md", "docs/dynamic.md")
+DOCUMENTS = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("foreign", "loops", "memory", "text_form", "training", "dynamic")),
+)
 BLOCK = re.compile(r"^```(python|sublet)\n(.*?)^```$|^ {4}(sublet [^\n]*)$", re.MULTILINE | re.DOTALL)
 ANSWERS = (0, 1, 3)
 """What a command may exit with: it fits, it does not, or nobody can know."""
@@ -92,6 +97,16 @@ def _furnish(folder: Path) -> None:
     """The files that the documents speak of."""
     np.save(folder / "x.npy", np.ones((1, 3, 32, 32), np.float32))
     (folder / "problem.csv").write_text("id,lower,upper,size\na,0,4,64\nb,2,6,128\nc,5,9,64\n", encoding="utf-8")
+    (folder / "packed.csv").write_text("id,lower,upper,size,offset\na,0,4,64,0\nb,2,6,128,64\n", encoding="utf-8")
+    tensors = [{"name": name, "offset": at} for name, at in {"x": 0, "c": 12288, "r": 12288, "y": 0}.items()]
+    placed = {"format": "sublet-placed", "version": 1, "tool": "TVM", "tensors": tensors}
+    (folder / "tvm.json").write_text(json.dumps(placed), encoding="utf-8")
+    events = [{"action": "alloc", "addr": 512 * i, "size": 512, "frames": []} for i in range(3)]
+    (folder / "snapshot.pickle").write_bytes(pickle.dumps({"segments": [], "device_traces": [events]}))
+    planned = _model(1)
+    for value, at in zip((*planned.graph.input, *planned.graph.output), (0, 12288, 16384), strict=True):
+        value.metadata_props.add(key="onnxsim.mem_offset", value=str(at))
+    (folder / "planned.onnx").write_bytes(planned.SerializeToString())
     for name in ("inference.pdmodel", "train.pb"):
         (folder / name).write_bytes(encode(_paddle()))
 

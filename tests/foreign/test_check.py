@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from sublet.foreign.json_form import placed_from_json
 from sublet.frontends.tflite.offline import METADATA, encoded
 from sublet.packing import Packing, pack, write_csv
 from sublet.packing.files import read_problem
@@ -36,6 +38,17 @@ def told(folder: Path, **offsets: int | None) -> tuple[Path, Path]:
     tensors = [{"name": name, "offset": offset} for name, offset in offsets.items()]
     plan.write_text(json.dumps({"format": "sublet-placed", "version": 1, "tool": "TVM", "tensors": tensors}))
     return model, plan
+
+
+def test_the_examples_in_the_documentation(cli: Cli, tmp_path: Path) -> None:
+    text = (HERE.parent.parent / "docs" / "foreign.md").read_text()
+    of_model, of_lives = (match[1] for match in re.finditer(r"```json\n(.*?)```", text, re.DOTALL))
+    assert [tensor.name for tensor in placed_from_json(of_model, "docs").tensors] == ["x", "conv1"]
+    path = tmp_path / "lives.json"
+    path.write_text(of_lives)
+    assert cli("check", path)[0] == 0
+    path.write_text(of_lives.replace(', "shares": "b"', ""))
+    assert "at 2 (add)" in cli("check", path)[1]
 
 
 def test_a_right_plan(cli: Cli, tmp_path: Path) -> None:
