@@ -8,6 +8,14 @@ from pathlib import Path
 from sublet.errors import SubletError
 
 
+def read_bytes(path: str | Path, error: type[SubletError]) -> bytes:
+    """The bytes of a file. Raises `error` when it cannot be read."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as cause:
+        raise error(f"{path}: cannot be read: {cause.strerror or cause}") from cause
+
+
 def read_text(path: str | Path, error: type[SubletError]) -> str:
     """The text of a file. Raises `error` when it cannot be read, or is not text."""
     try:

@@ -31,7 +31,7 @@ PLAN_HELP = (
 )
 MODEL_HELP = (
     "A model (.onnx, .tflite, Paddle's .pdmodel or .json, .sublet); or a plan that tells lifetimes (MiniMalloc's .csv, "
-    ".json); or a PyTorch memory snapshot (.pickle), which is replayed."
+    ".json) or instructions (ExecuTorch's .pte); or a PyTorch memory snapshot (.pickle), which is replayed."
 )
 
 

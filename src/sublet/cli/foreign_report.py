@@ -18,6 +18,16 @@ from sublet.viz.rectangles import Picture, packing_rectangles, rectangles
 
 STATUS = {Outcome.RIGHT: FITS, Outcome.WRONG: DOES_NOT_FIT, Outcome.PARTLY: UNKNOWN}
 assert BAD_INPUT not in STATUS.values()
+WHOLE = {
+    By.REPLAY: "in the order of the model",
+    By.LIFETIMES: "if these are the lifetimes of the program",
+    By.INSTRUCTIONS: "if its operators return what their last arguments name",
+}
+DRAWN = {
+    By.REPLAY: "",
+    By.LIFETIMES: "{}, right by the lifetimes it tells",
+    By.INSTRUCTIONS: "{}, right by the instructions of the program",
+}
 SHOWN = 20
 """Violations and reasons that are listed for people; JSON has all."""
 
@@ -50,8 +60,7 @@ def _verdict(found: Judgement) -> str:
         return f"wrong: {count} violation{'s' if count > 1 else ''} in {tensors}, {against}"
     if found.outcome is Outcome.PARTLY:
         return f"partly judged: right in {tensors}, {against}; nothing is said of {len(found.not_judged)} more"
-    whole = "in the order of the model" if found.by is By.REPLAY else "if these are the lifetimes of the program"
-    return f"right: {tensors}, {against}, {whole}"
+    return f"right: {tensors}, {against}, {WHOLE[found.by]}"
 
 
 def _bound(nbytes: int, least: int) -> str:
@@ -90,7 +99,7 @@ def foreign_json(found: Judgement) -> dict[str, Any]:
 def foreign_picture(found: Judgement) -> Picture:
     """The memory map, which says in its heading how far it is proven."""
     claimed = {
-        Outcome.RIGHT: "" if found.by is By.REPLAY else f"{found.tool}, right by the lifetimes it tells",
+        Outcome.RIGHT: DRAWN[found.by].format(found.tool),
         Outcome.WRONG: f"the plan of {found.tool} is wrong: {len(found.findings)} violations",
         Outcome.PARTLY: f"{found.tool}: {len(found.not_judged)} tensors are not judged",
     }[found.outcome]

@@ -9,6 +9,7 @@ from pathlib import Path
 from sublet.base.files import read_text
 from sublet.errors import PlanError, ProblemError
 from sublet.foreign.computed import with_computed
+from sublet.foreign.executorch import is_pte, judged_pte
 from sublet.foreign.json_form import is_placed, placed_from_json
 from sublet.foreign.judgement import Judgement
 from sublet.foreign.lives import judged_lives, judged_packing
@@ -74,15 +75,19 @@ def is_snapshot(path: Path) -> bool:
 
 
 def tells_lifetimes(path: Path) -> bool:
-    """Whether a file tells lifetimes, so that it is judged without a model."""
-    return path.suffix.lower() == CSV_SUFFIX or is_foreign_json(path)
+    """Whether a file tells lifetimes, or instructions, so that it is judged without a model."""
+    return is_pte(path) or path.suffix.lower() == CSV_SUFFIX or is_foreign_json(path)
 
 
 def judged_file(path: Path, lifetimes: Lifetimes = Lifetimes.half_open, capacity: int | None = None) -> Judgement:
-    """A plan that tells lifetimes, judged, its one memory of `capacity` bytes where that is told.
+    """A plan that tells lifetimes or instructions, judged, its one memory of `capacity` bytes where that is told.
 
-    Raises PlanError or ProblemError when it cannot be read.
+    Raises PlanError, ProblemError or ModelError when it cannot be read.
     """
+    if is_pte(path):
+        if capacity is not None:
+            raise PlanError(f"{path} tells the sizes of its memories: drop --capacity")
+        return judged_pte(path)
     if path.suffix.lower() != CSV_SUFFIX:
         return judged_lives(plan_beside(path).within(capacity))
     problem, places = read_placed(path, lifetimes)

@@ -28,6 +28,7 @@ class By(StrEnum):
 
     REPLAY = "the model, replayed byte by byte"
     LIFETIMES = "the lifetimes that the file tells"
+    INSTRUCTIONS = "the instructions of the program, replayed"
 
 
 @dataclass(frozen=True, slots=True)

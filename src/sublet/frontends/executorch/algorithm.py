@@ -7,7 +7,7 @@ inside. The answer for a module here places all that lies in it anew, together, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sublet.errors import PlanViolation
@@ -115,7 +115,7 @@ class Algorithm:
         self._planned[graph_module] = Planned(tuple(memories.values()))
         for spec in (spec for _, each in modules for spec in each.placed if spec not in result.spec_dict):
             spec.mem_offset = None  # it had a place of its own when its module was planned by itself
-        _replayed(graph_module, graph_signature, names, result, alignment)
+        _replayed(graph_module, graph_signature, names, result)
         return result
 
     def _memories(
@@ -151,14 +151,13 @@ def _as_result(found: Shared, memories: Mapping[int, Memory]) -> Any:
     return result
 
 
-def _replayed(module: GraphModule, signature: Any, names: Mapping[Spec, str], result: Any, alignment: int) -> None:
+def _replayed(module: GraphModule, signature: Any, names: Mapping[Spec, str], result: Any) -> None:
     """Replay the plan over the nodes. Raises PlanViolation where one would read what another has written over."""
 
     def place(spec: Spec) -> tuple[int, int] | None:
         placed = result.spec_dict.get(spec)
         return None if placed is None else (placed.mem_id, placed.mem_offset)
 
-    program = program_of(module, "the module", names, place, signature)
-    findings = replay(replace(program, memories=dict(enumerate(result.bufsizes)), alignment=alignment))
+    findings = replay(program_of(module, names, place, signature, result.bufsizes))
     if findings:
         raise PlanViolation(findings)

@@ -7,7 +7,7 @@ what comes out of it, a view of a tensor with a place is a tensor at that place.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,16 +29,21 @@ Place = Callable[[Spec], tuple[int, int] | None]
 """The memory of a tensor and its offset there; None where it has no place."""
 
 
-def program_of(module: GraphModule, name: str, names: Mapping[Spec, str], place: Place, signature: Any) -> Program:
-    """The steps of a method and its tensors, by their names; the sizes of memories are left open."""
+def program_of(
+    module: GraphModule, names: Mapping[Spec, str], place: Place, signature: Any, memories: Sequence[int]
+) -> Program:
+    """The steps of a method and its tensors, by their names. `memories` are the sizes that the plan tells."""
     written = _Writing(names, place)
-    state = exir("memory_planning").__dict__["_is_mutable_buffer"]
+    state, inputs = exir("memory_planning").__dict__["_is_mutable_buffer"], []
     for node in module.graph.nodes:
         if node.op == "placeholder":
+            kept = bool(state(node, signature))
             for spec in specs_of(node):
-                written.given(spec, kept=bool(state(node, signature)))
+                number = written.given(spec, kept)
+                inputs += [] if kept else [number]
+    written.add("the caller gives the inputs", writes=inputs)
     written.module(module)
-    return Program(name, tuple(written.tensors), tuple(written.steps))
+    return Program("the module", tuple(written.tensors), tuple(written.steps), dict(enumerate(memories)))
 
 
 class _Writing:
@@ -49,10 +54,11 @@ class _Writing:
         self.tensors: list[Tensor] = []
         self.steps: list[Step] = []
 
-    def given(self, spec: Spec, kept: bool) -> None:
+    def given(self, spec: Spec, kept: bool) -> int:
         """A tensor whose content is there when the program begins."""
         number = self._number(spec)
         self.tensors[number] = replace(self.tensors[number], given=True, kept=kept)
+        return number
 
     def module(self, module: GraphModule) -> list[int | None]:
         """The steps of a module; gives back what it returns, None where that is no tensor."""
@@ -68,7 +74,7 @@ class _Writing:
                 self._one_of(node, control) if control.runs is Runs.ONE_OF else self._again(node, control)
             elif node.op == "call_function":
                 self._call(node)
-        self._add("return", reads=[number for number in returned if number is not None])
+        self.add("return", reads=[number for number in returned if number is not None])
         return returned
 
     def _call(self, node: Node) -> None:
@@ -82,7 +88,7 @@ class _Writing:
         if planning["_is_out_var_node"](node):
             outs = set(exir("operator.convert").get_out_args_from_opoverload(node.target))
         read = (*node.args, *(value for name, value in node.kwargs.items() if name not in outs))
-        self._add(node.name, reads=self._values(read), writes=[self._number(spec) for spec in specs_of(node)])
+        self.add(node.name, reads=self._values(read), writes=[self._number(spec) for spec in specs_of(node)])
 
     def _view(self, node: Node) -> None:
         """A view of what has a place is read there, whatever its base stands for; any other is a name."""
@@ -93,12 +99,12 @@ class _Writing:
         self._views[node] = len(self.tensors)
         self.tensors.append(Tensor(f"{tensor.name}.{node.name}", tensor.nbytes, own, family=tensor.family))
         pair = ((base, self._views[node]),)
-        self._add(node.name, views=pair) if fixed else self._add(node.name, moves=pair)
+        self.add(node.name, views=pair) if fixed else self.add(node.name, moves=pair)
 
     def _one_of(self, node: Node, control: Control) -> None:
         """A jump to one of several modules; what it returns is moved to what comes out."""
         jump = len(self.steps)
-        self._add(node.name, reads=self._values(node.args[:1]))
+        self.add(node.name, reads=self._values(node.args[:1]))
         begins, ends = [], []
         made = [None if spec is None else self._number(spec) for spec in control.made]
         for inner in control.inner:
@@ -106,7 +112,7 @@ class _Writing:
             self._bind(inner)
             given = self.module(inner.module)
             moves = [(s, t) for s, t in zip(given, made, strict=True) if s is not None and t is not None and s != t]
-            self._add(f"{node.name}, end of {inner.name}", moves=moves)
+            self.add(f"{node.name}, end of {inner.name}", moves=moves)
             ends.append(len(self.steps) - 1)
         self.steps[jump] = replace(self.steps[jump], then=tuple(begins))
         for end in ends:
@@ -119,14 +125,14 @@ class _Writing:
         first = list(node.args[1]) if len(node.args) > 3 else []
         carried, stacked = _tensors(made[: len(first)]), _tensors(made[len(first) :])
         mapped = node.args[2] if first or len(node.args) > 3 else node.args[1]
-        self._add(node.name, reads=self._values(first), writes=carried, begins=stacked)
+        self.add(node.name, reads=self._values(first), writes=carried, begins=stacked)
         head = len(self.steps)
         self._bind(inner)
         own = [specs_of(p)[0] for p in _placeholders(inner) if specs_of(p) and specs_of(p)[0] not in self._numbers]
-        self._add(f"{node.name}, a slice", reads=self._values(mapped), writes=[self._number(spec) for spec in own])
+        self.add(f"{node.name}, a slice", reads=self._values(mapped), writes=[self._number(spec) for spec in own])
         given = self.module(inner.module)
-        self._add(f"{node.name}, what is carried", reads=_tensors(given[: len(first)]), writes=carried)
-        self._add(f"{node.name}, a row", reads=_tensors(given[len(first) :]), fills=stacked)
+        self.add(f"{node.name}, what is carried", reads=_tensors(given[: len(first)]), writes=carried)
+        self.add(f"{node.name}, a row", reads=_tensors(given[len(first) :]), fills=stacked)
         self.steps[-1] = replace(self.steps[-1], then=(head, len(self.steps)))
 
     def _bind(self, inner: Inner) -> None:
@@ -158,14 +164,16 @@ class _Writing:
                 self.tensors[base] = replace(self.tensors[base], family=family)
             self._numbers[spec] = len(self.tensors)
             name, nbytes = self._names.get(spec, f"tensor {len(self.tensors)}"), int(spec.allocated_memory)
-            self.tensors.append(Tensor(name, nbytes, self._own(spec), family=family))
+            own, alignment = self._own(spec), int(spec.alignment)
+            self.tensors.append(Tensor(name, nbytes, own, family=family, alignment=alignment))
         return self._numbers[spec]
 
     def _own(self, spec: Spec) -> Bytes | None:
         placed = self._place(spec)
         return None if placed is None else Bytes(placed[0], placed[1], placed[1] + int(spec.allocated_memory))
 
-    def _add(self, what: str, **happens: Any) -> None:
+    def add(self, what: str, **happens: Any) -> None:
+        """A step that is come to from the one before, and goes on to the next."""
         then = (len(self.steps) + 1,)
         self.steps.append(Step(what, then=then, **{kind: tuple(several) for kind, several in happens.items()}))
 

@@ -28,10 +28,11 @@ class Bytes:
 class Tensor:
     """A tensor, where its own bytes lie, and what it is to who calls the program.
 
-    place    None for a constant, for what the caller gives a place, and for what is only a name of others
-    given    whether its content is there when the program begins: an input, a constant, a state
-    kept     whether its content must be there when the program ends: an output, a state
-    family   tensors that the compiler has put into one another on purpose have one, others none
+    place      None for a constant, for what the caller gives a place, and for what is only a name of others
+    given      whether its content is there when the program begins: an input, a constant, a state
+    kept       whether its content must be there when the program ends: an output, a state
+    alignment  what its first byte is to be a multiple of
+    family     tensors that the compiler has put into one another on purpose have one, others none
     """
 
     name: str
@@ -40,6 +41,7 @@ class Tensor:
     given: bool = False
     kept: bool = False
     family: int = -1
+    alignment: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,6 @@ class Program:
     tensors: tuple[Tensor, ...]
     steps: tuple[Step, ...]
     memories: dict[int, int] = field(default_factory=dict)
-    alignment: int = 1
 
     def blocks(self) -> list[range]:
         """Stretches of steps that run through: only the first is come to from elsewhere, only the last leaves."""

@@ -51,8 +51,8 @@ def _placed(program: Program, tensor: Tensor) -> Iterator[Finding]:
     size = program.memories.get(place.memory, 0)
     if place.end > size and place.begin < place.end:
         yield Finding("outside", tensor.name, f"{place}, which has {size}", "enlarge the memory", (tensor.name,))
-    if place.begin % program.alignment:
-        what = f"{place}: no multiple of {program.alignment}"
+    if place.begin % tensor.alignment:
+        what = f"{place}: no multiple of {tensor.alignment}"
         yield Finding("misaligned", tensor.name, what, "round the offset up", (tensor.name,))
 
 

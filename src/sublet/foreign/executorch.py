@@ -1,0 +1,56 @@
+"""Programs of ExecuTorch, judged by their own instructions: nothing of lifetimes is believed, they tell none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from sublet.errors import Finding, ModelError
+from sublet.foreign.judgement import By, Judgement, RegionJudged
+from sublet.frontends.executorch.held import buffer, held, in_places, least_bytes
+from sublet.frontends.executorch.program import Program
+from sublet.frontends.executorch.pte import read_programs
+from sublet.frontends.executorch.replay import replay
+from sublet.packing.problem import Packing, Problem
+
+TOOL = "ExecuTorch"
+SUFFIX = ".pte"
+
+
+def is_pte(path: Path) -> bool:
+    """Whether a file is a program of ExecuTorch, by its suffix."""
+    return path.suffix.lower() == SUFFIX
+
+
+def judged_pte(path: Path) -> Judgement:
+    """The plan in a program's file, judged. Raises ModelError when it cannot be read or is too large."""
+    programs = read_programs(path)
+    if not programs:
+        raise ModelError(f"{path} has no method to judge")
+    return judged_programs(programs)
+
+
+def judged_programs(programs: Iterable[Program]) -> Judgement:
+    """The plans of the methods of a program, each by itself: whether every step reads what was written for it."""
+    several = list(programs)
+    findings: list[Finding] = []
+    regions: list[RegionJudged] = []
+    drawn: list[tuple[Problem, Packing]] = []
+    names: list[str] = []
+    for program in several:
+        prefix = f"{program.name}: " if len(several) > 1 else ""
+        wrong = replay(program)
+        findings += [replace(finding, where=f"{prefix}{finding.where}") for finding in wrong]
+        when = held(program)
+        least: Mapping[int, int] = {} if wrong else least_bytes(program, when)
+        names += [f"{prefix}{tensor.name}" for tensor in program.tensors if tensor.place is not None]
+        for memory, size in program.memories.items():
+            inside = [each for each in in_places(program, when) if each[1].memory == memory and each[2]]
+            if size or inside:
+                regions.append(RegionJudged(f"{prefix}memory {memory}", size, least.get(memory, 0)))
+                buffers = [buffer(program.tensors[k].name, place.end - place.begin, live) for k, place, live in inside]
+                offsets = tuple(place.begin for _, place, _ in inside)
+                problem = Problem(tuple(buffers), name=f"{prefix}memory {memory}")
+                drawn.append((problem, Packing(offsets, size, TOOL)))
+    return Judgement(TOOL, By.INSTRUCTIONS, tuple(findings), tuple(names), regions=tuple(regions), drawn=tuple(drawn))

@@ -1,0 +1,225 @@
+"""What the instructions of an ExecuTorch program do, from what is known of them all; operators tell no schemas.
+
+A kernel's last argument is what it returns. An operator with `out` arguments has them before that once more, as one
+tensor or as all of a list; one whose name ends in `_` changes its first argument and returns it. A view of a tensor
+with a place leaves no instruction: a value that nothing writes is taken for a view of what was last written to exactly
+its bytes before it is first used.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from sublet.frontends.executorch.program import Bytes, Program, Step, Tensor
+
+COPY_INDEX, VIEW = "executorch_prim::et_copy_index", "executorch_prim::et_view"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value of a method: a tensor, a list of values, or what takes no memory that is planned.
+
+    constant   its content is in the file, and nothing writes it
+    initial    its content is in the file when the program is loaded, and lasts from run to run
+    truth      of a Boolean
+    """
+
+    name: str
+    nbytes: int | None = None
+    place: Bytes | None = None
+    constant: bool = False
+    initial: bool = False
+    items: tuple[int, ...] = ()
+    truth: bool | None = None
+    alignment: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A call of an operator."""
+
+    operator: str
+    arguments: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delegate:
+    """A call of a backend: what it reads, then what it writes; the file does not say where the one ends."""
+
+    arguments: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A value becomes another: of tensors, a name of its bytes."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """Go on there if the value is false, else with the next instruction."""
+
+    value: int
+    to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Bytes that the runtime has found go back to it."""
+
+    value: int
+
+
+Instruction = Kernel | Delegate | Move | Jump | Free
+
+
+@dataclass
+class Method:
+    """A method as its file says it."""
+
+    name: str
+    values: Sequence[Value]
+    instructions: Sequence[Instruction]
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+    memories: dict[int, int]
+    _written: dict[int, list[int]] = field(default_factory=dict)
+    _first_use: dict[int, int] = field(default_factory=dict)
+
+    def program(self) -> Program:
+        """What it does, step by step: first the caller gives its inputs, at the end the outputs are read."""
+        steps = [Step("the caller gives the inputs", writes=self._tensors(self.inputs))]
+        self._note(0, steps[0])
+        for at, instruction in enumerate(self.instructions, 1):
+            steps.append(self._step(instruction))
+            self._note(at, steps[-1])
+        states = self._states(steps)
+        at_place: dict[tuple[Bytes, int], list[int]] = {}
+        for number, value in enumerate(self.values):
+            if value.nbytes and value.place is not None and (number in self._written or value.initial):
+                at_place.setdefault((value.place, value.nbytes), []).append(number)
+        for number, value in enumerate(self.values):
+            if value.nbytes and value.place is not None and number not in self._written and number not in states:
+                self._view(steps, number, at_place.get((value.place, value.nbytes), []))
+        tensors = tuple(self._tensor(number, number in states) for number in range(len(self.values)))
+        jumps = {at: each.to + 1 for at, each in enumerate(self.instructions, 1) if isinstance(each, Jump)}
+        return Program(self.name, tensors, tuple(_linked(steps, jumps, self._sure())), self.memories)
+
+    def _tensor(self, number: int, state: bool) -> Tensor:
+        value = self.values[number]
+        given = state or value.constant or not value.nbytes
+        kept = state or number in self.outputs
+        return Tensor(value.name, value.nbytes or 0, value.place, given, kept, alignment=value.alignment)
+
+    def _tensors(self, numbers: Sequence[int]) -> tuple[int, ...]:
+        """The tensors among values, and in lists of them."""
+        several = (n for number in numbers for n in (number, *self.values[number].items))
+        return tuple(dict.fromkeys(n for n in several if self.values[n].nbytes is not None))
+
+    def _step(self, instruction: Instruction) -> Step:
+        match instruction:
+            case Kernel(operator, arguments):
+                return self._kernel(operator, arguments)
+            case Delegate(arguments):
+                several = self._tensors(arguments)
+                new = next((k for k in range(len(several)) if not any(map(self._known, several[k:]))), len(several))
+                return Step("a delegate", reads=several[:new], writes=several[new:])
+            case Move(source, target) if self._tensors([source]) and self._tensors([target]):
+                return Step("move", moves=((source, target),))
+            case Jump(value, _):
+                return Step("jump", reads=self._tensors([value]))
+        return Step("free")
+
+    def _known(self, number: int) -> bool:
+        return number in self._written or self.values[number].constant or self.values[number].initial
+
+    def _kernel(self, operator: str, arguments: tuple[int, ...]) -> Step:
+        """See the head of this file."""
+        if operator.startswith(COPY_INDEX) and len(arguments) > 1:
+            return Step(operator, reads=self._tensors(arguments[1:]), fills=self._tensors(arguments[:1]))
+        if operator.startswith(VIEW) and len(arguments) == 3:
+            return Step(operator, moves=((arguments[0], arguments[2]),))
+        written = self._tensors(arguments[-1:])
+        if not written:
+            return Step(operator, reads=self._tensors(arguments))
+        name = operator.partition(".")[0]
+        if name.endswith("_"):
+            reads = arguments[1:-1] if name.endswith("::copy_") else arguments[:-1]
+            return Step(operator, reads=self._tensors(reads), writes=written)
+        outs = len(self.values[arguments[-1]].items) or 1
+        before = arguments[:-1]
+        if before[len(before) - outs :] == written[-outs:]:
+            before = before[: len(before) - outs]
+        return Step(operator, reads=self._tensors(before), writes=written)
+
+    def _note(self, at: int, step: Step) -> None:
+        moved = [number for pair in step.moves for number in pair]
+        for number in (*step.reads, *step.writes, *step.fills, *moved):
+            self._first_use.setdefault(number, at)
+        for number in (*step.writes, *step.fills, *(target for _, target in step.moves)):
+            self._written.setdefault(number, []).append(at)
+
+    def _states(self, steps: Sequence[Step]) -> set[int]:
+        """What lasts from run to run: it says so, or is changed in place and read before that."""
+        found = {number for number, value in enumerate(self.values) if value.initial}
+        for number, several in self._written.items():
+            changed = all(
+                steps[at].what.partition(".")[0].endswith("_") and number in steps[at].writes for at in several
+            )
+            if changed and number in steps[self._first_use[number]].reads and number not in self.inputs:
+                found.add(number)
+        return found
+
+    def _view(self, steps: list[Step], view: int, there: Sequence[int]) -> None:
+        """Let a value that nothing writes be a view of what was last written to its bytes before it is used."""
+        first, last, base = self._first_use.get(view, 0), -1, -1
+        for number in there[: bisect_left(there, view)]:
+            several = self._written.get(number, [])
+            before = bisect_left(several, first)
+            at = several[before - 1] if before else 0 if self.values[number].initial else -1
+            if at > last:
+                last, base = at, number
+        if base < 0:
+            return
+        for at in [at for at in self._written.get(base, ()) if at < first] or [0]:
+            steps[at] = replace(steps[at], views=(*steps[at].views, (base, view)))
+
+    def _sure(self) -> dict[int, bool]:
+        """Of jumps, by their steps, which are known: what they look at is in the file and nothing changes it."""
+        changed = set(self.inputs)
+        for each in self.instructions:
+            changed.update(each.arguments if isinstance(each, Kernel | Delegate) else ())
+            changed.update((each.target,) if isinstance(each, Move) else ())
+        return {
+            at: truth
+            for at, each in enumerate(self.instructions, 1)
+            if isinstance(each, Jump)
+            and (truth := self.values[each.value].truth) is not None
+            and each.value not in changed
+        }
+
+
+def _linked(steps: Sequence[Step], jumps: dict[int, int], sure: dict[int, bool]) -> Iterator[Step]:
+    """The steps and what may come next. What a loop fills begins when the loop is come to, not in every round."""
+    begins: dict[int, list[int]] = {}
+    loops = sorted(((at - to, to, at) for at, to in jumps.items() if to <= at), key=lambda loop: loop)
+    for at, step in enumerate(steps):
+        for number in step.fills:
+            head = next((to for _, to, last in loops if to <= at <= last), at)
+            begins.setdefault(head, []).append(number)
+    entry, body = [], []
+    for at in range(len(steps) + 1):
+        entry.append(at + sum(head < at for head in begins))
+        body.append(entry[at] + (at in begins))
+    for at, step in enumerate(steps):
+        if at in begins:
+            yield Step("a loop begins", begins=tuple(begins[at]), then=(body[at],))
+        then = [entry[at + 1]]
+        if at in jumps:
+            target = (entry if jumps[at] > at else body)[jumps[at]]
+            then = [*then, target] if at not in sure else then if sure[at] else [target]
+        yield replace(step, then=tuple(dict.fromkeys(then)))
