@@ -1,6 +1,6 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle mutants bench bench-packing bench-run bench-loops bench-train bench-plan bench-paddle train-digits clean
+.PHONY: help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch mutants bench bench-packing bench-run bench-loops bench-train bench-plan bench-paddle train-digits clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -74,6 +74,16 @@ build/paddle/.installed:
 test-paddle: $(VENV)/.installed build/paddle/.installed ## the tests that run programs in Paddle 3.0.0, which gets an environment of its own
 	SUBLET_PADDLE_PYTHON=$(CURDIR)/build/paddle/bin/python $(BIN)/python -m pytest --numprocesses logical --dist worksteal tests/frontends/paddle
 
+build/executorch/.installed:
+	$(PYTHON) -m venv --clear build/executorch
+	build/executorch/bin/python -m pip install --quiet torch==2.13.0
+	build/executorch/bin/python -m pip install --quiet executorch==1.5.1 pytest .
+	touch $@
+
+test-executorch: $(VENV)/.installed build/executorch/.installed ## the tests that run plans in ExecuTorch 1.5.1, which gets an environment of its own, with Sublet as it is then
+	build/executorch/bin/python -m pip install --quiet --no-deps .
+	SUBLET_EXECUTORCH_PYTHON=$(CURDIR)/build/executorch/bin/python $(BIN)/python -m pytest tests/frontends/executorch
+
 fuzz-paddle: $(VENV)/.installed ## random Paddle programs, rewritten and mutated, judged and run in Paddle; SUBLET_PADDLE_PYTHON names its Python; PROGRAMS=2000
 	$(BIN)/python -m tests.frontends.paddle.fuzz --programs $(or $(PROGRAMS),2000)
 
@@ -110,6 +120,10 @@ bench-plan: $(VENV)/.installed ## planning time of random nested, rotating, bran
 
 bench-paddle: $(VENV)/.installed ## policies for Paddle programs, measured by Paddle: SUBLET_PADDLE_PYTHON=PATH has paddlepaddle==3.0.0
 	$(BIN)/python -m benchmarks.paddle.policies
+
+bench-executorch: build/executorch/.installed ## networks planned by ExecuTorch 1.5.1 and by Sublet, run by ExecuTorch's runtime; RANDOM=40 random ones with branches too
+	build/executorch/bin/python -m pip install --quiet --no-deps .
+	build/executorch/bin/python -m benchmarks.executorch.planned --random $(or $(RANDOM),0)
 
 train-digits: $(VENV)/.installed ## train a small ResNet on scikit-learn's digits in the planned arena, beside PyTorch
 	$(BIN)/python -m benchmarks.digits

@@ -77,7 +77,11 @@ class Executed:
             *read, made = arguments
             written = self._method.values[made].items or (made,)
             outs = len(written)
-            for number in read[:-outs] if tuple(read[-outs:]) == tuple(written) else read:
+            if read and self._method.values[read[-1]].items == tuple(written):
+                read.pop()
+            elif tuple(read[-outs:]) == tuple(written):
+                read = read[:-outs]
+            for number in (n for each in read for n in (each, *self._method.values[each].items)):
                 self._read(number)
             shared = {self._place[n] for n in read if n not in written} & {self._place[n] for n in written} - {None}
             if shared:

@@ -1,9 +1,9 @@
 """What the instructions of an ExecuTorch program do, from what is known of them all; operators tell no schemas.
 
-A kernel's last argument is what it returns. An operator with `out` arguments has them before that once more, as one
-tensor or as all of a list; one whose name ends in `_` changes its first argument and returns it. A view of a tensor
-with a place leaves no instruction: a value that nothing writes is taken for a view of what was last written to exactly
-its bytes before it is first used.
+A kernel's last argument is what it returns. An operator with `out` arguments has them before that once more: a tensor,
+a list, or all of a list one by one; one whose name ends in `_` changes its first argument and returns it. A view of a
+tensor with a place leaves no instruction: a value that nothing writes is taken for a view of what was last written to
+exactly its bytes before it is first used.
 """
 
 from __future__ import annotations
@@ -150,10 +150,10 @@ class Method:
         if name.endswith("_"):
             reads = arguments[1:-1] if name.endswith("::copy_") else arguments[:-1]
             return Step(operator, reads=self._tensors(reads), writes=written)
-        outs = len(self.values[arguments[-1]].items) or 1
         before = arguments[:-1]
-        if before[len(before) - outs :] == written[-outs:]:
-            before = before[: len(before) - outs]
+        for outs in {1, len(written)}:
+            if self._tensors(before[len(before) - outs :]) == written:
+                return Step(operator, reads=self._tensors(before[: len(before) - outs]), writes=written)
         return Step(operator, reads=self._tensors(before), writes=written)
 
     def _note(self, at: int, step: Step) -> None:
