@@ -198,6 +198,7 @@ def test_every_exception_is_drawn() -> None:
         "CONTRIBUTING.md",
         "docs/export.md",
         "docs/foreign.md",
+        "docs/executorch.md",
         "docs/glossary.md",
         "docs/loops.md",
         "docs/memory.md",

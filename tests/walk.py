@@ -107,6 +107,8 @@ def _furnish(folder: Path) -> None:
     for value, at in zip((*planned.graph.input, *planned.graph.output), (0, 12288, 16384), strict=True):
         value.metadata_props.add(key="onnxsim.mem_offset", value=str(at))
     (folder / "planned.onnx").write_bytes(planned.SerializeToString())
+    program = Path(__file__).parent / "frontends" / "executorch" / "programs" / "two_conds.planned.pte"
+    (folder / "program.pte").write_bytes(program.read_bytes())
     for name in ("inference.pdmodel", "train.pb"):
         (folder / name).write_bytes(encode(_paddle()))
 
