@@ -22,7 +22,7 @@ from sublet.packing import Region, pack
 from sublet.packing.files import read_problem
 from sublet.plan import MemoryPlan
 from sublet.plan.export.perfetto import RUNS
-from sublet.plan.export.slots import slots
+from sublet.plan.slots import slots
 from sublet.planning.pipeline import plan_memory
 from tests.generate import program
 

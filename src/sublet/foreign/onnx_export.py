@@ -34,7 +34,7 @@ from sublet.frontends.onnx.types import ELEMENTS
 from sublet.ir.recipe import AS_IS
 from sublet.plan import POINTER, MemoryPlan, Placement
 from sublet.plan.export import Told
-from sublet.plan.export.slots import require_counted
+from sublet.plan.slots import require_counted
 from sublet.tensor import DType
 
 if TYPE_CHECKING:

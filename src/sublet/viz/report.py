@@ -7,9 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from sublet.ir.recipe import Recipe
-from sublet.plan import ARENA, OPEN, POINTER, MemoryPlan
+from sublet.plan import ARENA, OPEN, POINTER, UNLIMITED, MemoryPlan
 from sublet.plan.coverage import planned_values
 from sublet.plan.figures import bytes_by_edge, multiview, updated
+from sublet.plan.relief import relief
+from sublet.plan.slots import curve, slots
 from sublet.plan.verdict import EVERY, Verdict, buffers_at_peak, most_bytes
 from sublet.viz.loops import turns
 
@@ -82,10 +84,43 @@ def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) ->
             "bytes": plan.peak.nbytes,
             "buffers": [{"nbytes": live.nbytes, "tensors": list(live.values)} for live in buffers_at_peak(plan)],
         },
+        "relief": _relief(plan),
+        "regions": _regions(plan),
         "tensors": _tensors(plan),
         "outside": _outside(plan, largest),
     }
     return content if verdict is None else content | decision_json(verdict)
+
+
+def _relief(plan: MemoryPlan) -> dict[str, Any]:
+    """What would remain of the peak without one of the buffers there, or with half of it at a time."""
+    return {
+        "estimate": True,
+        "buffers": [
+            {
+                "nbytes": one.nbytes,
+                "tensors": list(one.values),
+                "peak_without_bytes": one.without_bytes,
+                "peak_halved_bytes": one.halved_bytes,
+            }
+            for one in relief(plan)
+        ],
+    }
+
+
+def _regions(plan: MemoryPlan) -> list[dict[str, Any]]:
+    """Each memory: what it takes, what it has, and the most bytes that live in it at one time."""
+    blocks = list(slots(plan))
+    return [
+        {
+            "name": storage.name,
+            "nbytes": storage.nbytes,
+            "capacity_bytes": None if storage.capacity == UNLIMITED else storage.capacity,
+            "peak_bytes": max((live for _, live in curve([b for b in blocks if b.arena == storage.name])), default=0),
+            "buffers": sum(block.arena == storage.name for block in blocks),
+        }
+        for storage in plan.arenas
+    ]
 
 
 def _tensors(plan: MemoryPlan) -> list[dict[str, Any]]:

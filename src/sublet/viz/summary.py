@@ -12,6 +12,7 @@ from sublet.base.printable import printable
 from sublet.plan import ARENA, POINTER, UPDATE, Edge, MemoryPlan, Placement
 from sublet.plan.coverage import assumptions, coverage, planned_values
 from sublet.plan.figures import bytes_by_edge, multiview, updated
+from sublet.plan.relief import relief
 from sublet.plan.verdict import buffers_at_peak
 from sublet.viz.buffers import SHOWN, buffer_table
 from sublet.viz.loops import turns
@@ -90,7 +91,20 @@ def _peak(plan: MemoryPlan) -> list[RenderableType]:
     return [
         Text.from_markup(f"[bold]Peak[/bold] {human(plan.peak.nbytes)} at {escape(printable(where))}"),
         buffer_table(buffers_at_peak(plan), plan),
+        *_relief(plan),
     ]
+
+
+def _relief(plan: MemoryPlan) -> list[RenderableType]:
+    """The buffer whose absence would lower the peak most, in words that say that nothing was planned."""
+    best = next(iter(relief(plan)), None)
+    if best is None or best.without_bytes >= plan.peak.nbytes:
+        return []
+    left, halved = human(best.without_bytes), human(best.halved_bytes)
+    told = (
+        f"without {best.values[0]} ({human(best.nbytes)}) the peak would be {left}, with half of it at a time {halved}"
+    )
+    return [Text(printable(f"estimate: {told} (nothing was planned for this; --advise plans changes)"), "dim")]
 
 
 def _pointers(plan: MemoryPlan) -> list[Placement]:

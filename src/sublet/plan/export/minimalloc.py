@@ -9,8 +9,8 @@ import csv
 import io
 from itertools import pairwise
 
-from sublet.plan.export.slots import require_counted, slots
 from sublet.plan.records import MemoryPlan
+from sublet.plan.slots import require_counted, slots
 
 
 def minimalloc(plan: MemoryPlan) -> str:

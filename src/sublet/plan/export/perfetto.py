@@ -10,9 +10,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from sublet.plan.export.slots import curve, require_counted, slots
 from sublet.plan.export.table import why
 from sublet.plan.records import MemoryPlan
+from sublet.plan.slots import curve, require_counted, slots
 
 RUNS = 1
 """The lane of what runs."""

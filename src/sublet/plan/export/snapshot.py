@@ -9,9 +9,9 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from sublet.plan.export.slots import Block, require_counted, slots
 from sublet.plan.export.table import why
 from sublet.plan.records import MemoryPlan
+from sublet.plan.slots import Block, require_counted, slots
 
 PROTOCOL = 4
 """Of the pickle: the web page reads no later one."""
