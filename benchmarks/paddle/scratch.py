@@ -11,7 +11,8 @@ import json
 import sys
 
 import trials
-from trials import Run, content, framework, proto, use_of
+from trials import Run
+from uses import content, framework, proto, use_of
 
 EMPTY = "@EMPTY@"
 NONE = ("view_slice", "empty", "share_data")

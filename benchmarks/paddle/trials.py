@@ -1,8 +1,9 @@
 """Runs in Paddle's own interpreter, and imports nothing of Sublet: tries every op of some programs by itself.
 
-    python trials.py PROGRAM...        prints a line of JSON for each use
+    python trials.py DONE PROGRAM...        prints a line of JSON for each use; not of the ops DONE (a,b,c)
 
-Each distinct use of an op (its attributes, types and shapes) becomes a program of one op. Its result, with every
+Each distinct use of an op (its attributes, types and shapes), and variants of it (`variants.py`), becomes a program of
+one op. What a gradient is given in a variant, its forward op computes. The result, with every
 tensor in memory of its own, is what all other runs are compared with, bit for bit:
 
     names    an output under the name of an input of as many bytes (in-place, by name)
@@ -10,9 +11,10 @@ tensor in memory of its own, is what all other runs are compared with, bit for b
     arena    every tensor a view at an offset of its own: whoever compares allocations takes this for in-place
     poison   an input's content replaced, by NaN and by other numbers: whoever reads only the shape is not touched
 
-Each run is a process of its own (a fork of this one), so that a run that crashes or corrupts memory is a plain no.
+Runs are in forks of this process, so that one that crashes or corrupts memory is a plain no.
 """
 
+import io
 import itertools
 import json
 import os
@@ -25,154 +27,12 @@ os.environ.update(GLOG_minloglevel="3", GLOG_v="0", OMP_NUM_THREADS="1", FLAGS_n
 
 import numpy as np
 import paddle
+from uses import TYPES, UINT8, Use, add, content, describe, framework, proto, put, uses
+from variants import MOST, variants
 
 paddle.enable_static()
-try:
-    from paddle.base import framework
-    from paddle.base.proto import framework_pb2 as proto
-except ImportError:
-    from paddle.fluid import framework
-    from paddle.fluid.proto import framework_pb2 as proto
-
-TENSOR, UINT8, LONG, LONGS, INT, STRINGS = 7, 20, 9, 11, 0, 5
-TYPES = {
-    0: "bool", 1: "int16", 2: "int32", 3: "int64", 4: "float16", 5: "float32", 6: "float64", 20: "uint8", 21: "int8",
-}  # fmt: skip
-CONTROL = {
-    "feed",
-    "fetch",
-    "while",
-    "while_grad",
-    "conditional_block",
-    "conditional_block_grad",
-    "conditional_block_infer",
-    "select_input",
-    "select_output",
-}
-OPEN, WORDS, USES, ELEMENTS, ALIGN, SECONDS = 16, 512, 6, 1 << 22, 64, 120
-NOT_COMPUTED = {"op_callstack", "op_role", "op_role_var", "op_namescope", "op_device", "with_quant_attr"}
-
-
-class Use:
-    """One op with the types and shapes of what it is given."""
-
-    def __init__(self, op, types, lods):
-        self.op, self.types, self.lods = op, types, lods
-        self.inputs = [(slot.parameter, k, name) for slot in op.inputs for k, name in enumerate(slot.arguments)]
-        self.outputs = [(slot.parameter, k, name) for slot in op.outputs for k, name in enumerate(slot.arguments)]
-        self.read = list(dict.fromkeys(name for _, _, name in self.inputs))
-        self.written = [name for name in dict.fromkeys(name for _, _, name in self.outputs) if name not in self.read]
-
-    def key(self):
-        attrs = sorted(str(a) for a in self.op.attrs if a.name not in NOT_COMPUTED)
-        return self.op.type, tuple(attrs), tuple(self.types[name] for _, _, name in self.inputs)
-
-    def plain(self):
-        """Whether X is as large as what an element-wise op computes: Y has its shape, or that of its last axes."""
-        if not self.op.type.startswith("elementwise_"):
-            return True
-        dims = {slot: self.types[name][1] for slot, _, name in reversed(self.inputs)}
-        x, y = dims.get("X", ()), dims.get("Y", ())
-        return len(y) <= len(x) and x[len(x) - len(y) :] == y
-
-    def elements(self):
-        return max((int(np.prod(self.types[name][1])) for name in self.read + self.written), default=0)
-
-
-def uses(paths):
-    """Every distinct use of an op in the programs, a few of each op: smallest, largest, and between."""
-    found = {}
-    for path in paths:
-        program = proto.ProgramDesc()
-        with open(path, "rb") as file:
-            program.ParseFromString(file.read()) if hasattr(program, "ParseFromString") else program.MergeFromString(
-                file.read()
-            )
-        for block in program.blocks:
-            for op in block.ops:
-                use = use_of(program, block, op)
-                if use is not None:
-                    found.setdefault(op.type, {}).setdefault(use.key(), use)
-    for kind in sorted(found):
-        every = sorted((u for u in found[kind].values() if u.elements() <= ELEMENTS), key=Use.elements)
-        yield kind, sorted(chosen(every), key=Use.elements)
-
-
-def chosen(every):
-    """Some of many: of each number of inputs and each kind of shapes the smallest, the largest, and some between."""
-    groups = {}
-    for use in every:
-        groups.setdefault((len(use.inputs), len(use.written), use.plain()), []).append(use)
-    for group in groups.values():
-        step = max(1, len(group) / USES)
-        yield from (group[min(len(group) - 1, int(k * step))] for k in range(min(len(group), USES)))
-
-
-def use_of(program, block, op):
-    if op.type in CONTROL or any(a.type in (8, 10) for a in op.attrs):
-        return None
-    types, lods = {}, set()
-    for slot in itertools.chain(op.inputs, op.outputs):
-        for name in slot.arguments:
-            var, at = None, block
-            while var is None:
-                var = next((v for v in at.vars if v.name == name), None)
-                if var is None and at.forward_block_idx >= 0:  # a gradient block sees the scopes of its forward
-                    var = next((v for v in program.blocks[at.forward_block_idx].vars if v.name == name), None)
-                if at.parent_idx < 0:
-                    break
-                at = program.blocks[at.parent_idx]
-            if name == "@EMPTY@":
-                return None
-            if var is None or var.type.type != TENSOR:
-                return None
-            described = tensor_of(var)
-            tensor = described.tensor
-            if tensor.data_type not in TYPES:
-                return None
-            sequences = 1 in (getattr(described, "lod_level", 0), getattr(described, "legacy_lod_level", 0))
-            first = WORDS if sequences else 2
-            dims = tuple(d if d >= 0 else (OPEN if i else first) for i, d in enumerate(tensor.dims))
-            types[name] = (tensor.data_type, dims)
-            if sequences:
-                lods.add(name)
-    return Use(op, types, lods)
-
-
-def tensor_of(var):
-    """The field has had two names."""
-    return var.type.dense_tensor if hasattr(var.type, "dense_tensor") else var.type.lod_tensor
-
-
-def content(name, kind, dims, seed):
-    """Numbers that any op can be given: between 0 and 1, indices 0 and 1."""
-    random = np.random.RandomState(abs(hash((seed, len(name), dims))) % (1 << 31))
-    if TYPES[kind].startswith("float"):
-        return random.uniform(0.1, 0.9, dims).astype(TYPES[kind])
-    if kind == 0:
-        return random.randint(0, 2, dims).astype("bool")
-    return np.zeros(dims, TYPES[kind]) if not np.prod(dims) else random.randint(0, 2, dims).astype(TYPES[kind])
-
-
-def describe(block, name, kind, dims):
-    var = block.vars.add()
-    var.name, var.persistable, var.type.type = name, True, TENSOR
-    tensor = tensor_of(var).tensor
-    tensor.data_type = kind
-    tensor.dims.extend(dims)
-
-
-def add(block, kind, inputs, outputs, **attrs):
-    op = block.ops.add()
-    op.type = kind
-    for slots, at in ((inputs, op.inputs), (outputs, op.outputs)):
-        for slot, name in slots.items():
-            each = at.add()
-            each.parameter = slot
-            each.arguments.append(name)
-    for name, value in attrs.items():
-        attr = op.attrs.add()
-        attr.name, attr.type, attr.l = name, LONG, value
+ALIGN, SECONDS, FORMS = 64, 120, 4
+UNTOUCHED = b"\xff"
 
 
 class Run:
@@ -235,48 +95,73 @@ class Run:
         return self.tensor(name)._ptr() - self.tensor("ARENA")._ptr()
 
 
-def apart_from_this_process(work):
-    """What `work` gives, computed in a fork; None where that dies, hangs or raises; the error's text then."""
+def apart_from_this_process(works):
+    """What each of `works` gives, computed in a fork: (None, why) for one that dies, hangs or raises.
+
+    One that dies takes its process with it, and the others go on in another. Paddle takes longer to fork than to run.
+    """
+    given = []
+    while len(given) < len(works):
+        given += in_a_fork(works[len(given) :])
+        if len(given) < len(works):
+            given.append((None, "crashes Paddle"))
+    return given
+
+
+def in_a_fork(works):
+    """What these give one after another, until one dies."""
     source, sink = os.pipe()
     child = os.fork()
     if not child:
         os.close(source)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGBUS):
+        for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGBUS, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        signal.alarm(SECONDS)
-        try:
-            told = work(), ""
-        except Exception as error:
-            told = None, " ".join(str(error).split())[-300:]
         with os.fdopen(sink, "wb") as file:
-            pickle.dump(told, file)
-        os._exit(0)
+            for work in works:
+                signal.alarm(SECONDS)
+                try:
+                    told = work(), ""
+                except Exception as error:
+                    told = None, " ".join(str(error).split())[-300:]
+                pickle.dump(told, file)
+                file.flush()
+            os._exit(0)
     os.close(sink)
     with os.fdopen(source, "rb") as file:
-        content = file.read()
+        content = io.BytesIO(file.read())
     os.waitpid(child, 0)
-    return pickle.loads(content) if content else (None, "crashes Paddle")
+    given = []
+    try:
+        while True:
+            given.append(pickle.load(content))
+    except (EOFError, pickle.UnpicklingError):  # it is over, or died while it wrote
+        return given
 
 
 class Trial:
     """What one use tells."""
 
-    def __init__(self, use):
-        self.use = use
-        self.contents = {name: content(name, *use.types[name], seed=k) for k, name in enumerate(use.read)}
-        (first, why), (second, _) = (apart_from_this_process(self.alone) for _ in range(2))
+    def __init__(self, use, contents):
+        self.use, self.contents = use, contents
+        self.told, self.asked = {}, None
+
+    def begin(self, first, why):
+        """Go on from the use by itself: it must give the same again, also into memory that is not as it was."""
         if first is None:
             raise ValueError(why)
-        if second is None or first[0] != second[0]:
+        self.wanted, self.pointers, actual = first
+        self.use.types.update((n, (self.use.types[n][0], dims)) for n, dims in actual.items() if n in self.use.written)
+        before = {name: len(self.wanted[name]) for name in self.use.written if self.wanted[name]}
+        (second, _), (filled, _) = apart_from_this_process([self.alone, lambda: self.alone(before)])
+        if second is None or filled is None:
             raise ValueError("differs from run to run")
-        self.wanted, self.pointers = first
-        before = {name: len(self.wanted[name]) for name in use.written if self.wanted[name]}
-        filled, _ = apart_from_this_process(lambda: self.alone(before))
-        for name in before:  # some are allocated and never written: whatever lies there is no result
-            if filled is None or filled[0][name] != self.wanted[name]:
+        for name, size in before.items():
+            if filled[0][name] == UNTOUCHED * size:  # allocated and never written: what lies there is no result
                 self.wanted[name] = b""
+            elif not self.wanted[name] == second[0][name] == filled[0][name]:
+                raise ValueError("differs from run to run")
         self.sizes = {name: len(bits) for name, bits in self.wanted.items()}
         self.sizes.update({name: value.nbytes for name, value in self.contents.items()})
 
@@ -288,17 +173,30 @@ class Trial:
         run.run()
         wanted = {name: run.bits(name) for _, _, name in self.use.outputs}
         filled = [name for name in {**wanted, **self.contents} if wanted.get(name, b"-")]
-        return wanted, {name: run.tensor(name)._ptr() for name in filled if np.prod(run.tensor(name).shape())}
+        dims = {name: tuple(run.tensor(name).shape()) for name in filled}
+        return wanted, {name: run.tensor(name)._ptr() for name in filled if np.prod(dims[name])}, dims
 
     def attempt(self, contents=None, renamed=None, places=None, room=0):
         """Whether a run gives what the first gave, and at which offsets of the arena tensors lie then."""
+        key = pickle.dumps((contents, renamed, places))
+        if self.asked is not None:
+            self.asked[key] = lambda: self.seen(contents, renamed, places, room)
+            return True, {name: offset for name, (offset, _) in (places or {}).items()}
+        return self.told[key]
 
-        def work():
-            run = Run(self.use, contents or self.contents, renamed, places, room).run()
-            good = all(run.bits(name) == bits for name, bits in self.wanted.items() if bits)
-            return good, {name: run.offset(name) for name in places or ()}
+    def ask_at_once(self, arena):
+        """Make all attempts, one after another in one process. What one that is wrong leaves behind can make another
+        wrong, but not right."""
+        self.asked = {}
+        self.answers(arena)
+        questions, self.asked = self.asked, None
+        given = apart_from_this_process(list(questions.values()))
+        self.told = {key: answer or (False, {}) for key, (answer, _) in zip(questions, given)}  # noqa: B905
 
-        return apart_from_this_process(work)[0] or (False, {})
+    def seen(self, contents, renamed, places, room):
+        run = Run(self.use, contents or self.contents, renamed, places, room).run()
+        good = all(run.bits(name) == bits for name, bits in self.wanted.items() if bits)
+        return good, {name: run.offset(name) for name in places or ()}
 
     def layout(self, apart=()):
         """Every tensor at an offset of its own; `apart` is a pair that shares one."""
@@ -349,10 +247,11 @@ class Trial:
 
     def equal(self, name, out):
         """Whether an output is a copy, also of other numbers."""
-        if self.contents[name].tobytes() != self.wanted[out]:
+        if self.contents[name].tobytes() != self.wanted[out] or self.asked is not None:
             return False
         turned = {n: -value if value.dtype.kind == "f" else value for n, value in self.contents.items()}
-        return apart_from_this_process(lambda: Run(self.use, turned).run().bits(out))[0] == turned[name].tobytes()
+        (bits, _), *_ = apart_from_this_process([lambda: Run(self.use, turned).run().bits(out)])
+        return bits == turned[name].tobytes()
 
     def apart(self):
         """Is all right in one arena? With the outputs elsewhere? Which outputs leave their place?"""
@@ -362,14 +261,21 @@ class Trial:
         kept = {name: place for name, place in places.items() if name in self.use.read}
         return good, not kept or self.attempt(places=kept, room=room)[0], moved
 
+    def answers(self, arena):
+        return {
+            "shape_only": list(self.shape_only()),
+            "arena": self.apart() if arena else None,
+            "inplace": list(self.pairs(arena)),
+        }
+
     def result(self, arena):
+        self.ask_at_once(arena)
         row = {
             "outputs": sorted({s for s, _, n in self.use.outputs}),
             "plain": self.use.plain(),
-            "shape_only": list(self.shape_only()),
-            "inplace": list(self.pairs(arena)),
+            "use": self.use.words(),
+            **self.answers(arena),
         }
-        row["arena"] = self.apart() if arena else None
         row["shares"] = [
             (source, target)
             for (source, _, name), (target, _, out) in itertools.product(self.use.inputs, self.use.outputs)
@@ -378,14 +284,82 @@ class Trial:
         return row
 
 
+def drawn(use):
+    return {name: content(name, *use.types[name], seed=k) for k, name in enumerate(use.read)}
+
+
+def results(use):
+    """What an op reads and writes, as arrays."""
+    contents = drawn(use)
+    run = Run(use, contents).run()
+    made = {}
+    for name in use.written:
+        tensor = run.tensor(name)
+        if tensor._is_initialized():
+            made[name] = np.array(tensor)
+        elif 0 in tensor.shape():  # XShape, which is all shape
+            made[name] = np.zeros(tensor.shape(), TYPES[use.types[name][0]])
+    return {**contents, **made}
+
+
+def varied(use):
+    """Uses of the same op with other extents, and what each is given."""
+    base = use.forward or use
+    others = []
+    for dims, attrs, exchanged in variants(base.op.type, base.dims()):
+        other = base.varied(dims, attrs, exchanged)
+        if other.elements(other.read) <= MOST and (dims != base.dims() or attrs):
+            others.append(other)
+    if not use.forward:
+        return [(other, drawn(other)) for other in others]
+    runs = apart_from_this_process([lambda other=other: results(other) for other in others])
+    made = [given(use, other, values) for other, (values, _) in zip(others, runs) if values is not None]  # noqa: B905
+    return [each for each in made if each is not None]
+
+
+def given(use, forward, made):
+    """A gradient beside a run of its forward op, and what it is given by that; None where something is missing."""
+    op = proto.OpDesc()
+    op.CopyFrom(use.op)
+    for name, value in forward.attrs.items():
+        if any(attr.name == name for attr in op.attrs):
+            put(op, name, value)
+    outputs = {(slot + "@GRAD", k): name for slot, k, name in forward.outputs}
+    types, contents = dict(use.types), {}
+    for slot, k, name in use.inputs:
+        value = made.get(name, made.get(outputs.get((slot, k))))
+        if value is None:  # it is not of the forward op, or is not there
+            return None
+        types[name] = (use.types[name][0], value.shape)
+        contents[name] = value if name in made else content(name, *types[name], seed=len(contents))
+    return Use(op, types, use.lods, forward, forward.attrs), contents
+
+
+def forms(some):
+    """The first use of each form."""
+    found = {}
+    for use in some:
+        found.setdefault(use.form(), use)
+    return list(found.values())[:FORMS]
+
+
 def main():
     arena = int(paddle.__version__.split(".")[0]) >= 3
-    for kind, some in uses(sys.argv[1:]):
-        for use in some:
+    done, programs = sys.argv[1].split(","), sys.argv[2:]
+    for kind, some in uses(programs):
+        if kind in done:
+            continue
+        every = [(use, drawn(use)) for use in some]
+        for use in forms(some):
+            every += varied(use)
+        trials = [Trial(use, contents) for use, contents in every]
+        firsts = apart_from_this_process([trial.alone for trial in trials])
+        for trial, first in zip(trials, firsts):  # noqa: B905
             try:
-                row = Trial(use).result(arena)
+                trial.begin(*first)
+                row = trial.result(arena)
             except ValueError as error:
-                row = {"error": str(error)}
+                row = {"error": str(error), "use": trial.use.words()}
             print(json.dumps({"op": kind, "version": paddle.__version__, **row}), flush=True)
 
 

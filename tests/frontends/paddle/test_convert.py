@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 
 from sublet.analysis.options import Options
@@ -10,7 +13,8 @@ from sublet.frontends.model import read_model
 from sublet.frontends.paddle.convert.model import from_program
 from sublet.frontends.paddle.format.decoding import decode
 from sublet.frontends.paddle.format.program import Attr, Block, Op, Program, Var, new_op, new_var
-from sublet.frontends.paddle.operators.facts import of, of_shapes
+from sublet.frontends.paddle.operators.effects import facts_where
+from sublet.frontends.paddle.operators.facts import FACTS, OpFacts, of, of_shapes
 from sublet.ir.graph import CaseOf, While
 from sublet.ops import lookup
 from sublet.planning.pipeline import plan_memory
@@ -167,7 +171,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_what_may_be_overwritten_depends_on_shapes() -> None:
     """An operand that is repeated along an axis is read after its first element is written."""
-    for x, y, shares in (((2, 4), (2, 4), [0, 1]), ((2, 4), (4,), [0]), ((1, 4), (2, 4), [])):
+    for x, y, shares in (((2, 4), (2, 4), [0, 1]), ((2, 4), (4,), [0]), ((1, 4), (2, 4), [1])):
         ops = [new_op("elementwise_add", {"X": ["x"], "Y": ["y"]}, {"Out": ["z"]}, {"axis": -1}), fetched("z")]
         variables = [tensor("x", *x), tensor("y", *y), tensor("z", 2, 4), FETCH]
         (node,) = from_program(Program((block(ops, variables),))).graph.nodes
@@ -181,3 +185,28 @@ def test_what_is_right_by_chance_is_not_done_in_place() -> None:
     for width, safe in ((16, True), (12, False), (35, False)):
         assert bool(of_shapes("layer_norm", (3, width), None).placed) is safe
     assert not of_shapes("layer_norm", None, None).inplace
+
+
+def test_a_square_that_is_broadcast_along_its_first_axes_is_not_taken_for_one_along_its_last() -> None:
+    """By its extents alone Y could lie along either; X@GRAD does not stay in its place there."""
+
+    def facts(axis: int) -> OpFacts:
+        slots = {"X": ["x"], "Y": ["y"], "Out@GRAD": ["g"]}
+        op = new_op("elementwise_add_grad", slots, {"X@GRAD": ["a"], "Y@GRAD": ["b"]}, {"axis": axis})
+        return facts_where(op, {"x": (7, 7, 7), "y": (7, 7)}.get)
+
+    assert facts(-1) == facts(1)
+    assert not facts(1).moves
+    assert facts(0).moves == {"X@GRAD"}
+
+
+def test_what_was_right_by_chance_is_no_fact_and_says_where_it_was_wrong() -> None:
+    """Pairs that were right for some extents and wrong for others."""
+    seen = 0
+    for row in json.loads(FACTS.read_text(encoding="utf-8"))["ops"].values():
+        for each in (row, row.get("otherwise", {})):
+            for how, source, target, where in each.get("refuted", ()):
+                assert [source, target] not in each.get(how, ())
+                assert re.fullmatch(r".+ \(\d\.\d\.\d\)", where)
+                seen += 1
+    assert seen > 10

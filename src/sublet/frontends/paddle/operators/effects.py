@@ -36,6 +36,9 @@ def effects(op: Op) -> Effects:
 def facts_where(op: Op, dims: Callable[[str], Dims]) -> OpFacts:
     """The facts of an operator where its inputs X and Y have these extents."""
     x, y = (dims(name) if (name := op.input(slot)) else None for slot in ("X", "Y"))
+    axis = op.attrs.get("axis")
+    if axis is not None and x is not None and y is not None and axis.value not in (-1, len(x) - len(y)):
+        y = None  # where it lies along X is not told by its extents
     return of_shapes(op.type, x, y)
 
 

@@ -6,7 +6,7 @@ An op that is not there is left alone: nothing is written over its inputs, and i
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,8 @@ from sublet.tensor import Dims
 FACTS = Path(__file__).with_name("facts.json")
 
 LANES = 8
-BY_LANES = frozenset({"layer_norm"})
-"""Ops whose kernel takes so many elements at a time, and at the end of a row the last ones again: in place that is
-wrong for rows of 12, 20 or 35."""
+"""So many elements the kernel of `layer_norm` takes at a time, and at the end of a row the last ones again: in place
+that is wrong for rows of 12, 20 or 35."""
 
 Pairs = frozenset[tuple[str, str]]
 
@@ -55,20 +54,22 @@ class OpFacts:
 def of(op_type: str) -> OpFacts:
     """The facts of an op; of one that was never tried, those that let nothing be done with it.
 
-    Those of an element-wise op are of uses in which X has the shape of what is computed, and Y that of its last axes.
+    Where extents make a difference they are those of plain ones (`_plain`).
     """
     return _facts().get(op_type, OpFacts())
 
 
 def of_shapes(op_type: str, x: Dims, y: Dims) -> OpFacts:
     """The facts of an op whose inputs X and Y have these extents, where it makes a difference."""
-    if op_type in BY_LANES and (not x or x[-1] is None or x[-1] % LANES):
-        none = Pairs()
-        return replace(of(op_type), inplace=none, inplace_first=none, placed=none, placed_first=none)
-    other = _broadcast().get(op_type)
-    if other is None or (x is not None and y is not None and None not in (*x, *y) and y == x[len(x) - len(y) :]):
-        return of(op_type)
-    return other
+    other = _otherwise().get(op_type)
+    return of(op_type) if other is None or _plain(op_type, x, y) else other
+
+
+def _plain(op_type: str, x: Dims, y: Dims) -> bool:
+    """Whether rows are whole vectors; of an element-wise op, whether Y has the shape of X's last axes."""
+    if op_type == "layer_norm":
+        return x is not None and bool(x) and x[-1] is not None and not x[-1] % LANES
+    return x is not None and y is not None and None not in (*x, *y) and y == x[len(x) - len(y) :]
 
 
 def versions() -> tuple[str, ...]:
@@ -88,8 +89,8 @@ def _facts() -> dict[str, OpFacts]:
 
 
 @cache
-def _broadcast() -> dict[str, OpFacts]:
-    return {name: _read(row["broadcast"]) for name, row in _file()["ops"].items() if "broadcast" in row}
+def _otherwise() -> dict[str, OpFacts]:
+    return {name: _read(row["otherwise"]) for name, row in _file()["ops"].items() if "otherwise" in row}
 
 
 def _read(row: dict[str, Any]) -> OpFacts:
