@@ -1,6 +1,6 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch mutants bench bench-packing bench-run bench-loops bench-train bench-plan bench-paddle train-digits clean
+.PHONY: help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-packing bench-run bench-loops bench-train bench-plan bench-paddle train-digits clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -124,6 +124,10 @@ bench-paddle: $(VENV)/.installed ## policies for Paddle programs, measured by Pa
 bench-executorch: build/executorch/.installed ## networks planned by ExecuTorch 1.5.1 and by Sublet, run by ExecuTorch's runtime; RANDOM=40 random ones with branches too
 	build/executorch/bin/python -m pip install --quiet --no-deps .
 	build/executorch/bin/python -m benchmarks.executorch.planned --random $(or $(RANDOM),0)
+
+bench-edge: $(VENV)/.installed ## TensorFlow Lite Micro with its own plan and with ours: what it needs, whether outputs are equal
+	$(BIN)/python -m pip install --quiet --group bench
+	$(BIN)/python -m benchmarks.edge
 
 train-digits: $(VENV)/.installed ## train a small ResNet on scikit-learn's digits in the planned arena, beside PyTorch
 	$(BIN)/python -m benchmarks.digits

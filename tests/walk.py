@@ -26,12 +26,15 @@ from onnx import TensorProto, helper
 
 from sublet.frontends.paddle.format.encoding import encode
 from sublet.frontends.paddle.format.program import Block, Program, new_op, new_var
+from sublet.frontends.tflite.codes import OPERATORS
+from sublet.frontends.tflite.program import IDENTIFIER
+from sublet.frontends.tflite.writing import Number, Record, Several, Text, Vector, written
 from sublet.tensor import DType
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("foreign", "loops", "memory", "text_form", "training", "dynamic")),
+    *(f"docs/{name}.md" for name in ("foreign", "loops", "memory", "text_form", "tflite", "training", "dynamic")),
 )
 BLOCK = re.compile(r"^```(python|sublet)\n(.*?)^```$|^ {4}(sublet [^\n]*)$", re.MULTILINE | re.DOTALL)
 ANSWERS = (0, 1, 3)
@@ -109,8 +112,21 @@ def _furnish(folder: Path) -> None:
     (folder / "planned.onnx").write_bytes(planned.SerializeToString())
     program = Path(__file__).parent / "frontends" / "executorch" / "programs" / "two_conds.planned.pte"
     (folder / "program.pte").write_bytes(program.read_bytes())
+    (folder / "model.tflite").write_bytes(_tflite())
     for name in ("inference.pdmodel", "train.pb"):
         (folder / name).write_bytes(encode(_paddle()))
+
+
+def _tflite() -> bytes:
+    """Two operators of TensorFlow Lite's, one after the other."""
+    tensors = [Record({0: Vector("i", (1, 64)), 3: Text(name), 2: Number("I", 0)}) for name in "xhy"]
+    operators = [
+        Record({0: Number("I", 0), 1: Vector("i", (i,)), 2: Vector("i", (i + 1,))}) for i in range(len(tensors) - 1)
+    ]
+    fields = {0: Several(tensors), 1: Vector("i", (0,)), 2: Vector("i", (2,)), 3: Several(operators), 4: Text("main")}
+    relu = Record({0: Number("b", OPERATORS.index("RELU"))})
+    model = {0: Number("I", 3), 1: Several([relu]), 2: Several([Record(fields)]), 4: Several([Record({})])}
+    return written(Record(model), IDENTIFIER)
 
 
 def _paddle() -> Program:

@@ -16,7 +16,7 @@ from sublet.checker import require_valid
 from sublet.cli import options
 from sublet.cli.console import answered, answers, packing_progress, refuse_overwriting
 from sublet.cli.export_tflm import TFLM, export_tflm
-from sublet.cli.options import bound_dims, bound_trips
+from sublet.cli.options import alignment_of, bound_dims, bound_trips
 from sublet.errors import PlanError
 from sublet.ir.recipe import AS_IS
 from sublet.plan import MemoryPlan
@@ -53,7 +53,7 @@ def export(
     else:
         source = to_run(model, bound_dims(dim), max_trips=bound_trips(max_trips), optimize=AS_IS)
         with packing_progress() as progress:
-            made = plan_memory(source, Options(alignment=align or (16 if to == TFLM else 64)), progress=progress)
+            made = plan_memory(source, Options(alignment=alignment_of(model, align)), progress=progress)
     if to == TFLM:
         export_tflm(model, made, section or (), out, plan)
         return

@@ -13,7 +13,8 @@ import typer
 from sublet.api.sources import Optimize
 from sublet.base.bytesize import parse_bytes
 from sublet.errors import ModelError, PlanError, ProblemError
-from sublet.frontends.model import is_paddle
+from sublet.frontends.model import is_paddle, is_tflite
+from sublet.frontends.tflite.model import ALIGNMENT as TFLM_ALIGNMENT
 from sublet.packing import STRATEGIES, Region
 from sublet.plan import MemoryPlan
 from sublet.plan.verdict import Verdict, verdict
@@ -104,6 +105,18 @@ class Question:
     def answer(self, plan: MemoryPlan) -> Verdict | None:
         """The verdict; None when nothing was asked."""
         return None if self.budget is None else verdict(plan, self.budget, self.largest)
+
+
+Align = Annotated[
+    int | None, typer.Option(help="Every tensor's offset is a multiple of this many bytes: 64, of a .tflite 16.")
+]
+ALIGNMENT = 64
+"""Bytes of a line of a cache, for models that say nothing else."""
+
+
+def alignment_of(model: Path, told: int | None) -> int:
+    """What every offset is a multiple of: as told, or what runs such models wants."""
+    return told if told is not None else TFLM_ALIGNMENT if is_tflite(model) else ALIGNMENT
 
 
 def bound_dims(texts: list[str] | None) -> dict[str, int]:

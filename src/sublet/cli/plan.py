@@ -29,7 +29,15 @@ from sublet.cli.console import (
     refuse_overwriting,
     warned,
 )
-from sublet.cli.options import Question, bound_dims, bound_extents, bound_trips, parse_regions, told_shapes
+from sublet.cli.options import (
+    Question,
+    alignment_of,
+    bound_dims,
+    bound_extents,
+    bound_trips,
+    parse_regions,
+    told_shapes,
+)
 from sublet.cli.showing import draw, show_plan
 from sublet.frontends.model import is_onnx
 from sublet.frontends.onnx.optimized import ALL
@@ -66,7 +74,7 @@ def plan(
     optimize: options.Optimizer = AS_IS,
     order: options.Orders = options.Order.given,
     strategy: options.Strategy = "auto",
-    align: Annotated[int, typer.Option(help="Every tensor's offset is a multiple of this many bytes.")] = 64,
+    align: options.Align = None,
     budget: options.Budget = None,
     assume: options.Assume = None,
     max_dim: options.MaxDim = None,
@@ -89,7 +97,7 @@ def plan(
     source = to_run(model, dims, max_trips=trips, optimize=optimize, assume=told_shapes(assume))
     chosen = Options(
         strategy=strategy,
-        alignment=align,
+        alignment=alignment_of(model, align),
         io=io.value,
         weights=weights.value,
         streams=streams,

@@ -1,0 +1,84 @@
+"""TensorFlow Lite Micro with its own plan and with ours: what its interpreter says it needs, and whether both agree.
+
+`make bench-edge`. Models are those that come with packages (tflite-micro's own, the wake words of pymicro-wakeword,
+where they are installed), and networks written here. Each is opened in a fresh interpreter, and every input is set
+before each run.
+
+head      bytes of tensors and kernels' scratch in TFLM's arena: with its own plan, with ours, and what tensors alone
+          need in any packing of the buffers that Sublet planned
+arena     bytes used in all, with TFLM's own records
+smallest  the smallest arena in which the interpreter can be opened
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from sublet.analysis.options import Options
+from sublet.frontends.tflite.choosing import chosen
+from sublet.frontends.tflite.model import ALIGNMENT, from_program
+from sublet.frontends.tflite.placing import offsets_of
+from sublet.frontends.tflite.program import decode
+from sublet.frontends.tflite.tflm import PACKAGE, Trial, tried, version
+from sublet.planning.pipeline import plan_memory
+from tests.frontends.tflite.generated import residual, straight, streaming
+from tests.frontends.tflite.written import branch, chain, counting, loop
+
+PACKAGES = ("tflite_micro", "pymicro_wakeword")
+RUNS = 50
+COLUMNS = (
+    *("model", "operators", "head: TFLM", "ours", "bound", "arena: TFLM", "ours", "smallest: TFLM", "ours"),
+    *("offsets", "equal"),
+)
+
+
+def models() -> Iterator[tuple[str, bytes]]:
+    """The models, by name."""
+    for package in PACKAGES:
+        found = find_spec(package)
+        for folder in (found.submodule_search_locations or ()) if found else ():
+            for path in sorted(Path(folder).rglob("*.tflite")):
+                yield path.stem, path.read_bytes()
+    yield from ((f"written: {make.__name__}", make()) for make in (chain, branch, loop, counting))
+    for dtype in ("f32", "i8"):
+        yield f"written: residual {dtype}", residual(dtype=dtype)
+        yield f"written: streaming {dtype}", streaming(dtype=dtype)
+    yield from ((f"written: straight {seed}", straight(seed)) for seed in range(10))
+
+
+def row(name: str, raw: bytes) -> tuple[str, ...]:
+    """What one model needs."""
+    program = decode(raw, name)
+    plan = plan_memory(from_program(program), Options(alignment=ALIGNMENT))
+    choice = chosen(raw, program, offsets_of(program, plan))
+    main = program.subgraphs[0]
+    ends = len(main.inputs), len(main.outputs)
+    own, ours = tried([Trial(each, *ends, runs=RUNS, seed=7) for each in (raw, choice.raw)])
+    told = sum(offset is not None for offset in choice.offsets[0]) if choice.offsets else 0
+    numbers = (
+        choice.own.head, choice.ours.head, plan.lower_bound_bytes, choice.own.total, choice.ours.total,
+        choice.own.smallest, choice.ours.smallest,
+    )  # fmt: skip
+    equal = not own.refused and own.outputs == ours.outputs
+    operators = str(sum(len(subgraph.operators) for subgraph in program.subgraphs))
+    return name, operators, *(f"{number:,}" for number in numbers), f"{choice.how} ({told})", "yes" if equal else "NO"
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    print(f"{PACKAGE} {version()}, {RUNS} runs on random inputs, bytes\n")
+    print(f"| {' | '.join(COLUMNS)} |\n| {' | '.join('---' for _ in COLUMNS)} |")
+    worse = 0
+    for name, raw in models():
+        found = row(name, raw)
+        print(f"| {' | '.join(found)} |", flush=True)
+        worse += found[-1] != "yes" or int(found[6].replace(",", "")) > int(found[5].replace(",", ""))
+    verdict = "no model needs more with Sublet's plan, and all compute the same"
+    print(f"\n{f'{worse} need more or compute something else' if worse else verdict}")
+
+
+if __name__ == "__main__":
+    main()
