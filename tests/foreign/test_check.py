@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import onnx
 import pytest
 
 from sublet.foreign.json_form import placed_from_json
@@ -93,6 +94,22 @@ def test_a_plan_in_an_onnx_file(cli: Cli, tmp_path: Path) -> None:
     assert cli("check", path)[0] == 3, "names that both arms have are left out"
     status, _, err = cli("check", tmp_path / "model.onnx")
     assert (status, "no plan in its metadata" in err) == (2, True)
+
+
+@pytest.mark.parametrize(("name", "nbytes", "least"), [("straight", 4096, 4096), ("branch", 1536, 768)])
+def test_plans_that_onnxsim_made(cli: Cli, tmp_path: Path, name: str, nbytes: int, least: int) -> None:
+    """Files that onnxsim 0.8.1 has annotated. It counts constants as tensors, and reserves room for both arms."""
+    path = HERE / "onnxsim" / f"{name}.onnx"
+    found = json.loads(cli("check", path, "--json")[1])
+    assert (found["outcome"], found["not_judged"]) == ("right", {})
+    assert found["regions"] == [{"name": "arena", "bytes": nbytes, "lower_bound_bytes": least}]
+    model = onnx.load(path)
+    for value in (*model.graph.output, *model.graph.value_info):
+        for entry in value.metadata_props:
+            if entry.key.endswith("mem_offset") and value.name in ("p", "b"):
+                entry.value = "16" if value.name == "p" else "1280"
+    onnx.save(model, tmp_path / "wrong.onnx")
+    assert cli("check", tmp_path / "wrong.onnx")[0] == 1
 
 
 def test_a_plan_in_a_tflite_file(cli: Cli, tmp_path: Path) -> None:

@@ -88,7 +88,8 @@ class _Metadata:
         names = tuple(name for name in left if name not in placed)
         whole = self._keys(self._model)
         alignment = self._integer(whole[ALIGNMENT], ALIGNMENT) if ALIGNMENT in whole else None
-        return ForeignPlan(tuple(placed.values()), self._tool, sizes, alignment, names)
+        nested = dict.fromkeys((region for region in sizes if region != ARENA), ARENA) if ARENA in sizes else {}
+        return ForeignPlan(tuple(placed.values()), self._tool, sizes, alignment, names, nested=nested)
 
     @property
     def _tool(self) -> str:

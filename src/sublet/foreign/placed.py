@@ -42,6 +42,7 @@ class ForeignPlan:
     regions    the sizes of memories, as far as they are told; others end where the last tensor in them ends
     alignment  every offset is to be a multiple of it; None when the tool says none
     left_out   tensors that it knows and gave no place
+    nested     regions that lie in room that another reserves, nobody tells where: their bytes are counted there
     steps      what happens at each step of the lifetimes, for people
     Raises PlanError for a name that is placed twice.
     """
@@ -52,6 +53,7 @@ class ForeignPlan:
     alignment: int | None = None
     left_out: tuple[str, ...] = ()
     steps: tuple[str, ...] = ()
+    nested: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         seen: set[str] = set()

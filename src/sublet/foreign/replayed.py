@@ -158,11 +158,18 @@ def _outside(graph: Graph, kinds: Mapping[str, str]) -> Iterator[Outside]:
 
 
 def _regions(plan: MemoryPlan, foreign: ForeignPlan) -> Iterator[RegionJudged]:
-    """Each memory of the tool, and the most bytes of it that hold something needed at one point."""
+    """Each memory of the tool, and the most bytes that hold something needed at one point, with those nested in it."""
     sizes = {storage.name: storage.nbytes for storage in plan.arenas}
     for name in foreign.region_names:
-        held = ((place.region, place.live) for place in plan.in_arenas if place.region.storage == name)
-        yield RegionJudged(name, sizes[name], most_held((r.offset, r.end, live) for r, live in held))
+        if name in foreign.nested:
+            continue
+        begins, end = {}, 0
+        for region in (name, *(inner for inner, around in foreign.nested.items() if around == name)):
+            begins[region] = end
+            end += max([sizes[region], *(p.region.end for p in plan.in_arenas if p.region.storage == region)])
+        held = ((p.region, begins[p.region.storage], p.live) for p in plan.in_arenas if p.region.storage in begins)
+        most = most_held((begin + r.offset, begin + r.end, live) for r, begin, live in held)
+        yield RegionJudged(name, sizes[name], most)
 
 
 def _as_drawn(plan: MemoryPlan, regions: Sequence[RegionJudged]) -> MemoryPlan:
