@@ -1,0 +1,87 @@
+"""What operators may share: the facts that the dialect tells, and what TFLM's kernels say to them."""
+
+from __future__ import annotations
+
+import pytest
+
+from sublet.frontends.tflite import tflm
+from sublet.frontends.tflite.inplace import facts
+from sublet.frontends.tflite.model import from_program
+from sublet.frontends.tflite.program import decode
+from sublet.ops import lookup
+from sublet.ops.op import Share
+from tests.frontends.tflite.find_facts import overwriting, passing, sharing, verdicts
+from tests.frontends.tflite.kernels import Case, binary, mixing, others, pieces, slice_options, unary
+from tests.frontends.tflite.written import ADD, G, O, T, byte, integer, tflite
+
+needs_tflm = pytest.mark.skipif(not tflm.available(), reason=f"needs the package {tflm.PACKAGE}")
+SAMPLE = 17
+
+
+def shares(tensors: list[T], operator: O, kind: str) -> tuple[Share, ...]:
+    """What the dialect says of one operator."""
+    inputs = [i for i in dict.fromkeys(operator.inputs) if i >= 0 and tensors[i].content is None]
+    graph = from_program(decode(tflite(G(tensors, [operator], inputs, operator.outputs)), "one")).graph
+    found: tuple[Share, ...] = getattr(lookup(graph.nodes[0].op), kind)(graph.nodes[0])
+    return found
+
+
+def numbers(*values: int) -> T:
+    return T((len(values),), "i32", values)
+
+
+def test_an_output_may_take_the_place_of_an_operand_of_its_shape() -> None:
+    whole, row, one = T((2, 8)), T((8,)), T((2, 8), content=1)
+    both = O("ADD", (0, 1), (2,), ADD)
+    assert shares([whole, whole, whole], both, "inplace") == (Share(0, 0), Share(0, 1))
+    assert shares([row, whole, whole], both, "inplace") == (Share(0, 1),)
+    assert shares([one, whole, whole], both, "inplace") == (Share(0, 1),), "a constant lies in the file"
+    assert shares([whole, whole], O("ADD", (0, 0), (1,), ADD), "inplace") == (Share(0, 0),)
+
+
+def test_what_was_not_tried_is_not_in_place() -> None:
+    assert shares([T((2, 8)), T((2, 8))], O("GELU", (0,), (1,)), "inplace") == ()
+    assert shares([T((2, 8), "u32"), T((2, 8), "u32")], O("ABS", (0,), (1,)), "inplace") == ()
+    assert shares([T((2, 8)), T((2, 8)), T((2, 8))], O("custom", (0, 1), (2,)), "inplace") == ()
+    assert "FULLY_CONNECTED" not in facts()["inplace"]
+
+
+def test_views_are_bytes_of_their_input() -> None:
+    x = T((4, 6))
+    cut = O("STRIDED_SLICE", (0, 1, 2, 3), (4,), slice_options())
+    told = [numbers(1, 0), numbers(3, 6), numbers(1, 1)]
+    assert shares([x, *told, T((2, 6))], cut, "views") == (Share(0, 0, 24),)
+    assert shares([x, numbers(-2, 0), numbers(4, 6), numbers(1, 1), T((2, 6))], cut, "views") == (Share(0, 0, 48),)
+    assert shares([x, numbers(0, 1), numbers(4, 6), numbers(1, 1), T((4, 5))], cut, "views") == (), "not in a row"
+    assert shares([x, numbers(0, 0), numbers(4, 6), numbers(2, 1), T((2, 6))], cut, "views") == (), "a step of 2"
+    halves = O("SPLIT", (0, 1), (2, 3), (35, {0: integer(2)}))
+    assert shares([T((), "i32", 0), x, T((2, 6)), T((2, 6))], halves, "views") == (Share(0, 1), Share(1, 1, 48))
+    assert shares([T((), "i32", 1), x, T((4, 3)), T((4, 3))], halves, "views") == ()
+    assert shares([T((4, 6), content=1), numbers(24), T((24,))], O("RESHAPE", (0, 1), (2,)), "views") == ()
+
+
+def test_parts_lie_in_their_output() -> None:
+    for axis in (0, -2):
+        joined = O("CONCATENATION", (0, 1), (2,), (10, {0: integer(axis), 1: byte(0)}))
+        assert shares([T((1, 6)), T((3, 6)), T((4, 6))], joined, "parts") == (Share(0, 0), Share(0, 1, 24))
+    beside = O("CONCATENATION", (0, 1), (2,), (10, {0: integer(1), 1: byte(0)}))
+    assert shares([T((2, 6)), T((2, 6)), T((2, 12))], beside, "parts") == ()
+
+
+@needs_tflm
+def test_the_kernels_bear_out_a_sample_of_the_facts() -> None:
+    known = {(name, types, over, kind) for name, rows in facts()["inplace"].items() for types, over, *kinds in rows
+             for kind in kinds}  # fmt: skip
+    cases: list[Case] = [*unary(), *binary(), *others()][::SAMPLE]
+    told = dict.fromkeys((case.key for case in cases), True)
+    for case, verdict in zip(cases, verdicts(cases, overwriting), strict=True):
+        assert verdict or case.key not in known, case
+    assert len(told.keys() & known) > 40
+    moved = list(pieces())
+    for piece, verdict in zip(moved, verdicts(moved, sharing), strict=True):
+        assert verdict is not False or piece.operator.name not in facts()[f"{piece.kind}s"], piece
+
+
+@needs_tflm
+def test_the_experiment_notices_what_is_overwritten() -> None:
+    assert passing(mixing()) == {}
