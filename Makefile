@@ -1,6 +1,6 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-packing bench-run bench-loops bench-train bench-plan bench-paddle train-digits clean
+.PHONY: help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-packing bench-run bench-loops bench-train bench-plan bench-paddle train-digits bench-dynamic fuzz-dynamic clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -128,6 +128,11 @@ bench-executorch: build/executorch/.installed ## networks planned by ExecuTorch 
 bench-edge: $(VENV)/.installed ## TensorFlow Lite Micro with its own plan and with ours: what it needs, whether outputs are equal
 	$(BIN)/python -m pip install --quiet --group bench
 	$(BIN)/python -m benchmarks.edge
+bench-dynamic: $(VENV)/.installed ## the dynamic graph beside PyTorch's eager mode, a remembered step beside the static one
+	$(BIN)/python -m benchmarks.dynamic
+
+fuzz-dynamic: $(VENV)/.installed ## random Python programs: at once, remembered, and remembered in a poisoned arena; PROGRAMS=10000
+	$(BIN)/python -m tests.dynamic.programs --programs $(or $(PROGRAMS),10000)
 
 train-digits: $(VENV)/.installed ## train a small ResNet on scikit-learn's digits in the planned arena, beside PyTorch
 	$(BIN)/python -m benchmarks.digits

@@ -23,7 +23,7 @@ class Used:
     recorded  whether a gradient can go through it
     """
 
-    __slots__ = ("_keeps", "_library", "_see", "attrs", "compute", "node", "outputs", "recorded", "scratch")
+    __slots__ = ("_keeps", "_library", "_plain", "_see", "attrs", "compute", "node", "outputs", "recorded", "scratch")
 
     def __init__(self, node: Node, kernel: Kernel, kinds: Kinds) -> None:
         self.node = node
@@ -39,22 +39,28 @@ class Used:
             self._library, self._see = type(kernel), kernel.over
         else:
             self.compute = _bound(kernel)
+        self._plain = self._see is not None and self.scratch is None and len(self.outputs) == 1
 
     def run(self, inputs: Sequence[Storage | None], pool: Pool) -> list[Storage]:
         """Compute it. Raises whatever the kernel raises."""
-        results = [pool.take(kind) for kind in self.outputs]
-        scratch = pool.take(self.scratch) if self.scratch is not None else None
         see, library = self._see, self._library
         if see is None:
+            results = [Storage(pool, kind) for kind in self.outputs]
             given = [None if one is None else one.view.array for one in inputs]
-            self.compute(given, [one.view.array for one in results], None if scratch is None else scratch.view.array)
+            room = None if self.scratch is None else Storage(pool, self.scratch)
+            self.compute(given, [one.view.array for one in results], None if room is None else room.view.array)
             return results
-        over = [
-            None if one is None else one.view.seen if one.view.library is library else one.view.over(library, see)
-            for one in inputs
-        ]
-        to = [one.view.seen if one.view.library is library else one.view.over(library, see) for one in results]
-        self.compute(over, to, None if scratch is None else scratch.view.over(library, see))
+        if self._plain and None not in inputs:
+            result = Storage(pool, self.outputs[0])
+            view, views = result.view, [one.view for one in inputs]  # type: ignore[union-attr]
+            over = [one.seen if one.library is library else one.over(library, see) for one in views]
+            self.compute(over, (view.seen if view.library is library else view.over(library, see),), None)
+            return [result]
+        results = [Storage(pool, kind) for kind in self.outputs]
+        over = [None if one is None else one.view.over(library, see) for one in inputs]
+        room = None if self.scratch is None else Storage(pool, self.scratch)
+        to = [one.view.over(library, see) for one in results]
+        self.compute(over, to, None if room is None else room.view.over(library, see))
         return results
 
     @property

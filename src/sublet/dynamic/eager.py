@@ -11,7 +11,7 @@ from sublet.base.numpy_types import NUMPY
 from sublet.dynamic.commands import Used, used
 from sublet.dynamic.record import Applied, Line, Symbol
 from sublet.dynamic.storage import Kind, Kinds, Pool, Storage
-from sublet.dynamic.tensor import EagerTensor, Owner
+from sublet.dynamic.tensor import EagerTensor, NumberTensor, Owner, Parameter
 from sublet.errors import KernelError, SpecError, SubletError
 from sublet.ir.graph import Value
 from sublet.nn.graph import DTYPES, as_array
@@ -46,6 +46,7 @@ class Eager:
         self.recording = True
         self._used: dict[Any, Used] = {}
         self._numbers: dict[Any, EagerTensor] = {}
+        self._beside: dict[Any, EagerTensor] = {}  # numbers by what they were beside
         self._literals: dict[tuple[str, TensorSpec], tuple[Kind, Storage]] = {}
         self._applications = 0
         self.closed = False
@@ -55,6 +56,7 @@ class Eager:
         self.closed = True
         self._used.clear()
         self._numbers.clear()
+        self._beside.clear()
         self._literals.clear()
         self.pool.close()
 
@@ -65,17 +67,21 @@ class Eager:
         if None in storages:
             storages = [self._there(one) for one in operands]
         results = self.compute(found, storages)
-        kinds = found.outputs
-        symbols = [Symbol(kind, True) for kind in kinds]
-        if self.recording and found.recorded:
-            self.record(found, [one._symbol for one in operands], symbols, storages, results)
-        owner = self._owner
+        kinds, owner = found.outputs, self._owner
         if len(kinds) == 1:
-            return (EagerTensor(owner, kinds[0], results[0], symbols[0]),)
+            symbol = Symbol(kinds[0], True)
+            if found.recorded and self.recording:
+                self.record(found, [one._symbol for one in operands], (symbol,), storages, results)
+            return (EagerTensor(owner, kinds[0], results[0], symbol),)
+        symbols = [Symbol(kind, True) for kind in kinds]
+        if found.recorded and self.recording:
+            self.record(found, [one._symbol for one in operands], symbols, storages, results)
         return tuple(map(EagerTensor, [owner] * len(kinds), kinds, results, symbols))
 
     def find(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[Used, Sequence[Any]]:
         """The command for such inputs, and the inputs as tensors."""
+        if len(inputs) == 2 and (inputs[1].__class__ in NUMBERS or inputs[0].__class__ in NUMBERS):
+            inputs = self._with_number(*inputs) or self.operands(inputs)
         try:
             key: Any = (op, *[one._kind for one in inputs])
         except AttributeError:
@@ -110,6 +116,14 @@ class Eager:
             self._literals[repr(value.literal), value.spec] = made
         return made
 
+    def _with_number(self, a: Any, b: Any) -> Sequence[Any] | None:
+        """A tensor beside a number that was beside one of its kind before; None for anything else."""
+        tensor, number = (a, b) if b.__class__ in NUMBERS else (b, a)
+        if tensor.__class__ not in TENSORS or not number:  # 0.0 and -0.0 are one key, and two numbers
+            return None
+        known = self._beside.get((number, number.__class__, tensor._kind))  # type: ignore[attr-defined]
+        return None if known is None else (a, known) if number is b else (known, b)
+
     def compute(self, found: Used, storages: Sequence[Storage | None]) -> list[Storage]:
         """What a command gives."""
         try:
@@ -130,7 +144,7 @@ class Eager:
     ) -> None:
         """Remember how the outputs were made, if a gradient can ask for it."""
         reads, gives = found.keeps
-        kept = [given[i] for i in reads] + [made[i] for i in gives]
+        kept = [*[given[i] for i in reads], *[made[i] for i in gives]] if reads or gives else ()
         self._applications += 1
         Applied(found, inputs, outputs, kept, self._applications, line or user_code())
 
@@ -167,7 +181,12 @@ class Eager:
         self.require_open()
         kinds = [one.dtype for one in inputs if isinstance(one, Tensor)]
         like = next((kind for kind in kinds if kind is not DType.BOOL), None)
-        return [self._operand(one, like) for one in inputs]
+        operands = [self._operand(one, like) for one in inputs]
+        if len(inputs) == 2 and len(self._beside) < MOST_NUMBERS:
+            for given, operand, other in zip(inputs, operands, operands[::-1], strict=True):
+                if given.__class__ in NUMBERS and given and other is not OMITTED:
+                    self._beside[given, given.__class__, other._kind] = operand
+        return operands
 
     def _operand(self, given: Any, like: DType | None) -> Any:
         if given is None or given is OMITTED:
@@ -203,6 +222,9 @@ class Eager:
         if self.closed:
             raise SpecError(at_line("the dynamic graph was closed: its tensors cannot be computed with any more"))
 
+
+NUMBERS = frozenset({int, float})
+TENSORS: frozenset[type] = frozenset({EagerTensor, Parameter, NumberTensor})
 
 MOST_NUMBERS = 4096
 """Numbers of Python's that are kept as tensors."""

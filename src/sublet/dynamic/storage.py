@@ -51,10 +51,11 @@ class View:
 class Block:
     """Bytes of the pool, and the views of them that were asked for so far."""
 
-    __slots__ = ("raw", "views")
+    __slots__ = ("nbytes", "raw", "views")
 
     def __init__(self, raw: Raw) -> None:
         self.raw = raw
+        self.nbytes = raw.nbytes
         self.views: dict[Kind, View] = {}
 
     def view(self, kind: Kind) -> View:
@@ -70,7 +71,16 @@ class Storage:
 
     __slots__ = ("__weakref__", "block", "pool", "view")
 
-    def __init__(self, pool: Pool, block: Block, kind: Kind) -> None:
+    def __init__(self, pool: Pool, kind: Kind) -> None:
+        nbytes = kind.block_bytes
+        blocks = pool.free.get(nbytes)
+        if blocks:
+            block = blocks.pop()
+        else:
+            if blocks is None:
+                pool.free[nbytes] = []
+            block = Block(aligned_bytes(nbytes, LINE))
+        pool.used_bytes += nbytes
         self.pool = pool
         self.block = block
         self.view = block.views.get(kind) or block.view(kind)
@@ -82,10 +92,9 @@ class Storage:
 
     def __del__(self) -> None:
         pool, block = self.pool, self.block
-        nbytes = block.raw.nbytes
-        pool.used_bytes -= nbytes
+        pool.used_bytes -= block.nbytes
         if pool.open:
-            pool.free[nbytes].append(block)
+            pool.free[block.nbytes].append(block)
 
 
 class Pool:
@@ -101,13 +110,7 @@ class Pool:
 
     def take(self, kind: Kind) -> Storage:
         """Room for a tensor, with anything in it."""
-        nbytes = kind.block_bytes
-        blocks = self.free.get(nbytes)
-        if blocks is None:
-            blocks = self.free[nbytes] = []
-        block = blocks.pop() if blocks else Block(aligned_bytes(nbytes, LINE))
-        self.used_bytes += nbytes
-        return Storage(self, block, kind)
+        return Storage(self, kind)
 
     def filled(self, kind: Kind, array: Array) -> Storage:
         """Room for a tensor, with a copy of an array in it."""

@@ -18,14 +18,29 @@ from sublet.runtime.kernel import Array
 from sublet.tensor import INTEGERS, DType
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 SHOWN = 60
 """Elements that `repr` shows all of."""
 
 
+class Computing(Protocol):
+    """What computes commands, at once or in a remembered call."""
+
+    def apply(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[EagerTensor, ...]:
+        """The outputs of a command."""
+
+
 class Owner(Protocol):
-    """The graph of a tensor, as the tensor sees it."""
+    """The graph of a tensor, as the tensor sees it: what it is `calling`, or else its `_eager`, computes."""
+
+    @property
+    def calling(self) -> Computing | None:
+        """The remembered call that goes on."""
+
+    @property
+    def _eager(self) -> Computing:
+        """What computes at once."""
 
     def apply(self, op: str, *inputs: Any, **attrs: Any) -> tuple[Tensor, ...]:
         """The outputs of a command."""
@@ -63,6 +78,10 @@ class EagerTensor(Tensor):
         symbol = self._symbol
         if symbol is not None and symbol.held:
             symbol.dropped()
+
+    def _apply(self, op: str, *inputs: Any, **attrs: Any) -> Tensor:
+        graph = self.graph
+        return (graph.calling or graph._eager).apply(op, inputs, attrs)[0]
 
     @property
     def value(self) -> Value:  # type: ignore[override]

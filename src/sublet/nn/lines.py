@@ -26,20 +26,21 @@ def at_line(message: str) -> str:
     return f"{line}: {message}" if line else message
 
 
-_OURS: dict[str, bool] = {}
-"""By name of a file, whether it is of this package."""
+_OURS: set[int] = set()
+"""The code of this package that was met so far, by its identity: it stays."""
 
 
 def user_code() -> tuple[CodeType, int] | None:
     """The innermost running line outside this package, cheaper than `user_line`: `line_of` tells it in words."""
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        ours = _OURS.get(name)
-        if ours is None:
-            ours = _OURS[name] = name.startswith(PACKAGE) or name.endswith("contextlib.py")
-        if not ours:
-            return frame.f_code, frame.f_lineno
+        code = frame.f_code
+        if id(code) not in _OURS:
+            name = code.co_filename
+            if not name.startswith(PACKAGE) and not name.endswith("contextlib.py"):
+                return code, frame.f_lineno
+            if name.startswith(PACKAGE):
+                _OURS.add(id(code))
         frame = frame.f_back
     return None
 
