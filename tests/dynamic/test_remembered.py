@@ -265,6 +265,27 @@ def test_what_a_command_refuses_is_told_by_its_line_and_changes_nothing() -> Non
     assert w.numpy()[:, 0].tolist() == [-2, -2, 1, 1, 1]
 
 
+def test_statistics_of_a_batch_that_is_refused_are_taken_back() -> None:
+    """They are updated where the normalisation stands, before the loss looks at the labels."""
+    d = sublet.DynamicGraph()
+
+    @d.jit
+    def step(x: Any, labels: Any) -> Any:
+        y = layers.batch_norm(x, name="norm")
+        loss = nn.softmax_cross_entropy(y, labels)[0].mean()
+        d.minimize(loss, sublet.SGD(0.1))
+        return loss
+
+    for _ in range(3):
+        step(d.tensor(X), d.tensor([0, 1, 2]))
+        before = {name: tensor.numpy() for name, tensor in d.weights.items()}
+        with pytest.raises(KernelError):
+            step(d.tensor(X), d.tensor([0, 1, 99]))
+        for name, tensor in d.weights.items():
+            np.testing.assert_array_equal(tensor.numpy(), before[name])
+    assert len(step.root.latest().plan.early) == 2
+
+
 def test_who_holds_the_content_of_a_parameter_keeps_it() -> None:
     d = sublet.DynamicGraph()
     w = d.parameter("w", initial=1.0)

@@ -36,10 +36,12 @@ class Declared:
         if not isinstance(name, str) or not name:
             raise SpecError(at_line(f"{name!r} is no name: give a word"))
         full = self.prefix + name
+        found = self.all.get(full)
+        if found is not None and shape.__class__ is tuple and found.asked == (shape, dtype, trained):
+            return found
         if shape is None:
             shape = () if initial is None or callable(initial) else np.shape(initial)
         spec = Graph._spec(shape, dtype)
-        found = self.all.get(full)
         if found is not None:
             if found._kind.spec != spec or found.trained != trained:
                 raise SpecError(at_line(f"{full!r} is {found._kind.spec} since it was made, and not {spec}"))
@@ -47,6 +49,7 @@ class Declared:
         kind = self._eager.kinds.of(spec)
         _, storage = self._eager.stored(self._content(full, spec, initial), spec.dtype, kind)
         made = self.all[full] = Parameter(self._owner, kind, storage, Symbol(kind, True), full, trained)
+        made.asked = (tuple(shape), dtype, trained)
         return made
 
     def forget(self, names: Sequence[str]) -> None:

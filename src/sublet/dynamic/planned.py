@@ -20,7 +20,7 @@ from sublet.dynamic.traces import Moment
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.nn import indexing, loss
 from sublet.ops.nn.command import PREFIX
-from sublet.plan import bound_to
+from sublet.plan import MemoryPlan, bound_to
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.kernel import Array, Backend, Kernel
 from sublet.runtime.memory import Raw, aligned_bytes
@@ -63,6 +63,7 @@ class Planned:
 
     moments   the way to there
     updated   the parameters that the call updates
+    early     those of them that may be written over before a command refuses what it is given
     """
 
     def __init__(self, end: Moment, backends: Sequence[Backend], arena: Arena) -> None:
@@ -79,7 +80,8 @@ class Planned:
             if bound_to(name) in self.executable._memory.storages:
                 self.executable.bind(name, homes[name])
         self.updated = [parameters[value.name] for value in ready.model.graph.updated]
-        self.risky = _may_fail_late(ready.model.graph)
+        early = _written_early(ready.model.graph, self.plan)
+        self.early = [parameters[value.name] for value in ready.model.graph.updated if value in early]
         self._arena = arena
         self._raw: Raw | None = None
         self.pieces: Pieces
@@ -132,7 +134,7 @@ class Run:
     def finish(self) -> None:
         """Run the last piece, which writes to the parameters; all of them are as before when it fails."""
         planned = self.planned
-        saved = [(one, one.home.array.copy()) for one in planned.updated if one.home] if planned.risky else []
+        saved = [(one, one.home.array.copy()) for one in planned.early if one.home]
         try:
             self.go_on()
         except BaseException:
@@ -186,15 +188,13 @@ def apart(parameter: Parameter, holders: int = 0) -> None:
         parameter.home = moved
 
 
-def _may_fail_late(graph: Graph) -> bool:
-    """Whether a command may refuse its inputs when something was written over already."""
-    sources = {source for _, source in graph.updates}
-    written = False
-    for node in graph.nodes:
-        if written and node.op in RAISING:
-            return True
-        written = written or not sources.isdisjoint(node.defs)
-    return False
+def _written_early(graph: Graph, plan: MemoryPlan) -> set[Value]:
+    """What is updated by a command that runs before one that may refuse its inputs."""
+    by_name = {node.name: node for node in graph.nodes}
+    nodes = [by_name[step.node] for step in plan.schedule.steps]
+    last = max((i for i, node in enumerate(nodes) if node.op in RAISING), default=0)
+    made = {value for node in nodes[:last] for value in node.defs}
+    return {target for target, source in graph.updates if source in made}
 
 
 @contextmanager

@@ -181,13 +181,14 @@ class NumberTensor(EagerTensor):
 class Parameter(EagerTensor):
     """A parameter or state of a `DynamicGraph`: it has a name, and `update` changes what it holds."""
 
-    __slots__ = ("_full", "home", "trained")
+    __slots__ = ("_full", "asked", "home", "trained")
 
     def __init__(self, graph: Owner, kind: Kind, storage: Storage, symbol: Symbol, full: str, trained: bool) -> None:
         super().__init__(graph, kind, storage, symbol)
         self._full = full
         self.trained = trained
         self.home: Storage | None = None  # where plans have it
+        self.asked: Any = None  # shape and type as they were asked for first
 
     @property
     def name(self) -> str:
