@@ -196,3 +196,49 @@ def streaming(layers: int = 3, dtype: str = "i8") -> bytes:
         init.operators.append(O("VAR_HANDLE", (), (start,), named))
         init.operators.append(O("ASSIGN_VARIABLE", (start, init.tensor(rows, 0)), ()))
     return tflite(G(net.tensors, net.operators, net.inputs, [x]), G(init.tensors, init.operators, [], [], "init"))
+
+
+def calling(seed: int, steps: int = 8) -> bytes:
+    """A straight line with a branch or a loop in its middle, and what was made before read after it."""
+    rng = random.Random(seed)
+    net = Network(rng, "f32")
+    net.given((4, 24))
+    while len(net.operators) < steps:
+        rng.choice(KINDS)(net)
+    x = net.any()
+    shape, again = net.shape(x), net.tensor(net.shape(x))
+    if rng.random() < 0.5:
+        which = net.tensor((), None, "bool")
+        net.inputs.append(which)
+        net.add(O("IF", (which, x), (again,), (92, {0: integer(1), 1: integer(2)})))
+        arms = [Network(random.Random(seed + i), "f32") for i in (1, 2)]
+        called = [_body(arm, shape) for arm in arms]
+    else:
+        count, left = net.tensor((1,), None, "i32"), net.tensor((1,), None, "i32")
+        net.inputs.append(count)
+        net.add(O("WHILE", (count, x), (left, again), (93, {0: integer(1), 1: integer(2)})))
+        check = [T((1,), "i32"), T(shape), T((1,), "i32", 5), T((1,), "bool")]
+        turn = Network(random.Random(seed + 3), "f32")
+        first, one, more = turn.tensor((1,), None, "i32"), turn.numbers(3), turn.tensor((1,), None, "i32")
+        turn.operators.append(O("ADD", (first, one), (more,), ADD))
+        body = _body(turn, shape)
+        called = [
+            G(check, [O("LESS", (0, 2), (3,))], [0, 1], [3], "check"),
+            G(body.tensors, body.operators, [first, *body.inputs], [more, *body.outputs], "body"),
+        ]
+        net.open.remove(left)
+    while len(net.operators) < 2 * steps:
+        rng.choice(KINDS)(net)
+    return tflite(closed(net), *called)
+
+
+def _body(net: Network, shape: tuple[int, ...]) -> G:
+    """A chain that keeps a shape."""
+    x = y = net.given(shape)
+    for name in net.rng.sample(["RELU", "ABS", "TANH", "LOGISTIC"], 2):
+        z = net.tensor(shape)
+        net.add(O(name, (y,), (z,)))
+        y = z
+    out = net.tensor(shape)
+    net.add(O("ADD", (x, y), (out,), ADD))
+    return G(net.tensors, net.operators, [x], [out], "called")

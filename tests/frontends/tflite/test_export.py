@@ -23,6 +23,7 @@ from sublet.packing import Region
 from sublet.planning.pipeline import plan_memory
 from tests.commands import Cli
 from tests.frontends.tflite.generated import residual, straight, streaming
+from tests.frontends.tflite.in_tflm import run_many
 from tests.frontends.tflite.written import branch, chain, counting, loop
 
 MODELS: dict[str, Callable[[], bytes]] = {
@@ -105,6 +106,13 @@ def test_tflm_needs_less_where_outputs_are_written_over_inputs(name: str) -> Non
     choice = exported(MODELS[name](), name)
     assert choice.ours.head < choice.own.head
     assert choice.ours.total < choice.own.total
+
+
+@needs_tflm
+def test_what_is_judged_right_computes_the_same() -> None:
+    tally = run_many(24)
+    assert tally["ours: equal"] == 16
+    assert tally["mutated, refused: different"]
 
 
 @needs_tflm
