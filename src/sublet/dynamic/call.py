@@ -15,7 +15,7 @@ import numpy as np
 
 from sublet.dynamic.eager import OMITTED, Eager
 from sublet.dynamic.gradients import Held, gradients
-from sublet.dynamic.planned import Run
+from sublet.dynamic.planned import Run, uninterrupted
 from sublet.dynamic.record import Symbol
 from sublet.dynamic.storage import Storage
 from sublet.dynamic.tensor import EagerTensor, NumberTensor, Owner, Parameter
@@ -241,10 +241,12 @@ class Call:
                 self.memory.recorded(self)
         except Exception:  # the first error is told; what could not be computed says so when it is used
             pass
-        for parameter, (storage, symbol) in self.before.items():
-            parameter._storage, parameter._symbol = storage, symbol
-        self.moment = None
-        self._close()
+        finally:
+            with uninterrupted():
+                for parameter, (storage, symbol) in self.before.items():
+                    parameter._storage, parameter._symbol = storage, symbol
+                self.moment = None
+                self._close()
 
     def _close(self) -> None:
         for tensor in self._alive().values():
