@@ -62,6 +62,7 @@ fuzz: $(VENV)/.installed build/check ## generated programs, plans, models, kerne
 	for kind in programs steps plans foreign onnx shapes folding; do \
 	  $(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) --kind $$kind || exit 1; done
 	$(BIN)/python -m tests.frontends.paddle.hostile --flips 10000
+	$(BIN)/python -m tests.frontends.executorch.hostile --flips 10000 --mutants 1000
 	$(BIN)/python -m tests.frontends.tflite.hostile --flips 10000
 	$(BIN)/python -m tests.frontends.tflite.in_tflm --networks 400
 	for kind in facts operators gradients; do \

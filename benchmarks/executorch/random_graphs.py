@@ -35,8 +35,8 @@ def block(draw: random.Random, inputs: int, outs: int, depth: int) -> Block:
 
 
 def run(block: Block, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """What a block computes. What comes out is always new, as torch.cond asks."""
-    values = list(inputs)
+    """What a block computes. What goes into a branch is no view of another operand, what comes out is new."""
+    values, whose = list(inputs), list(range(len(inputs)))
     lines, outs = block
     for kind, *rest in lines:
         if kind == "cond":
@@ -45,8 +45,11 @@ def run(block: Block, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
                 values[which].sum() > level,
                 lambda *given, true=true: run(true, given),
                 lambda *given, false=false: run(false, given),
-                tuple(values[k] for k in taken),
+                tuple(
+                    values[k].clone() if whose[k] in [whose[j] for j in taken if j < k] else values[k] for k in taken
+                ),
             )
+            whose += range(len(whose), len(values))
             continue
         op, a, b = rest
         one, other = values[a], values[b].reshape(values[a].shape)
@@ -56,6 +59,7 @@ def run(block: Block, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
             values.append([one + other, one - other, one * other, torch.maximum(one, other)][op].clamp(-MOST, MOST))
         else:
             values.append(one.reshape(SHAPES[op % len(SHAPES)]))
+        whose.append(whose[a] if kind == "view" else len(whose))
     return tuple((values[k].reshape(SHAPES[0]) + number + 1) for number, k in enumerate(outs))
 
 

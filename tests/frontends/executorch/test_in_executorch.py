@@ -19,7 +19,7 @@ from sublet.base.extras import installed
 
 ROOT = Path(__file__).parents[3]
 PYTHON = "SUBLET_EXECUTORCH_PYTHON"
-RANDOM = 6
+RANDOM = 5
 FIVE = {"mini-CNN", "inception", "transformer", "densenet", "U-Net"}
 WRONG = {"two conds", "nested conds", "a view of a cond", "two outcomes", "two maps"}
 """What ExecuTorch 1.5.1 computes wrongly with its own plans."""

@@ -1,0 +1,98 @@
+"""ExecuTorch's programs damaged and their plans changed, thousands of times: `make fuzz`.
+
+    python -m tests.frontends.executorch.hostile [--flips 10000] [--mutants 1000]
+
+A damaged file is a ModelError or is judged; nothing else is raised. A changed plan that the judge accepts computes
+right on random ways through the program over real bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from sublet.errors import ModelError
+from sublet.foreign.executorch import judged_programs
+from sublet.frontends.executorch.instructions import Method
+from sublet.frontends.executorch.program import Bytes
+from sublet.frontends.executorch.pte import methods_of
+from sublet.frontends.executorch.replay import replay
+from tests.frontends.executorch.executed import Executed
+
+PROGRAMS = sorted(Path(__file__).with_name("programs").glob("*.pte"))
+WAYS = 6
+
+
+def method(path: Path) -> Method:
+    """The only method of a program."""
+    (only,) = methods_of(path.read_bytes(), path.name)
+    return only
+
+
+def damaged(raw: bytes, draw: random.Random) -> bytes:
+    """The file cut short, or with a few other bytes."""
+    if draw.random() < 0.1:
+        raw = raw[: draw.randrange(len(raw))]
+    several = bytearray(raw)
+    for _ in range(draw.randint(1, 4)):
+        if several:
+            several[draw.randrange(len(several))] = draw.randrange(256)
+    return bytes(several)
+
+
+def with_places(whole: Method, draw: random.Random) -> Method:
+    """The method with a few tensors elsewhere; in half of the cases all that lie in one place go together."""
+    values = list(whole.values)
+    for _ in range(draw.randint(1, 3)):
+        chosen = draw.choice([k for k, value in enumerate(values) if value.nbytes and value.place is not None])
+        place = values[chosen].place
+        assert place is not None
+        begin = draw.randrange(0, whole.memories[place.memory], 16)
+        together = draw.random() < 0.5
+        for number, value in enumerate(values):
+            if number == chosen or (together and value.place == place):
+                values[number] = replace(value, place=Bytes(place.memory, begin, begin + (value.nbytes or 0)))
+    return replace(whole, values=values)
+
+
+def read(raw: bytes) -> bool:
+    """Whether a damaged file is read and judged. Anything but a ModelError that it raises is a mistake."""
+    with suppress(ModelError):
+        judged_programs([each.program() for each in methods_of(raw, "damaged.pte")])
+        return True
+    return False
+
+
+def accepted(changed: Method) -> bool:
+    """Whether the judge accepts a changed plan. Raises AssertionError for one that then computes wrong."""
+    if replay(changed.program()):
+        return False
+    wrong = [words for seed in range(WAYS) if (words := Executed(changed, seed).run())]
+    assert not wrong, wrong[0]
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--flips", type=int, default=10_000)
+    parser.add_argument("--mutants", type=int, default=1_000)
+    asked = parser.parse_args()
+    draw, begin = random.Random(0), time.monotonic()
+    files = [path.read_bytes() for path in PROGRAMS]
+    judged = sum(read(damaged(draw.choice(files), draw)) for _ in range(asked.flips))
+    methods = [method(path) for path in PROGRAMS]
+    right = sum(accepted(with_places(draw.choice(methods), draw)) for _ in range(asked.mutants))
+    seconds = time.monotonic() - begin
+    sys.stdout.write(
+        f"{asked.flips} damaged programs: {judged} judged, the others refused; {asked.mutants} changed plans: "
+        f"{right} accepted, all of which compute right ({seconds:.0f} s)\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
