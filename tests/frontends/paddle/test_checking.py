@@ -161,3 +161,29 @@ def test_a_place_that_is_needed_later_is_not_written_over() -> None:
     views = {"a": (0, 4), "b": (4, 8), "c": (8, 12)}
     assert not rules(fork({}), fork(views, 16), "z")
     assert "differs" in rules(fork({}), fork({**views, "c": (0, 4)}, 16), "z")
+
+
+def test_what_nobody_has_written_yet_is_not_there() -> None:
+    """Found by running mutants in Paddle: an element of an array that is read too early."""
+    i = new_var("i", DType.I64, (1,))
+    array = new_var("array", DType.F32, (4,), kind="TENSOR_ARRAY")
+    vars = {name: new_var(name, DType.F32, (4,)) for name in ("x", "y", "loss")} | {"i": i, "array": array}
+    number = new_op("fill_constant", {}, {"Out": ["i"]}, {"shape": (1,), "value": 0.0})
+    write = new_op("write_to_array", {"X": ["x"], "I": ["i"]}, {"Out": ["array"]})
+    read = new_op("read_from_array", {"X": ["array"], "I": ["i"]}, {"Out": ["y"]})
+    end = new_op("mean", {"X": ["x"]}, {"Out": ["loss"]})
+    program = Program((Block(0, -1, -1, vars, (number, write, read, end)),), 3_000_000)
+    early = with_block(program, 0, ops=(number, read, write, end))
+    assert rules(program, program, "loss") == set()
+    assert rules(program, early, "loss") == {"absent"}
+
+
+def test_an_input_of_a_loop_is_there_before_it() -> None:
+    """Found in the same way, in a loop that makes no round."""
+    mt = given("mt")
+    at = next(i for i, op in enumerate(mt.blocks[0].ops) if op.type == "while")
+    name = "transpose_0.tmp_0"
+    writer = next(i for i, op in enumerate(mt.blocks[0].ops) if name in op.writes)
+    ops = list(mt.blocks[0].ops)
+    ops.insert(at, ops.pop(writer))
+    assert "absent" in rules(mt, with_block(mt, 0, ops=tuple(ops)), LOSSES["mt"])

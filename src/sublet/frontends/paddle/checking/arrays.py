@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from sublet.frontends.paddle.checking.machine import Step
+from sublet.frontends.paddle.checking.machine import Step, absent
 from sublet.frontends.paddle.checking.storage import Array
 
 
@@ -25,6 +25,8 @@ def _read(step: Step) -> None:
     like = step.one("X_W")  # a gradient that nobody wrote is zeros in the shape of what it belongs to
     if found is None:
         found = step.run.terms.of("zeros like", step.shape(like)) if like else None
+    if found is None:
+        absent(step, "X", step.one("X"))
     step.write(step.one("Out"), step.run.terms.of("nothing") if found is None else found)
 
 

@@ -199,7 +199,7 @@ def computed(step: Step) -> None:
             variable = step.variable(name)
             seen.append(step.shape(name) if slot in known.shape_only else step.read(name))
             if variable is None or (variable.place is None and variable.array is None):
-                _absent(step, slot, name)
+                absent(step, slot, name)
             elif slot not in known.shape_only and variable.place is not None:
                 reads.append((slot, position, variable.place))
         operands.append((slot, tuple(seen)))
@@ -228,7 +228,7 @@ def computed(step: Step) -> None:
             step.write(name, run.terms.lost(why) if why else term, place)
 
 
-def _absent(step: Step, slot: str, name: str) -> None:
+def absent(step: Step, slot: str, name: str) -> None:
     """An op that finds nothing where it looks for an operand fails in Paddle, unless the original is so too."""
     run, key = step.run, (step.block.index, step.op.type, slot)
     if run.sizes is not None:
