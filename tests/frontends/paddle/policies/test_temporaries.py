@@ -108,6 +108,22 @@ def test_paddle_1_frees_at_once_and_a_loop_without_results_has_nothing_to_lie_on
     assert temporaries_outside(alone) == alone
 
 
+@pytest.mark.parametrize(("reader", "moved"), [("adam", True), ("sum", False)])
+def test_a_gradient_that_a_loop_without_rounds_leaves_unwritten_is_nothing_to_lie_on(reader: str, moved: bool) -> None:
+    """Found by running random programs in Paddle: `sum` does without it, and `share_data` fails."""
+    slots = {"Param": ["w"], "Grad": ["x@GRAD"]} if reader == "adam" else {"X": ["x@GRAD", "y"]}
+    outer = tensors("w", "x", "y", "x@GRAD", "loss") | {"scopes": new_var("scopes", None, kind="STEP_SCOPES")}
+    back = (op("a = tanh(x)"), op("x@GRAD = relu(a)"))
+    ops = (
+        runs("while", 1, {"X": ["x"], "Condition": ["go"]}, {"Out": [], "StepScopes": ["scopes"]}),
+        runs("while_grad", 2, {"X": ["x"], "StepScopes": ["scopes"]}, {"X@GRAD": ["x@GRAD"]}),
+        new_op(reader, slots, {"Out": ["loss"]}),
+    )
+    blocks = (Block(0, -1, -1, outer, ops), Block(1, 0, -1, {}, ()), Block(2, 0, 1, tensors("a", "x@GRAD"), back))
+    changed = temporaries_outside(Program(blocks, 3_000_000))
+    assert ("a" not in changed.blocks[2].vars) == moved
+
+
 def moved_up(program: Program) -> Program:
     """What makes a room free comes before the loop."""
     first, loop, release, *others = program.blocks[0].ops

@@ -75,15 +75,19 @@ def _outermost(scopes: Scopes) -> Iterator[tuple[int, Owner]]:
 
 
 def _results(program: Program, owner: Owner) -> dict[DType | None, str]:
-    """By type of elements, a result of a loop that is surely there after it, as it is read then: by the next loop, if
-    that may be, and a small one."""
+    """By type of elements, a result of a loop that is surely there after it and read then, by the next loop if
+    that may be, and a small one. A loop without rounds leaves what it took; what gradients it leaves unwritten `sum`
+    and others can do without, but no optimiser can."""
     later = program.blocks[owner.block].ops[owner.index + 1 :]
-    read = {name for op in later for name in op.reads}
+    if owner.op.type == "while":
+        sure = {name for op in later for name in op.reads} & {*owner.op.reads}
+    else:
+        sure = {name for op in later if "Param" in op.inputs for name in op.inputs.get("Grad", ())}
     loop = next((op.reads for op in later if op.type in LOOPS), ())
     found = sorted(
         (name not in loop, prod(var.dims), name, var.dtype)
         for name in owner.op.writes
-        if name in read and (var := program.var(owner.block, name)) is not None
+        if name in sure and (var := program.var(owner.block, name)) is not None
         if var.kind == TENSOR and var.dtype in SHARED and not var.persistable and min(var.dims, default=0) >= 0
     )
     return {dtype: name for *_, name, dtype in reversed(found)}
