@@ -15,10 +15,10 @@ from sublet.errors import ModelError
 from sublet.foreign import By, Outcome
 from sublet.foreign.executorch import judged_programs, judged_pte
 from sublet.frontends.executorch.instructions import Method
-from sublet.frontends.executorch.program import Bytes
 from sublet.frontends.executorch.pte import methods_of
 from sublet.frontends.executorch.replay import replay
 from tests.frontends.executorch.executed import Executed
+from tests.frontends.executorch.hostile import with_places
 
 PROGRAMS = Path(__file__).with_name("programs")
 WRONG = {
@@ -70,21 +70,6 @@ def test_what_is_accepted_of_changed_plans_runs_right(name: str) -> None:
             accepted += 1
             assert Executed(changed, seed).run() == ""
     assert accepted < 60
-
-
-def with_places(whole: Method, draw: random.Random) -> Method:
-    """The method with a few tensors elsewhere; in half of the cases all that lie in one place go together."""
-    values = list(whole.values)
-    for _ in range(draw.randint(1, 3)):
-        chosen = draw.choice([k for k, value in enumerate(values) if value.nbytes and value.place is not None])
-        place = values[chosen].place
-        assert place is not None
-        begin = draw.randrange(0, whole.memories[place.memory], 16)
-        together = draw.random() < 0.5
-        for number, value in enumerate(values):
-            if number == chosen or (together and value.place == place):
-                values[number] = replace(value, place=Bytes(place.memory, begin, begin + (value.nbytes or 0)))
-    return replace(whole, values=values)
 
 
 def test_no_damaged_file_breaks_the_reader() -> None:
