@@ -125,3 +125,13 @@ def test_a_hostile_plan_is_given_up() -> None:
     endless = replace(plan, rolled=(replace(record, ring=10**9),))
     found = check_bytes(graph, plan.schedule, endless)
     assert {finding.rule for finding in found} == {"false-heads", "too-many-states"}
+
+
+def test_a_ring_that_begins_before_its_first_copy_is_refused() -> None:
+    """Whatever a file says of copies that there are not is a finding, and no error."""
+    graph = rings(2, 3)
+    plan = plan_memory(graph)
+    (record,) = plan.rolled
+    for first, ring in ((-1, record.ring), (-1, record.ring + 1), (-7, record.ring), (-record.ring, record.ring)):
+        strange = replace(plan, rolled=(replace(record, first=first, ring=ring),))
+        assert check_bytes(graph, plan.schedule, strange)

@@ -66,7 +66,7 @@ def elsewhere(node: While, told: Sequence[Mapping[str, Region]], heads: Mapping[
     """The copies that begin with a pointer at another place than the plan says."""
     for copy, state in heads.items():
         for parameter in node.parameters:
-            region = told[copy].get(parameter.name) if copy < len(told) else None
+            region = told[copy].get(parameter.name) if 0 <= copy < len(told) else None
             pointer = state.pointers.get(parameter.name)
             if region is not None and region.nbytes and (pointer is None or set(pointer.targets) != {region}):
                 what = f"does not begin copy {copy} of its body with {parameter} where the plan says"
