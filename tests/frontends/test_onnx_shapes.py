@@ -33,6 +33,12 @@ def test_what_onnx_runtime_refuses_is_refused_and_the_rest_has_its_shapes(seed: 
     assert shape_cases.check(seed, 40, shape_cases.SAMPLE) == 40
 
 
+def test_scales_need_not_be_a_vector_where_onnx_runtime_takes_them() -> None:
+    """Seeds 76 and 133 once drew scales of shape [1,4], which were refused."""
+    for seed in range(10):
+        assert shape_cases.check(seed, 40, ("Resize", "Upsample"))
+
+
 def test_a_scalar_is_refused_where_onnx_runtime_refuses_it() -> None:
     found = {(seed.name, what) for seed, arrays in shape_cases.with_scalars(shape_cases.OF_RANK)
              for what in shape_cases.judged(seed, arrays)}  # fmt: skip

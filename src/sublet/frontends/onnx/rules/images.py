@@ -54,13 +54,12 @@ def resize(seen: Seen) -> None:
 
 
 def _one_for_each_axis(seen: Seen, position: int, what: str) -> None:
-    """Nothing, or a number for every axis that is resized."""
+    """Nothing, or a number for every axis that is resized: a vector, but ONNX Runtime takes them in any form."""
     data, numbers = seen.shape(0), seen.shape(position)
-    if data is not None and numbers is not None:
-        demand(len(numbers) == 1, f"{what} are {shown(numbers)}, not a vector")
+    found = None if numbers is None else size_of(numbers)
+    if data is not None and found:
         count = len(seen.wholes("axes") or data)
-        if numbers[0] != 0:
-            same(numbers[0], count, f"{what}, {shown(numbers)}, are not one for each axis of {shown(data)}")
+        same(found, count, f"{what}, {shown(numbers)}, are not one for each axis of {shown(data)}")
 
 
 def upsample(seen: Seen) -> None:
