@@ -178,6 +178,56 @@ def test_what_nobody_has_written_yet_is_not_there() -> None:
     assert rules(program, early, "loss") == {"absent"}
 
 
+READERS = {
+    "tanh": new_op("tanh", {"X": ["x"]}, {"Out": ["out"]}),
+    "assign": new_op("assign", {"X": ["x"]}, {"Out": ["out"]}),
+    "cast": new_op("cast", {"X": ["x"]}, {"Out": ["out"]}, {"in_dtype": 5, "out_dtype": 5}),
+    "logical_not": new_op("logical_not", {"X": ["x"]}, {"Out": ["out"]}),
+    "write_to_array": new_op("write_to_array", {"X": ["x"], "I": ["i"]}, {"Out": ["array"]}),
+    "lod_tensor_to_array": new_op("lod_tensor_to_array", {"X": ["x"], "RankTable": ["w"]}, {"Out": ["array"]}),
+    "array_to_lod_tensor": new_op("array_to_lod_tensor", {"X": ["x"], "RankTable": ["w"]}, {"Out": ["out"]}),
+    "select_input": new_op("select_input", {"X": ["x", "x"], "Mask": ["i"]}, {"Out": ["out"]}),
+    "select_output": new_op("select_output", {"X": ["x"], "Mask": ["i"]}, {"Out": ["out", "out"]}),
+}
+"""An op of each kind that handles bytes; nobody uses its result."""
+
+
+def beside(*ops: Op) -> Program:
+    """A program with ops whose results nobody uses, in front of the one that writes `late`."""
+    vars = {name: new_var(name, DType.F32, (4,)) for name in ("x", "w", "out", "late", "loss")}
+    vars |= {"i": new_var("i", DType.I64, (1,)), "array": new_var("array", DType.F32, (4,), kind="TENSOR_ARRAY")}
+    number = new_op("fill_constant", {}, {"Out": ["i"]}, {"shape": (1,), "value": 0.0})
+    late = new_op("relu", {"X": ["w"]}, {"Out": ["late"]})
+    end = new_op("mean", {"X": ["late"]}, {"Out": ["loss"]})
+    return Program((Block(0, -1, -1, vars, (number, *ops, late, end)),), 3_000_000)
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_nobody_reads_what_is_not_written_yet(kind: str) -> None:
+    """It fails in Paddle, also where nobody uses what comes of it; where not at once, then at the next op that does."""
+    right = READERS[kind]
+    early = right.renamed({"x": "late"})
+    assert not rules(beside(right), beside(right), "loss")
+    assert rules(beside(right), beside(early), "loss") == {"absent"}
+    assert not rules(beside(early), beside(early), "loss")  # then Paddle can do without
+
+
+def test_what_one_op_can_do_without_another_of_its_type_cannot() -> None:
+    """An original in which one op finds nothing says nothing about other ops of that type, or that slot."""
+    without = new_op("sum", {"X": ["x", "late"]}, {"Out": ["out"]})
+    other = new_op("sum", {"X": ["w", "x"]}, {"Out": ["out"]})
+    assert rules(beside(without, other), beside(without, other.renamed({"x": "late"})), "loss") == {"absent"}
+
+
+def test_an_element_that_holds_nothing_is_nothing() -> None:
+    """Found by running mutants in Paddle: what was read too early, and put into an array, is not there either."""
+    write, read = READERS["write_to_array"], new_op("read_from_array", {"X": ["array"], "I": ["i"]}, {"Out": ["out"]})
+    use = new_op("tanh", {"X": ["out"]}, {"Out": ["out"]})
+    early = beside(write.renamed({"x": "late"}), read, use)
+    wrong = judge(beside(write, read, use), early, bound(early), keep=["loss"]).findings
+    assert [finding.where.rpartition("(")[2] for finding in wrong] == ["write_to_array)", "read_from_array)", "tanh)"]
+
+
 def test_an_input_of_a_loop_is_there_before_it() -> None:
     """Found in the same way, in a loop that makes no round."""
     mt = given("mt")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from sublet.frontends.paddle.checking.machine import Step, absent
-from sublet.frontends.paddle.checking.storage import Array
+from sublet.frontends.paddle.checking.machine import Step
+from sublet.frontends.paddle.checking.storage import Array, Variable
 
 
 def _write(step: Step) -> None:
@@ -25,9 +25,11 @@ def _read(step: Step) -> None:
     like = step.one("X_W")  # a gradient that nobody wrote is zeros in the shape of what it belongs to
     if found is None:
         found = step.run.terms.of("zeros like", step.shape(like)) if like else None
-    if found is None:
-        absent(step, "X", step.one("X"))
-    step.write(step.one("Out"), step.run.terms.of("nothing") if found is None else found)
+    if found is None or found == step.run.terms.of("nothing"):
+        step.absent(step.one("X"))
+        step.scope.found(step.one("Out")).be(Variable())
+    else:
+        step.write(step.one("Out"), found)
 
 
 def _take_apart(step: Step) -> None:

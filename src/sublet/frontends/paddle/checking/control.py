@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from sublet.frontends.paddle.checking.arrays import ARRAYS
-from sublet.frontends.paddle.checking.machine import Run, Step, absent, computed
+from sublet.frontends.paddle.checking.machine import Run, Step, computed
 from sublet.frontends.paddle.checking.storage import Allocation, Array, Place, Scope, Variable, tensor
 from sublet.frontends.paddle.format.program import EMPTY, GRAD, Block, Op, Program
 
@@ -57,7 +57,7 @@ def _while(step: Step) -> None:
     for name in op.inputs.get("X", ()):  # Paddle looks at them even where no round is made
         variable = step.variable(name)
         if variable is None or (variable.place is None and variable.array is None and not variable.scopes):
-            absent(step, "X", name)
+            step.absent(name)
     kept = _kept_for_gradient(program, inner) if training else frozenset()
     rounds: list[Scope] = []
     single = Scope(step.scope)

@@ -44,12 +44,12 @@ class Known:
 
     nbytes  the bytes of terms whose extents are known
     dtypes  the types of terms, as declared where they are written
-    absent  the (block, op, slot) in which an op finds nothing, and can do without
+    absent  what ops were applied to that found nothing where they looked for an operand, and can do without
     """
 
     nbytes: dict[Term, int] = field(default_factory=dict)
     dtypes: dict[Term, DType] = field(default_factory=dict)
-    absent: set[tuple[int, str, str]] = field(default_factory=set)
+    absent: set[tuple[object, ...]] = field(default_factory=set)
 
 
 @dataclass
@@ -127,14 +127,11 @@ class Step:
         self.run.observed.setdefault(op, []).append(term)
 
     def read(self, name: str) -> Term:
-        """What a name holds."""
-        terms, variable = self.run.terms, self.scope.find(name)
-        if variable is None or (variable.place is None and variable.array is None):
-            return terms.of("nothing")
-        if variable.array is not None:
-            return terms.of(*variable.array.whole)
-        assert variable.place is not None
-        term = variable.place.term
+        """What a name holds; told where that is nothing, or not what was written there."""
+        terms, term = self.run.terms, self._held(name)
+        if term == terms.of("nothing"):
+            self.absent(name)
+            return term
         if term is None:
             self.run.tell(self.where, f"%{name} was partly written over", "destroyed")
             return terms.lost(name)
@@ -142,6 +139,37 @@ class Step:
         if why:
             self.run.tell(self.where, f"%{name} {why}", "destroyed")
         return term
+
+    def _held(self, name: str) -> Term | None:
+        """The bytes of a name; None where they are parts of several terms."""
+        terms, variable = self.run.terms, self.scope.find(name)
+        if variable is None or (variable.place is None and variable.array is None):
+            return terms.of("nothing")
+        if variable.array is not None:
+            return terms.of(*variable.array.whole)
+        assert variable.place is not None
+        return variable.place.term
+
+    def absent(self, name: str) -> None:
+        """An op that finds nothing where it looks for an operand fails in Paddle, but for what the original does too.
+
+        That is an op of the same kind applied to the same: one without a result that is used is run as well.
+        """
+        run, op = self.run, self.op
+        slots = tuple(sorted(slot for slot, names in op.inputs.items() if name in names))
+        applied: tuple[object, ...] = (op.block(),)
+        if op.block() is None:
+            shapes = facts_declared(run.program, self.block.index, op).shape_only
+            held = {slot: tuple(map(self._held, names)) for slot, names in op.inputs.items()}
+            applied = tuple(
+                (slot, *(run.terms.shape(term) if slot in shapes and term is not None else term for term in terms))
+                for slot, terms in sorted(held.items())
+            )
+        key = (op.type, slots, attributes(op), applied)
+        if run.sizes is not None:
+            run.known.absent.add(key)
+        elif key not in run.known.absent:
+            self.run.tell(self.where, f"%{name} was never written", "absent")
 
     def shape(self, name: str) -> Term:
         """What a name shows to an op that reads its shape only."""
@@ -198,9 +226,7 @@ def computed(step: Step) -> None:
                 continue
             variable = step.variable(name)
             seen.append(step.shape(name) if slot in known.shape_only else step.read(name))
-            if variable is None or (variable.place is None and variable.array is None):
-                absent(step, slot, name)
-            elif slot not in known.shape_only and variable.place is not None:
+            if slot not in known.shape_only and variable is not None and variable.place is not None:
                 reads.append((slot, position, variable.place))
         operands.append((slot, tuple(seen)))
     result = ("op", op.type, attributes(op), tuple(operands), *_draw(step))
@@ -226,15 +252,6 @@ def computed(step: Step) -> None:
             step.scope.found(name).array = Array(source=term)
         elif variable is None or variable.array is None:
             step.write(name, run.terms.lost(why) if why else term, place)
-
-
-def absent(step: Step, slot: str, name: str) -> None:
-    """An op that finds nothing where it looks for an operand fails in Paddle, unless the original is so too."""
-    run, key = step.run, (step.block.index, step.op.type, slot)
-    if run.sizes is not None:
-        run.known.absent.add(key)
-    elif key not in run.known.absent:
-        run.tell(step.where, f"%{name} was never written", "absent")
 
 
 def _results(op: Op) -> Iterator[tuple[str, str, int]]:
