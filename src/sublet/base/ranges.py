@@ -18,6 +18,26 @@ def merge(pieces: Iterable[tuple[int, int]]) -> Ranges:
     return tuple(merged)
 
 
+def levels(held: Iterable[tuple[Ranges, int]]) -> list[tuple[int, int]]:
+    """(time, bytes held from there on) wherever that changes, of things held in ranges of time; it ends at 0 bytes."""
+    change: dict[int, int] = {}
+    for ranges, nbytes in held:
+        for begin, end in ranges:
+            change[begin] = change.get(begin, 0) + nbytes
+            change[end] = change.get(end, 0) - nbytes
+    now, steps = 0, []
+    for time, step in sorted(change.items()):
+        if step:
+            now += step
+            steps.append((time, now))
+    return steps
+
+
+def highest(steps: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """The first of the `levels` with the most bytes, (0, 0) when nothing is ever held."""
+    return max(steps, key=lambda step: step[1], default=(0, 0))
+
+
 def overlap(one: Ranges, other: Ranges) -> bool:
     """Whether two lists of ranges, each sorted and disjoint, have a number in common."""
     i = j = 0

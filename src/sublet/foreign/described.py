@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from sublet.checker.blocks import HOWS, JOINED, blocks
+from sublet.base.ranges import highest
+from sublet.checker.blocks import HOWS, JOINED
 from sublet.checker.kinship import Kin, Ties, ties
 from sublet.checker.lives import Ranges, needed
 from sublet.checker.moves import copied
@@ -18,6 +19,7 @@ from sublet.checker.walk import Places, Walk
 from sublet.ir.graph import Graph
 from sublet.plan import CopiedMove, MemoryPlan, Peak, Placement
 from sublet.plan.schedule import Schedule
+from sublet.plan.slots import curve, slots
 
 MOST_POINTS = 1 << 22
 
@@ -78,16 +80,7 @@ def _first(members: list[int], reasons: Mapping[int, tuple[str, int]]) -> int:
 
 def _peak(plan: MemoryPlan) -> Peak:
     """The first point with the most bytes in buffers that live, and who is alive there."""
-    change = [0] * (len(plan.points) + 1)
-    for block in blocks(plan, {i: place.live for i, place in enumerate(plan.placements)}).values():
-        for begin, end in block.live:
-            change[begin] += block.nbytes
-            change[end] -= block.nbytes
-    most = now = at = 0
-    for point, step in enumerate(change):
-        now += step
-        if now > most:
-            most, at = now, point
+    at, most = highest(curve(slots(plan)))
     alive = [
         place.value
         for place in plan.placements

@@ -17,7 +17,7 @@ from sublet.foreign.placed import ForeignPlan, Placed
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
 from sublet.ops.verify import verify
-from sublet.plan import ARENA, OPEN, Described, MemoryPlan, Outside, Peak, Placement, Region, Storage
+from sublet.plan import ARENA, Described, MemoryPlan, Outside, Peak, Placement, Region, Storage
 from sublet.plan.file import fingerprint
 from sublet.plan.records import bound_to
 from sublet.plan.schedule import Schedule, serial
@@ -151,10 +151,7 @@ def _region(tensor: Placed, value: Value) -> Region:
 def _outside(graph: Graph, kinds: Mapping[str, str]) -> Iterator[Outside]:
     for value in graph.values():
         if isinstance(value.spec, Unplannable):
-            dtype, dims = value.spec.known or ("", None)
-            extents = tuple(OPEN if extent is None else extent for extent in dims or ())
-            bound = value.name in kinds
-            yield Outside(value.name, value.spec.type, value.spec.reason, str(dtype), extents, bound)
+            yield Outside.of(value.name, value.spec, value.name in kinds)
 
 
 def _regions(plan: MemoryPlan, foreign: ForeignPlan) -> Iterator[RegionJudged]:

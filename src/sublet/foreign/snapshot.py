@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from math import gcd
 from pathlib import Path
 from typing import Any
 
+from sublet.base.ranges import highest, levels
 from sublet.errors import Finding, ModelError
 from sublet.foreign.pickled import MOST_BYTES, unpickled
 from sublet.packing.problem import MAX_SIZE, Buffer, Packing, Problem
@@ -185,11 +185,7 @@ class _Replay:
 
 def most_allocated(problem: Problem) -> int:
     """The most bytes that live at one time."""
-    change: dict[int, int] = {}
-    for buffer in problem.buffers:
-        change[buffer.lower] = change.get(buffer.lower, 0) + buffer.size
-        change[buffer.upper] = change.get(buffer.upper, 0) - buffer.size
-    return max(accumulate(change[step] for step in sorted(change)))
+    return highest(levels((((buffer.lower, buffer.upper),), buffer.size) for buffer in problem.buffers))[1]
 
 
 def _alignment(addresses: list[int]) -> int:

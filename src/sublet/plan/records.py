@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Self
 
 from sublet.ir.recipe import PLAIN, Recipe
 from sublet.plan.schedule import Schedule
-from sublet.tensor import DType
+from sublet.tensor import DType, Unplannable
 
 ARENA = "arena"
 FORMAT_VERSION = 7
@@ -235,6 +236,13 @@ class Outside:
     dtype: str = ""
     dims: tuple[int, ...] = ()
     bound: bool = False
+
+    @classmethod
+    def of(cls, value: str, spec: Unplannable, bound: bool) -> Self:
+        """The record of a value whose type cannot be planned."""
+        dtype, dims = spec.known or ("", None)
+        extents = tuple(OPEN if extent is None else extent for extent in dims or ())
+        return cls(value, spec.type, spec.reason, str(dtype), extents, bound)
 
     def most_bytes(self, largest: int | None = None) -> int | None:
         """The most bytes it can have when no open extent is above `largest`; None when nobody can tell."""

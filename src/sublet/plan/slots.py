@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from sublet.base.ranges import Ranges, merge
+from sublet.base.ranges import Ranges, levels, merge
 from sublet.errors import PlanError
 from sublet.plan.records import MemoryPlan, Placement
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The bytes of one buffer in its arena, and when they are needed; `members` share them on purpose."""
+    """The bytes of a buffer, by number, in its arena, and when they are needed; `members` share them on purpose."""
 
+    buffer: int
     arena: str
     offset: int
     nbytes: int
@@ -33,29 +34,25 @@ class Block:
 
 def slots(plan: MemoryPlan) -> Iterator[Block]:
     """The buffers of a plan in order of their numbers; what has no bytes, or is a step of a whole, is none."""
+    return blocks(place for place in plan.in_arenas if place.buffer >= 0 and not place.strides)
+
+
+def blocks(placements: Iterable[Placement]) -> Iterator[Block]:
+    """The buffers of placements in order of their numbers, but those that never live."""
     members: dict[int, list[Placement]] = {}
-    for place in plan.in_arenas:
-        if place.buffer >= 0 and not place.strides and place.region.nbytes:
+    for place in placements:
+        if place.region.nbytes:
             members.setdefault(place.buffer, []).append(place)
-    for _, places in sorted(members.items()):
+    for buffer, places in sorted(members.items()):
         low, high = min(p.region.offset for p in places), max(p.region.end for p in places)
         live = merge(piece for place in places for piece in place.live if piece[0] < piece[1])
         if live:
-            yield Block(places[0].region.storage, low, high - low, live, tuple(places))
+            yield Block(buffer, places[0].region.storage, low, high - low, live, tuple(places))
 
 
-def curve(blocks: list[Block]) -> list[tuple[int, int]]:
-    """(point, bytes that live from there on), a step function that ends at 0."""
-    change: dict[int, int] = {}
-    for block in blocks:
-        for begin, end in block.live:
-            change[begin] = change.get(begin, 0) + block.nbytes
-            change[end] = change.get(end, 0) - block.nbytes
-    live, steps = 0, []
-    for point in sorted(change):
-        live += change[point]
-        steps.append((point, live))
-    return steps
+def curve(blocks: Iterable[Block]) -> list[tuple[int, int]]:
+    """(point, bytes that live from there on), a step function that ends at 0: a buffer counts whole, and once."""
+    return levels((block.live, block.nbytes) for block in blocks)
 
 
 def require_counted(plan: MemoryPlan, form: str) -> None:

@@ -12,6 +12,7 @@ from sublet.analysis.layout import Layout
 from sublet.analysis.layouts import Layouts
 from sublet.analysis.liveness import Pieces, whole_points
 from sublet.analysis.sharing import SharedBuffer
+from sublet.base.ranges import highest, levels
 from sublet.ir.graph import Graph, Value
 from sublet.packing import Bound, Problem, RegionPacking, Report, lower_bound
 from sublet.plan import (
@@ -230,27 +231,16 @@ def _places(buffers: tuple[SharedBuffer, ...], packed: Packed) -> dict[Value, tu
 def _outside(graph: Graph, bound: Mapping[Value, str]) -> Iterator[Outside]:
     for value in graph.values():
         if isinstance(value.spec, Unplannable):
-            dtype, dims = value.spec.known or ("", None)
-            extents = tuple(OPEN if extent is None else extent for extent in dims or ())
-            yield Outside(value.name, value.spec.type, value.spec.reason, str(dtype), extents, value in bound)
+            yield Outside.of(value.name, value.spec, value in bound)
 
 
 def _peak(buffers: list[SharedBuffer], timeline: Flow, lives: Mapping[Value, Pieces]) -> Peak:
     """The first of the points with the most live bytes."""
-    change = [0] * (len(timeline.points) + 1)
-    for buffer in buffers:
-        for begin, end in buffer.live:
-            change[begin] += buffer.nbytes
-            change[end] -= buffer.nbytes
-    best = live = peak = 0
-    for t, step in enumerate(change):
-        live += step
-        if live > best:
-            best, peak = live, t
+    point, nbytes = highest(levels((buffer.live, buffer.nbytes) for buffer in buffers))
     alive = dict.fromkeys(
         timeline.unrolling.instances[member.value].base.name
         for buffer in buffers
         for member in buffer.members
-        if any(begin <= peak < end for begin, end in lives.get(member.value, ()))
+        if any(begin <= point < end for begin, end in lives.get(member.value, ()))
     )
-    return Peak(peak, best, tuple(alive))
+    return Peak(point, nbytes, tuple(alive))

@@ -9,20 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
 
 from sublet.base.bytesize import human, percent
-from sublet.base.ranges import merge
+from sublet.base.ranges import highest
 from sublet.errors import ProblemError
 from sublet.packing.problem import Packing, Problem
 from sublet.plan import ARENA, POINTER, UNLIMITED, MemoryPlan, Peak, Placement, Region, Storage, fragmentation
 from sublet.plan.advised import Advised
 from sublet.plan.coverage import assumptions, coverage
+from sublet.plan.slots import Block, blocks, curve
 from sublet.viz.arenas import Arena, begins
 from sublet.viz.groups import NO_GROUPS, Groups, groups
 from sublet.viz.loops import Band, bands, when
 
-Ranges = tuple[tuple[int, int], ...]
 Curve = tuple[tuple[int, int], ...]
 """(point, bytes live from there on)."""
 
@@ -36,16 +35,6 @@ class Rectangle:
     offset: int
     nbytes: int
     placement: int
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """The whole extent of one buffer, and when any of its values is live."""
-
-    buffer: int
-    offset: int
-    nbytes: int
-    live: Ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +147,7 @@ def rectangles(plan: MemoryPlan, claimed: str = "") -> Picture:
     """
     arenas = _arenas(plan)
     placements = _own_buffers(_drawn(plan, arenas))
-    blocks = _blocks(placements)
+    drawn = _blocks(placements)
     ends = [place.end for place in placements]
     sums: dict[str, int] = {}
     for storage in plan.storages:
@@ -177,8 +166,8 @@ def rectangles(plan: MemoryPlan, claimed: str = "") -> Picture:
         bound=tuple(sums.items()),
         placements=placements,
         rectangles=_rectangles(placements),
-        blocks=blocks,
-        curve=_live_curve(blocks),
+        blocks=drawn,
+        curve=tuple(curve(drawn)),
         peak=plan.peak,
         points=tuple(map(str, plan.points)),
         begin=0,
@@ -200,10 +189,7 @@ def _arenas(plan: MemoryPlan) -> tuple[Arena, ...]:
     if len(plan.arenas) < 2:
         capacity = max((arena.capacity for arena in plan.arenas), default=UNLIMITED)
         return (Arena(ARENA, 0, plan.arena_bytes, plan.lower_bound_bytes, capacity),)
-    bounds = [
-        max((level for _, level in _live_curve(_blocks(_own_buffers(_in(plan, storage))))), default=0)
-        for storage in plan.arenas
-    ]
+    bounds = [highest(curve(blocks(_own_buffers(_in(plan, storage)))))[1] for storage in plan.arenas]
     starts = begins(max(storage.nbytes, bound) for storage, bound in zip(plan.arenas, bounds, strict=True))
     return tuple(
         Arena(storage.name, begin, storage.nbytes, bound, storage.capacity)
@@ -235,9 +221,9 @@ def packing_rectangles(
             f"the packing has {len(packing.offsets)} offsets for the {len(problem.buffers)} buffers of the problem"
         )
     placements = tuple(_placements_of(problem, packing))
-    blocks = _blocks(placements)
-    curve = _live_curve(blocks)
-    peak = _peak(curve, placements)
+    drawn = _blocks(placements)
+    steps = tuple(curve(drawn))
+    peak = _peak(steps, placements)
     low = peak.nbytes if lower_bound_bytes is None else lower_bound_bytes
     return Picture(
         title=problem.name,
@@ -252,8 +238,8 @@ def packing_rectangles(
         bound=(),
         placements=placements,
         rectangles=_rectangles(placements),
-        blocks=blocks,
-        curve=curve,
+        blocks=drawn,
+        curve=steps,
         peak=peak,
         points=(),
         begin=min((place.begin for place in placements), default=0),
@@ -325,41 +311,11 @@ def _rectangles(placements: tuple[Placement, ...]) -> tuple[Rectangle, ...]:
 
 
 def _blocks(placements: tuple[Placement, ...]) -> tuple[Block, ...]:
-    members: dict[int, list[Placement]] = {}
-    for place in placements:
-        if place.region.nbytes > 0:
-            members.setdefault(place.buffer, []).append(place)
-    blocks = [_block(buffer, places) for buffer, places in members.items()]
-    blocks = [block for block in blocks if block.live]
-    return tuple(sorted(blocks, key=lambda block: (block.live[0][0], block.offset, block.buffer)))
+    return tuple(sorted(blocks(placements), key=lambda block: (block.live[0][0], block.offset, block.buffer)))
 
 
-def _block(buffer: int, members: list[Placement]) -> Block:
-    offset = min(place.region.offset for place in members)
-    end = max(place.region.end for place in members)
-    live = merge(piece for place in members for piece in place.live if piece[0] < piece[1])
-    return Block(buffer, offset, end - offset, live)
-
-
-def _live_curve(blocks: tuple[Block, ...]) -> tuple[tuple[int, int], ...]:
-    """Bytes held at each point: a buffer counts whole, once, while any of its values is live.
-
-    That is how a packer counts it too, so the highest point of the curve is the peak of the packing
-    problem, and no arena is smaller.
-    """
-    change: dict[int, int] = {}
-    for block in blocks:
-        for begin, end in block.live:
-            change[begin] = change.get(begin, 0) + block.nbytes
-            change[end] = change.get(end, 0) - block.nbytes
-    points = sorted(change)
-    levels = list(accumulate(change[point] for point in points))
-    steps = zip(points, levels, strict=True)
-    return tuple((point, level) for i, (point, level) in enumerate(steps) if level != (levels[i - 1] if i else 0))
-
-
-def _peak(curve: tuple[tuple[int, int], ...], placements: tuple[Placement, ...]) -> Peak:
+def _peak(steps: Curve, placements: tuple[Placement, ...]) -> Peak:
     """The first point with the most live bytes, and who is alive there."""
-    point, nbytes = max(curve, key=lambda step: (step[1], -step[0]), default=(0, 0))
+    point, nbytes = highest(steps)
     alive = tuple(place.value for place in placements if any(begin <= point < end for begin, end in place.live))
     return Peak(point, nbytes, alive)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from sublet.base.ranges import highest
 from sublet.ir.recipe import Recipe
 from sublet.plan import ARENA, OPEN, POINTER, UNLIMITED, MemoryPlan
 from sublet.plan.coverage import planned_values
@@ -116,7 +117,7 @@ def _regions(plan: MemoryPlan) -> list[dict[str, Any]]:
             "name": storage.name,
             "nbytes": storage.nbytes,
             "capacity_bytes": None if storage.capacity == UNLIMITED else storage.capacity,
-            "peak_bytes": max((live for _, live in curve([b for b in blocks if b.arena == storage.name])), default=0),
+            "peak_bytes": highest(curve(b for b in blocks if b.arena == storage.name))[1],
             "buffers": sum(block.arena == storage.name for block in blocks),
         }
         for storage in plan.arenas
