@@ -1,9 +1,10 @@
 """Programs that Paddle makes at random, rewritten and mutated, judged by the checker, and run in Paddle.
 
-    python -m tests.frontends.paddle.fuzz [--programs 200] [--first 0] [--mutants 6] [--arenas]
+    python -m tests.frontends.paddle.fuzz [--programs 200] [--first 0] [--mutants 6] [--kind proxy] [--arenas]
 
-What the checker accepts must compute the same bits in Paddle; every rewriting of ours must be accepted. It needs a
-Python with paddlepaddle, which SUBLET_PADDLE_PYTHON names.
+What the checker accepts must compute the same bits in Paddle; every rewriting of ours must be accepted. A program that
+takes too long or too many bytes there has that for an answer. It needs a Python with paddlepaddle, which
+SUBLET_PADDLE_PYTHON names.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,11 +30,14 @@ from sublet.frontends.paddle.operators.shapes import bound
 from sublet.frontends.paddle.policies.ours import ours
 from sublet.frontends.paddle.policies.ours.reorder import optimise_early
 
-from .mutants import MUTATIONS
+from .mutants import MUTATIONS, Mutation
 
 SCRIPT = Path(__file__).with_name("in_paddle.py")
 BATCH = 50
 OURS, ARENA = "ours", "arena"
+ENDED = {signal.SIGPROF: "too much computing", signal.SIGALRM: "too long"}
+"""What a signal says that ended the process: limits of `in_paddle.py`. Any other is a crash."""
+LIMITS = (*ENDED.values(), "too much memory")
 AGAIN = 8
 """So often is an original run again where something differs: some gradients in Paddle read what nobody wrote."""
 
@@ -42,12 +47,15 @@ class Tally:
     """What came of it. `unstable` are programs that Paddle itself computes in two ways, as it does some gradients."""
 
     arenas: bool = False  # whether arena forms are made too, and all runs of Paddle in the order that is written
+    mutations: tuple[Mutation, ...] = MUTATIONS
+    computing: int = 20  # seconds of the processor that a program may take
     programs: int = 0
     accepted: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     needless: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     unstable: set[str] = field(default_factory=set)
+    limited: Counter[str] = field(default_factory=Counter)  # how many took too much, and of what
 
 
 def batch(first: int, count: int, mutants: int, python: str, tally: Tally) -> None:
@@ -55,27 +63,29 @@ def batch(first: int, count: int, mutants: int, python: str, tally: Tally) -> No
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         made = _paddle(tally, python, "make", str(folder), str(first), str(count))
-        if made:
-            raise SystemExit(made)
+        if made.returncode:
+            raise SystemExit(made.stderr[-2000:])
         told: dict[str, tuple[str, bool]] = {}
         for path in sorted(folder.glob("*.start.pb")):
             seed = path.name.split(".")[0]
             tally.programs += 1
             _variants(folder, seed, mutants, told, tally)
-        answers = _answers(tally, python, folder)
+        answers = answered(tally, python, folder)
         differing = {file.split(".")[0] for file in told if answers[file] != answers[f"{file.split('.')[0]}.pb"]}
         for seed in differing:
             for i in range(AGAIN):
                 (folder / f"{seed}.again{i}.pb").write_bytes((folder / f"{seed}.pb").read_bytes())
-        answers = _answers(tally, python, folder)
+        answers = answered(tally, python, folder)
         for seed in differing:
             own = [answers[f"{seed}.pb"], *(answers[f"{seed}.again{i}.pb"] for i in range(AGAIN))]
             if any(answer != own[0] for answer in own):
                 tally.unstable.add(seed)
+        for file in (file for file, answer in answers.items() if answer[0] in LIMITS):
+            tally.limited[f"{answers[file][0]}{'' if file in told else ' (as it is)'}"] += 1
         for file, (kind, accepted) in told.items():
             seed = file.split(".")[0]
             same = answers[file] == answers[f"{seed}.pb"]
-            if seed in tally.unstable:
+            if seed in tally.unstable or answers[f"{seed}.pb"][0] in LIMITS:
                 continue
             if accepted and not same:
                 tally.wrong.append(f"{file} ({kind}): accepted, but in Paddle: {str(answers[file])[:200]}")
@@ -84,12 +94,18 @@ def batch(first: int, count: int, mutants: int, python: str, tally: Tally) -> No
                 tally.needless[kind] += 1
 
 
-def _answers(tally: Tally, python: str, folder: Path) -> dict[str, object]:
-    """What the programs of a folder compute in Paddle."""
-    while _paddle(tally, python, "run", str(folder)):
-        pass  # a mutant took Paddle down: on with the next one
-    answers: dict[str, object] = json.loads((folder / "answers.json").read_text())
-    return answers
+def answered(tally: Tally, python: str, folder: Path) -> dict[str, list[object]]:
+    """What the programs of a folder compute in Paddle; what takes the process down says so, and the next one is run."""
+    written, answers = folder / "answers.json", {}
+    while (done := _paddle(tally, python, "run", str(folder), str(tally.computing))).returncode:
+        before, answers = answers, json.loads(written.read_text()) if written.exists() else {}
+        if answers == before:
+            raise SystemExit(done.stderr[-2000:])
+        for file in [file for file, answer in answers.items() if answer[0] == "unfinished"]:
+            answers[file] = [ENDED.get(-done.returncode, f"crash ({done.returncode})"), ""]
+        written.write_text(json.dumps(answers))
+    told: dict[str, list[object]] = json.loads(written.read_text())
+    return told
 
 
 def _variants(folder: Path, seed: str, mutants: int, told: dict[str, tuple[str, bool]], tally: Tally) -> None:
@@ -104,7 +120,7 @@ def _variants(folder: Path, seed: str, mutants: int, told: dict[str, tuple[str, 
     if tally.arenas:
         early = optimise_early(original)
         rewritten.append((ARENA, arena(early, bound(early), {loss}).program))
-    for mutation in rng.choices(MUTATIONS, k=mutants):
+    for mutation in rng.choices(tally.mutations, k=mutants):
         rewritten.append((mutation.__name__, mutation(rng, original)))
     for i, (kind, program) in enumerate(rewritten):
         if program is None or program == original:
@@ -118,13 +134,12 @@ def _variants(folder: Path, seed: str, mutants: int, told: dict[str, tuple[str, 
         told[file] = (kind, judged.equal)
 
 
-def _paddle(tally: Tally, python: str, *arguments: str) -> str:
-    """Run the script with Paddle; what it said if it failed."""
+def _paddle(tally: Tally, python: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the script with Paddle."""
     environment = {**os.environ, "PYTHONHASHSEED": "0"}  # Paddle lists the names of loops as a set does
     if tally.arenas:
         environment["FLAGS_new_executor_sequential_run"] = "1"
-    done = subprocess.run([python, str(SCRIPT), *arguments], capture_output=True, text=True, env=environment)
-    return done.stderr[-2000:] if done.returncode else ""
+    return subprocess.run([python, str(SCRIPT), *arguments], capture_output=True, text=True, env=environment)
 
 
 def main() -> None:
@@ -132,13 +147,16 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=200)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--mutants", type=int, default=6)
+    kinds = {mutation.__name__: (mutation,) for mutation in MUTATIONS}
+    parser.add_argument("--kind", choices=kinds, help="mutants of this kind only")
     parser.add_argument("--arenas", action="store_true", help="arena forms too")
     chosen = parser.parse_args()
-    tally = Tally(chosen.arenas)
+    tally = Tally(chosen.arenas, kinds.get(chosen.kind, MUTATIONS))
     python = os.environ.get("SUBLET_PADDLE_PYTHON", sys.executable)
     for first in range(chosen.first, chosen.first + chosen.programs, BATCH):
         batch(first, min(BATCH, chosen.first + chosen.programs - first), chosen.mutants, python, tally)
         print(tally.programs, dict(tally.accepted), dict(tally.refused), "needless", dict(tally.needless), flush=True)
+        print("limits:", dict(tally.limited), end="; ")
         print("unstable:", *sorted(tally.unstable), *tally.wrong, sep="\n  ", flush=True)
     raise SystemExit(bool(tally.wrong))
 

@@ -1,7 +1,7 @@
 """Makes random programs with Paddle, and runs many programs in one process: a script for the Python that has Paddle.
 
     python in_paddle.py make FOLDER FIRST COUNT     FIRST.pb, FIRST.start.pb, FIRST.npz, FIRST.json and so on
-    python in_paddle.py run FOLDER                  runs every *.pb beside its start and feeds, writes answers.json
+    python in_paddle.py run FOLDER SECONDS          runs every *.pb beside its start and feeds, writes answers.json
 
 It imports nothing of Sublet. A program is a training step or not; it has loops in loops, branches, names that are
 assigned more than once, arrays, shared weights.
@@ -11,6 +11,8 @@ import hashlib
 import json
 import os
 import random
+import resource
+import signal
 import sys
 from pathlib import Path
 
@@ -21,6 +23,9 @@ import paddle
 
 ROWS = 4
 STEPS = 3
+WAITING, BYTES = 120, 1 << 30
+"""Seconds in all, and bytes more than before, that a program may take: all take far less."""
+UNFINISHED, TOO_MUCH = "unfinished", "too much memory"
 UNARY = ("tanh", "sigmoid", "relu", "square", "exp_small", "softmax", "scale", "reshape", "transpose")
 BINARY = ("add", "subtract", "multiply")
 
@@ -170,24 +175,37 @@ def run_one(program, start, feeds, loss):
     return [np.asarray(value).tobytes().hex() for value in losses], digest.hexdigest()
 
 
-def run(folder):
-    """Run what is not yet answered; what takes the whole process down has answered so before."""
+def limit(computing):
+    """The limits for one program. Those of time end the process; that of bytes is told in Paddle's own way."""
+    signal.setitimer(signal.ITIMER_PROF, computing)
+    signal.setitimer(signal.ITIMER_REAL, WAITING)
+    status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    bytes_now = int(status["VmData"].split()[0]) << 10
+    resource.setrlimit(resource.RLIMIT_DATA, (bytes_now + BYTES, resource.RLIM_INFINITY))
+
+
+def run(folder, computing):
+    """Run what is not yet answered; what takes the whole process down has the answer that it has not finished."""
     written = folder / "answers.json"
     answers = json.loads(written.read_text()) if written.exists() else {}
     for path in sorted(folder.glob("*.pb")):
         if path.name.endswith(".start.pb") or path.name in answers:
             continue
-        answers[path.name] = ["crash", ""]
+        answers[path.name] = [UNFINISHED, ""]
         written.write_text(json.dumps(answers))
         seed = path.name.split(".")[0]
         with np.load(folder / f"{seed}.npz") as arrays:
             feeds = [arrays[key] for key in sorted(arrays.files)]
         loss = json.loads((folder / f"{seed}.json").read_text())["loss"]
+        limit(computing)
         try:
             answers[path.name] = run_one(path.read_bytes(), (folder / f"{seed}.start.pb").read_bytes(), feeds, loss)
         except Exception as error:
-            answers[path.name] = [type(error).__name__, str(error)[-400:]]
+            full = isinstance(error, MemoryError) or "ResourceExhausted" in str(error)
+            answers[path.name] = [TOO_MUCH if full else type(error).__name__, "" if full else str(error)[-400:]]
         written.write_text(json.dumps(answers))
+        if answers[path.name][0] == TOO_MUCH:
+            sys.exit(TOO_MUCH)  # the next one begins anew
 
 
 if __name__ == "__main__":
@@ -195,4 +213,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "make":
         make(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
     else:
-        run(Path(sys.argv[2]))
+        run(Path(sys.argv[2]), int(sys.argv[3]))
