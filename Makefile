@@ -86,8 +86,8 @@ test-executorch: $(VENV)/.installed build/executorch/.installed ## the tests tha
 	build/executorch/bin/python -m pip install --quiet --no-deps .
 	SUBLET_EXECUTORCH_PYTHON=$(CURDIR)/build/executorch/bin/python $(BIN)/python -m pytest tests/frontends/executorch
 
-fuzz-paddle: $(VENV)/.installed ## random Paddle programs, rewritten and mutated, judged and run in Paddle; SUBLET_PADDLE_PYTHON names its Python; PROGRAMS=2000
-	$(BIN)/python -m tests.frontends.paddle.fuzz --programs $(or $(PROGRAMS),2000)
+fuzz-paddle: $(VENV)/.installed ## random Paddle programs, rewritten and mutated, judged and run in Paddle; SUBLET_PADDLE_PYTHON names its Python; PROGRAMS=2000 FIRST=0
+	$(BIN)/python -m tests.frontends.paddle.fuzz --programs $(or $(PROGRAMS),2000) --first $(or $(FIRST),0)
 
 mutants: $(VENV)/.installed ## one-line mistakes that no test notices; FOLDERS="checker analysis packing runtime" SAMPLE=200 SECONDS=0
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutation $(FOLDERS) --sample $(or $(SAMPLE),200) --seconds $(or $(SECONDS),0)

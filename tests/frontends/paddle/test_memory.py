@@ -106,6 +106,31 @@ def test_the_book_as_measured(rewritten: bool, measured: int) -> None:
     assert memory(sizes, frozenset({Place(0, loss)}), {"": 8}).collected.peak == measured
 
 
+SOURCES = 115
+LENGTHS = (10, 9, 6, 9, 5, 4, 10, 11, 10, 5, 9, 11, 8, 4, 8, 11)
+
+
+@pytest.mark.parametrize(("rewritten", "measured"), [(False, 8_074_905), (True, 6_498_265)])
+def test_the_book_as_measured_where_sentences_end_one_by_one(rewritten: bool, measured: int) -> None:
+    """Paddle 1.8.5, 115 words in 16 sentences, translated into sentences of 4 to 11 words.
+
+    What is not predicted is the state of the sentences that have just ended, which is read before it is cut off.
+    """
+    program, loss = read("book_mt_1.8.5.pb"), "mean_0.tmp_0"
+    program = ours(program, [loss]) if rewritten else program
+    shapes = {"src_word_id": (SOURCES, 1)}
+    shapes |= dict.fromkeys(("target_language_word", "target_language_next_word"), (sum(LENGTHS), 1))
+    left = [sum(length > trip for length in LENGTHS) for trip in range(max(LENGTHS))]
+    by_count = {count: bound(program, shapes, {"sequences": count}) for count in left}
+    keep, trips = frozenset({Place(0, loss)}), {"": max(LENGTHS)}
+    found = memory(by_count[len(LENGTHS)], keep, trips, [by_count[count] for count in left])
+    assert found.collected.peak == pytest.approx(measured, rel=5e-4)
+    assert found.bound <= found.collected.peak
+    alike = memory(by_count[len(LENGTHS)], keep, trips, [by_count[len(LENGTHS)]] * max(LENGTHS))
+    assert alike == memory(by_count[len(LENGTHS)], keep, trips)
+    assert alike.collected.peak > 1.15 * measured  # as if all were as long as the longest
+
+
 def test_scratch_that_was_measured_counts_while_its_operator_runs() -> None:
     program = straight("a = op1(x)", "b = op1(a)", "c = op1(b)")
     plain = SizesOf(bound(program))

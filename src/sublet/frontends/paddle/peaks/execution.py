@@ -118,7 +118,7 @@ class _Execution(Walk[int]):
         self.kept: dict[int, int] = {}
 
     def operator(self, block: int, index: int, op: Op) -> None:
-        sizes = self.asked.sizes
+        sizes = self.sizes
         for _, place in self.written(block, index, op):
             sources = [self.scopes.place(block, name) for name in there(op.inputs.get("X", ()))]
             if op.type == "write_to_array":
@@ -134,14 +134,14 @@ class _Execution(Walk[int]):
             self.total -= self.now[block].held.pop(name, 0)
 
     def copied(self, outer: Place, inner: Place) -> None:
-        self.hold(inner, self.held(outer) or self.asked.sizes.declared(outer))
+        self.hold(inner, self.held(outer) or self.sizes.declared(outer))
 
     def shared(self, outer: Place, inner: Place) -> None:
         self.others.add(inner)
 
     def zeros(self, place: Place) -> None:
         if not self.is_array(place):
-            self.hold(place, self.asked.sizes.declared(place))
+            self.hold(place, self.sizes.declared(place))
 
     def added(self, outer: Place, inner: Place, carried: bool) -> None:
         self.zeros(outer)

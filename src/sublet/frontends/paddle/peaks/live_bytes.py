@@ -72,7 +72,7 @@ class _Lives(Walk[_Value]):
             source = read.get(op.input("X") or "")
             if self.persistable(place) or self.is_array(place):
                 continue
-            nbytes = self.asked.sizes.written(block, index, place)
+            nbytes = self.sizes.written(block, index, place)
             as_many = source is not None and source.nbytes == nbytes
             if slot == "Out" and (op.type in SAME or (as_many and ("X", "Out") in of(op.type).equal)):
                 self.is_now(place, source)
@@ -97,7 +97,7 @@ class _Lives(Walk[_Value]):
     def zeros(self, place: Place) -> None:
         if self.held(place) is None and not self.is_array(place) and not self.persistable(place):
             self.now_is += 1
-            self.new(place, self.asked.sizes.declared(place))
+            self.new(place, self.sizes.declared(place))
 
     def added(self, outer: Place, inner: Place, carried: bool) -> None:
         if carried:
@@ -106,7 +106,7 @@ class _Lives(Walk[_Value]):
         self.now_is += 1
         self.reads(inner)
         if self.reads(outer) is None and not self.is_array(outer):
-            self.new(outer, self.asked.sizes.declared(outer))
+            self.new(outer, self.sizes.declared(outer))
 
     def reads(self, place: Place) -> _Value | None:
         value = self.held(place)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from math import prod
@@ -73,12 +73,19 @@ class SizesInArena(SizesOf):
         return 0 if place in self.placed else super().written(block, op, place)
 
 
-def memory(sizes: Sizes, keep: frozenset[Place] = frozenset(), trips: Mapping[str, int] | None = None) -> Memory:
+def memory(
+    sizes: Sizes,
+    keep: frozenset[Place] = frozenset(),
+    trips: Mapping[str, int] | None = None,
+    in_trip: Sequence[Sizes] = (),
+) -> Memory:
     """What the program of `sizes` holds when it is run in the order it is written.
 
+    Where a loop goes over sequences of several lengths, `in_trip` are the sizes in each of its trips: bound with as
+    many sequences as are not at their end yet.
     Raises ModelError for sizes that nobody told, PlanError for trips that nobody told.
     """
-    return memory_of(sizes.program, SizesOf(sizes), keep, trips)
+    return memory_of(sizes.program, SizesOf(sizes), keep, trips, in_trip=[SizesOf(each) for each in in_trip])
 
 
 def memory_of(
@@ -87,10 +94,11 @@ def memory_of(
     keep: frozenset[Place] = frozenset(),
     trips: Mapping[str, int] | None = None,
     scratch: Mapping[tuple[int, int], int] | None = None,
+    in_trip: Sequence[Bytes] = (),
 ) -> Memory:
     """The same of any program, by whoever knows its bytes, those of kernels' scratch as well (`Asked.scratch`)."""
     scopes = Scopes(program)
-    asked = Asked(program, sizes, keep, trips or {}, scratch=scratch or {})
+    asked = Asked(program, sizes, keep, trips or {}, in_trip=in_trip, scratch=scratch or {})
     kinds = [Collection(scopes, keep, collects) for collects in (True, False)]
     runs = [replace(asked, met=met) for met in _arms(scopes)]
     collected, uncollected = (max((executed(run, kind) for run in runs), key=lambda seen: seen.peak) for kind in kinds)

@@ -6,7 +6,7 @@ what must be there. A scope holds something for each name; a loop that is traine
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -44,6 +44,7 @@ class Asked:
     """What is to be run: bytes, what is fetched, how often loops go round, which conditions are met.
 
     `trips` are by the name of a loop's condition, "" for every loop; a count that follows from the program is its own.
+    `in_trip` knows the bytes in each trip of a loop where they are not the same in all: sequences end one by one.
     `scratch` are bytes that a kernel has for itself while it runs, by (block, operator), where somebody measured them.
     """
 
@@ -52,6 +53,7 @@ class Asked:
     keep: frozenset[Place] = frozenset()
     trips: Mapping[str, int] = field(default_factory=dict)
     met: Mapping[Place, bool] = field(default_factory=dict)
+    in_trip: Sequence[Bytes] = ()
     scratch: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
 
@@ -79,6 +81,7 @@ class Walk(Generic[T]):
         self.steps = 0
         self.where = (0, 0)
         self.trips: dict[int, int] = {}
+        self.sizes = asked.sizes  # those of the trip that is made
         self._written: dict[tuple[int, int], list[tuple[str, Place]]] = {}
 
     # What is done.
@@ -160,7 +163,7 @@ class Walk(Generic[T]):
                 self.now[inner] = Scope()
                 for name in sorted(self.scopes.copied.get(inner, ())):
                     self.copied(self.scopes.place(owner.block, name), Place(inner, name))
-            self.block(inner)
+            self.trip(inner, trip)
             self.where = (owner.block, owner.index)
             if trained:
                 scopes.append(self.now.pop(inner))
@@ -170,6 +173,13 @@ class Walk(Generic[T]):
             self.keep(owner, "StepScopes", scopes)
         else:
             self.deleted(self.now.pop(inner))
+
+    def trip(self, inner: int, trip: int) -> None:
+        """One trip of a loop, or of its gradient."""
+        around = self.sizes
+        self.sizes = self.asked.in_trip[trip] if trip < len(self.asked.in_trip) else around
+        self.block(inner)
+        self.sizes = around
 
     def goes_on(self, owner: Owner, inner: int, trip: int) -> bool:
         """Whether a loop makes another trip: as its condition says, else as often as is told."""
@@ -191,8 +201,9 @@ class Walk(Generic[T]):
         linked = attr.value if attr is not None and isinstance(attr.value, tuple) else ()
         for name in given:
             self.zeros(self.scopes.place(owner.block, name))
-        for scope in reversed(self.take(owner, "StepScopes")):
-            self.backwards(owner, inner, scope, dict(zip(map(str, linked), given, strict=False)))
+        scopes = self.take(owner, "StepScopes")
+        for trip, scope in reversed([*enumerate(scopes)]):
+            self.backwards(owner, inner, scope, dict(zip(map(str, linked), given, strict=False)), trip)
 
     def conditional(self, owner: Owner, inner: int) -> None:
         taken: list[Scope[T]] = []
@@ -212,8 +223,10 @@ class Walk(Generic[T]):
         for name in there(owner.op.writes):
             self.zeros(self.scopes.place(owner.block, name))
 
-    def backwards(self, owner: Owner, inner: int, scope: Scope[T], linked: Mapping[str, str]) -> None:
-        """A gradient block in the scope of its forward block, which is deleted then."""
+    def backwards(
+        self, owner: Owner, inner: int, scope: Scope[T], linked: Mapping[str, str], trip: int | None = None
+    ) -> None:
+        """A gradient block in the scope of its forward block (of a loop: that of a trip), which is deleted then."""
         forward = self.scopes.forward(inner)
         self.now[inner] = Scope()
         if forward is not None:
@@ -221,7 +234,10 @@ class Walk(Generic[T]):
         for inside, outside in linked.items():
             if self.scopes.place(inner, inside).block == inner:
                 self.shared(self.scopes.place(owner.block, outside), Place(inner, inside))
-        self.block(inner)
+        if trip is None:
+            self.block(inner)
+        else:
+            self.trip(inner, trip)
         self.where = (owner.block, owner.index)
         slot = "X" if "X" in owner.op.inputs else "Input"
         pairs = zip(owner.op.inputs.get(slot, ()), owner.op.outputs.get(f"{slot}{GRAD}", ()), strict=False)
