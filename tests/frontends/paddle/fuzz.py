@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -35,9 +34,8 @@ from .mutants import MUTATIONS, Mutation
 SCRIPT = Path(__file__).with_name("in_paddle.py")
 BATCH = 50
 OURS, ARENA = "ours", "arena"
-ENDED = {signal.SIGPROF: "too much computing", signal.SIGALRM: "too long"}
-"""What a signal says that ended the process: limits of `in_paddle.py`. Any other is a crash."""
-LIMITS = (*ENDED.values(), "too much memory")
+LIMITS = ("too much computing", "too long", "too much memory")
+"""Answers of programs that `in_paddle.py` stopped."""
 AGAIN = 8
 """So often is an original run again where something differs: some gradients in Paddle read what nobody wrote."""
 
@@ -62,16 +60,15 @@ def batch(first: int, count: int, mutants: int, python: str, tally: Tally) -> No
     """Make, judge, run and compare some programs."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        made = _paddle(tally, python, "make", str(folder), str(first), str(count))
-        if made.returncode:
-            raise SystemExit(made.stderr[-2000:])
+        _paddle(tally, python, "make", str(folder), str(first), str(count))
         told: dict[str, tuple[str, bool]] = {}
         for path in sorted(folder.glob("*.start.pb")):
             seed = path.name.split(".")[0]
             tally.programs += 1
             _variants(folder, seed, mutants, told, tally)
         answers = answered(tally, python, folder)
-        differing = {file.split(".")[0] for file in told if answers[file] != answers[f"{file.split('.')[0]}.pb"]}
+        seeds = {file: file.split(".")[0] for file, (_, accepted) in told.items() if accepted}
+        differing = {seed for file, seed in seeds.items() if answers[file] != answers[f"{seed}.pb"]}
         for seed in differing:
             for i in range(AGAIN):
                 (folder / f"{seed}.again{i}.pb").write_bytes((folder / f"{seed}.pb").read_bytes())
@@ -95,17 +92,10 @@ def batch(first: int, count: int, mutants: int, python: str, tally: Tally) -> No
 
 
 def answered(tally: Tally, python: str, folder: Path) -> dict[str, list[object]]:
-    """What the programs of a folder compute in Paddle; what takes the process down says so, and the next one is run."""
-    written, answers = folder / "answers.json", {}
-    while (done := _paddle(tally, python, "run", str(folder), str(tally.computing))).returncode:
-        before, answers = answers, json.loads(written.read_text()) if written.exists() else {}
-        if answers == before:
-            raise SystemExit(done.stderr[-2000:])
-        for file in [file for file, answer in answers.items() if answer[0] == "unfinished"]:
-            answers[file] = [ENDED.get(-done.returncode, f"crash ({done.returncode})"), ""]
-        written.write_text(json.dumps(answers))
-    told: dict[str, list[object]] = json.loads(written.read_text())
-    return told
+    """What the programs of a folder compute in Paddle."""
+    _paddle(tally, python, "run", str(folder), str(tally.computing))
+    answers: dict[str, list[object]] = json.loads((folder / "answers.json").read_text())
+    return answers
 
 
 def _variants(folder: Path, seed: str, mutants: int, told: dict[str, tuple[str, bool]], tally: Tally) -> None:
@@ -134,12 +124,14 @@ def _variants(folder: Path, seed: str, mutants: int, told: dict[str, tuple[str, 
         told[file] = (kind, judged.equal)
 
 
-def _paddle(tally: Tally, python: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _paddle(tally: Tally, python: str, *arguments: str) -> None:
     """Run the script with Paddle."""
     environment = {**os.environ, "PYTHONHASHSEED": "0"}  # Paddle lists the names of loops as a set does
     if tally.arenas:
         environment["FLAGS_new_executor_sequential_run"] = "1"
-    return subprocess.run([python, str(SCRIPT), *arguments], capture_output=True, text=True, env=environment)
+    done = subprocess.run([python, str(SCRIPT), *arguments], capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise SystemExit(done.stderr[-2000:])
 
 
 def main() -> None:

@@ -25,7 +25,9 @@ ROWS = 4
 STEPS = 3
 WAITING, BYTES = 120, 1 << 30
 """Seconds in all, and bytes more than before, that a program may take: all take far less."""
-UNFINISHED, TOO_MUCH = "unfinished", "too much memory"
+ENDED = {signal.SIGPROF: "too much computing", signal.SIGALRM: "too long"}
+"""What a signal says that ended a process; any other is a crash."""
+TOO_MUCH = "too much memory"
 UNARY = ("tanh", "sigmoid", "relu", "square", "exp_small", "softmax", "scale", "reshape", "transpose")
 BINARY = ("add", "subtract", "multiply")
 
@@ -184,28 +186,35 @@ def limit(computing):
     resource.setrlimit(resource.RLIMIT_DATA, (bytes_now + BYTES, resource.RLIM_INFINITY))
 
 
+def answer(folder, path, computing):
+    """What a program computes, or why it does not."""
+    seed = path.name.split(".")[0]
+    with np.load(folder / f"{seed}.npz") as arrays:
+        feeds = [arrays[key] for key in sorted(arrays.files)]
+    loss = json.loads((folder / f"{seed}.json").read_text())["loss"]
+    limit(computing)
+    try:
+        return run_one(path.read_bytes(), (folder / f"{seed}.start.pb").read_bytes(), feeds, loss)
+    except Exception as error:
+        full = isinstance(error, MemoryError) or "ResourceExhausted" in str(error)
+        return [TOO_MUCH, ""] if full else [type(error).__name__, str(error)[-400:]]
+
+
 def run(folder, computing):
-    """Run what is not yet answered; what takes the whole process down has the answer that it has not finished."""
-    written = folder / "answers.json"
+    """Run what is not yet answered, each in a process of its own: what takes that down has this for an answer."""
+    written, passed = folder / "answers.json", folder / "answer.json"
     answers = json.loads(written.read_text()) if written.exists() else {}
     for path in sorted(folder.glob("*.pb")):
         if path.name.endswith(".start.pb") or path.name in answers:
             continue
-        answers[path.name] = [UNFINISHED, ""]
-        written.write_text(json.dumps(answers))
-        seed = path.name.split(".")[0]
-        with np.load(folder / f"{seed}.npz") as arrays:
-            feeds = [arrays[key] for key in sorted(arrays.files)]
-        loss = json.loads((folder / f"{seed}.json").read_text())["loss"]
-        limit(computing)
-        try:
-            answers[path.name] = run_one(path.read_bytes(), (folder / f"{seed}.start.pb").read_bytes(), feeds, loss)
-        except Exception as error:
-            full = isinstance(error, MemoryError) or "ResourceExhausted" in str(error)
-            answers[path.name] = [TOO_MUCH if full else type(error).__name__, "" if full else str(error)[-400:]]
-        written.write_text(json.dumps(answers))
-        if answers[path.name][0] == TOO_MUCH:
-            sys.exit(TOO_MUCH)  # the next one begins anew
+        child = os.fork()
+        if child == 0:
+            passed.write_text(json.dumps(answer(folder, path, computing)))
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        ended = ENDED.get(os.WTERMSIG(status), "crash") if status else ""
+        answers[path.name] = [ended, str(status)] if status else json.loads(passed.read_text())
+    written.write_text(json.dumps(answers))
 
 
 if __name__ == "__main__":
