@@ -65,9 +65,9 @@ def training(batch: int, dtype: str = "f32") -> Step:
 
 def accuracy(trained: Executable, data: Digits) -> float:
     """The share of test images that are recognised, with the running statistics of the normalisation."""
-    g = sublet.Graph("recognise")
+    g = sublet.Graph("recognise", training=False)
     x = g.input("x", data.test_images.shape, data.test_images.dtype.name)
-    g.output("digit", nn.argmax(small_resnet(x, training=False), axis=1))
+    g.output("digit", nn.argmax(small_resnet(x), axis=1))
     model = g.model()
     weights = {value.name: trained.state(value.name) for value in model.graph.weights if value.literal is None}
     found = sublet.compile(model, weights=weights)(x=data.test_images)["digit"]

@@ -182,12 +182,12 @@ def unet(x: Tensor, classes: int = 2, width: int = 16, depth: int = 3) -> Tensor
     return layers.conv(x, classes, 1, name="classes")
 
 
-def small_resnet(x: Tensor, classes: int = 10, width: int = 16, *, training: bool = True) -> Tensor:
+def small_resnet(x: Tensor, classes: int = 10, width: int = 16) -> Tensor:
     """A ResNet of three stages for small images."""
 
     def conv_norm(x: Tensor, channels: int, kernel: int, name: str, stride: int = 1) -> Tensor:
         with graph_of(x).scope(name):
-            return layers.batch_norm(layers.conv(x, channels, kernel, strides=stride, bias=False), training=training)
+            return layers.batch_norm(layers.conv(x, channels, kernel, strides=stride, bias=False))
 
     x = nn.relu(conv_norm(x, width, 3, "stem"))
     for stage in range(3):

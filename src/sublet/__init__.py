@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sublet import nn
+from sublet import modules, nn
 from sublet.api.binding import with_plan
 from sublet.checker import check
 from sublet.errors import SubletError
@@ -11,7 +11,7 @@ from sublet.frontends.model import read_model
 from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.ir.model import Model
 from sublet.ir.text import parse, to_text
-from sublet.nn import layers
+from sublet.modules import layers
 from sublet.nn.graph import Graph
 from sublet.nn.optimizers import LAMB, SGD, Adam, AdamW, Clipped, RMSProp
 from sublet.nn.tensor import Tensor
@@ -73,6 +73,7 @@ __all__ = [
     "layers",
     "less_memory",
     "load",
+    "modules",
     "nn",
     "pack",
     "paddle",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from sublet.errors import SpecError
 from sublet.nn.content import Drawn
 from sublet.nn.graph import Graph, as_array
 from sublet.nn.lines import at_line
+from sublet.nn.naming import Named, name_in
 from sublet.tensor import DType, TensorSpec
 
 
@@ -27,6 +29,8 @@ class Declared:
         self.all: dict[str, Parameter] = {}
         self.prefix = ""
         self._used: set[str] = set()
+        self._around: Named | None = None  # the module that is called
+        self._paths: dict[int, tuple[ref[Named], str]] = {}  # the scope of each module that was called and is held
 
     def parameter(
         self, name: str, shape: Sequence[int] | None, dtype: DType | str, initial: Any, *, trained: bool
@@ -67,6 +71,23 @@ class Declared:
             yield
         finally:
             self.prefix, self._used = before, used
+
+    @contextmanager
+    def module(self, module: Named) -> Iterator[None]:
+        """Names made inside begin with the scope of the module: the one it was called in first."""
+        here, found = id(module), self._paths.get(id(module))
+        if found is None:
+            name = name_in(self._around, module)
+            name = self.unused(module.kind) if name is None else name
+            path = f"{self.prefix}{name}/" if name else self.prefix
+            self._paths[here] = found = ref(module, lambda _: self._paths.pop(here, None)), path
+        before, used, around = self.prefix, self._used, self._around
+        self._used.add(found[1])
+        self.prefix, self._used, self._around = found[1], set(), module
+        try:
+            yield
+        finally:
+            self.prefix, self._used, self._around = before, used, around
 
     def unused(self, name: str) -> str:
         """A name for a scope that has not been open yet, since the one around it was entered."""

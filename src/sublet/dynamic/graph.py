@@ -22,6 +22,7 @@ from sublet.ir.graph import Graph as Plain
 from sublet.ir.model import Model
 from sublet.nn.graph import RUN
 from sublet.nn.lines import at_line
+from sublet.nn.naming import Named
 from sublet.nn.optimizers import Optimizer
 from sublet.nn.tensor import Operand, Tensor, dtype_of
 from sublet.ops.nn.shapes import FLOATS
@@ -39,10 +40,14 @@ class DynamicGraph:
     Commands, layers, operators and optimisers are those of `sublet.Graph`. A tensor can be looked at as soon as it is
     made: `float(loss)`, `if x.sum() > 0:`, `print(x)`, `x.numpy()`. What nobody holds and no gradient needs is freed.
     `jit` remembers what a function does, and does it by a proven plan from then on.
-    `backend` is as for `sublet.compile`; `plans` is the number of plans that are kept. It is for one thread at a time.
+    `backend` is as for `sublet.compile`; `plans` is the number of plans that are kept. `training` is what layers and
+    modules ask for that differ in use; see `evaluation` too. It is for one thread at a time.
     """
 
-    def __init__(self, backend: str | Backend | Sequence[str | Backend] = AUTO, *, plans: int = 32) -> None:
+    def __init__(
+        self, backend: str | Backend | Sequence[str | Backend] = AUTO, *, plans: int = 32, training: bool = True
+    ) -> None:
+        self.training = training
         names = [name for name in names_of(backend) if backend != AUTO or name in NN_BACKENDS]
         self.backends = backends_of(names, Model(Plain("eager", (), (), ()))) if names else []
         self._eager = Eager(self, self.backends)
@@ -209,6 +214,28 @@ class DynamicGraph:
     def scope(self, name: str) -> AbstractContextManager[None]:
         """Names made inside begin with `name/`. Entered again, it finds the parameters that were made in it."""
         return self._declared.scope(name)
+
+    def module(self, module: Named) -> AbstractContextManager[None]:
+        """Around what a module computes: names begin with its scope, the same in every call."""
+        return self._declared.module(module)
+
+    @property
+    def repeated(self) -> int:
+        """0: every call of a module has a key of random numbers of its own."""
+        return 0
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Inside, layers compute as in use: running statistics normalise, nothing is dropped."""
+        before, self.training = self.training, False
+        try:
+            yield
+        finally:
+            self.training = before
+
+    def after(self, target: Tensor) -> Tensor:
+        """What a parameter or state holds: itself, for updates happen at once."""
+        return target
 
     def unused(self, name: str) -> str:
         """A name for a scope that was not open yet since the one around it was entered."""

@@ -21,6 +21,7 @@ from sublet.nn.content import Array, Content, Drawn
 from sublet.nn.control import Branch, Loop
 from sublet.nn.levels import Levels
 from sublet.nn.lines import at_line, user_line
+from sublet.nn.naming import Named, Naming
 from sublet.nn.tensor import Operand, Tensor, dtype_of
 from sublet.ops.emitter import Emitter, Literals, Names
 from sublet.ops.nn.command import spec_of
@@ -39,10 +40,14 @@ RUN = 1 << 32
 
 
 class Graph:
-    """A graph that is being written [NNC: symbolic graph]."""
+    """A graph that is being written [NNC: symbolic graph].
 
-    def __init__(self, name: str = "graph") -> None:
+    `training` is what layers and modules ask for that differ in use: normalisation, dropout; see `evaluation` too.
+    """
+
+    def __init__(self, name: str = "graph", *, training: bool = True) -> None:
         self.name = name
+        self.training = training
         names = Names()
         self._literals = Literals(names)
         self._root = Emitter(names, self._literals)
@@ -53,8 +58,8 @@ class Graph:
         self._contents: dict[str, Constant] = {}
         self._outputs: dict[str, Value] = {}
         self._updates: dict[str, tuple[Value, Value]] = {}
-        self._updatable: dict[str, None] = {}  # the names of inputs, parameters and states
-        self._scopes: dict[str, None] = {}
+        self._updatable: dict[str, Value] = {}  # inputs, parameters and states by name
+        self._naming = Naming()
         self._freed: set[str] = set()  # names that were declared, and taken back
         self._key: Tensor | None = None
 
@@ -99,6 +104,9 @@ class Graph:
         if shape is None:
             shape = () if initial is None or callable(initial) else np.shape(initial)
         spec = self._spec(shape, dtype)
+        there = self._there(name, spec, trained=True)
+        if there is not None:
+            return there
         content = None if initial is None else self._content(name, spec, initial)
         value = self._declared(name, spec)
         if content is not None:
@@ -122,6 +130,9 @@ class Graph:
         `initial` is as for a parameter.
         """
         spec = self._spec(shape, dtype)
+        there = self._there(name, spec, trained=False)
+        if there is not None:
+            return there
         content = self._content(name, spec, initial)
         return self._fixed(self._declared(name, spec), content)
 
@@ -131,7 +142,7 @@ class Graph:
         In a loop `g.key() + loop.counter` is another one in each round.
         """
         if self._key is None:
-            value = Value(self._claimed("key"), TensorSpec(DType.I64, ()))
+            value = self._claimed("key", TensorSpec(DType.I64, ()))
             self._key = self._fixed(value, Content(np.array(seed, np.int64)))
             after = self._root("nn.add", value, self._literals.of((RUN,), value.spec))  # type: ignore[arg-type]
             self._updates[value.name] = (value, after)
@@ -166,7 +177,7 @@ class Graph:
             raise SpecError(at_line(f"{target!r} is no parameter, state or input: only these are updated"))
         if into.spec != value.spec:
             raise SpecError(at_line(f"{target!r} cannot take the content of {source!r}: they differ"))
-        if into.name in self._updates:
+        if into.name in self._updates and not self._naming.again:
             raise SpecError(at_line(f"{target!r} is updated twice"))
         self._levels.require_root("a parameter is updated")
         self._updates[into.name] = (into, value)
@@ -199,25 +210,49 @@ class Graph:
 
         What is written inside is taken back when it ends by an error, so that it can be written again.
         """
-        emit, before = self.emit, self.emit.scope
-        with self.whole():
-            emit.scope = f"{before}{name}/"
-            self._scopes.setdefault(emit.scope)
+        path = f"{self.emit.scope}{name}/"
+        with self.whole(), self._naming.inside(path):
+            before, self.emit.scope = self.emit.scope, path
             yield
-            emit.scope = before
+            self.emit.scope = before
+
+    @contextmanager
+    def module(self, module: Named) -> Iterator[None]:
+        """Around what a module writes: names begin with its scope. Called again, it finds the parameters it made."""
+        with self.whole():
+            path = self._naming.path(self.emit.scope, module)
+            with self._naming.inside(path, module):
+                before, self.emit.scope = self.emit.scope, path
+                yield
+                self.emit.scope = before
+
+    @property
+    def repeated(self) -> int:
+        """How often the module that is written was written before: so that it draws other random numbers."""
+        return self._naming.repeated
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Inside, layers are written as in use: running statistics normalise, nothing is dropped."""
+        before, self.training = self.training, False
+        try:
+            yield
+        finally:
+            self.training = before
 
     @contextmanager
     def whole(self) -> Iterator[None]:
         """What is written inside is taken back when it ends by an error: nodes, declarations, outputs and updates."""
         emit, nodes = self.emit, list(self.emit.nodes)
-        scope, source, key = emit.scope, emit.source, self._key
-        tables = (self._contents, self._outputs, self._updates, self._scopes, self._levels.homes)
+        scope, source, key, updates = emit.scope, emit.source, self._key, dict(self._updates)
+        naming = self._naming
+        tables = (self._contents, self._outputs, naming.scopes, naming.paths, self._levels.homes)
         grown: list[list[Any] | dict[Any, Any]] = [self._inputs, self._weights, self._trainable, *tables]
         lengths, declared = [len(each) for each in grown], len(self._updatable)
         try:
             yield
         except BaseException:
-            emit.nodes, emit.scope, emit.source, self._key = nodes, scope, source, key
+            emit.nodes, emit.scope, emit.source, self._key, self._updates = nodes, scope, source, key, updates
             for each, length in zip(grown, lengths, strict=True):
                 while len(each) > length:
                     each.popitem() if isinstance(each, dict) else each.pop()
@@ -227,11 +262,7 @@ class Graph:
 
     def unused(self, name: str) -> str:
         """A name for a scope that has not been open yet: `name`, `name_2`, `name_3`, ..."""
-        number, found = 1, name
-        while f"{self.emit.scope}{found}/" in self._scopes:
-            number += 1
-            found = f"{name}_{number}"
-        return found
+        return self._naming.unused(self.emit.scope, name)
 
     def while_(
         self,
@@ -303,15 +334,24 @@ class Graph:
     def _declared(self, name: str, spec: TensorSpec) -> Value:
         if not isinstance(name, str) or not name:
             raise SpecError(at_line(f"{name!r} is no name: give a word"))
-        return Value(self._claimed(self.emit.scope + name), spec)
+        return self._claimed(self.emit.scope + name, spec)
 
-    def _claimed(self, full: str) -> str:
+    def _there(self, name: str, spec: TensorSpec, *, trained: bool) -> Tensor | None:
+        """What a module that is called again declared when it was called first."""
+        value = self._updatable.get(self.emit.scope + str(name)) if self._naming.again else None
+        if value is None:
+            return None
+        if value.spec != spec or (value in self._trainable) != trained:
+            raise SpecError(at_line(f"%{value.name} is {value.spec} since the module was called first, and not {spec}"))
+        return self._levels.tensor(value, self._levels.open[0])
+
+    def _claimed(self, full: str, spec: TensorSpec) -> Value:
         if full in self._freed:
             self._freed.discard(full)
         elif self._root.names.fresh(full) != full:
             raise SpecError(at_line(f"the name {full!r} is taken; give another"))
-        self._updatable[full] = None
-        return full
+        value = self._updatable[full] = Value(full, spec)
+        return value
 
     def _content(self, name: str, spec: TensorSpec, initial: Any) -> Constant:
         """What is said of the initial content of a parameter or state."""

@@ -10,12 +10,15 @@ from sublet.errors import SpecError
 from sublet.nn.control import Branch, Loop
 from sublet.nn.graph import Graph
 from sublet.nn.lines import at_line
+from sublet.nn.naming import Named
 from sublet.nn.tensor import Operand, Tensor
 from sublet.tensor import DType
 
 
 class Eager(Protocol):
     """A graph that computes at once, as layers, optimisers and gradients see it (`sublet.DynamicGraph`)."""
+
+    training: bool
 
     def apply(self, op: str, *inputs: Operand, **attrs: Any) -> tuple[Tensor, ...]:
         """The outputs of a command."""
@@ -36,6 +39,16 @@ class Eager(Protocol):
 
     def update(self, target: Tensor, source: Tensor) -> None:
         """Let a parameter or state take another content."""
+
+    def after(self, target: Tensor) -> Tensor:
+        """What a parameter or state holds from now on."""
+
+    def module(self, module: Named) -> AbstractContextManager[None]:
+        """Around what a module computes."""
+
+    @property
+    def repeated(self) -> int:
+        """How often the module that is called was called before, where that tells random numbers apart."""
 
     def scope(self, name: str) -> AbstractContextManager[None]:
         """Names made inside begin with `name/`."""

@@ -1,0 +1,137 @@
+"""Blocks that networks are built of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sublet import nn
+from sublet.modules.attention import CrossAttention, SelfAttention
+from sublet.modules.containers import Parallel, Residual, Sequential, Step
+from sublet.modules.convolution import Conv, Extents
+from sublet.modules.dropout import Dropout
+from sublet.modules.linear import Dense
+from sublet.modules.module import Module
+from sublet.modules.normalization import BatchNorm, LayerNorm
+from sublet.modules.pooling import MaxPool
+from sublet.nn.tensor import Tensor
+
+relu: Callable[[Tensor], Tensor] = nn.relu
+gelu: Callable[[Tensor], Tensor] = nn.gelu
+
+
+class ConvNorm(Module):
+    """A convolution without bias, batch normalisation, activation: x[N, C, spatial...] -> [N, channels, ...]."""
+
+    def __init__(
+        self,
+        channels: int,
+        kernel: Extents,
+        *,
+        activation: Step | None = relu,
+        epsilon: float = 1e-5,
+        name: str | None = None,
+        **attrs: Any,
+    ) -> None:
+        self.name = name
+        self.conv = Conv(channels, kernel, bias=False, **attrs)
+        self.bn = BatchNorm(epsilon)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.bn(self.conv(x))
+        return y if self.activation is None else self.activation(y)
+
+
+class Inception(Parallel):
+    """Four branches over x[N, C, H, W], side by side along the channels (Szegedy et al., 2015).
+
+    ones     channels of the branch of 1 x 1
+    threes   channels it is reduced to, and of the convolution after that
+    fives    the same with a kernel of `wide`
+    pooled   channels after pooling
+    unit     what makes a convolution, as `ConvNorm` or `Conv`: called with channels and kernel
+    """
+
+    def __init__(
+        self,
+        ones: int,
+        threes: tuple[int, int],
+        fives: tuple[int, int],
+        pooled: int,
+        *,
+        wide: int = 5,
+        unit: Callable[[int, int], Step] = ConvNorm,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            join="concat",
+            name=name,
+            branch1=unit(ones, 1),
+            branch2=Sequential(unit(threes[0], 1), unit(threes[1], 3)),
+            branch3=Sequential(unit(fives[0], 1), unit(fives[1], wide)),
+            branch4=Sequential(MaxPool(3, strides=1, pads=1, ceil=True), unit(pooled, 1)),
+        )
+
+
+class ResidualBlock(Residual):
+    """Two convolutions of 3 x 3 with batch normalisation, beside what goes by (He et al., 2016).
+
+    x[N, C, H, W] -> [N, channels, H / strides, W / strides]. `project` lets a convolution of 1 x 1 go by, as it must
+    where channels or extents change; `bottleneck` makes three of them, the last with four times the channels.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        strides: int = 1,
+        project: bool = False,
+        bottleneck: bool = False,
+        name: str | None = None,
+    ) -> None:
+        wide = 4 * channels if bottleneck else channels
+        first = [ConvNorm(channels, 1)] if bottleneck else []
+        last = ConvNorm(wide, 1 if bottleneck else 3, activation=None)
+        inner = Sequential(*first, ConvNorm(channels, 3, strides=strides), last)
+        shortcut = ConvNorm(wide, 1, strides=strides, activation=None) if project or strides > 1 else None
+        super().__init__(inner, shortcut, then=relu, name=name)
+
+
+@dataclass(frozen=True, eq=False)
+class TransformerBlock(Module):
+    """Attention and a feed-forward network over x[B, T, D], each added to what goes by (Vaswani et al., 2017).
+
+    `hidden` is the width inside, 4 D unless said. `norm_first` normalises what goes in, else what comes out. With a
+    `context` [B, S, E] there is an attention to it between the two.
+    """
+
+    heads: int
+    hidden: int | None = None
+    dropout: float = 0.0
+    causal: bool = False
+    norm_first: bool = True
+    activation: Callable[[Tensor], Tensor] = gelu
+    epsilon: float = 1e-5
+    name: str | None = field(default=None, kw_only=True)
+
+    def forward(self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        self.graph_of(x, "B T D")
+        x = self._added(x, "1", lambda y: SelfAttention(self.heads, self.causal, name="attention")(y, mask))
+        if context is not None:
+            x = self._added(x, "2", lambda y: CrossAttention(self.heads, name="cross_attention")(y, context))
+        return self._added(x, "3" if context is not None else "2", self._fed)
+
+    def _added(self, x: Tensor, number: str, inner: Callable[[Tensor], Tensor]) -> Tensor:
+        norm = LayerNorm(epsilon=self.epsilon, name=f"norm{number}")
+        y = inner(norm(x) if self.norm_first else x)
+        y = x + (Dropout(self.dropout, name=f"dropout{number}")(y) if self.dropout else y)
+        made: Tensor = y if self.norm_first else norm(y)
+        return made
+
+    def _fed(self, x: Tensor) -> Tensor:
+        y = self.activation(Dense(self.hidden or 4 * x.shape[-1], name="up")(x))
+        y = Dropout(self.dropout, name="dropout")(y) if self.dropout else y
+        made: Tensor = Dense(x.shape[-1], name="down")(y)
+        return made

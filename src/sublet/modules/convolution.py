@@ -1,0 +1,105 @@
+"""Convolutions and what they make of x backwards. What is one number holds of every spatial axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from sublet.errors import SpecError
+from sublet.modules.initial import by_fan_in
+from sublet.modules.module import Module
+from sublet.nn.content import Draw
+from sublet.nn.lines import at_line
+from sublet.nn.tensor import Tensor
+
+Extents = int | tuple[int, ...]
+"""One number for every axis, or one for each."""
+
+
+def each(given: Extents, axes: int) -> tuple[int, ...]:
+    """One number for each axis."""
+    return (given,) * axes if isinstance(given, int) else tuple(given)
+
+
+def padded(given: Extents, axes: int) -> tuple[int, ...]:
+    """Padding before each axis and then after each: one number, one an axis for both sides, or all."""
+    pads = each(given, 2 * axes)
+    return pads * 2 if len(pads) == axes else pads
+
+
+def per_group(groups: int, channels: int, what: str) -> int:
+    """Channels in a group. Raises SpecError where they do not come out even."""
+    if groups < 1 or channels % groups:
+        raise SpecError(at_line(f"{what}: {channels} channels cannot be split into {groups} groups"))
+    return channels // groups
+
+
+@dataclass(frozen=True, eq=False)
+class Conv(Module):
+    """A convolution of x[N, C, spatial...] by weight[channels, C / groups, kernel...], 1 to 3 spatial axes.
+
+    `pads` is one number, one an axis, or those before each axis and then those after each; unless said they are such
+    that an odd kernel at stride 1 keeps the extent.
+    """
+
+    channels: int
+    kernel: Extents
+    strides: Extents = 1
+    pads: Extents | None = None
+    dilations: Extents = 1
+    groups: int = 1
+    bias: bool = True
+    initial: Draw | None = None
+    name: str | None = field(default=None, kw_only=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        graph, axes = self.graph_of(x, "N C X ..."), x.ndim - 2
+        kernel, dilations = each(self.kernel, axes), each(self.dilations, axes)
+        same = tuple(step * (size - 1) // 2 for size, step in zip(kernel, dilations, strict=False)) * 2
+        shape = (self.channels, per_group(self.groups, x.shape[1], "Conv"), *kernel)
+        draw = by_fan_in(shape[1:])
+        w = graph.parameter("weight", shape, x.dtype, self.initial or draw)
+        b = graph.parameter("bias", (self.channels,), x.dtype, draw) if self.bias else None
+        attrs: dict[str, Any] = {
+            "strides": each(self.strides, axes),
+            "pads": same if self.pads is None else padded(self.pads, axes),
+            "dilations": dilations,
+            "groups": self.groups,
+        }
+        return graph.apply("nn.conv", x, w, b, **attrs)[0]
+
+
+@dataclass(frozen=True, eq=False)
+class ConvTranspose(Module):
+    """What a convolution with weight[C, channels / groups, kernel...] makes of x[N, C, spatial...] backwards.
+
+    An axis becomes (extent - 1) * stride + dilation * (kernel - 1) + 1 + output_pads, less the padding.
+    """
+
+    channels: int
+    kernel: Extents
+    strides: Extents = 1
+    pads: Extents = 0
+    output_pads: Extents = 0
+    dilations: Extents = 1
+    groups: int = 1
+    bias: bool = True
+    initial: Draw | None = None
+    name: str | None = field(default=None, kw_only=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        graph, axes = self.graph_of(x, "N C X ..."), x.ndim - 2
+        kernel = each(self.kernel, axes)
+        shape = (x.shape[1], per_group(self.groups, self.channels, "ConvTranspose"), *kernel)
+        draw = by_fan_in((prod(shape[1:]),))
+        w = graph.parameter("weight", shape, x.dtype, self.initial or draw)
+        b = graph.parameter("bias", (self.channels,), x.dtype, draw) if self.bias else None
+        attrs: dict[str, Any] = {
+            "strides": each(self.strides, axes),
+            "pads": padded(self.pads, axes),
+            "dilations": each(self.dilations, axes),
+            "groups": self.groups,
+            "output_pads": each(self.output_pads, axes),
+        }
+        return graph.apply("nn.conv_transpose", x, w, b, **attrs)[0]

@@ -1,0 +1,85 @@
+"""Normalisation. Scales start at 1, biases at 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sublet.modules.convolution import per_group
+from sublet.modules.module import Module
+from sublet.nn.tensor import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class BatchNorm(Module):
+    """Batch normalisation of x[N, C, ...] over all axes but C (Ioffe and Szegedy, 2015).
+
+    In training the running statistics are state, updated in place; in evaluation they normalise.
+    """
+
+    epsilon: float = 1e-5
+    momentum: float = 0.1
+    name: str | None = field(default=None, kw_only=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        graph = self.graph_of(x, "N C ...")
+        channels = x.shape[1:2]
+        scale = graph.parameter("scale", channels, x.dtype, 1)
+        bias = graph.parameter("bias", channels, x.dtype, 0)
+        mean = graph.state("mean", channels, x.dtype)
+        variance = graph.state("variance", channels, x.dtype, 1)
+        given = x, scale, bias, graph.after(mean), graph.after(variance)
+        if not graph.training:
+            return graph.apply("nn.batch_norm_inference", *given, epsilon=self.epsilon)[0]
+        y, new_mean, new_variance, *_ = graph.apply(
+            "nn.batch_norm", *given, epsilon=self.epsilon, momentum=self.momentum
+        )
+        graph.update(mean, new_mean)
+        graph.update(variance, new_variance)
+        return y
+
+
+@dataclass(frozen=True, eq=False)
+class LayerNorm(Module):
+    """Layer normalisation of x[..., D] over its last `axes` axes (Ba et al., 2016)."""
+
+    axes: int = 1
+    epsilon: float = 1e-5
+    bias: bool = True
+    name: str | None = field(default=None, kw_only=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        graph = self.graph_of(x, "... D")
+        extents = x.shape[x.ndim - self.axes :]
+        scale = graph.parameter("scale", extents, x.dtype, 1)
+        bias = graph.parameter("bias", extents, x.dtype, 0) if self.bias else None
+        return graph.apply("nn.layer_norm", x, scale, bias, axes=self.axes, epsilon=self.epsilon)[0]
+
+
+@dataclass(frozen=True, eq=False)
+class GroupNorm(Module):
+    """Normalisation of x[N, C, ...] over the channels of each of `groups` groups (Wu and He, 2018)."""
+
+    groups: int
+    epsilon: float = 1e-5
+    name: str | None = field(default=None, kw_only=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        graph = self.graph_of(x, "N C ...")
+        per_group(self.groups, x.shape[1], "GroupNorm")
+        scale = graph.parameter("scale", x.shape[1:2], x.dtype, 1)
+        bias = graph.parameter("bias", x.shape[1:2], x.dtype, 0)
+        return graph.apply("nn.group_norm", x, scale, bias, groups=self.groups, epsilon=self.epsilon)[0]
+
+
+@dataclass(frozen=True, eq=False)
+class RMSNorm(Module):
+    """x[..., D] over the root of its mean square over the last `axes` axes (Zhang and Sennrich, 2019)."""
+
+    axes: int = 1
+    epsilon: float = 1e-5
+    name: str | None = field(default=None, kw_only=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        graph = self.graph_of(x, "... D")
+        scale = graph.parameter("scale", x.shape[x.ndim - self.axes :], x.dtype, 1)
+        return graph.apply("nn.rms_norm", x, scale, axes=self.axes, epsilon=self.epsilon)[0]
