@@ -145,9 +145,9 @@ class Call:
         """A parameter takes another content."""
         if target not in self.before:
             self.eager.require_open()
-            if target._storage is None or target._symbol is None:
+            if target._storage is None:
                 raise RunError(at_line(f"what {target.name!r} holds is not known"))
-            self.before[target] = (target._storage, target._symbol)
+            self.before[target] = (target._storage, target.symbol)
         if self.moment is not None:
             found = self._matching(UPDATE, [source], target)
             if found is not None:
@@ -203,8 +203,7 @@ class Call:
         held = self.before.get(tensor) if isinstance(tensor, Parameter) else None
         if held is None:
             assert tensor._storage is not None
-            assert tensor._symbol is not None
-            held = tensor._storage, tensor._symbol
+            held = tensor._storage, tensor.symbol
         return held
 
     def storage(self, tensor: EagerTensor) -> Storage:
@@ -333,9 +332,7 @@ class Call:
         self.memory.recorded(self)
 
     def _held(self, tensor: EagerTensor) -> Held:
-        storage, symbol = self.storage(tensor), tensor._symbol
-        assert symbol is not None
-        return Held(symbol, storage)
+        return Held(tensor.symbol, self.storage(tensor))
 
     def _entries(self, inputs: Sequence[Any], operands: Sequence[Any] | None = None) -> tuple[Entry, ...]:
         """What the operands are; those from outside get numbers."""

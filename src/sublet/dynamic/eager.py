@@ -9,13 +9,13 @@ import numpy as np
 
 from sublet.base.numpy_types import NUMPY
 from sublet.dynamic.commands import Used, used
-from sublet.dynamic.record import Applied, Line, Symbol
+from sublet.dynamic.record import Applied, Result, Symbol
 from sublet.dynamic.storage import Kind, Kinds, Pool, Storage
-from sublet.dynamic.tensor import EagerTensor, NumberTensor, Owner, Parameter
+from sublet.dynamic.tensor import EagerTensor, Owner
 from sublet.errors import KernelError, SpecError, SubletError
 from sublet.ir.graph import Value
 from sublet.nn.graph import DTYPES, as_array
-from sublet.nn.lines import at_line, user_code
+from sublet.nn.lines import Line, at_line, user_code
 from sublet.nn.tensor import Tensor
 from sublet.ops.nn.shapes import FLOATS
 from sublet.runtime.dtypes import pack, packed
@@ -26,7 +26,7 @@ from sublet.tensor import DType, TensorSpec
 class Omitted:
     """Stands for an input that is left out."""
 
-    _kind = _storage = _symbol = None
+    _kind = _storage = symbol = None
 
 
 OMITTED = Omitted()
@@ -46,7 +46,7 @@ class Eager:
         self.recording = True
         self._used: dict[Any, Used] = {}
         self._numbers: dict[Any, EagerTensor] = {}
-        self._beside: dict[Any, EagerTensor] = {}  # numbers by what they were beside
+        self._beside: dict[Any, tuple[Used, EagerTensor, Any]] = {}  # commands beside numbers
         self._literals: dict[tuple[str, TensorSpec], tuple[Kind, Storage]] = {}
         self._applications = 0
         self.closed = False
@@ -62,26 +62,56 @@ class Eager:
 
     def apply(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[EagerTensor, ...]:
         """The outputs of a command. Raises SpecError when it does not take such inputs, KernelError when it fails."""
+        if len(inputs) == 2 and not attrs:
+            made = self._pair(op, *inputs)
+            if made is not None:
+                return (made,)
         found, operands = self.find(op, inputs, attrs)
         storages = [one._storage for one in operands]
         if None in storages:
             storages = [self._there(one) for one in operands]
         results = self.compute(found, storages)
         kinds, owner = found.outputs, self._owner
-        if len(kinds) == 1:
-            symbol = Symbol(kinds[0], True)
-            if found.recorded and self.recording:
-                self.record(found, [one._symbol for one in operands], (symbol,), storages, results)
-            return (EagerTensor(owner, kinds[0], results[0], symbol),)
+        if not (found.recorded and self.recording):
+            return tuple(map(EagerTensor, [owner] * len(kinds), kinds, results))
         symbols = [Symbol(kind, True) for kind in kinds]
-        if found.recorded and self.recording:
-            self.record(found, [one._symbol for one in operands], symbols, storages, results)
+        self.record(found, [one.symbol for one in operands], symbols, storages, results)
         return tuple(map(EagerTensor, [owner] * len(kinds), kinds, results, symbols))
+
+    def _pair(self, op: str, a: Any, b: Any) -> EagerTensor | None:
+        """What a command of two operands and one output gives; None where that was not looked up before."""
+        kept: Any = None
+        try:
+            if b.__class__ in NUMBERS:
+                found, b, kept = self._beside[op, a._kind, b, b.__class__]
+            elif a.__class__ in NUMBERS:
+                found, a, kept = self._beside[op, a, a.__class__, b._kind]
+            else:
+                found = self._used[op, a._kind, b._kind]
+            given = a._storage, b._storage
+            direct = found.direct
+            if direct is not None:
+                result = Storage(self.pool, found.kind)
+                direct(given[0].view.array, given[1].view.array, result.view.array)
+            elif None in given or len(found.outputs) > 1:
+                return None
+            else:
+                (result,) = self.compute(found, given)
+        except (KeyError, AttributeError, TypeError):
+            return None
+        if not (found.recorded and self.recording):
+            return EagerTensor(self._owner, found.kind, result)
+        if kept is None:
+            reads, gives = found._keeps or found.keeps
+            kept = [*[given[i] for i in reads], *[result for _ in gives]] if reads or gives else ()
+        self._applications += 1
+        symbols = a._symbol or a.symbol, b._symbol or b.symbol
+        symbol = Result(found, symbols, kept, self._applications, user_code())
+        return EagerTensor(self._owner, found.kind, result, symbol)
 
     def find(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[Used, Sequence[Any]]:
         """The command for such inputs, and the inputs as tensors."""
-        if len(inputs) == 2 and (inputs[1].__class__ in NUMBERS or inputs[0].__class__ in NUMBERS):
-            inputs = self._with_number(*inputs) or self.operands(inputs)
+        given = inputs
         try:
             key: Any = (op, *[one._kind for one in inputs])
         except AttributeError:
@@ -92,7 +122,19 @@ class Eager:
         found = self._used.get(key)
         if found is None:
             found = self._used[key] = self._look_up(op, inputs, attrs)
+        if inputs is not given and len(inputs) == 2 and not attrs:
+            self._note(op, found, given, inputs)
         return found, inputs
+
+    def _note(self, op: str, found: Used, given: Sequence[Any], operands: Sequence[Any]) -> None:
+        """Let a command beside a number be found at once the next time."""
+        (a, b), (first, second) = given, operands
+        if len(self._beside) >= MOST_NUMBERS:
+            self._beside.clear()
+        if b.__class__ in NUMBERS and b and a is first:  # 0.0 and -0.0 are one key, and two numbers
+            self._beside[op, a._kind, b, b.__class__] = found, second, found.kept_beside(1, second._storage)
+        elif a.__class__ in NUMBERS and a and b is second:
+            self._beside[op, a, a.__class__, b._kind] = found, first, found.kept_beside(0, first._storage)
 
     def use(self, op: str, kinds: Sequence[Kind | None], attrs: Mapping[str, Any]) -> Used:
         """The command for inputs of such kinds."""
@@ -115,14 +157,6 @@ class Eager:
         if value.spec.size == 1 and len(self._literals) < MOST_NUMBERS:
             self._literals[repr(value.literal), value.spec] = made
         return made
-
-    def _with_number(self, a: Any, b: Any) -> Sequence[Any] | None:
-        """A tensor beside a number that was beside one of its kind before; None for anything else."""
-        tensor, number = (a, b) if b.__class__ in NUMBERS else (b, a)
-        if tensor.__class__ not in TENSORS or not number:  # 0.0 and -0.0 are one key, and two numbers
-            return None
-        known = self._beside.get((number, number.__class__, tensor._kind))  # type: ignore[attr-defined]
-        return None if known is None else (a, known) if number is b else (known, b)
 
     def compute(self, found: Used, storages: Sequence[Storage | None]) -> list[Storage]:
         """What a command gives."""
@@ -156,7 +190,7 @@ class Eager:
     def made(self, array: Any, dtype: DType | None = None, *, held: bool = True) -> EagerTensor:
         """A tensor with a copy of an array."""
         kind, storage = self.stored(array, dtype)
-        return EagerTensor(self._owner, kind, storage, Symbol(kind, held))
+        return EagerTensor(self._owner, kind, storage, None if held else Symbol(kind, False))
 
     def stored(self, content: Any, dtype: DType | None = None, kind: Kind | None = None) -> tuple[Kind, Storage]:
         """A copy of an array, in memory of the graph's own."""
@@ -181,12 +215,7 @@ class Eager:
         self.require_open()
         kinds = [one.dtype for one in inputs if isinstance(one, Tensor)]
         like = next((kind for kind in kinds if kind is not DType.BOOL), None)
-        operands = [self._operand(one, like) for one in inputs]
-        if len(inputs) == 2 and len(self._beside) < MOST_NUMBERS:
-            for given, operand, other in zip(inputs, operands, operands[::-1], strict=True):
-                if given.__class__ in NUMBERS and given and other is not OMITTED:
-                    self._beside[given, given.__class__, other._kind] = operand
-        return operands
+        return [self._operand(one, like) for one in inputs]
 
     def _operand(self, given: Any, like: DType | None) -> Any:
         if given is None or given is OMITTED:
@@ -224,7 +253,6 @@ class Eager:
 
 
 NUMBERS = frozenset({int, float})
-TENSORS: frozenset[type] = frozenset({EagerTensor, Parameter, NumberTensor})
 
 MOST_NUMBERS = 4096
 """Numbers of Python's that are kept as tensors."""

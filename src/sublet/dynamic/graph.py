@@ -13,7 +13,6 @@ from sublet.dynamic.call import Call
 from sublet.dynamic.declared import Declared
 from sublet.dynamic.eager import Eager
 from sublet.dynamic.gradients import Held, gradients
-from sublet.dynamic.record import Symbol
 from sublet.dynamic.remembered import Plans, Remembered
 from sublet.dynamic.storage import Storage
 from sublet.dynamic.tensor import EagerTensor, NumberTensor, Parameter, tensors_of
@@ -26,6 +25,7 @@ from sublet.nn.naming import Named
 from sublet.nn.optimizers import Optimizer
 from sublet.nn.tensor import Operand, Tensor, dtype_of
 from sublet.ops.nn.shapes import FLOATS
+from sublet.runtime.backends import small
 from sublet.runtime.backends.by_name import AUTO, backends_of, names_of
 from sublet.runtime.kernel import Backend
 from sublet.tensor import DType
@@ -50,7 +50,8 @@ class DynamicGraph:
         self.training = training
         names = [name for name in names_of(backend) if backend != AUTO or name in NN_BACKENDS]
         self.backends = backends_of(names, Model(Plain("eager", (), (), ()))) if names else []
-        self._eager = Eager(self, self.backends)
+        quick = [small.Small()] if backend == AUTO and small.available() else []
+        self._eager = Eager(self, [*quick, *self.backends])
         self._declared = Declared(self, self._eager)
         self._plans = Plans(plans)
         self.calling: Call | None = None
@@ -163,7 +164,7 @@ class DynamicGraph:
         (tensor,) = tensors_of(self, (tensor,))
         if self.calling is not None:
             return self.calling.detached(tensor)
-        return EagerTensor(self, tensor._kind, self._storage(tensor), Symbol(tensor._kind, True))
+        return EagerTensor(self, tensor._kind, self._storage(tensor))
 
     def stop_gradient(self, tensor: EagerTensor) -> EagerTensor:
         """The same as `tensor.detach()`."""
@@ -265,6 +266,4 @@ class DynamicGraph:
         return tensor._storage
 
     def _held(self, tensor: EagerTensor) -> Held:
-        storage, symbol = self._storage(tensor), tensor._symbol
-        assert symbol is not None
-        return Held(symbol, storage)
+        return Held(tensor.symbol, self._storage(tensor))

@@ -10,14 +10,11 @@ differentiation reads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import CodeType
 from typing import Any
 from weakref import ref
 
 from sublet.dynamic.storage import Kind, Storage
-
-Line = tuple[CodeType, int]
-"""Code of the user's, and the number of the line."""
+from sublet.nn.lines import Line
 
 
 class Symbol:
@@ -30,18 +27,19 @@ class Symbol:
     """
 
     __slots__ = ("__weakref__", "ended", "held", "kind", "maker", "readers")
+    maker: Applied | Result | None
 
     def __init__(self, kind: Kind, held: bool) -> None:
         self.kind = kind
         self.held = held
         self.ended = False
-        self.maker: Applied | None = None
-        self.readers: list[ref[Applied]] | None = None
+        self.maker = None
+        self.readers: list[ref[Applied | Result]] | None = None
 
     def dropped(self) -> None:
         """Nobody holds it any more: forget what no gradient can ask for now."""
         self.held = False
-        if self.maker is None and self.readers:
+        if self.readers and self.maker is None:
             _forget([self])
 
 
@@ -70,21 +68,14 @@ class Applied:
         self.kept = kept
         self.number = number
         self.line = line
-        live, own = 0, ref(self)
-        for symbol in inputs:
-            if symbol is not None and (symbol.held or symbol.maker is not None):
-                live += 1
-                readers = symbol.readers
-                if readers is None:
-                    symbol.readers = [own]
-                else:
-                    readers.append(own)
-                    if len(readers) >= 64 and not len(readers) & (len(readers) - 1):
-                        readers[:] = [each for each in readers if each() is not None]
-        self.live = live
-        if live:
+        self.live = _read_by(self, inputs)
+        if self.live:
             for symbol in outputs:
                 symbol.maker = self
+
+    def made(self) -> list[Symbol]:
+        """The outputs that are there."""
+        return [symbol for output in self.outputs if (symbol := output()) is not None]
 
     def results(self) -> list[Symbol]:
         """The outputs; where nobody has one any more, another that was made here too."""
@@ -99,6 +90,69 @@ class Applied:
         return found
 
 
+class Result(Symbol):
+    """A value that is all that an application gives: both in one, as long as the record leads to it."""
+
+    __slots__ = ("command", "inputs", "kept", "line", "live", "number")
+
+    def __init__(
+        self,
+        command: Any,
+        inputs: Sequence[Symbol | None],
+        kept: Sequence[Storage | None],
+        number: int,
+        line: Line | None,
+    ) -> None:
+        self.kind = command.kind
+        self.held = True
+        self.ended = False
+        self.readers = None
+        self.command = command
+        self.number = number
+        self.line = line
+        live = self.live = _read_by(self, inputs)
+        self.inputs = inputs if live else ()
+        self.kept = kept if live else ()
+
+    @property
+    def maker(self) -> Result | None:  # type: ignore[override]
+        return self if self.live else None
+
+    @maker.setter
+    def maker(self, none: None) -> None:
+        self.live, self.inputs, self.kept = 0, (), ()
+
+    def made(self) -> list[Symbol]:
+        """The output."""
+        return [self]
+
+    def results(self) -> list[Symbol]:
+        """The output."""
+        return [self]
+
+
+CLEARED = 64
+"""Readers among which those that are gone are looked for, and again whenever they are twice as many."""
+
+
+def _read_by(reader: Applied | Result, inputs: Sequence[Symbol | None]) -> int:
+    """How many of the inputs a gradient can be asked by, or goes on through; they know their reader."""
+    live, own = 0, None
+    for symbol in inputs:
+        if symbol is not None and (symbol.held or symbol.maker is not None):
+            live += 1
+            own = own or ref(reader)
+            readers = symbol.readers
+            if readers is None:
+                symbol.readers = [own]
+            else:
+                readers.append(own)
+                count = len(readers)
+                if count >= CLEARED and not count & (count - 1):
+                    readers[:] = [each for each in readers if each() is not None]
+    return live
+
+
 def _forget(waiting: list[Symbol]) -> None:
     """No gradient can be asked by these, nor goes on through them: so it is with all that is made of nothing else."""
     while waiting:
@@ -110,9 +164,7 @@ def _forget(waiting: list[Symbol]) -> None:
                 continue
             applied.live -= 1
             if not applied.live:
-                for output in applied.outputs:
-                    made = output()
-                    if made is not None:
-                        made.maker = None
-                        if not made.held:
-                            waiting.append(made)
+                for made in applied.made():
+                    made.maker = None
+                    if not made.held:
+                        waiting.append(made)

@@ -63,7 +63,7 @@ class EagerTensor(Tensor):
         graph: Owner,
         kind: Kind,
         storage: Storage | None,
-        symbol: Symbol | None,
+        symbol: Symbol | None = None,
         call: Any = None,
         slot: int = -1,
     ) -> None:
@@ -78,6 +78,14 @@ class EagerTensor(Tensor):
         symbol = self._symbol
         if symbol is not None and symbol.held:
             symbol.dropped()
+
+    @property
+    def symbol(self) -> Symbol:
+        """What it is in the record: of what was not recorded, made when it is asked for."""
+        found = self._symbol
+        if found is None:
+            found = self._symbol = Symbol(self._kind, True)
+        return found
 
     def _apply(self, op: str, *inputs: Any, **attrs: Any) -> Tensor:
         graph = self.graph

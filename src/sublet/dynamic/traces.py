@@ -10,10 +10,9 @@ import numpy as np
 
 from sublet.base.numpy_types import NUMPY
 from sublet.dynamic.eager import OMITTED
-from sublet.dynamic.record import Line
 from sublet.dynamic.storage import Kind
 from sublet.dynamic.tensor import EagerTensor, NumberTensor, Parameter
-from sublet.nn.lines import line_of
+from sublet.nn.lines import Line, line_of
 
 APPLY, GRADIENTS, UPDATE, DETACH, CUT, END = "apply", "gradients", "update", "detach", "cut", "end"
 

@@ -83,6 +83,15 @@ class Immediate(Protocol):
 
 
 @runtime_checkable
+class Direct(Protocol):
+    """A kernel that is one function of arrays, `function(*inputs, output)`, whatever lies in them."""
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function. No operand is left out, and none overlaps the output."""
+
+
+@runtime_checkable
 class Joinable(Protocol):
     """A bound call that can run as one with those after it, at less cost than one by one."""
 

@@ -1,0 +1,77 @@
+"""Arithmetic and comparison of small tensors at once: NumPy's functions start sooner than ATen's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sublet.ir.graph import Node, Value
+from sublet.ops.nn.command import PREFIX, spec_of
+from sublet.runtime.kernel import Array, Call, Kernel, Operand
+from sublet.tensor import DType
+
+MOST_ELEMENTS = 4096
+"""With more, what a function takes to start does not matter."""
+
+FLOATING = (DType.F32, DType.F64)
+COUNTING = (DType.I32, DType.I64)
+EVERY = (*FLOATING, *COUNTING)
+
+FUNCTIONS: Mapping[str, tuple[str, tuple[DType, ...]]] = {
+    "add": ("add", EVERY),
+    "sub": ("subtract", EVERY),
+    "mul": ("multiply", EVERY),
+    "div": ("divide", FLOATING),
+    "neg": ("negative", EVERY),
+    "abs": ("absolute", EVERY),
+    "square": ("square", EVERY),
+    "sqrt": ("sqrt", FLOATING),
+    "equal": ("equal", EVERY),
+    "not_equal": ("not_equal", EVERY),
+    "less": ("less", EVERY),
+    "less_equal": ("less_equal", EVERY),
+    "greater": ("greater", EVERY),
+    "greater_equal": ("greater_equal", EVERY),
+}
+"""Commands that every library computes to the same bits: NumPy's function, and for which types."""
+
+
+class Small:
+    """The backend of such commands, for graphs that compute at once."""
+
+    name = "numpy"
+
+    def __init__(self) -> None:
+        quiet = copy_context()  # in it, NumPy says nothing of what overflows or is no number
+        quiet.run(np.seterr, all="ignore")
+        self._run = quiet.run
+
+    def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
+        """NumPy's function for tensors that are small and of one type."""
+        function, types = FUNCTIONS.get(node.op.removeprefix(PREFIX), ("", ()))
+        values = (*node.uses, *node.defs)
+        if not function or None in node.inputs or not all(value.plannable for value in values):
+            return None
+        specs = [spec_of(value) for value in values]
+        fits = all(0 < spec.size <= MOST_ELEMENTS for spec in specs)
+        same = len({spec_of(value).dtype for value in node.uses}) == 1 and spec_of(values[0]).dtype in types
+        return _Function(partial(self._run, getattr(np, function))) if fits and same else None
+
+
+def available() -> bool:
+    """Whether NumPy keeps what it says of errors in a context, as it does from 2.0 on."""
+    return int(np.__version__.split(".")[0]) >= 2
+
+
+@dataclass(frozen=True)
+class _Function:
+    function: Callable[..., Any]
+    scratch: int = 0
+
+    def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
+        return partial(self.function, *inputs, outputs[0])
