@@ -97,7 +97,7 @@ class Call:
     def apply(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[EagerTensor, ...]:
         """A command."""
         if self.moment is not None:
-            child = self._command(op, inputs, attrs)
+            child = self._expected(op, inputs, attrs) or self._command(op, inputs, attrs)
             if child is None:
                 inputs = self._tensors(inputs)
                 child = self._command(op, inputs, attrs)
@@ -267,6 +267,27 @@ class Call:
 
     # Replaying
 
+    def _expected(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Moment | None:
+        """What came next in the call that came this way last, if this is plainly the same; `_command` asks them all."""
+        child: Moment = self.moment.children[0]  # type: ignore[union-attr]
+        step: Any = child.step
+        operands = step.operands
+        if step.op != op or len(inputs) != len(operands) or step.recording is not self.eager.recording:
+            return None
+        if (attrs or step.attrs) and not step.like(attrs):
+            return None
+        for entry, given in zip(operands, inputs):  # noqa: B905
+            what = entry.__class__
+            if what is int:
+                if not isinstance(given, EagerTensor) or given._slot != entry or given._call is not self:
+                    return None
+            elif what is Number:
+                if entry.varies or given.__class__ is not entry.type or given != entry.value or not given:
+                    return None
+            elif not entry.fits(given, self, inputs):
+                return None
+        return child
+
     def _command(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Moment | None:
         moment, recording = self.moment, self.eager.recording
         assert moment is not None
@@ -298,9 +319,9 @@ class Call:
         step = child.step
         assert step is not None
         self._stepped(child, inputs)
-        owner, handles, slot = self.owner, self.handles, step.base
-        if len(step.kinds) == 1:
-            tensor = EagerTensor(owner, step.kinds[0], None, None, self, slot)
+        owner, handles, slot, kinds = self.owner, self.handles, step.base, step.kinds
+        if len(kinds) == 1:
+            tensor = EagerTensor(owner, kinds[0], None, None, self, slot)
             handles[slot] = ref(tensor)
             return (tensor,)
         made = tuple(EagerTensor(owner, kind, None, None, self, slot + i) for i, kind in enumerate(step.kinds))
@@ -312,7 +333,7 @@ class Call:
         assert step is not None
         if step.fresh:
             for entry, given in zip(step.operands, inputs, strict=True):
-                if entry.__class__ is New or entry.__class__ is Number:
+                if entry.__class__ is New or (entry.__class__ is Number and (entry.varies or given is not entry.value)):
                     self._take(entry, given)
         if self.changed:
             self.changed = False

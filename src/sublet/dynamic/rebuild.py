@@ -13,9 +13,9 @@ from sublet.dynamic.call import Call
 from sublet.dynamic.eager import Eager
 from sublet.dynamic.gradients import Held, gradients
 from sublet.dynamic.record import Symbol
-from sublet.dynamic.storage import Kind, Storage
+from sublet.dynamic.storage import Storage
 from sublet.dynamic.tensor import Parameter
-from sublet.dynamic.traces import APPLY, GRADIENTS, Step
+from sublet.dynamic.traces import APPLY, GRADIENTS, New, Number, Step
 
 
 def rebuilt(call: Call, there: Mapping[int, Storage]) -> None:
@@ -95,17 +95,19 @@ class _Again:
         try:
             for step in self._call.path:
                 for entry in step.new:
-                    self._outside(entry.slot, entry.kind)
+                    self._outside(entry)
                 self._eager.recording = step.recording
                 self._step(step)
         finally:
             self._eager.recording = recording
 
-    def _outside(self, slot: int, kind: Kind) -> None:
-        if slot in self._call.outside:
-            self.storages[slot], self.symbols[slot] = self._call.given(slot)
+    def _outside(self, entry: New | Number) -> None:
+        call, slot, kind = self._call, entry.slot, entry.kind
+        if slot in call.outside:
+            self.storages[slot], self.symbols[slot] = call.given(slot)
         else:
-            number = self._eager.number(self._call.numbers[slot], kind.dtype)
+            assert isinstance(entry, Number)
+            number = self._eager.number(call.numbers.get(slot, entry.value), kind.dtype)
             assert number._storage is not None
             self.storages[slot], self.symbols[slot] = number._storage, Symbol(kind, False)
 
