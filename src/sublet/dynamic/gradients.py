@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sublet.dynamic.eager import Eager
-from sublet.dynamic.record import Applied, Symbol
+from sublet.dynamic.record import Applied, Result, Symbol
 from sublet.dynamic.storage import Storage
 from sublet.errors import GradientError
 from sublet.ir.graph import Node, Value
@@ -98,9 +98,9 @@ class _Trail:
         return there
 
 
-def _leading_to(of: Symbol, since: int) -> list[Applied]:
+def _leading_to(of: Symbol, since: int) -> list[Applied | Result]:
     """The applications that a value was made by, directly or not, after the one numbered `since`."""
-    found: dict[int, Applied] = {}
+    found: dict[int, Applied | Result] = {}
     waiting = [of]
     while waiting:
         applied = waiting.pop().maker

@@ -115,11 +115,11 @@ class Result(Symbol):
         self.kept = kept if live else ()
 
     @property
-    def maker(self) -> Result | None:  # type: ignore[override]
+    def maker(self) -> Applied | Result | None:
         return self if self.live else None
 
     @maker.setter
-    def maker(self, none: None) -> None:
+    def maker(self, none: Applied | Result | None) -> None:
         self.live, self.inputs, self.kept = 0, (), ()
 
     def made(self) -> list[Symbol]:
