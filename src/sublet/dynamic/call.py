@@ -13,6 +13,7 @@ from weakref import ref
 
 import numpy as np
 
+from sublet.dynamic import compared
 from sublet.dynamic.eager import OMITTED, Eager
 from sublet.dynamic.gradients import Held, gradients
 from sublet.dynamic.planned import Run, uninterrupted
@@ -97,10 +98,10 @@ class Call:
     def apply(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[EagerTensor, ...]:
         """A command."""
         if self.moment is not None:
-            child = self._expected(op, inputs, attrs) or self._command(op, inputs, attrs)
+            child = compared.plainly(self, op, inputs, attrs) or compared.command(self, op, inputs, attrs)
             if child is None:
                 inputs = self._tensors(inputs)
-                child = self._command(op, inputs, attrs)
+                child = compared.command(self, op, inputs, attrs)
             if child is not None:
                 return self._replayed(child, inputs)
             self._miss(self.moment, APPLY, inputs, op, attrs)
@@ -126,7 +127,7 @@ class Call:
         """Gradients."""
         inputs = [of, *wrt, seed]
         if self.moment is not None:
-            found = self._matching(GRADIENTS, inputs)
+            found = compared.other(self, GRADIENTS, inputs)
             if found is not None:
                 return list(self._replayed(found, inputs))
             self._miss(self.moment, GRADIENTS, inputs)
@@ -149,7 +150,7 @@ class Call:
                 raise RunError(at_line(f"what {target.name!r} holds is not known"))
             self.before[target] = (target._storage, target.symbol)
         if self.moment is not None:
-            found = self._matching(UPDATE, [source], target)
+            found = compared.other(self, UPDATE, [source], target)
             if found is not None:
                 self._stepped(found, [source])
                 step = found.step
@@ -167,7 +168,7 @@ class Call:
     def detached(self, tensor: EagerTensor) -> EagerTensor:
         """The same elements, through which no gradient goes."""
         if self.moment is not None:
-            found = self._matching(DETACH, [tensor])
+            found = compared.other(self, DETACH, [tensor])
             if found is not None:
                 return self._replayed(found, [tensor])[0]
             self._miss(self.moment, DETACH, [tensor])
@@ -267,53 +268,12 @@ class Call:
 
     # Replaying
 
-    def _expected(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Moment | None:
-        """What came next in the call that came this way last, if this is plainly the same; `_command` asks them all."""
-        child: Moment = self.moment.children[0]  # type: ignore[union-attr]
-        step: Any = child.step
-        operands = step.operands
-        if step.op != op or len(inputs) != len(operands) or step.recording is not self.eager.recording:
-            return None
-        if (attrs or step.attrs) and not step.like(attrs):
-            return None
-        for entry, given in zip(operands, inputs):  # noqa: B905
-            what = entry.__class__
-            if what is int:
-                if not isinstance(given, EagerTensor) or given._slot != entry or given._call is not self:
-                    return None
-            elif what is Number:
-                if entry.varies or given.__class__ is not entry.type or given != entry.value or not given:
-                    return None
-            elif not entry.fits(given, self, inputs):
-                return None
-        return child
-
-    def _command(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Moment | None:
-        moment, recording = self.moment, self.eager.recording
-        assert moment is not None
-        for child in moment.children:
-            step: Any = child.step
-            if step.op == op and step.recording is recording and step.like(attrs) and step.takes(inputs, self):
-                return child
-        return None
-
     def _tensors(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """The operands with arrays as tensors: they come from outside."""
         plain = (None.__class__, bool, int, float, np.generic, Tensor)
         if all(isinstance(one, plain) for one in inputs):
             return inputs
         return [one if isinstance(one, plain) else self.eager.made(one) for one in inputs]
-
-    def _matching(self, what: str, inputs: Sequence[Any], target: Parameter | None = None) -> Moment | None:
-        moment = self.moment
-        assert moment is not None
-        for child in moment.children:
-            step = child.step
-            assert step is not None
-            same = step.what is what and step.target is target and step.recording is self.eager.recording
-            if same and step.takes(inputs, self):
-                return child
-        return None
 
     def _replayed(self, child: Moment, inputs: Sequence[Any]) -> tuple[EagerTensor, ...]:
         step = child.step

@@ -1,0 +1,53 @@
+"""What Python does now, held against what calls before were seen to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sublet.dynamic.tensor import EagerTensor, Parameter
+from sublet.dynamic.traces import Moment, Number
+
+
+def plainly(call: Any, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Moment | None:
+    """What came next in the call that came this way last, if a command is plainly the same; `command` asks them all."""
+    child: Moment = call.moment.children[0]
+    step: Any = child.step
+    operands = step.operands
+    if step.op != op or len(inputs) != len(operands) or step.recording is not call.eager.recording:
+        return None
+    if (attrs or step.attrs) and not step.like(attrs):
+        return None
+    for entry, given in zip(operands, inputs):  # noqa: B905
+        what = entry.__class__
+        if what is int:
+            if not isinstance(given, EagerTensor) or given._slot != entry or given._call is not call:
+                return None
+        elif what is Number:
+            if entry.varies or given.__class__ is not entry.type or given != entry.value or not given:
+                return None
+        elif not entry.fits(given, call, inputs):
+            return None
+    return child
+
+
+def command(call: Any, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Moment | None:
+    """What was seen next and is this command."""
+    moment, recording = call.moment, call.eager.recording
+    for child in moment.children:
+        step: Any = child.step
+        if step.op == op and step.recording is recording and step.like(attrs) and step.takes(inputs, call):
+            found: Moment = child
+            return found
+    return None
+
+
+def other(call: Any, what: str, inputs: Sequence[Any], target: Parameter | None = None) -> Moment | None:
+    """What was seen next and is this, which is no command."""
+    for child in call.moment.children:
+        step: Any = child.step
+        same = step.what is what and step.target is target and step.recording is call.eager.recording
+        if same and step.takes(inputs, call):
+            found: Moment = child
+            return found
+    return None
