@@ -26,7 +26,7 @@ from sublet.runtime.backends.by_name import AUTO, backends_of, names_of
 from sublet.runtime.backends.reference import Reference
 from sublet.runtime.copying import byte_copies
 from sublet.runtime.executable import Executable, MakeKernels
-from sublet.runtime.given import in_place, listed
+from sublet.runtime.given import content_for, in_place, listed
 from sublet.runtime.kernel import Array, Backend
 from sublet.runtime.kernels import Kernels, choose_kernels, scratch_of
 from sublet.runtime.tuning import WORKSPACE_BYTES, Tuner
@@ -183,7 +183,7 @@ def _weights(model: Model, given: Mapping[str, Array]) -> dict[Any, Any]:
     missing: list[str] = []
     for value in model.graph.weights:
         if value.name in given:
-            contents[value] = given[value.name]
+            contents[value] = content_for(value, given[value.name], f"weight {value.name}")
         elif value.name in model.weights:
             contents[value] = _aligned(model.weights[value.name].array())
         elif value.literal is not None and isinstance(value.spec, TensorSpec):

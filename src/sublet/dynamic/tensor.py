@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from sublet.base.dlpack import CPU, Shared
 from sublet.dynamic.record import Symbol
 from sublet.dynamic.storage import Kind, Storage
 from sublet.errors import RunError, SpecError
@@ -132,6 +133,13 @@ class EagerTensor(Tensor):
         if copy is False:
             raise ValueError("an array of a tensor is a copy")
         return np.array(self._array(), dtype)
+
+    def __dlpack__(self, **asked: Any) -> Any:
+        """A copy of the elements for any library with DLPack: what a tensor holds may be computed over later."""
+        return Shared(self.numpy()).__dlpack__(**asked)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CPU, 0
 
     def item(self) -> Any:
         """The only element, as a number of Python's."""

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.arrays import array_of, gives_memory
 from sublet.base.numpy_types import NUMPY
-from sublet.errors import SpecError, SubletError
+from sublet.errors import RunError, SpecError, SubletError
 from sublet.ir import graph as ir
 from sublet.ir.graph import Value
 from sublet.ir.model import Constant, Model
@@ -380,10 +381,10 @@ class Graph:
 def as_array(content: Any, dtype: DType | None = None) -> Array:
     """A number or array, as an array of a type that tensors have."""
     try:
-        array = np.asarray(content)
+        array = array_of(content, "it") if gives_memory(content) else np.asarray(content)
         array = array if dtype is None or array.dtype.kind in "SUO" else array.astype(NUMPY[dtype])
         exact = not isinstance(content, int | float) or array.dtype.kind not in "iu" or array == content
-    except (ValueError, TypeError, OverflowError) as error:
+    except (RunError, ValueError, TypeError, OverflowError) as error:
         raise SpecError(at_line(f"{content!r} is no array of numbers: {error}")) from None
     if array.dtype not in DTYPES:
         raise SpecError(at_line(f"{content!r} is no number or array of numbers"))

@@ -12,8 +12,8 @@ from sublet.errors import RunError
 from sublet.ir.graph import Graph, Value
 from sublet.plan import bound_to
 from sublet.runtime.calls import store
-from sublet.runtime.given import checked, content_for, in_place, listed
-from sublet.runtime.memory import Memory, array_of, raw_bytes
+from sublet.runtime.given import content_for, in_place, listed, memory_for
+from sublet.runtime.memory import Memory
 from sublet.runtime.state import State
 from sublet.tensor import TensorSpec
 
@@ -83,8 +83,7 @@ class Contents:
         if storage not in self._memory.storages:
             raise RunError(f"{name!r} lies in the arena: plan with io='bound' (or weights='bound') to bind it")
         assert isinstance(value.spec, TensorSpec)
-        array = array_of(memory, name)
-        raw = raw_bytes(checked(value.spec, array, name))
+        raw = memory_for(value.spec, memory, name)
         self._memory.bring(storage, raw, name, max(1, value.spec.dtype.bits // 8))
         self._bound.add(value)
         self._memory.callers.add(storage)

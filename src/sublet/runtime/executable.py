@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.arrays import array_of, contiguous
 from sublet.base.printable import printable
 from sublet.errors import RunError
 from sublet.ir.graph import Graph, Value
@@ -21,7 +22,7 @@ from sublet.runtime.given import by_name, listed
 from sublet.runtime.kernel import Array, Cell
 from sublet.runtime.kernels import Kernels, bind_node
 from sublet.runtime.left import UNBEGUN, left_by
-from sublet.runtime.memory import Memory, Places, Raw, array_of, raw_bytes
+from sublet.runtime.memory import Memory, Places, Raw, raw_bytes
 from sublet.runtime.moments import moments
 from sublet.runtime.program import Program, Watch, build, unwatched
 from sublet.runtime.rounds import stacked_outputs
@@ -127,7 +128,8 @@ class Executable:
         with self._lock:
             if name in self._memory.arenas and name not in (*self.inputs, *self.outputs):
                 saved = self._state.save()
-                self._memory.bring(name, raw_bytes(array_of(memory, f"the {name}")), f"the {name}", self.plan.alignment)
+                raw = raw_bytes(contiguous(array_of(memory, f"the {name}"), f"the {name}"))
+                self._memory.bring(name, raw, f"the {name}", self.plan.alignment)
                 self._contents.load_weights()
                 self._state.restore(saved)
             else:

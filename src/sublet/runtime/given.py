@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.arrays import array_of, contiguous, gives_memory, has_shape
 from sublet.base.numpy_types import NUMPY
 from sublet.base.printable import printable
 from sublet.errors import RunError
@@ -39,29 +40,54 @@ def in_place(array: Array, alignment: int) -> Raw:
     return moved
 
 
-def checked(spec: TensorSpec, array: Array, name: str) -> Array:
-    """`array`, once it is plain bytes of the right number, or has the type and shape of `spec`."""
-    as_bytes = array.dtype == np.uint8 and array.ndim == 1 and array.size == spec.nbytes
-    if not as_bytes and (array.dtype != NUMPY[spec.dtype] or array.shape != spec.shape):
-        raise RunError(f"{name}: must be {spec}, not {array.dtype}{list(array.shape)}")
-    return array
+def fitted(spec: TensorSpec, given: Any, what: str) -> Array:
+    """An array over the memory of what is given, as a tensor of `spec`; of elements that share a byte, the bytes, or
+    one element a byte.
+
+    Plain bytes of the right number may be given for any tensor, and what has no shape but elements in a row, as
+    `array.array`. Raises RunError when type or shape differ from what was planned.
+    """
+    array, wanted = array_of(given, what), NUMPY[spec.dtype]
+    if array.dtype == wanted and array.shape == spec.shape:
+        return array
+    flat = array.ndim == 1 and array.nbytes == spec.nbytes and array.flags.c_contiguous
+    if flat and (array.dtype == np.uint8 or (array.dtype == wanted and not has_shape(given))):
+        return array if packed(spec) else array.view(wanted).reshape(spec.shape)
+    raise RunError(f"{what}: must be {spec}, {wanted}{list(spec.shape)}, not {array.dtype}{list(array.shape)}")
+
+
+def memory_for(spec: TensorSpec, given: Any, what: str) -> Raw:
+    """The bytes of memory that is given for a tensor, to be used where they are.
+
+    Raises RunError when type, shape or layout do not fit.
+    """
+    array = contiguous(fitted(spec, given, what), what)
+    if packed(spec) and array.dtype != np.uint8:
+        raise RunError(f"{what}: elements of {spec.dtype} share bytes: give {spec.nbytes} bytes, not {array.dtype}")
+    return raw_bytes(array)
 
 
 def content_for(value: Value, given: Any, what: str) -> Any:
-    """The array to store for `value`. Raises RunError when type or shape differ from what was planned."""
+    """The array to store for `value`, over the memory of what is given where it has any.
+
+    Raises RunError when type or shape differ from what was planned.
+    """
     spec = value.spec
     if not isinstance(spec, TensorSpec):
-        return given
+        return array_of(given, what) if hasattr(given, "__dlpack__") else given
+    array = fitted(spec, given if gives_memory(given) else _numbers(given, spec, what), what)
+    return pack(array, spec) if packed(spec) and array.dtype != np.uint8 else array
+
+
+def _numbers(given: Any, spec: TensorSpec, what: str) -> Array:
+    """An array of Python's numbers, which are of no type in particular, or of what can be made an array."""
     wanted = NUMPY[spec.dtype]
     try:
-        array = given if isinstance(given, np.ndarray) else np.asarray(given)
-        if isinstance(given, float | int | list | tuple) and array.dtype.kind in PLAIN.get(wanted.kind, ""):
-            array = array.astype(wanted)  # Python's numbers are of no type in particular
-    except Exception as error:  # whatever the type of what is given raises, as a PyTorch tensor with a gradient
+        array = np.asarray(given)
+        python = isinstance(given, float | int | list | tuple)
+        return array.astype(wanted) if python and array.dtype.kind in PLAIN.get(wanted.kind, "") else array
+    except Exception as error:  # whatever the type of what is given raises
         raise RunError(f"{what}: {type(given).__name__} is no array: {error}") from None
-    if array.dtype != wanted or array.shape != spec.shape:
-        raise RunError(f"{what}: must be {spec}, {wanted}{list(spec.shape)}, not {array.dtype}{list(array.shape)}")
-    return pack(array, spec) if packed(spec) else array
 
 
 def listed(names: Any) -> str:

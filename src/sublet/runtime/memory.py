@@ -37,27 +37,6 @@ def aligned_bytes(nbytes: int, alignment: int) -> Raw:
     return whole[begin : begin + nbytes]
 
 
-def array_of(given: Any, what: str) -> NDArray[Any]:
-    """An array over the memory of an object with the buffer protocol or DLPack, without a copy.
-
-    Raises RunError when it offers neither, is not contiguous, or holds objects.
-    """
-    try:
-        if isinstance(given, np.ndarray):
-            array = given
-        elif hasattr(given, "__dlpack__"):
-            array = np.from_dlpack(given)
-        else:
-            array = np.frombuffer(given, np.uint8)
-    except (TypeError, ValueError, BufferError, RuntimeError) as error:
-        raise RunError(f"{what}: {type(given).__name__} does not give access to its bytes: {error}") from None
-    if array.dtype.hasobject:
-        raise RunError(f"{what}: holds Python objects; give an array of numbers")
-    if not array.flags.c_contiguous:
-        raise RunError(f"{what}: its elements do not lie one after another; give a contiguous array")
-    return array
-
-
 def raw_bytes(array: NDArray[Any]) -> Raw:
     """The bytes of a contiguous array."""
     return array.reshape(-1).view(np.uint8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,9 +9,7 @@ from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
-import ml_dtypes
-import numpy as np
-
+from sublet.base.arrays import torch_over
 from sublet.base.extras import require
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import spec_of
@@ -122,12 +119,7 @@ def torch() -> ModuleType:
 
 def tensor_over(array: Array) -> Tensor:
     """A tensor over the bytes of an array."""
-    t = torch()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # weights may be read-only, and are only read
-        if array.dtype == np.dtype(ml_dtypes.bfloat16):
-            return t.from_numpy(array.view(np.int16)).view(t.bfloat16)
-        return t.from_numpy(array)
+    return torch_over(array)  # weights may be read-only, and are only read
 
 
 def bytes_as(scratch: Tensor, dtype: Any, shape: Sequence[int], offset: int = 0) -> Tensor:
