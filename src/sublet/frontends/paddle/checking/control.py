@@ -24,6 +24,8 @@ def run_block(run: Run, index: int, scope: Scope, kept: frozenset[str]) -> None:
     freed = _last_mentions(block, kept | run.keep)
     for i, op in enumerate(block.ops):
         step = Step(run, block, i, op, scope)
+        if op.type in APPLIED:
+            step.require_applied(step.applied())
         SPECIAL.get(op.type, computed)(step)
         for name in freed.get(i, ()):
             scope.variables[name] = _gone(run, step)
@@ -276,6 +278,9 @@ def _empty(step: Step) -> None:
     place = Place(Allocation(max(1, nbytes)), 0, max(1, nbytes))
     step.write(step.one("Out"), step.run.terms.lost("was never written"), place)
 
+
+APPLIED = {"cast", "logical_not", *ARRAYS}
+"""Of the special ops those that are handed their operands whole, as any other is (`computed`)."""
 
 SPECIAL: Mapping[str, Callable[[Step], None]] = {
     "while": _while,

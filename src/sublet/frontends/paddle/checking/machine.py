@@ -27,6 +27,10 @@ ASIDE = {
 """Attributes that change no number: where an op comes from, what it is for, what its block may not free."""
 
 
+Applied = tuple[str, tuple[tuple[str, object], ...], tuple[tuple[str, tuple[Term | None, ...]], ...]]
+"""An op by its type, its attributes, and what its operands hold or show."""
+
+
 class Sizes(Protocol):
     """What is known of the tensors of a program: extents, None where they are open; `written` by (block, op, name)."""
 
@@ -38,18 +42,24 @@ class Sizes(Protocol):
     def dtype(self, block: int, name: str) -> DType | None: ...
 
 
+TOTAL = {"share_data", "fill_constant"}
+"""Ops that fail for no operand. Those whose bytes are followed (`control.py`) are not asked either: `assign`, views."""
+
+
 @dataclass
 class Known:
     """What the run of the original tells of that of the rewritten program.
 
-    nbytes  the bytes of terms whose extents are known
-    dtypes  the types of terms, as declared where they are written
-    absent  what ops were applied to that found nothing where they looked for an operand, and can do without
+    nbytes   the bytes of terms whose extents are known
+    dtypes   the types of terms, as declared where they are written
+    applied  what ops were applied to, those without a result that is used as well
+    absent   the (block, op, block that it runs, slot) in which an op finds nothing, and can do without
     """
 
     nbytes: dict[Term, int] = field(default_factory=dict)
     dtypes: dict[Term, DType] = field(default_factory=dict)
-    absent: set[tuple[object, ...]] = field(default_factory=set)
+    applied: set[Applied] = field(default_factory=set)
+    absent: set[tuple[int, str, int | None, str]] = field(default_factory=set)
 
 
 @dataclass
@@ -151,25 +161,44 @@ class Step:
         return variable.place.term
 
     def absent(self, name: str) -> None:
-        """An op that finds nothing where it looks for an operand fails in Paddle, but for what the original does too.
+        """An op that finds nothing where it looks for an operand fails in Paddle, unless the original is so too."""
+        for slot in (slot for slot, names in self.op.inputs.items() if name in names):
+            key = (self.block.index, self.op.type, self.op.block(), slot)
+            if self.run.sizes is not None:
+                self.run.known.absent.add(key)
+            elif key not in self.run.known.absent:
+                self._tell_absent(name)
 
-        That is an op of the same kind applied to the same: one without a result that is used is run as well.
-        """
-        run, op = self.run, self.op
-        slots = tuple(sorted(slot for slot, names in op.inputs.items() if name in names))
-        applied: tuple[object, ...] = (op.block(),)
-        if op.block() is None:
-            shapes = facts_declared(run.program, self.block.index, op).shape_only
-            held = {slot: tuple(map(self._held, names)) for slot, names in op.inputs.items()}
-            applied = tuple(
-                (slot, *(run.terms.shape(term) if slot in shapes and term is not None else term for term in terms))
-                for slot, terms in sorted(held.items())
-            )
-        key = (op.type, slots, attributes(op), applied)
+    def _tell_absent(self, name: str) -> None:
+        self.run.tell(self.where, f"%{name} was never written", "absent")
+
+    def applied(self) -> Applied:
+        """What an op is applied to."""
+        shape_only = facts_declared(self.run.program, self.block.index, self.op).shape_only
+        operands = (
+            (slot, tuple(self._seen(name, slot in shape_only) for name in names if name != EMPTY))
+            for slot, names in sorted(self.op.inputs.items())
+        )
+        return self.op.type, attributes(self.op), tuple(operands)
+
+    def _seen(self, name: str, shape_only: bool) -> Term | None:
+        variable = self.scope.find(name)
+        if not shape_only or variable is None:
+            return self._held(name)
+        shown = self._held(name) if variable.shown is None or variable.array is not None else variable.shown
+        return None if shown is None else self.run.terms.shape(shown)
+
+    def require_applied(self, applied: Applied) -> None:
+        """What the original does not do as well may fail in Paddle (by types, say), whoever uses its result."""
+        run, nothing = self.run, self.run.terms.of("nothing")
         if run.sizes is not None:
-            run.known.absent.add(key)
-        elif key not in run.known.absent:
-            self.run.tell(self.where, f"%{name} was never written", "absent")
+            run.known.applied.add(applied)
+        elif applied not in run.known.applied and self.op.type not in TOTAL:
+            absent = [name for name in self.op.reads if name != EMPTY and self._held(name) == nothing]
+            for name in absent:
+                self._tell_absent(name)
+            if not absent:
+                run.tell(self.where, "is applied to what the original program applies no such op to", "new")
 
     def shape(self, name: str) -> Term:
         """What a name shows to an op that reads its shape only."""
@@ -217,19 +246,21 @@ def computed(step: Step) -> None:
     """An op that computes its outputs from its inputs."""
     run, op = step.run, step.op
     known = facts_declared(run.program, step.block.index, op)
-    operands = []
+    applied = step.applied()
+    step.require_applied(applied)
     reads: list[tuple[str, int, Place]] = []
     for slot, names in sorted(op.inputs.items()):
-        seen = []
         for position, name in enumerate(names):
             if name == EMPTY:
                 continue
             variable = step.variable(name)
-            seen.append(step.shape(name) if slot in known.shape_only else step.read(name))
-            if slot not in known.shape_only and variable is not None and variable.place is not None:
+            if slot in known.shape_only:
+                step.shape(name)
+                continue
+            step.read(name)
+            if variable is not None and variable.place is not None:
                 reads.append((slot, position, variable.place))
-        operands.append((slot, tuple(seen)))
-    result = ("op", op.type, attributes(op), tuple(operands), *_draw(step))
+    result = ("op", *applied, *_draw(step))
     written: list[tuple[str, str, Term, Place]] = []
     for slot, name, position in _results(op):
         term = run.terms.of("result", run.terms.of(*result), slot, position)
