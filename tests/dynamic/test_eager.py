@@ -300,7 +300,6 @@ MISTAKES: dict[str, tuple[type[Exception], Callable[[sublet.DynamicGraph, Any], 
     "minimize": (SpecError, lambda d, x: sublet.train_step(x.sum(), [x], sublet.SGD(0.1))),
     "is no Tensor: d.tensor": (SpecError, lambda d, x: sublet.gradients(x, [3])),
     "no number or array of numbers": (SpecError, lambda d, x: d.tensor(["a"])),
-    "records no loops": (SpecError, lambda d, x: d.while_({"x": x})),
 }
 
 

@@ -9,9 +9,10 @@ import numpy as np
 
 from sublet.base.numpy_types import NUMPY
 from sublet.dynamic.commands import Used, used
+from sublet.dynamic.programs import WRITTEN, Program, Written
 from sublet.dynamic.record import Applied, Result, Symbol
 from sublet.dynamic.storage import Kind, Kinds, Pool, Storage
-from sublet.dynamic.tensor import EagerTensor, Owner
+from sublet.dynamic.tensor import EagerTensor, Inner, Owner, not_known
 from sublet.errors import KernelError, SpecError, SubletError
 from sublet.ir.graph import Value
 from sublet.nn.graph import DTYPES, as_array
@@ -44,7 +45,7 @@ class Eager:
         self.kinds = Kinds()
         self.pool = Pool()
         self.recording = True
-        self._used: dict[Any, Used] = {}
+        self._used: dict[Any, Any] = {}
         self._numbers: dict[Any, EagerTensor] = {}
         self._beside: dict[Any, tuple[Used, EagerTensor, Any]] = {}  # commands beside numbers
         self._literals: dict[tuple[str, TensorSpec], tuple[Kind, Storage]] = {}
@@ -109,7 +110,7 @@ class Eager:
         symbol = Result(found, symbols, kept, self._applications, user_code())
         return EagerTensor(self._owner, found.kind, result, symbol)
 
-    def find(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[Used, Sequence[Any]]:
+    def find(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[Any, Sequence[Any]]:
         """The command for such inputs, and the inputs as tensors."""
         given = inputs
         try:
@@ -126,7 +127,7 @@ class Eager:
             self._note(op, found, given, inputs)
         return found, inputs
 
-    def _note(self, op: str, found: Used, given: Sequence[Any], operands: Sequence[Any]) -> None:
+    def _note(self, op: str, found: Any, given: Sequence[Any], operands: Sequence[Any]) -> None:
         """Let a command beside a number be found at once the next time."""
         (a, b), (first, second) = given, operands
         if len(self._beside) >= MOST_NUMBERS:
@@ -136,7 +137,7 @@ class Eager:
         elif a.__class__ in NUMBERS and a and b is second:
             self._beside[op, a, a.__class__, b._kind] = found, first, found.kept_beside(0, first._storage)
 
-    def use(self, op: str, kinds: Sequence[Kind | None], attrs: Mapping[str, Any]) -> Used:
+    def use(self, op: str, kinds: Sequence[Kind | None], attrs: Mapping[str, Any]) -> Any:
         """The command for inputs of such kinds."""
         key = (op, *kinds, repr(attrs)) if attrs else (op, *kinds)
         found = self._used.get(key)
@@ -223,6 +224,8 @@ class Eager:
         if isinstance(given, Tensor):
             if given.graph is not self._owner:
                 raise SpecError(at_line(f"{given!r} belongs to another graph"))
+            if isinstance(given, Inner):
+                raise not_known(given)
             return given
         if not isinstance(given, bool | int | float | np.generic):
             return self.made(given, held=False)
@@ -234,13 +237,16 @@ class Eager:
             return found
         return self._owner.observed(one)
 
-    def _look_up(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Used:
+    def _look_up(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Used | Program:
         self.require_open()
         return self._made_for(op, [one._kind for one in self.operands(inputs)], attrs)
 
-    def _made_for(self, op: str, kinds: Sequence[Kind | None], attrs: Mapping[str, Any]) -> Used:
+    def _made_for(self, op: str, kinds: Sequence[Kind | None], attrs: Mapping[str, Any]) -> Used | Program:
         values = [None if kind is None else Value(f"x{i}", kind.spec) for i, kind in enumerate(kinds)]
+        written = attrs.get(WRITTEN)
         try:
+            if isinstance(written, Written):
+                return Program(written, self.kinds, self._backends)
             return used(op, values, dict(attrs), self._backends, self.kinds)
         except SubletError as error:
             named = "" if str(error).startswith(op) else f"{op}: "

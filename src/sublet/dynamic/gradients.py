@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sublet.dynamic.eager import Eager
+from sublet.dynamic.programs import applied_to, written
 from sublet.dynamic.record import Applied, Result, Symbol
 from sublet.dynamic.storage import Storage
 from sublet.errors import GradientError
 from sublet.ir.graph import Node, Value
+from sublet.ir.walk import needs
 from sublet.nn.lines import at_line, line_of, user_line
 from sublet.ops.emitter import Emitter, Literals, Names
 from sublet.ops.nn.command import spec_of
@@ -37,12 +39,12 @@ def gradients(eager: Eager, of: Held, wrt: Sequence[Held], seed: Held | None, si
     values = [trail.value(held.symbol) for held in wrt]
     target = trail.value(of.symbol)
     emit = trail.emit
-    begin = len(emit.nodes)
+    before = {id(node) for node in emit.nodes}
     emit.source = user_line()
     there = {trail.value(held.symbol): held for held in (*wrt, of, *([seed] if seed else ()))}
     start = trail.value(seed.symbol) if seed else emit.filled(1, spec_of(target))
     try:
-        found = backward(emit, tuple(emit.nodes[:begin]), {target: start}, values)
+        found = backward(emit, tuple(emit.nodes), {target: start}, values)
     except GradientError as error:
         raise GradientError(at_line(str(error))) from None
     made = [
@@ -52,7 +54,20 @@ def gradients(eager: Eager, of: Held, wrt: Sequence[Held], seed: Held | None, si
     for i, value in enumerate(made):  # each is a value of its own
         if value in given or value.literal is not None or value in made[:i]:
             made[i] = emit("nn.copy", value)
-    return _computed(eager, emit.nodes[begin:], {**trail.kept(), **there}, made)
+    kept = {**trail.kept(), **there}
+    return _computed(eager, _to_do(emit.nodes, before, kept), kept, made)
+
+
+def _to_do(nodes: Sequence[Node], before: set[int], there: Mapping[Value, Held]) -> list[Node]:
+    """The nodes to compute: the new ones, loops and branches that give more than before, and such whose results nobody
+    kept."""
+    wanted, found = set[Value](), list[Node]()
+    for node in reversed(nodes):
+        again = node.subgraphs and any(value in wanted and value not in there for value in node.defs)
+        if id(node) not in before or again:
+            wanted.update(needs(node))
+            found.append(node)
+    return found[::-1]
 
 
 class _Trail:
@@ -62,13 +77,13 @@ class _Trail:
         names = Names()
         self.emit = Emitter(names, Literals(names))
         self._values: dict[Symbol, Value] = {of: Value(names.fresh("v"), of.kind.spec)}
+        self._operands: list[tuple[tuple[Value | None, ...], tuple[Value, ...]]] = []
         self._applied = sorted(_leading_to(of, since), key=lambda applied: applied.number)
         for applied in self._applied:
             made = tuple(self.value(symbol) for symbol in applied.results())
             given = tuple(None if symbol is None else self.value(symbol) for symbol in applied.inputs)
-            node = applied.command.node
-            name = made[0].name
-            self.emit.nodes.append(Node(name, node.op, given, made, node.attrs, line_of(applied.line)))
+            self._operands.append((given, made))
+            self.emit.nodes.append(written(self.emit, applied.command, given, made, line_of(applied.line)))
 
     def __contains__(self, symbol: Symbol) -> bool:
         return symbol in self._values
@@ -87,9 +102,9 @@ class _Trail:
         """The elements that the record kept, and whose they are."""
         there: dict[Value, Held] = {}
         symbols = {value: symbol for symbol, value in self._values.items()}
-        for applied, node in zip(self._applied, self.emit.nodes, strict=False):
+        for applied, (given, made) in zip(self._applied, self._operands, strict=True):
             reads, gives = applied.command.keeps
-            values = [*(node.inputs[i] for i in reads), *(node.outputs[i] for i in gives)]
+            values = [*(given[i] for i in reads), *(made[i] for i in gives)]
             there.update(
                 (value, Held(symbols[value], storage))
                 for value, storage in zip(values, applied.kept, strict=True)
@@ -113,10 +128,11 @@ def _leading_to(of: Symbol, since: int) -> list[Applied | Result]:
 def _computed(eager: Eager, nodes: Sequence[Node], there: Mapping[Value, Held], wanted: Sequence[Value]) -> list[Held]:
     """What nodes compute, one after another; what nobody reads any more is let go."""
     held = dict(there)
-    last = {value: node.name for node in nodes for value in node.uses}
+    last = {value: node.name for node in nodes for value in needs(node)}
     for node in nodes:
-        given = [None if value is None else _operand(eager, value, held) for value in node.inputs]
-        used = eager.use(node.op, [None if one is None else one.symbol.kind for one in given], node.attrs)
+        operands, attrs = applied_to(node)
+        given = [None if value is None else _operand(eager, value, held) for value in operands]
+        used = eager.use(node.op, [None if one is None else one.symbol.kind for one in given], attrs)
         storages = [None if one is None else one.storage for one in given]
         results = eager.compute(used, storages)
         symbols = [Symbol(kind, False) for kind in used.outputs]
@@ -124,10 +140,10 @@ def _computed(eager: Eager, nodes: Sequence[Node], there: Mapping[Value, Held], 
             eager.record(used, [None if one is None else one.symbol for one in given], symbols, storages, results)
         held.update(
             (value, Held(symbol, storage))
-            for value, symbol, storage in zip(node.outputs, symbols, results, strict=True)
-            if value is not None and (value in last or value in wanted)
+            for value, symbol, storage in zip(node.defs, symbols, results, strict=True)
+            if value in last or value in wanted
         )
-        for value in node.uses:
+        for value in needs(node):
             if last[value] == node.name and value not in wanted:
                 held.pop(value, None)
     return [held[value] for value in wanted]

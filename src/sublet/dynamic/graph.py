@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
+from sublet.dynamic.block import Block
 from sublet.dynamic.call import Call
 from sublet.dynamic.declared import Declared
 from sublet.dynamic.eager import Eager
@@ -19,6 +20,7 @@ from sublet.dynamic.tensor import EagerTensor, NumberTensor, Parameter, tensors_
 from sublet.errors import GradientError, RunError, SpecError
 from sublet.ir.graph import Graph as Plain
 from sublet.ir.model import Model
+from sublet.nn.control import Branch, Loop
 from sublet.nn.graph import RUN
 from sublet.nn.lines import at_line
 from sublet.nn.naming import Named
@@ -54,7 +56,7 @@ class DynamicGraph:
         self._eager = Eager(self, [*quick, *self.backends])
         self._declared = Declared(self, self._eager)
         self._plans = Plans(plans)
-        self.calling: Call | None = None
+        self.calling: Call | Block | None = None
 
     def __enter__(self) -> DynamicGraph:
         return self
@@ -131,10 +133,10 @@ class DynamicGraph:
 
     def key(self, seed: int = 0) -> EagerTensor:
         """A key of random numbers, another one each time: a state of the name "key", which starts as `seed`."""
-        with self._declared.anew():
+        with self._declared.anew(), self.calling.aside() if isinstance(self.calling, Block) else nullcontext():
             state = self.state("key", (), DType.I64, seed)
-        now = self.detached(state)
-        self.update(state, state + RUN)
+            now = self.detached(state)
+            self.update(state, state + RUN)
         return now
 
     def apply(self, op: str, *inputs: Operand, **attrs: Any) -> tuple[EagerTensor, ...]:
@@ -143,17 +145,19 @@ class DynamicGraph:
         Raises SpecError, which begins with the user's line, when the command does not take such inputs, KernelError
         when it fails.
         """
-        call = self.calling
-        return self._eager.apply(op, inputs, attrs) if call is None else call.apply(op, inputs, attrs)
+        computing: Any = self.calling or self._eager
+        made: tuple[EagerTensor, ...] = computing.apply(op, inputs, attrs)
+        return made
 
     def update(self, target: Tensor, source: Tensor) -> None:
         """Let a parameter or state hold the content of `source` from now on."""
+        self._outside("a parameter is updated")
         into, value = tensors_of(self, (target, source))
         if not isinstance(into, Parameter):
             raise SpecError(at_line(f"{into!r} is no parameter or state: only these are updated"))
         if into._kind is not value._kind:
             raise SpecError(at_line(f"{into.name!r}, {into._kind.spec}, cannot take the content of {value!r}"))
-        if self.calling is not None:
+        if isinstance(self.calling, Call):
             self.calling.update(into, value)
         else:
             self._eager.require_open()
@@ -161,8 +165,9 @@ class DynamicGraph:
 
     def detached(self, tensor: EagerTensor) -> EagerTensor:
         """The same elements, through which no gradient goes; `tensor.detach()` is this."""
+        self._outside("a tensor is detached")
         (tensor,) = tensors_of(self, (tensor,))
-        if self.calling is not None:
+        if isinstance(self.calling, Call):
             return self.calling.detached(tensor)
         return EagerTensor(self, tensor._kind, self._storage(tensor))
 
@@ -182,12 +187,13 @@ class DynamicGraph:
     def gradients(self, of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None) -> list[Tensor]:
         """What `sublet.gradients` gives: the gradients of a tensor by others. They are recorded too, for gradients of
         gradients, unless they are asked for in `no_grad`."""
+        self._outside("gradients are asked for")
         target, *others = tensors_of(self, (of, *wrt))
         start = None if seed is None else tensors_of(self, (seed,))[0]
         if start is not None and start._kind is not target._kind:
             raise GradientError(at_line(f"the seed {seed!r} must be like {of!r}"))
         self._eager.require_open()
-        if self.calling is not None:
+        if isinstance(self.calling, Call):
             return list(self.calling.gradients(target, others, start))
         at = None if start is None else self._held(start)
         found = gradients(self._eager, self._held(target), [self._held(one) for one in others], at, None)
@@ -247,13 +253,34 @@ class DynamicGraph:
         """What names begin with here: the scopes that are open."""
         return self._declared.prefix
 
-    def while_(self, carried: Mapping[str, Tensor] | None = None, **_: Any) -> NoReturn:
-        """A dynamic graph has no loops of its own yet: Python's are its loops."""
-        raise SpecError(at_line("a dynamic graph records no loops: write a loop of Python's, or use sublet.Graph"))
+    def while_(
+        self,
+        carried: Mapping[str, Tensor] | None = None,
+        *,
+        over: Mapping[str, Tensor] | None = None,
+        rounds: int | None = None,
+        max_trips: int | None = None,
+        backwards: bool = False,
+        name: str = "loop",
+    ) -> Loop:
+        """A loop that is one command: `with d.while_({"h": h0}, over={"x": xs}) as loop: ... loop.next(h=...)`.
 
-    def case_of(self, index: Tensor, fallback: Sequence[Tensor] = (), name: str = "case") -> NoReturn:
-        """A dynamic graph has no branches of its own yet: Python's are its branches."""
-        raise SpecError(at_line("a dynamic graph records no branches: write `if` of Python's, or use sublet.Graph"))
+        It is as `sublet.Graph.while_`. Its body is written, not computed; the loop is computed when it is over.
+        """
+        return Loop(self._written(), dict(carried or {}), dict(over or {}), rounds, max_trips, backwards, name)
+
+    def case_of(self, index: Tensor, fallback: Sequence[Tensor] = (), name: str = "case") -> Branch:
+        """A branch that is one command, as `sublet.Graph.case_of`: of its arms only the one that is taken is computed,
+        when it is over."""
+        return Branch(self._written(), index, tuple(fallback), name)
+
+    def _written(self) -> Block:
+        """What the next loop or branch is written in: the one around it, or one of its own."""
+        return self.calling if isinstance(self.calling, Block) else Block(self)
+
+    def _outside(self, what: str) -> None:
+        if isinstance(self.calling, Block):
+            self.calling.require_root(what)
 
     def observed(self, tensor: EagerTensor) -> Storage:
         """What a tensor holds, for the user to see."""

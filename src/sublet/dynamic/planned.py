@@ -17,14 +17,15 @@ from sublet.dynamic.storage import Storage
 from sublet.dynamic.tensor import Parameter
 from sublet.dynamic.trace import Trace, traced
 from sublet.dynamic.traces import Moment
-from sublet.ir.graph import Graph, Node, Value
+from sublet.ir.graph import CaseOf, Graph, Node, Value
 from sublet.ops.nn import indexing, loss
 from sublet.ops.nn.command import PREFIX
 from sublet.plan import MemoryPlan, bound_to
 from sublet.planning.pipeline import plan_memory
+from sublet.runtime.cuts import Cuts
 from sublet.runtime.kernel import Array, Backend, Kernel
 from sublet.runtime.memory import Raw, aligned_bytes
-from sublet.runtime.pieces import Cuts, Pieces
+from sublet.runtime.pieces import Pieces
 
 RAISING = frozenset(PREFIX + record.name for record in (*indexing.COMMANDS, *loss.COMMANDS))
 """Commands that may refuse what they are given: an index or a label out of range."""
@@ -85,6 +86,11 @@ class Planned:
         self._arena = arena
         self._raw: Raw | None = None
         self.pieces: Pieces
+
+    def resumed(self, piece: int) -> bool:
+        """Whether a run can go on from the cut before a piece that another plan's run came to, with what that kept."""
+        kept, pointers = self.trace.kept[piece - 1], self.executable._memory.pointers
+        return self.trace.closed[piece - 1] and not any(value.name in pointers for value in kept.values())
 
     def ready(self) -> None:
         """Bound to the memory as it is now."""
@@ -192,9 +198,15 @@ def _written_early(graph: Graph, plan: MemoryPlan) -> set[Value]:
     """What is updated by a command that runs before one that may refuse its inputs."""
     by_name = {node.name: node for node in graph.nodes}
     nodes = [by_name[step.node] for step in plan.schedule.steps]
-    last = max((i for i, node in enumerate(nodes) if node.op in RAISING), default=0)
+    last = max((i for i, node in enumerate(nodes) if _may_refuse(node)), default=0)
     made = {value for node in nodes[:last] for value in node.defs}
     return {target for target, source in graph.updates if source in made}
+
+
+def _may_refuse(node: Node) -> bool:
+    """Whether it may refuse what it is given, or a loop or branch something in it, or its index."""
+    inside = (inner for graph in node.subgraphs for inner in graph.walk())
+    return node.op in RAISING or isinstance(node, CaseOf) or any(map(_may_refuse, inside))
 
 
 @contextmanager

@@ -72,7 +72,7 @@ class Plans:
 class Calling(Owner, Protocol):
     """A graph, as what it remembers sees it: `calling` is the call that is going on."""
 
-    calling: Call | None
+    calling: Any
     backends: list[Backend]
     _eager: Eager
     _declared: Declared
@@ -226,7 +226,7 @@ class Remembered:
         kept = {} if run is None else {slot: array.copy() for slot, array in run.kept().items()}
         other = Run(planned)
         other.feed(_contents(call))
-        if run is not None and run.piece and planned.trace.closed[run.piece - 1]:
+        if run is not None and run.piece and planned.resumed(run.piece):
             other.take(run.piece, kept)
         call.run = other
         before = sum(step.what is CUT for step in call.path[:-1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from sublet.dynamic.record import Symbol
 from sublet.dynamic.storage import Kind, Storage
 from sublet.errors import RunError, SpecError
 from sublet.ir.graph import Value
+from sublet.nn.levels import Level
 from sublet.nn.lines import at_line
 from sublet.nn.tensor import Tensor
 from sublet.runtime.dtypes import packed, plain
@@ -36,7 +37,7 @@ class Owner(Protocol):
     """The graph of a tensor, as the tensor sees it: what it is `calling`, or else its `_eager`, computes."""
 
     @property
-    def calling(self) -> Computing | None:
+    def calling(self) -> Any:
         """The remembered call that goes on."""
 
     @property
@@ -219,6 +220,28 @@ class Parameter(EagerTensor):
             before.dropped()
 
 
+class Inner(Tensor):
+    """A value of a body or arm that is being written: nobody knows what it holds, and nobody knows it outside."""
+
+    __slots__ = ("level",)
+
+    def __init__(self, graph: Any, value: Value, level: Level) -> None:
+        super().__init__(graph, value)
+        self.level = level
+
+    def _not_there(self, *_: Any, **__: Any) -> NoReturn:
+        where = f"is what {self.level.what} computes, each time anew"
+        raise SpecError(at_line(f"{self!r} {where}: look at what the loop or branch gives, when it is over"))
+
+    __bool__ = __int__ = __float__ = __array__ = __index__ = item = numpy = tolist = detach = _not_there
+
+
+def not_known(tensor: Inner) -> SpecError:
+    """The error of who uses a value outside of the body or arm that it is of."""
+    what = f"{tensor!r} was made in {tensor.level.what} and is not known outside of it"
+    return SpecError(at_line(f"{what}: take what the loop or branch gives instead"))
+
+
 def tensors_of(graph: object, given: Sequence[Any]) -> list[EagerTensor]:
     """The tensors, once they are of the graph. Raises SpecError."""
     for tensor in given:
@@ -227,4 +250,6 @@ def tensors_of(graph: object, given: Sequence[Any]) -> list[EagerTensor]:
             raise SpecError(at_line(f"{type(tensor).__name__} is no Tensor{hint}"))
         if tensor.graph is not graph:
             raise SpecError(at_line(f"{tensor!r} belongs to another graph"))
+        if isinstance(tensor, Inner):
+            raise not_known(tensor)
     return list(given)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from sublet.dynamic.programs import Program, written
 from sublet.dynamic.tensor import Parameter
 from sublet.dynamic.traces import APPLY, CUT, DETACH, GRADIENTS, UPDATE, New, Number, Step
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.model import Model
-from sublet.ir.walk import renamed_in, results
+from sublet.ir.walk import needs, renamed_in, results
 from sublet.nn.training import step_of
 from sublet.ops.emitter import Emitter, Literals, Names
 from sublet.ops.nn.command import spec_of
@@ -17,7 +18,7 @@ from sublet.ops.verify import verify
 from sublet.passes.autodiff import backward
 from sublet.passes.order import ordered
 from sublet.passes.pipeline import run_passes, simplify
-from sublet.runtime.pieces import CUT as CUT_OP
+from sublet.runtime.cuts import CUT as CUT_OP
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,13 @@ class _Writer:
 
     def _write(self, step: Step) -> None:
         emit, before = self.emit, len(self.emit.nodes)
+        there = {node.name for node in emit.nodes} if step.what is GRADIENTS else set()
         emit.source = step.source
         operands = [None if slot is None else self.values[slot] for slot in step.read]
-        if step.what is APPLY:
+        if step.what is APPLY and isinstance(step.command, Program):
+            made = [Value(self.names.fresh(step.op), kind.spec) for kind in step.kinds]
+            emit.nodes.append(written(emit, step.command, operands, made, step.source))
+        elif step.what is APPLY:
             made = list(emit.several(step.op, *operands, **dict(step.attrs)))
         elif step.what is GRADIENTS:
             made = self._gradients(operands)
@@ -113,8 +118,9 @@ class _Writer:
                 self.slots.append(step.kept)
                 self.kept.append([self._root(self.values[slot]) for slot in step.kept])
         self.values.update(zip(step.made, made, strict=True))
-        if step.recording:
-            self.differentiable += emit.nodes[before:]
+        if step.recording:  # gradients may put nodes before those that are there
+            new = emit.nodes[before:] if not there else [node for node in emit.nodes if node.name not in there]
+            self.differentiable += new
 
     def _gradients(self, operands: Sequence[Value | None]) -> list[Value]:
         of, *wrt, seed = operands
@@ -162,7 +168,7 @@ class _Writer:
         self, graph: Graph, left: Mapping[Value, Value], later: Mapping[Value, Value], closed: tuple[bool, ...]
     ) -> Trace:
         names = tuple(value.name for value in graph.inputs), tuple(value.name for value in graph.outputs)
-        nodes = {value for node in graph.nodes for value in node.uses}
+        nodes = {value for node in graph.nodes for value in needs(node)}
         read = nodes.union(results(graph)).intersection(
             graph.inputs
         )  # the place of an input that nobody reads is free at once
@@ -204,7 +210,7 @@ def with_cuts(graph: Graph, kept: Sequence[Sequence[Value]]) -> tuple[Graph, tup
         piece = [node for name, node in waiting.items() if name in needed]
         for node in piece:
             del waiting[node.name]
-        later = {v for node in waiting.values() for v in node.uses} | {*graph.outputs, *(s for _, s in graph.updates)}
+        later = {v for node in waiting.values() for v in needs(node)} | {*graph.outputs, *(s for _, s in graph.updates)}
         after = {v for several in kept[number + 1 :] for v in several}
         done += _in_order(graph, piece, [*values, *later, *after], ())
         there = {value for node in done for value in node.defs}
@@ -224,7 +230,7 @@ def _ancestors(values: Sequence[Value], maker: Mapping[Value, Node]) -> set[str]
         node = maker.get(waiting.pop())
         if node is not None and node.name not in found:
             found.add(node.name)
-            waiting += node.uses
+            waiting += needs(node)
     return found
 
 
@@ -234,7 +240,7 @@ def _in_order(
     """The nodes of a piece in an order of less memory."""
     made = {value for node in piece for value in node.defs}
     weights = set(graph.weights)
-    read = dict.fromkeys(value for node in piece for value in node.uses if value not in made)
+    read = dict.fromkeys(value for node in piece for value in needs(node) if value not in made)
     read.update(dict.fromkeys(value for pair in updates for value in pair if value not in made))
     inputs = tuple(value for value in read if value not in weights)
     outputs = tuple(value for value in dict.fromkeys(wanted) if value in made)

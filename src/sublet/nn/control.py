@@ -179,7 +179,7 @@ class Loop:
             )
         )
         keys = [*self._inits, *self._rows]
-        self._given = {key: levels.tensor(value) for key, value in zip(keys, (*finals, *stacked), strict=True)}
+        self._given = dict(zip(keys, levels.results((*finals, *stacked)), strict=True))
 
     def _limit(self, emit: Emitter) -> Value:
         """The condition: the check's, and that a known number of rounds is not over."""
@@ -303,4 +303,4 @@ class Branch:
         name = outputs[0].name if outputs else emit.names.fresh(hint)
         inputs = (self._index, *self._fallback)
         emit.nodes.append(CaseOf(name, "case", inputs, outputs, {}, self._line, arms=tuple(self._arms)))
-        self._results = tuple(self._levels.tensor(value) for value in outputs)
+        self._results = tuple(self._levels.results(outputs))

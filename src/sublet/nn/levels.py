@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,6 +63,10 @@ class Levels:
             what = f"{tensor!r} was made in {home.what} and is not known outside of it"
             raise SpecError(at_line(f"{what}: take what the loop or branch gives instead"))
         return tensor.value
+
+    def results(self, values: Sequence[Value]) -> list[Tensor]:
+        """The tensors of what a loop or branch gives that was just written."""
+        return [self.tensor(value) for value in values]
 
     def push(self, what: str) -> Level:
         """Open a level below the innermost."""

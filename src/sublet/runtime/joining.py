@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from sublet.errors import KernelError, SubletError
 from sublet.ir.graph import Node
 from sublet.runtime.calls import InTurn, in_turn, nothing
+from sublet.runtime.cuts import CUT
 from sublet.runtime.kernel import Call, Joinable, Movable
 from sublet.runtime.varying import Varying
 
@@ -53,7 +54,7 @@ def joined(calls: Sequence[Call]) -> list[Call]:
     found: list[Call] = []
     waiting: list[Call] = []
     for call in calls:
-        if isinstance(call, Guarded) or (isinstance(call, Varying) and call.by_round):
+        if (isinstance(call, Guarded) and call.nodes[0].op != CUT) or (isinstance(call, Varying) and call.by_round):
             waiting.append(call)
         else:
             found += [*_together(waiting), call]

@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from sublet.ir.graph import Node, Value
-from sublet.ops.op import Op, register
+from sublet.ir.graph import Value
 from sublet.plan import bound_to
+from sublet.runtime.cuts import CUT
 from sublet.runtime.executable import Executable
 from sublet.runtime.joining import Guarded
-from sublet.runtime.kernel import Array, Call, Kernel, Operand
-
-CUT = "cut.here"
-"""The op of a node that computes nothing: what it reads is there when a run has come to it."""
-
-register("cut", lambda name: Op(name, pure=False, outputs=(0, 0)))
-
-
-@dataclass(frozen=True)
-class Cuts:
-    """The backend of cuts."""
-
-    name: str = "cut"
-
-    def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
-        """Does nothing, as a call of its own."""
-        return _Cut() if node.op == CUT else None
-
-
-@dataclass(frozen=True)
-class _Cut:
-    scratch: int = 0
-
-    def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
-        return lambda: None
+from sublet.runtime.kernel import Array, Call
 
 
 class Pieces:
@@ -76,7 +50,10 @@ class Pieces:
         """Where a value lies before the end."""
         found = self._arrays.get(value.name)
         if found is None:
-            found = self._arrays[value.name] = self._executable._memory.here().array(value)
+            memory = self._executable._memory
+            found = memory.here().array(value)
+            if value.name not in memory.pointers:  # what these stand for depends on the run
+                self._arrays[value.name] = found
         return found
 
     def result(self, value: Value) -> Array:

@@ -16,6 +16,7 @@ from sublet.plan import Context, Region, Rolled, Stride
 from sublet.plan.exchange import placed
 from sublet.plan.schedule import Schedule
 from sublet.runtime.calls import nothing
+from sublet.runtime.cuts import CUT
 from sublet.runtime.joining import Guarded, guarded, joined
 from sublet.runtime.kernel import Call, Operand
 from sublet.runtime.left import UNBEGUN, Span
@@ -168,6 +169,8 @@ class _Builder:
             return self.loop(node, bodies[0])
         if isinstance(node, CaseOf):
             return self.branch(node, bodies)
+        if node.op == CUT:
+            return self.point("run", node, Guarded((node,), nothing))
         values = (*node.uses, *node.defs)
         return self.point("run", node, self.bound(values, lambda places: guarded(node, self._bind(node, places))))
 

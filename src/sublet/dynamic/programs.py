@@ -1,0 +1,161 @@
+"""Loops and branches as commands: one node with bodies or arms, applied to all it reads of what is around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from sublet.api.binding import equipped
+from sublet.dynamic.storage import Kinds, Pool, Storage
+from sublet.errors import KernelError, SpecError, SubletError
+from sublet.ir.graph import Graph, Node, Value
+from sublet.ir.model import Model
+from sublet.ir.text import to_text
+from sublet.ir.walk import mapped, needs, renamed_in
+from sublet.nn.lines import at_line
+from sublet.nn.training import step_of
+from sublet.ops.emitter import Emitter, Literals, Names
+from sublet.ops.nn.shapes import FLOATS
+from sublet.planning.pipeline import plan_memory
+from sublet.runtime.executable import Executable
+from sublet.runtime.kernel import Backend
+from sublet.tensor import TensorSpec
+
+WRITTEN = "written"
+"""The attribute of the command that holds what was written."""
+
+
+class Written:
+    """A loop or branch that was written.
+
+    operands   all that it reads of what is around it, each once: it is applied to tensors in this order
+    key        the same for the same program, whatever its values are called
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.operands = read_by(node)
+
+    @cached_property
+    def key(self) -> str:
+        names = Names()
+        emit = Emitter(names, Literals(names))
+        operands = [Value(names.fresh("x"), value.spec) for value in self.operands]
+        made = [Value(names.fresh("y"), value.spec) for value in self.node.defs]
+        node = copied(self.node, emit, dict(zip((*self.operands, *self.node.defs), (*operands, *made), strict=True)))
+        graph = Graph("program", tuple(operands), (node,), tuple(made), tuple(emit.literals.added))
+        return sha256(to_text(graph).encode()).hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Written) and (other is self or other.key == self.key)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{self.node.op} {self.key}>"
+
+
+def read_by(node: Node) -> tuple[Value, ...]:
+    """What a node reads of what is around it, but constants; each once."""
+    return tuple(value for value in needs(node) if value.literal is None)
+
+
+def copied(node: Node, emit: Emitter, names: dict[Value, Value]) -> Node:
+    """The node with values of `emit` in the place of all: those in `names`, else new ones of its own."""
+    found = dict(names)
+    for sub in node.subgraphs:
+        for value in sub.values():
+            found[value] = Value(emit.names.fresh("v"), value.spec)
+    for value in (*needs(node), *_constants(node)):
+        if value.literal is not None and isinstance(value.spec, TensorSpec):
+            found[value] = emit.literals.of(value.literal, value.spec)
+    return _named(renamed_in(node, found, definitions=True), emit)
+
+
+def _constants(node: Node) -> list[Value]:
+    inside = [inner for sub in node.subgraphs for inner in sub.walk()]
+    return [value for each in (node, *inside) for value in needs(each) if value.literal is not None]
+
+
+def _named(node: Node, emit: Emitter) -> Node:
+    """The node with a new name, and new names for all that is in it."""
+
+    def sub(graph: Graph) -> Graph:
+        return replace(graph, name=emit.names.fresh("body"), nodes=tuple(_named(each, emit) for each in graph.nodes))
+
+    return replace(mapped(node, sub), name=emit.names.fresh(node.op.rpartition(".")[2]))
+
+
+class Program:
+    """A loop or branch with its plan, to be computed at once like a command: see `commands.Used`."""
+
+    direct = None
+
+    def __init__(self, written: Written, kinds: Kinds, backends: Sequence[Backend]) -> None:
+        self.written = written
+        self.node = written.node
+        if not all(value.plannable for value in self.node.defs):
+            raise SpecError("how many rows it gives is known only when it has run: say max_trips")
+        specs = [value.spec for value in self.node.defs if isinstance(value.spec, TensorSpec)]
+        self.outputs = tuple(kinds.of(spec) for spec in specs)
+        differentiable = [_floating(values) for values in (written.operands, self.node.defs)]
+        self.recorded = all(differentiable)
+        self.keeps: tuple[tuple[int, ...], tuple[int, ...]] = (tuple(range(len(written.operands))), ())
+        self._backends = backends
+        self._executable: Executable | None = None
+
+    @property
+    def attrs(self) -> Mapping[str, Written]:
+        return {WRITTEN: self.written}
+
+    def run(self, inputs: Sequence[Storage | None], pool: Pool) -> list[Storage]:
+        """Compute it."""
+        executable = self._executable = self._executable or self._planned()
+        given = {
+            value.name: np.empty(0) if one is None else one.array
+            for value, one in zip(self.written.operands, inputs, strict=True)
+        }
+        try:
+            found = executable.views(given)
+        except SubletError as error:
+            raise KernelError(at_line(str(error))) from error
+        return [pool.filled(kind, array) for kind, array in zip(self.outputs, found.values(), strict=True)]
+
+    def _planned(self) -> Executable:
+        names = Names()
+        emit = Emitter(names, Literals(names))
+        operands = {value: Value(names.fresh(value.name), value.spec) for value in self.written.operands}
+        made = {value: Value(names.fresh("result"), value.spec) for value in self.node.defs}
+        node = copied(self.node, emit, {**operands, **made})
+        weights = tuple(emit.literals.added)
+        graph = Graph("program", tuple(operands.values()), (node,), tuple(made.values()), weights)
+        inputs, outputs = (tuple(value.name for value in values) for values in (operands, made))
+        ready = equipped(step_of(Model(graph, inputs=inputs, outputs=outputs)), backend=list(self._backends))
+        return ready.bound(plan_memory(ready.model))
+
+
+def _floating(values: Sequence[Value]) -> bool:
+    return any(isinstance(value.spec, TensorSpec) and value.spec.dtype in FLOATS for value in values)
+
+
+def applied_to(node: Node) -> tuple[Sequence[Value | None], Mapping[str, Any]]:
+    """The operands and attributes of the command that a node is."""
+    if not node.subgraphs:
+        return node.inputs, node.attrs
+    program = Written(node)
+    return program.operands, {WRITTEN: program}
+
+
+def written(emit: Emitter, command: Any, given: Sequence[Value | None], made: Sequence[Value], source: str) -> Node:
+    """A command that is applied to values and gives others, as a node."""
+    node: Node = command.node
+    if not isinstance(command, Program):
+        return Node(made[0].name, node.op, tuple(given), tuple(made), node.attrs, source)
+    read = (value for value in given if value is not None)
+    names = dict(zip((*command.written.operands, *node.defs), (*read, *made), strict=True))
+    return copied(node, emit, names)

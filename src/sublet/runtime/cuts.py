@@ -1,0 +1,34 @@
+"""A cut: a node that computes nothing, where a run may stop so that somebody looks at what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sublet.ir.graph import Node, Value
+from sublet.ops.op import Op, register
+from sublet.runtime.kernel import Array, Call, Kernel, Operand
+
+CUT = "cut.here"
+"""The op of such a node: what it reads is there when a run has come to it."""
+
+register("cut", lambda name: Op(name, pure=False, outputs=(0, 0)))
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """The backend of cuts."""
+
+    name: str = "cut"
+
+    def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
+        """Does nothing, as a call of its own."""
+        return _Cut() if node.op == CUT else None
+
+
+@dataclass(frozen=True)
+class _Cut:
+    scratch: int = 0
+
+    def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
+        return lambda: None

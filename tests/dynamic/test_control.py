@@ -1,0 +1,236 @@
+"""Loops and branches of a dynamic graph: one command each, the same at once and remembered, and differentiated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sublet
+from sublet import layers, nn
+from sublet.errors import KernelError, SpecError
+
+X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+
+
+def rolled(d: Any, x: Any, w: Any, rounds: int) -> tuple[Any, Any]:
+    with d.while_({"h": x}, rounds=rounds) as loop:
+        h = nn.tanh(loop["h"] @ w)
+        loop.next(h=h)
+        loop.stack(sums=h.sum(0))
+    return loop["h"], loop["sums"]
+
+
+def unrolled(d: Any, x: Any, w: Any, rounds: int) -> tuple[Any, Any]:
+    sums = []
+    for _ in range(rounds):
+        x = nn.tanh(x @ w)
+        sums.append(x.sum(0, keepdims=True))
+    return x, nn.concat(sums, axis=0)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_a_loop_is_its_rounds_and_so_are_its_gradients_and_theirs(backend: str) -> None:
+    d = sublet.DynamicGraph(backend)
+    x, w = d.tensor(X), d.parameter("w", initial=np.eye(4) * 0.5)
+    found = []
+    for way in (rolled, unrolled):
+        h, sums = way(d, x, w, 3)
+        by_x, by_w = sublet.gradients((h * h).sum() + (sums * X[0]).sum(), [x, w])
+        (twice,) = sublet.gradients((by_w * by_w).sum(), [w])
+        found.append([one.numpy() for one in (h, sums, by_x, by_w, twice)])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5)
+
+
+def chosen(d: Any, x: Any, w: Any) -> Any:
+    with d.case_of(x.sum() > 0) as case:
+        with case.arm():
+            case.give(x * 2)
+        with case.arm():
+            with d.while_({"y": x}, rounds=2) as loop:
+                loop.next(y=loop["y"] * w)
+            case.give(loop["y"])
+    return case[0]
+
+
+def test_of_a_branch_one_arm_is_computed_and_differentiated() -> None:
+    d = sublet.DynamicGraph()
+    w = d.parameter("w", initial=3.0)
+    for sign, expected, slope in ((-1, 2, 0), (1, 9, 6)):
+        x = d.tensor(np.float32(sign))
+        y = chosen(d, x, w)
+        by_x, by_w = sublet.gradients(y, [x, w])
+        assert (float(y), float(by_x), float(by_w)) == (sign * expected, expected, slope)
+
+
+def test_a_loop_that_ends_by_a_check_counts_its_rounds() -> None:
+    d = sublet.DynamicGraph()
+
+    def halved(x: Any) -> tuple[Any, Any]:
+        with d.while_({"x": x, "n": d.tensor(0)}, max_trips=20) as loop:
+            loop.check(loop["x"] > 1)
+            loop.next(x=loop["x"] / 2, n=loop["n"] + 1)
+        return loop["x"], loop["n"]
+
+    remembered = d.jit(halved)
+    for start, rounds in ((8.0, 3), (1.0, 0), (1000.0, 10)):
+        x = d.tensor(np.float32(start))
+        last, n = halved(x)
+        assert (float(last), int(n)) == (start / 2**rounds, rounds)
+        (slope,) = sublet.gradients(last, [x])
+        assert float(slope) == 2.0**-rounds
+        assert [float(one) for one in remembered(x)] == [start / 2**rounds, rounds]
+    assert (remembered.replayed, remembered.planned) == (2, 1)
+
+
+@pytest.mark.parametrize("look", [False, True])
+def test_a_remembered_step_with_loops_and_branches_is_one_plan(look: bool) -> None:
+    """Recorded, replayed, looked at in between: the same losses and parameters."""
+    outcomes = []
+    for eager in (True, False):
+        d = sublet.DynamicGraph()
+        w = d.parameter("w", initial=np.eye(4) * 0.4)
+
+        def step(x: Any, d: Any = d, w: Any = w) -> Any:
+            h, sums = rolled(d, x, w, 3)
+            loss = (chosen(d, h, w[0, 0]) * X).sum() + sums.sum()
+            if look and loss > 1e9:
+                raise AssertionError
+            d.minimize(loss, sublet.SGD(0.1, momentum=0.5))
+            return loss
+
+        remembered = d.jit(step)
+        call = remembered.eagerly if eager else remembered
+        losses = [float(call(d.tensor(X + i % 2))) for i in range(6)]
+        outcomes.append((losses, w.numpy()))
+    np.testing.assert_allclose(outcomes[0][0], outcomes[1][0], rtol=1e-5)
+    np.testing.assert_allclose(outcomes[0][1], outcomes[1][1], rtol=1e-5, atol=1e-7)
+    assert (remembered.replayed, remembered.planned) == (5, 1)
+    ops = {node.op for node in remembered.root.latest().plan.executable.graph.nodes}
+    assert {"while", "case"} <= ops
+
+
+def test_another_body_is_another_way() -> None:
+    d = sublet.DynamicGraph()
+
+    @d.jit
+    def step(x: Any, factor: float) -> Any:
+        with d.while_({"x": x}, rounds=2) as loop:
+            loop.next(x=loop["x"] * factor)
+        return loop["x"]
+
+    for factor in (2.0, 3.0, 2.0, 3.0):
+        assert float(step(d.tensor(np.float32(1)), factor)) == factor**2
+    assert (step.recorded_calls, step.replayed) == (2, 2)
+
+
+def test_layers_with_loops_are_those_of_the_static_graph() -> None:
+    g, d = sublet.Graph(), sublet.DynamicGraph()
+    xs = np.random.default_rng(0).normal(size=(5, 2, 3)).astype(np.float32)
+    hs, h, _ = layers.lstm(g.input("xs", xs.shape), 4, name="lstm")
+    loss = nn.square(hs).sum() + layers.dense(h, 1, name="dense").sum()
+    static = sublet.compile(sublet.train_step(loss, g.parameters, sublet.SGD(0.1)))
+
+    @d.jit
+    def step(xs: Any) -> Any:
+        hs, h, _ = layers.lstm(xs, 4, name="lstm")
+        loss = nn.square(hs).sum() + layers.dense(h, 1, name="dense").sum()
+        d.minimize(loss, sublet.SGD(0.1))
+        return loss
+
+    for _ in range(4):
+        np.testing.assert_allclose(float(step(d.tensor(xs))), static(xs=xs)["loss"], rtol=1e-5)
+    for name, tensor in d.weights.items():
+        np.testing.assert_allclose(tensor.numpy(), static.state(name), rtol=1e-4, atol=1e-6)
+
+
+def test_random_numbers_in_a_loop_are_drawn_outside_or_in_each_round() -> None:
+    d = sublet.DynamicGraph()
+    x = d.tensor(np.ones(200, np.float32))
+    with d.while_({"x": x}, rounds=2) as loop:
+        key = d.key() + loop.counter
+        loop.stack(rows=layers.dropout(x, 0.5, key=key, name="drop"))
+        loop.next(x=loop["x"])
+    first, second = loop["rows"].numpy()
+    assert (first != second).any()
+
+
+def in_body(d: Any, x: Any, use: Callable[[Any, Any], Any]) -> None:
+    with d.while_({"x": x}, rounds=2) as loop:
+        use(d, loop["x"])
+        loop.next(x=loop["x"] * 2)
+
+
+def kept_from(d: Any, x: Any) -> Any:
+    kept: list[Any] = []
+    in_body(d, x, lambda d, inner: kept.append(inner * 3))
+    return kept[0]
+
+
+def used_in_another(d: Any, x: Any) -> None:
+    kept = kept_from(d, x)
+    in_body(d, x, lambda d, inner: inner + kept)
+
+
+MISTAKES: dict[str, Callable[[Any, Any], Any]] = {
+    "was made in the body of the loop at .* and is not known outside of it: take": lambda d, x: kept_from(d, x) + 1,
+    "in the body of the loop .* and is not known outside": lambda d, x: x + kept_from(d, x),
+    "the body of the loop at .*is not known outside": lambda d, x: sublet.gradients(kept_from(d, x), [x]),
+    "made in the body of the loop at .*not known": lambda d, x: used_in_another(d, x),
+    "the body of the loop at .* computes, each time anew": lambda d, x: float(kept_from(d, x)),
+    "look at what the loop or branch gives": lambda d, x: in_body(d, x, lambda d, y: bool(y.sum() > 0)),
+    "a parameter is updated outside of loops and branches": lambda d, x: in_body(d, x, lambda d, y: d.update(x, y)),
+    "gradients are asked for outside": lambda d, x: in_body(d, x, lambda d, y: sublet.gradients(y.sum(), [x])),
+    "belongs to another graph": lambda d, x: in_body(d, x, lambda d, y: y + sublet.DynamicGraph().tensor(X)),
+    "matmul": lambda d, x: in_body(d, x, lambda d, y: y @ y),
+    "never ends": lambda d, x: in_loop_without_end(d, x),
+    "say max_trips": lambda d, x: rows_without_end(d, x),
+    "is no Tensor": lambda d, x: d.while_({"x": 1.0}, rounds=1),
+}
+
+
+def in_loop_without_end(d: Any, x: Any) -> None:
+    with d.while_({"x": x}) as loop:
+        loop.next(x=loop["x"])
+
+
+def rows_without_end(d: Any, x: Any) -> None:
+    with d.while_({"x": x}) as loop:
+        loop.check(loop["x"].sum() > 0)
+        loop.next(x=loop["x"] - 1)
+        loop.stack(rows=loop["x"])
+
+
+@pytest.mark.parametrize("remembered", [False, True])
+@pytest.mark.parametrize("what", MISTAKES)
+def test_mistakes_are_told_by_the_users_line(what: str, remembered: bool) -> None:
+    d = sublet.DynamicGraph()
+    x = d.tensor(X)
+    for _ in range(1 + remembered):
+        with pytest.raises(SpecError, match=f"^{re.escape(__file__)}:[0-9]+: ") as raised:
+            (d.jit(MISTAKES[what]) if remembered else MISTAKES[what])(d, x)
+        assert re.search(what, str(raised.value))
+        assert d.calling is None
+        assert float((x * 0).sum()) == 0, "the graph goes on"
+
+
+def test_what_a_body_refuses_is_told_by_its_line() -> None:
+    d = sublet.DynamicGraph()
+    w = d.parameter("w", initial=X)
+
+    @d.jit
+    def step(rows: Any) -> Any:
+        with d.while_({"sum": d.tensor(np.float32(0))}, over={"row": rows}) as loop:
+            loop.next(sum=loop["sum"] + nn.embedding(w, loop["row"]).sum())
+        d.update(w, w * 2)
+        return loop["sum"]
+
+    for i in range(3):
+        step(d.tensor([0, 1]))
+        with pytest.raises(KernelError, match=re.escape(__file__)):
+            step(d.tensor([0, 7]))
+        np.testing.assert_array_equal(w.numpy(), X * 2.0 ** (i + 1))
