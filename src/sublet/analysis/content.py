@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sublet.analysis.flow import Flow
 from sublet.analysis.scopes import Facts
 from sublet.ir.graph import Node, Value
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """`nbytes` bytes that are those of value `token` from `start` on, placed at `offset`."""
 
     offset: int

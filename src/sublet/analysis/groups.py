@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +27,7 @@ MOST_CELLS = 8
 """A life in more of them is looked up by its bytes instead."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A value in a buffer: its offset there, how it came in, and whose bytes it took."""
 
     value: Value

@@ -69,6 +69,9 @@ class Layouts:
     def _reusable(self) -> Reusable:
         return reusable_in(self.plain)
 
+    def _may_reuse(self, first: Value, second: Value) -> bool:
+        return self._reusable(first, second)
+
     def settled(self, copied: Collection[Value] = ()) -> Layout:
         """The layout that copies the fewest bytes, in which the `copied` values are no pointers.
 
@@ -88,7 +91,7 @@ class Layouts:
         """The best layout with what is copied as pointers, and with the `carried` parameters."""
         if not self.plain.copied and not carried:
             return self.plain
-        pointing = Pointing(self._graph, self._schedule, self.plain, self._reusable, known, carried)
+        pointing = Pointing(self._graph, self._schedule, self.plain, self._may_reuse, known, carried)
         current, tried = self.plain, [] if carried else [self.plain]
         while (timeline := pointing.flow(current)) is not None:
             current = self.of(timeline)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +30,7 @@ Permitted = frozenset[tuple[int, Value, Value]]
 NOWHERE: Permitted = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(NamedTuple):
     """Bytes [begin, end) of an output are copied from `source`, unless that starts `distance` after it."""
 
     source: Value
@@ -240,10 +240,10 @@ class Merger:
             return False  # nothing lives longer, nor grows
         begin, end = together.live[0][0], together.live[-1][1]
         window = self.curve[begin:end].copy()
-        before = int(window.max())
+        before = int(np.maximum.reduce(window))
         for group, sign in ((a, -1), (b, -1), (together, 1)):
             add(window, group, sign, begin)
-        return int(window.max()) > before
+        return int(np.maximum.reduce(window)) > before
 
     def _commit(self, how: str, child: Value, parent: Value, a: Group, b: Group, together: Group, shift: int) -> None:
         joined(self.curve, a, b, together)

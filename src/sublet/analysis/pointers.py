@@ -27,10 +27,10 @@ TOO_LONG = "the program is too long to be laid out with pointers"
 MOST_TRIES = 8
 """So often is a program laid out with more pointers; what is still copied then is copied."""
 
-MOST_POINTED = 5_000
+MOST_POINTED = 4_000
 """A program of more points is laid out once, without pointers, so that planning it takes seconds."""
 
-MOST_LAID_OUT = 12_000
+MOST_LAID_OUT = 9_000
 """Points after which a program is not laid out once more, and what is too dear is given up at once."""
 
 SHORT_ENOUGH = 2048

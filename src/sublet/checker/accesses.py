@@ -17,18 +17,23 @@ Touched = dict[tuple[Region, bool], None]
 
 @dataclass
 class Accesses:
-    """What the steps touch, by name and copy; a step with sub-graphs touches what these do."""
+    """What the steps touch, by name and copy; a step with sub-graphs touches what these do. Nothing if `unasked`."""
 
+    unasked: bool = False
     of_step: dict[str, dict[Context, Touched]] = field(default_factory=dict)
     _open: list[tuple[Touched, int]] = field(default_factory=list)
 
     def begin(self, name: str, context: Context) -> None:
         """A step is replayed: what is noted until `end` is touched by it, and by the steps around."""
+        if self.unasked:
+            return
         touched = self.of_step.setdefault(name, {}).setdefault(context, {})
         self._open.append((touched, len(touched)))
 
     def end(self) -> None:
         """The replay of a step has ended. What it touched in a replay before is known to the steps around."""
+        if self.unasked:
+            return
         touched, known = self._open.pop()
         if self._open and len(touched) > known:
             self._open[-1][0].update(touched)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sublet.checker.cells import step_of
 from sublet.checker.contents import Source, cut
@@ -18,8 +19,7 @@ from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.plan import UPDATE, Region
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(NamedTuple):
     """Bytes that hold `content` afterwards. Not `touched`: they were in place and only changed their name.
 
     `source` is what they were before, if they are only given another name.
@@ -32,8 +32,7 @@ class Write:
     source: Content = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(NamedTuple):
     """What happens at one go, of this kind (see `analysis.flow`; rows are stored before values go on): first all reads,
     then all writes.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 
 from sublet.checker.cells import Cells, Strides
@@ -53,13 +53,18 @@ class Layout:
             return next((turns[here] for depth in depths if (here := self.context[:depth]) in turns), None)
         return self.regions.get(name)
 
+    def is_pointer(self, value: Value) -> bool:
+        """Whether the value has no bytes of its own."""
+        return value.name in self.pointers
+
     def moves_about(self, value: Value) -> bool:
         """Whether the region of the value depends on where and when."""
         return value.name in self.pointers or value.name in self.turning
 
     def here(self, context: Context, pointed: Mapping[str, Region]) -> Layout:
         """The layout in one copy of the bodies around, with what pointers stand for now."""
-        return replace(self, context=context, pointed=pointed)
+        shared = (self.regions, self.storages, self.turning, self.pointers, self.rolled, self.heads)
+        return Layout(*shared, self.updated, self.cells, context, pointed)
 
     def read_only(self, region: Region) -> bool:
         """Whether the bytes are memory of the caller that the network never writes."""

@@ -45,7 +45,7 @@ from sublet.errors import Finding
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ir.walk import needs, results, tested
 from sublet.plan import Context, Region, Rolled
-from sublet.plan.schedule import Schedule
+from sublet.plan.schedule import Schedule, is_serial
 
 MOST_TARGETS = 64
 """A plan in which a pointer can stand for more regions at one moment is not followed."""
@@ -62,7 +62,7 @@ def replay(
     graph: Graph, schedule: Schedule, layout: Layout, contents: Mapping[str, Content], origins: Origins
 ) -> tuple[list[Finding], Accesses]:
     """Run the whole program once, all branches and any number of rounds: what it read in vain, and what it touched."""
-    run = _Replay(graph, layout, contents, origins)
+    run = _Replay(graph, layout, contents, origins, Accesses(unasked=is_serial(schedule)))
     memory = Memory()
     for value in (*graph.inputs, *graph.weights):
         region = layout.region(value)
@@ -90,16 +90,19 @@ class _TooLong(Exception):
 
 
 class _Replay:
-    def __init__(self, graph: Graph, layout: Layout, contents: Mapping[str, Content], origins: Origins) -> None:
+    def __init__(
+        self, graph: Graph, layout: Layout, contents: Mapping[str, Content], origins: Origins, accesses: Accesses
+    ) -> None:
+        self.accesses = accesses
         self.layout = layout
         self.contents = contents
         self.origins = origins
         self.findings: list[Finding | Run] = []
         self.jumps = Jumps()
-        self.accesses = Accesses()
         self._loops: dict[tuple[str, Context], Run] = {}
         self._names: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
         self._dropped: dict[tuple[str, int], dict[int, set[str]]] = {}
+        self._settled: dict[tuple[str, Context], tuple[Action, list[Finding]]] = {}
         self._steps = 0
         self._most = max(MOST_STEPS, MOST_TARGETS * sum(1 for _ in graph.walk()))
         jumps = (jump for record in layout.rolled.values() for jump in record.jumps)
@@ -294,18 +297,26 @@ class _Replay:
 
     def _actions(self, node: Node | None, state: State, here: Layout, build: Build) -> list[Action]:
         """What happens here, for the different places of operands that are pointers; looked at each by itself."""
-        action = build(Actions(here, self.contents, self.origins))
-        found = [action]
-        self.findings += check_overlaps(node, action, here)
-        self.accesses.note(action, here)
-        moving = [value.name for value in (*action.reads, *(node.uses if node else ()))]
+        found = [self._action(node, here, build)]
+        moving = [value.name for value in (*found[0].reads, *(node.uses if node else ()))]
         for regions in state.variants(moving):
-            here = self.layout.here(here.context, regions)
-            action = build(Actions(here, self.contents, self.origins))
-            self.findings += check_overlaps(node, action, here)
-            self.accesses.note(action, here)
-            found.append(action)
+            found.append(self._action(node, self.layout.here(here.context, regions), build))
         return found
+
+    def _action(self, node: Node | None, here: Layout, build: Build) -> Action:
+        """What happens here, noted with what is wrong with it; an op without pointers does the same in every round."""
+        key = None
+        if node is not None and not isinstance(node, While | CaseOf):
+            key = None if any(map(here.is_pointer, (*node.uses, *node.defs))) else (node.name, here.context)
+        known = self._settled.get(key) if key else None
+        if known is None:
+            action = build(Actions(here, self.contents, self.origins))
+            known = action, list(check_overlaps(node, action, here))
+        if key:
+            self._settled[key] = known
+        self.findings += known[1]
+        self.accesses.note(known[0], here)
+        return known[0]
 
     def update(self, graph: Graph, state: State) -> None:
         """The updates of a graph, all at once: afterwards every target's region holds what its source is."""

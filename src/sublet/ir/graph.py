@@ -209,10 +209,15 @@ class Graph:
 
     def walk(self) -> Iterator[Node]:
         """Every node of the program, a node before the nodes of its sub-graphs."""
-        for node in self.nodes:
-            yield node
-            for sub in node.subgraphs:
-                yield from sub.walk()
+        todo = [iter(self.nodes)]
+        while todo:
+            for node in todo[-1]:
+                yield node
+                if node.subgraphs:
+                    todo += [iter(sub.nodes) for sub in reversed(node.subgraphs)]
+                    break
+            else:
+                todo.pop()
 
     def values(self) -> Iterator[Value]:
         """Every value of the program once, in order of definition."""

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sublet.errors import SubletError
 from sublet.ir.graph import Attr, Node, Value
 from sublet.tensor import TensorSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """Output `output` and input `input` of one node may be the same bytes.
 
     The output's byte 0 and the input's byte 0 are `offset` bytes apart: for a view the output

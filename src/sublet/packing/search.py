@@ -23,17 +23,16 @@ from sublet.packing.problem import Packing, Problem
 EFFORT = 100_000_000
 """Steps (placements or postponements) times buffers after which a search ends: a few seconds, as a step
 costs more the more buffers there are. One more piece of a life costs as much as `PIECE` buffers. Of `LARGE` problems a
-quarter of that, as a search from the ground up seldom ends there."""
+quarter of that, and the less the larger they are, as a search from the ground up seldom ends there."""
 PIECE = 16
 MOST_STEPS = 1_000_000
 DECISION_EFFORT = 10_000_000
 """The same when only a given capacity has to be reached, which mostly takes far less."""
 LARGE = 2_000
 """From so many buffers on, packings are first repacked where they are highest."""
-REPACK_STEPS = 30_000
-REPACK_SHARE = 1
-"""Steps of that when nobody limits them, and for each buffer: seconds, however large the problem, as each looks at a
-window."""
+REPACK_EFFORT = 20_000_000
+"""Steps of that when nobody limits them, at most one for each buffer, and such steps times buffers: seconds, however
+large the problem."""
 MOST_OVERLAPS = 5_000_000
 """The search stores every pair of buffers alive together; with more it would take gigabytes."""
 SEARCH = "search"
@@ -68,7 +67,7 @@ class Found:
 def usual_effort(problem: Problem) -> int:
     """The steps of a search that nobody limits."""
     buffers, gaps = len(problem.buffers), sum(len(buffer.gaps) for buffer in problem.buffers)
-    effort = EFFORT if buffers < LARGE else EFFORT // 4
+    effort = EFFORT if buffers < LARGE else EFFORT * LARGE // (4 * buffers)
     return min(MOST_STEPS, 1 + effort // max(1, buffers + PIECE * gaps))
 
 
@@ -111,11 +110,12 @@ def reach(problem: Problem, capacity: int, bound: Bound, incumbent: Packing, lim
 
 def _repacked(problem: Problem, bound: Bound, incumbent: Packing, limits: Limits) -> Found:
     """The incumbent, improved where it is highest if it is large."""
-    if len(problem.buffers) < LARGE or problem.precedence is not None or problem.companions:
+    buffers = len(problem.buffers)
+    if buffers < LARGE or problem.precedence is not None or problem.companions:
         return Found(incumbent, bound, 0, "")
     stop = _Stop(limits.deadline)
     known = np.array(incumbent.offsets, dtype=np.int64)
-    effort = limits.effort or min(REPACK_STEPS, REPACK_SHARE * len(problem.buffers))
+    effort = limits.effort or min(buffers, 1 + REPACK_EFFORT // buffers)
     offsets, steps, interrupted = core_of(problem).repack(bound.bytes, known, limits.seed, effort, stop)
     packing = _smaller(incumbent, packing_of(problem, offsets, SEARCH))
     return Found(packing, bound, steps, "interrupt" if interrupted else stop.reason)

@@ -25,7 +25,8 @@ from sublet.passes.rewriting import is_pure
 
 def on_demand(graph: Graph) -> Graph:
     """The graph with what is computed from constants alone where it is needed first."""
-    return reordered(graph, partial(_late, constants=computed_from_constants(graph)))
+    constants = computed_from_constants(graph)
+    return reordered(graph, partial(_late, constants=constants)) if constants else graph
 
 
 def computed_from_constants(graph: Graph) -> frozenset[str]:
