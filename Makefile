@@ -1,6 +1,6 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-packing bench-run bench-loops bench-train bench-plan bench-paddle train-digits bench-dynamic fuzz-dynamic clean
+.PHONY: help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-packing bench-run bench-loops bench-train bench-plan bench-paddle train-digits bench-dynamic fuzz-dynamic bench-rebinding clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -109,6 +109,9 @@ bench: $(VENV)/.installed ## Sublet beside onnxsim on real models, as a table
 
 bench-run: $(VENV)/.installed ## Sublet beside ONNX Runtime: time, memory, allocations, cost of a step
 	$(BIN)/python -m benchmarks.run_table
+
+bench-rebinding: $(VENV)/.installed ## what it costs to let a program of 500 nodes read and write other memory
+	$(BIN)/python -m benchmarks.rebinding
 
 bench-loops: $(VENV)/.installed ## loops that carry large tensors: Sublet beside XLA and ONNX Runtime's Loop
 	$(BIN)/python -m pip install --quiet --group bench

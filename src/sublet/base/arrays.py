@@ -119,7 +119,7 @@ def torch_over(array: Array) -> Any:
 
     Raises RunError for types that PyTorch lacks.
     """
-    torch = require("torch", extra="torch")
+    torch = sys.modules.get("torch") or require("torch", extra="torch")
     name = _NAME_OF.get(array.dtype)
     plain = array if name is None else array.view(STAND_INS[array.itemsize])
     try:

@@ -24,7 +24,7 @@ class InTurn:
     __slots__ = ("calls", "reached")
 
     def __init__(self, calls: Sequence[Call]) -> None:
-        self.calls = tuple(calls)
+        self.calls = list(calls)
         self.reached: int | None = None
 
     def __call__(self) -> None:

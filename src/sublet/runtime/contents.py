@@ -36,7 +36,8 @@ class Contents:
         self._inputs = inputs
         self._outputs = outputs
         self._weights = {value: content for value, content in weights.items() if value not in graph.updated}
-        self._bound: set[Value] = set()
+        self._named_weights = {value.name: value for value in graph.weights}
+        self._bound: set[str] = set()
         self.load_weights()
         for value in (value for value in graph.updated if value in weights):
             self.give(value, weights[value], f"weight {value.name}")
@@ -64,7 +65,7 @@ class Contents:
     def load_weights(self) -> None:
         """Weights with storages of their own are used where they are; those in the arena are copied there."""
         for value, given in self._weights.items():
-            if value in self._bound:
+            if value.name in self._bound:
                 continue
             if not isinstance(value.spec, TensorSpec):
                 self._memory.cells[value.name].content = given
@@ -76,30 +77,34 @@ class Contents:
             else:
                 self._put(value, content)
 
-    def bind(self, name: str, memory: Any) -> bool:
-        """Let a value be the caller's memory; whether that is another content for a weight that no run updates."""
+    def bind(self, name: str, memory: Any) -> tuple[str, bool]:
+        """Let a value be the caller's memory.
+
+        Gives its storage, and whether that is another content for a weight that no run updates.
+        """
         value = self._named(name)
-        storage = bound_to(value.name)
+        known = value.name
+        storage = bound_to(known)
         if storage not in self._memory.storages:
             raise RunError(f"{name!r} lies in the arena: plan with io='bound' (or weights='bound') to bind it")
         assert isinstance(value.spec, TensorSpec)
         raw = memory_for(value.spec, memory, name)
         self._memory.bring(storage, raw, name, max(1, value.spec.dtype.bits // 8))
-        self._bound.add(value)
+        self._bound.add(known)
         self._memory.callers.add(storage)
         self._state.set(value)
-        if value not in self._weights:
-            return False
+        if known not in self._named_weights or value not in self._weights:
+            return storage, False
         self._weights[value] = self._memory.here().array(value)
-        return True
+        return storage, True
 
     def _there(self, value: Value) -> bool:
         """Whether an input has a content without being given."""
-        return self._state.known(value) if value in self._graph.updated else value in self._bound
+        return self._state.known(value) if value in self._graph.updated else value.name in self._bound
 
     def _apart(self, contents: Mapping[str, Any]) -> dict[str, Any]:
         """The contents, copied where storing one might change another: outputs of `views` may be inputs."""
-        bound = {name: self._inputs[name] for name in contents if self._inputs[name] in self._bound}
+        bound = {name: self._inputs[name] for name in contents if self._inputs[name].name in self._bound}
         for name, value in bound.items():
             if not self._memory.here().bytes_of(value).flags.writeable:
                 raise RunError(f"input {name}: is bound to read-only memory; bind other memory to change it")
@@ -117,8 +122,8 @@ class Contents:
             store(content, self._memory.here().operand(value), value)
 
     def _named(self, name: str) -> Value:
-        for values in (self._inputs, self._outputs, {value.name: value for value in self._graph.weights}):
-            if name in values:
-                return values[name]
+        found = self._inputs.get(name) or self._outputs.get(name) or self._named_weights.get(name)
+        if found is not None:
+            return found
         known = listed([*self._inputs, *self._outputs, *self._memory.arenas])
         raise RunError(f"there is no input, output or weight {printable(name)!r}; there are {known} and the weights")

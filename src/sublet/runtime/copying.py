@@ -68,6 +68,11 @@ class Copies:
     pairs: tuple[tuple[Raw, Raw], ...]
     values: tuple[tuple[str, str], ...]
 
+    @property
+    def addresses(self) -> list[int]:
+        """Where each copy begins to read and to write."""
+        return [raw.ctypes.data for pair in self.pairs for raw in pair]
+
     def __call__(self) -> None:
         for read, write in self.pairs:
             write[:] = read

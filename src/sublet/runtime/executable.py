@@ -132,11 +132,14 @@ class Executable:
                 self._memory.bring(name, raw, f"the {name}", self.plan.alignment)
                 self._contents.load_weights()
                 self._state.restore(saved)
+                self._forget_programs()
+                return
+            storage, other_weight = self._contents.bind(name, memory)
+            if other_weight:
+                self._kernels = None  # they were chosen for the content it had
+                self._forget_programs()
             else:
-                if self._contents.bind(name, memory):
-                    self._kernels = None  # they were chosen for the content it had
-            self._program = None
-            self._programs.clear()
+                self._rebind(storage)
 
     @property
     def updated(self) -> tuple[str, ...]:
@@ -250,6 +253,25 @@ class Executable:
             finally:
                 for name, arena in before.items():
                     self._memory.bring(name, arena, f"the {name}", 1)
+
+    def _forget_programs(self) -> None:
+        self._program = None
+        self._programs.clear()
+
+    def _rebind(self, storage: str) -> None:
+        """Let programs find a storage where it is now: those of their calls are bound anew that hold its address."""
+        if not self._programs:
+            return
+        programs = list(self._programs.values())
+        bind = partial(bind_node, kernels=self._chosen())
+        done = False
+        try:
+            done = not self.plan.exchanged
+            for program in programs:
+                done = done and program.holders.rebind(storage, bind)
+        finally:
+            if not done:
+                self._forget_programs()
 
     def _built(self, watch: Watch, workers: Workers | None) -> Program:
         bind = partial(bind_node, kernels=self._chosen())

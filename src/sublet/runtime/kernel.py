@@ -103,6 +103,14 @@ class Joinable(Protocol):
 
 
 @runtime_checkable
+class Patchable(Protocol):
+    """A call of several nodes that were joined, of which one can be bound anew while the others stay."""
+
+    def patch(self, number: int, call: Call) -> bool:
+        """Let `call`, of the same kernel at other places, take the place of one; False when it cannot."""
+
+
+@runtime_checkable
 class Movable(Protocol):
     """A bound call that can run at other places without being bound anew."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,6 +24,10 @@ READ_ONLY = ("weight", "input")
 """Kinds of storages that a run never writes, but for those of updated values."""
 
 
+NOWHERE = (0, 0)
+"""Where a storage lies that is not allocated yet."""
+
+
 def aligned_bytes(nbytes: int, alignment: int) -> Raw:
     """Fresh bytes, not initialised, at an address that is a multiple of `alignment`.
 
@@ -40,6 +44,26 @@ def aligned_bytes(nbytes: int, alignment: int) -> Raw:
 def raw_bytes(array: NDArray[Any]) -> Raw:
     """The bytes of a contiguous array."""
     return array.reshape(-1).view(np.uint8)
+
+
+class Spans:
+    """Where storages lie, those that a run writes apart: what other memory must not meet."""
+
+    def __init__(self, written: Collection[str]) -> None:
+        self._written = dict.fromkeys(written, NOWHERE)
+        self._read: dict[str, tuple[int, int]] = {}
+
+    def put(self, storage: str, begin: int, end: int) -> None:
+        """A storage is the bytes [begin, end) from now on."""
+        (self._written if storage in self._written else self._read)[storage] = (begin, end)
+
+    def meets(self, storage: str, begin: int, end: int) -> str:
+        """Another storage that shares bytes with [begin, end), where a run writes to one of the two; "" for none."""
+        for spans in (self._written, self._read) if storage in self._written else (self._written,):
+            for other, (first, last) in spans.items():
+                if first < end and begin < last and other != storage:
+                    return other
+        return ""
 
 
 class Memory:
@@ -69,11 +93,13 @@ class Memory:
         self.callers: set[str] = set()  # storages of values that the caller bound
         updated = {bound_to(value.name) for value in graph.updated}
         self._written = [s.name for s in plan.storages if s.kind not in READ_ONLY or s.name in updated]
+        self._spans = Spans(self._written)
 
     def raw(self, storage: str) -> Raw:
         """The bytes of a storage; allocated when they are first asked for."""
         if storage not in self._raw:
             self._raw[storage] = aligned_bytes(self.storages[storage].nbytes, self.plan.alignment)
+            self._spanned({storage: self._raw[storage]})
         return self._raw[storage]
 
     @property
@@ -94,14 +120,16 @@ class Memory:
         needed = self.storages[storage].nbytes
         if raw.size < needed:
             raise RunError(f"{what}: needs {needed:,} bytes, but has {raw.size:,}")
-        if needed and raw.ctypes.data % alignment:
+        address = raw.ctypes.data
+        if needed and address % alignment:
             raise RunError(f"{what}: its address must be a multiple of {alignment}; see sublet.aligned_bytes")
         if storage in self._written and not raw.flags.writeable:
             raise RunError(f"{what}: is read-only, but the network writes to it")
-        for other in self._raw if storage in self._written else self._written:
-            if other != storage and other in self._raw and np.may_share_memory(self._raw[other], raw[:needed]):
-                raise RunError(f"{what}: shares memory with {other!r}, and the network writes to one of them")
+        other = self._spans.meets(storage, address, address + needed)
+        if other:
+            raise RunError(f"{what}: shares memory with {other!r}, and the network writes to one of them")
         self._raw[storage] = raw[:needed]
+        self._spans.put(storage, address, address + needed)
 
     @property
     def stay(self) -> dict[str, str]:
@@ -112,7 +140,7 @@ class Memory:
         """Let all other values of cycles get each other's memory: what lies there is theirs from now on."""
         gets, stay = followers(self.plan.exchanged), self.stay
         turned = {bound_to(name): self.raw(bound_to(other)) for name, other in gets.items() if name not in stay}
-        self._raw.update(turned)  # at one go: an interrupt comes before or after
+        self._put(turned)  # at one go: an interrupt comes before or after
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
@@ -121,7 +149,15 @@ class Memory:
         try:
             yield
         finally:
-            self._raw.update(before)
+            self._put(before)
+
+    def _put(self, raws: Mapping[str, Raw]) -> None:
+        self._raw.update(raws)
+        self._spanned(raws)
+
+    def _spanned(self, raws: Mapping[str, Raw]) -> None:
+        for name, raw in raws.items():
+            self._spans.put(name, raw.ctypes.data, raw.ctypes.data + raw.size)
 
     @property
     def arrangement(self) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ from sublet.runtime.moves import (
     parallel_move,
     storer,
 )
+from sublet.runtime.rebinding import BindNode, Holders
 from sublet.runtime.rounds import Loop, Round, both, counter, reader
 from sublet.runtime.streams import Task, Workers, streamed_calls
 from sublet.runtime.targets import NOWHERE, RowOfNow, Target, now
@@ -39,7 +40,6 @@ from sublet.runtime.varying import Varying
 Watch = Callable[[int, Call], Call]
 """(index of the point, its action) -> what is called instead."""
 
-BindNode = Callable[[Node, Places], Call]
 SpanOf = Callable[[Call], Span]
 
 
@@ -52,11 +52,13 @@ class Program:
     """A bound program: `calls` run it once.
 
     moved    counts what its loops, branches and updates copied
+    holders  tells which of the calls hold addresses of a storage
     failed   the points of the step that raised; UNBEGUN before, and none after all points once a run has ended
     """
 
-    def __init__(self, calls: tuple[Call, ...], moved: Moved, points: int, span: SpanOf) -> None:
+    def __init__(self, calls: tuple[Call, ...], moved: Moved, points: int, span: SpanOf, holders: Holders) -> None:
         self.calls = calls
+        self.holders = holders
         self.moved = moved
         self.failed = UNBEGUN
         self._ended = Span(points + 1, points + 1)
@@ -97,7 +99,8 @@ def build(
     end = builder.point("end", None, nothing)
     exchange = builder.exchange()
     calls = tuple(call for call in (start, *body, update, end, exchange) if call is not nothing)
-    return Program(calls, builder.moved, builder.points, builder.span)
+    builder.holders.ended(calls)
+    return Program(calls, builder.moved, builder.points, builder.span, builder.holders)
 
 
 class _Builder:
@@ -118,6 +121,8 @@ class _Builder:
         self._context: Context = ()
         self._known: dict[str, Region] = {}  # what outputs of loops and branches stand for in every run
         self._spans: dict[Call | str, Span] = {}  # by call, and by name of the node
+        self._depth = 0  # of the graph that is built: 1 is the root
+        self.holders = Holders(memory)
         self.moved = Moved()
 
     def span(self, call: Call) -> Span:
@@ -155,11 +160,13 @@ class _Builder:
     def steps(self, graph: Graph, schedule: Schedule, begin: int, end: int) -> list[Call]:
         by_name = {node.name: node for node in graph.nodes}
         tasks: list[Task] = []
+        self._depth += 1
         for step in schedule.steps[begin:end]:
             node, begin_point = by_name[step.node], self.points
             call = self.step(node, schedule.bodies.get(node.name, ()))
             self._spans[call] = self._spans[node.name] = Span(begin_point, self.points)
             tasks.append(Task(step, call))
+        self._depth -= 1
         if schedule.streams > 1 and self._workers:
             return streamed_calls(tasks, self._workers)
         return joined([task.call for task in tasks if task.call is not nothing])
@@ -172,10 +179,15 @@ class _Builder:
         if node.op == CUT:
             return self.point("run", node, Guarded((node,), nothing))
         values = (*node.uses, *node.defs)
-        return self.point("run", node, self.bound(values, lambda places: guarded(node, self._bind(node, places))))
+        root = node if self._depth == 1 else None
+        return self.point("run", node, self.bound(values, lambda places: guarded(node, self._bind(node, places)), root))
 
-    def bound(self, values: Iterable[Value], make: Callable[[Places], Any]) -> Any:
-        """What `make` makes of the places of `values` here; where these depend on the run, of each that come up."""
+    def bound(self, values: Iterable[Value], make: Callable[[Places], Any], root: Node | None = None) -> Any:
+        """What `make` makes of the places of `values` here; where these depend on the run, of each that come up.
+
+        `root` is the node that this is the call of, if it is one of the root level.
+        """
+        values = list(values)
         fixed: dict[str, Region] = {}
         varying: dict[str, None] = {}
         moving: dict[str, tuple[Stride, ...]] = {}
@@ -188,7 +200,11 @@ class _Builder:
             elif target is not None:
                 varying[value.name] = None
         if not varying and not moving:
-            return make(self._memory.here(self._context, fixed))
+            made = make(self._memory.here(self._context, fixed))
+            if made is not nothing:
+                self.holders.note(values, self._context, fixed, root)
+            return made
+        self.holders.note(values, self._context, None if varying else fixed)
         return Varying(self._memory, self._context, fixed, tuple(varying), moving, make)
 
     def target(self, value: Value) -> Target:

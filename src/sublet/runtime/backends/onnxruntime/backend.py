@@ -36,7 +36,7 @@ from sublet.runtime.backends.onnxruntime.node import (
 )
 from sublet.runtime.backends.onnxruntime.scalars import MOST, scalar_call
 from sublet.runtime.backends.onnxruntime.session import Listing, Session, kernels_of
-from sublet.runtime.calls import in_turn
+from sublet.runtime.calls import InTurn
 from sublet.runtime.copying import Copies
 from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
 from sublet.tensor import DType, TensorSpec, Unplannable
@@ -153,6 +153,11 @@ class _JoinableCall:
             self._single = self.scalar or self.kernel.alone(self.read, self.written)
         self._single()
 
+    @property
+    def addresses(self) -> list[int]:
+        """Of what it reads, then of what it writes."""
+        return [place.address[1] for place in (*self.read, *self.written)]
+
     def joined(self, following: Sequence[Call]) -> tuple[Call, int]:
         """One call for this one and as many of the following as can be; and how many those are."""
         backend = self.kernel.backend
@@ -172,9 +177,22 @@ class _JoinableCall:
                 break
         cheap = [scalar for scalar in scalars if scalar]
         if len(cheap) == len(names) <= MOST:
-            return in_turn(cheap), len(names) - 1
+            return (_Scalars(cheap) if len(cheap) > 1 else cheap[0]), len(names) - 1
         session = backend.session(tuple(names), tuple(joint.members), joint.listing, backend.threads)
         return joint.bound(session), len(names) - 1
+
+
+class _Scalars(InTurn):
+    """Nodes of few elements, computed without a session."""
+
+    __slots__ = ()
+
+    def patch(self, number: int, call: Call) -> bool:
+        """See `kernel.Patchable`."""
+        if not isinstance(call, _JoinableCall) or call.scalar is None:
+            return False
+        self.calls[number] = call.scalar
+        return True
 
 
 def contributed(node: Node) -> bool:

@@ -26,6 +26,7 @@ class Joint:
 
     members   what tells this listing from others over the same nodes
     owners    the value that each operand is
+    operands  for each node the names of what it reads and writes
     """
 
     opsets: Mapping[str, int]
@@ -36,6 +37,7 @@ class Joint:
     protos: list[onnx.NodeProto] = field(default_factory=list)
     members: list[Key] = field(default_factory=list)
     owners: dict[str, str] = field(default_factory=dict)
+    operands: list[tuple[str, ...]] = field(default_factory=list)
     _names: dict[Any, str] = field(default_factory=dict)
 
     def add(self, form: Form, read: Placed, written: Placed) -> None:
@@ -50,6 +52,7 @@ class Joint:
         for place in written:
             (_, spec), address = place.address
             renamed[place.name] = self._write(spec, address, place.value.name)
+        self.operands.append(tuple(renamed[place.name] for place in (*read, *written)))
         proto = single_node(form.node, self.opsets)
         proto.name = form.node.name
         proto.input[:] = [renamed.get(name, "") for name in proto.input]
@@ -61,6 +64,7 @@ class Joint:
     def add_copies(self, copies: Copies) -> None:
         """Append the copies, each a node that gives out its bytes as they came in."""
         make_node = require("onnx.helper", extra="onnx").make_node
+        operands: list[str] = []
         for (source, to), (read, written) in zip(copies.pairs, copies.values, strict=True):
             spec, address = TensorSpec(DType.U8, (source.size,)), source.ctypes.data
             names = (
@@ -69,6 +73,8 @@ class Joint:
             )
             self.protos.append(make_node("Identity", *names))
             self.members.append((spec, *names[0]))
+            operands += [*names[0], *names[1]]
+        self.operands.append(tuple(operands))
 
     def _read(self, what: Any, spec: TensorSpec, address: int, value: str) -> str:
         name = self._names.setdefault(what, f"r{len(self._names)}")
@@ -91,7 +97,7 @@ class Joint:
 
     def bound(self, session: Session) -> Call:
         """A call of a session over this listing."""
-        return session.bound(list(self.inputs.values()), list(self.outputs.values()), self.owners)
+        return session.bound(list(self.inputs.values()), list(self.outputs.values()), self.owners, self.operands)
 
 
 def apart(copies: Copies) -> bool:

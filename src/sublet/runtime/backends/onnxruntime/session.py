@@ -160,15 +160,34 @@ def _unload(array: Array) -> None:
 class _Bound:
     """A run of a session with its operands at their addresses."""
 
-    __slots__ = ("_owners", "_places", "_run")
+    __slots__ = ("_operands", "_owners", "_places", "_run")
 
-    def __init__(self, run: Call, places: Sequence[tuple[Bind, Typed, int]], owners: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        run: Call,
+        places: Sequence[tuple[Bind, Typed, int]],
+        owners: Mapping[str, str],
+        operands: Sequence[Sequence[str]],
+    ) -> None:
         self._run = run
-        self._places = places
+        self._places = list(places)
         self._owners = owners
+        self._operands = operands
 
     def __call__(self) -> None:
         self._run()
+
+    def patch(self, number: int, call: Call) -> bool:
+        """See `kernel.Patchable`; `call` tells by `addresses` where its operands lie."""
+        addresses = getattr(call, "addresses", None)
+        if addresses is None or number >= len(self._operands):
+            return False
+        moved = dict(zip(self._operands[number], addresses, strict=True))
+        for i, (bind, (name, spec), address) in enumerate(self._places):
+            if moved.get(name, address) != address:
+                bind(name, "cpu", 0, element_type(spec.dtype), spec.shape, moved[name])
+                self._places[i] = (bind, (name, spec), moved[name])
+        return True
 
     def following(self, strides: Mapping[str, tuple[Stride, ...]], current: Mapping[str, int]) -> Call:
         """A call that first binds the operands which move, see `kernel.Movable`."""
@@ -221,14 +240,18 @@ class Session:
         inputs: Sequence[tuple[Typed, int]],
         outputs: Sequence[tuple[Typed, int]],
         owners: Mapping[str, str] = MappingProxyType({}),
+        operands: Sequence[Sequence[str]] = (),
     ) -> Call:
-        """A call that runs with every operand at its address; `owners` names the values that operands are."""
+        """A call that runs with every operand at its address.
+
+        `owners` names the values that operands are, `operands` are the names of each node's.
+        """
         binding = self._session.io_binding()
         places = [(binding.bind_input, typed, address) for typed, address in inputs]
         places += [(binding.bind_output, typed, address) for typed, address in outputs]
         for bind, (name, spec), address in places:
             bind(name, "cpu", 0, element_type(spec.dtype), spec.shape, address)
-        return _Bound(self._run(binding), places, owners)
+        return _Bound(self._run(binding), places, owners, operands)
 
     def _run(self, binding: Any) -> Call:
         # The public method looks, at each call, for devices other than the CPU: that costs more than a small node.

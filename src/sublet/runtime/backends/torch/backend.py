@@ -133,6 +133,14 @@ class _Joined(InTurn):
         self.inference_mode = torch().inference_mode
         self.watched = list(bounds)
 
+    def patch(self, number: int, call: Call) -> bool:
+        """See `kernel.Patchable`."""
+        if not isinstance(call, Bound):
+            return False
+        self.calls[number] = call.call
+        self.watched.append(call)
+        return True
+
     def __call__(self) -> None:
         with self.inference_mode():
             super().__call__()

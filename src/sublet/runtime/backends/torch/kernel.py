@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -113,7 +114,7 @@ class Fast:
 
 def torch() -> ModuleType:
     """PyTorch. Raises MissingExtraError, which names the extra, when it is not installed."""
-    module: ModuleType = require("torch", extra="torch")
+    module: ModuleType = sys.modules.get("torch") or require("torch", extra="torch")
     return module
 
 
