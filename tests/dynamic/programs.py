@@ -69,6 +69,7 @@ class Program:
 
     def _block(self, random: Random, world: World, here: list[Any], number: int, length: int, depth: int) -> None:
         kinds = [self._command] * 8 + [self._look, self._drop, self._keep, self._gradient, self._update, self._number]
+        kinds += [self._rolled, self._case]
         if depth < 3:
             kinds += [self._branch, self._loop, self._failure, self._unrecorded]
         for _ in range(length):
@@ -131,6 +132,53 @@ class Program:
         factor = random.choice([number, 2, number // 3, 0])
         held = world.graph.constant(float(factor), "f64") if random.random() < 0.3 else factor
         here.append(nn.clamp(a * held, low=-LIMIT, high=LIMIT))
+
+    @staticmethod
+    def _inside(random: Random, a: Any, outer: list[Any]) -> Any:
+        """What a body or arm computes of one of its values and what is around it, of the same shape as `a`."""
+        fitting = [one for one in outer if one.shape == a.shape] or [a]
+        b = fitting[random.randrange(len(fitting))]
+        ways: list[Callable[[], Any]] = [
+            lambda: a + b,
+            lambda: a * b - 1,
+            lambda: nn.relu(a - b),
+            lambda: nn.maximum(a, outer[0].sum()) * 2,
+            lambda: nn.where(a > b, a, b + 1),
+        ]
+        return nn.clamp(random.choice(ways)(), low=-LIMIT, high=LIMIT)
+
+    def _rolled(self, random: Random, world: World, here: list[Any], number: int, depth: int) -> None:
+        a, b = self._pick(random, here), self._pick(random, here)
+        rounds, checked, swapped = random.randrange(4), random.random() < 0.3, random.random() < 0.3
+        over = {"x": a} if a.ndim == 2 and random.random() < 0.5 and a.shape[0] < 4 else {}
+        carried = {"h": b, "k": b * 1} if swapped else {"h": b}
+        length = {} if over else {"rounds": rounds}
+        with world.graph.while_(carried, over=over, backwards=random.random() < 0.5, **length) as loop:
+            if checked:
+                loop.check(loop["h"].sum() < random.randrange(1, 8))
+            h = self._inside(random, loop["h"], [*here, *([loop["x"]] if over else [])])
+            if random.random() < 0.3:
+                with world.graph.case_of(h.sum() > 1) as case:
+                    for _ in range(2):
+                        with case.arm():
+                            case.give(self._inside(random, h, here))
+                h = case[0]
+            loop.next(**({"h": loop["k"], "k": h} if swapped else {"h": h}))
+            if not checked:
+                loop.stack(rows=h.sum())
+        here.append(loop["h"])
+        if not checked:
+            here.append(nn.clamp(loop["rows"].sum(), low=-LIMIT, high=LIMIT))
+
+    def _case(self, random: Random, world: World, here: list[Any], number: int, depth: int) -> None:
+        a, b = self._pick(random, here), self._pick(random, here)
+        several = random.random() < 0.4
+        index = nn.clamp(a.sum(), low=-1.0, high=1.0).astype("i64") if several else a.sum() > random.randrange(-3, 4)
+        with world.graph.case_of(index, [b] if several else []) as case:
+            for _ in range(2):
+                with case.arm():
+                    case.give(self._inside(random, b, here) if random.random() < 0.8 else b)
+        here.append(case[0])
 
     def _branch(self, random: Random, world: World, here: list[Any], number: int, depth: int) -> None:
         a, ways = self._pick(random, here), [random.randrange(1 << 30) for _ in range(2)]

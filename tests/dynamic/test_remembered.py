@@ -357,3 +357,20 @@ def test_calls_within_calls_are_part_of_them_and_random_numbers_go_on() -> None:
         expected = other.jit(lambda x: step(other, x)).eagerly(other.tensor(X))
         np.testing.assert_array_equal(outer(d.tensor(X)).numpy(), expected.numpy())
     assert (outer.replayed, inner.replayed) == (3, 0)
+
+
+def test_what_a_gradient_takes_was_taken_before_so_nothing_is_saved_for_it() -> None:
+    """Labels are looked at before anything is updated, and the gradient of the embedding refuses no index."""
+    d = sublet.DynamicGraph()
+
+    @d.jit
+    def step(tokens: Any, labels: Any) -> Any:
+        table = d.parameter("table", (50, 8), initial=layers.normal(0.1))
+        loss = nn.softmax_cross_entropy(nn.linear(nn.embedding(table, tokens), table), labels)[0].mean()
+        d.minimize(loss, sublet.SGD(0.1, momentum=0.9))
+        return loss
+
+    for _ in range(3):
+        step(d.tensor([1, 2]), d.tensor([3, 4]))
+    assert step.replayed == 2
+    assert not step.root.latest().plan.early

@@ -13,22 +13,18 @@ from typing import Any
 import numpy as np
 
 from sublet.api.binding import equipped
+from sublet.dynamic.refusing import written_early
 from sublet.dynamic.storage import Storage
 from sublet.dynamic.tensor import Parameter
 from sublet.dynamic.trace import Trace, traced
 from sublet.dynamic.traces import Moment
-from sublet.ir.graph import CaseOf, Graph, Node, Value
-from sublet.ops.nn import indexing, loss
-from sublet.ops.nn.command import PREFIX
-from sublet.plan import MemoryPlan, bound_to
+from sublet.ir.graph import Node, Value
+from sublet.plan import bound_to
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.cuts import Cuts
 from sublet.runtime.kernel import Array, Backend, Kernel
 from sublet.runtime.memory import Raw, aligned_bytes
 from sublet.runtime.pieces import Pieces
-
-RAISING = frozenset(PREFIX + record.name for record in (*indexing.COMMANDS, *loss.COMMANDS))
-"""Commands that may refuse what they are given: an index or a label out of range."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ class Planned:
             if bound_to(name) in self.executable._memory.storages:
                 self.executable.bind(name, homes[name])
         self.updated = [parameters[value.name] for value in ready.model.graph.updated]
-        early = _written_early(ready.model.graph, self.plan)
+        early = written_early(ready.model.graph, self.plan)
         self.early = [parameters[value.name] for value in ready.model.graph.updated if value in early]
         self._arena = arena
         self._raw: Raw | None = None
@@ -192,21 +188,6 @@ def apart(parameter: Parameter, holders: int = 0) -> None:
         if parameter._storage is home:
             parameter._storage = moved
         parameter.home = moved
-
-
-def _written_early(graph: Graph, plan: MemoryPlan) -> set[Value]:
-    """What is updated by a command that runs before one that may refuse its inputs."""
-    by_name = {node.name: node for node in graph.nodes}
-    nodes = [by_name[step.node] for step in plan.schedule.steps]
-    last = max((i for i, node in enumerate(nodes) if _may_refuse(node)), default=0)
-    made = {value for node in nodes[:last] for value in node.defs}
-    return {target for target, source in graph.updates if source in made}
-
-
-def _may_refuse(node: Node) -> bool:
-    """Whether it may refuse what it is given, or a loop or branch something in it, or its index."""
-    inside = (inner for graph in node.subgraphs for inner in graph.walk())
-    return node.op in RAISING or isinstance(node, CaseOf) or any(map(_may_refuse, inside))
 
 
 @contextmanager
