@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Lock
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -15,16 +15,17 @@ from sublet.base.arrays import array_of, contiguous
 from sublet.base.printable import printable
 from sublet.errors import RunError
 from sublet.ir.graph import Graph, Value
-from sublet.plan import Context, MemoryPlan, Region
+from sublet.plan import Context, MemoryPlan, Region, bound_to
 from sublet.runtime.contents import Contents
 from sublet.runtime.dtypes import packed, plain
 from sublet.runtime.given import by_name, listed
 from sublet.runtime.kernel import Array, Cell
 from sublet.runtime.kernels import Kernels, bind_node
 from sublet.runtime.left import UNBEGUN, left_by
-from sublet.runtime.memory import Memory, Places, Raw, raw_bytes
+from sublet.runtime.memory import Memory, Places, Raw, aligned_bytes, raw_bytes
 from sublet.runtime.moments import moments
 from sublet.runtime.program import Program, Watch, build, unwatched
+from sublet.runtime.results import Form, Views, as_it_is, form_of
 from sublet.runtime.rounds import stacked_outputs
 from sublet.runtime.state import State
 from sublet.runtime.streams import Workers
@@ -90,6 +91,9 @@ class Executable:
         self._program: Program | None = None  # the one that ran last
         self._programs: dict[tuple[int, ...], Program] = {}  # by where memory is that runs exchange
         self._lock = Lock()
+        self._form: Form = as_it_is
+        self._runs = 0  # how often what lies in its memory became something else
+        self._there = False  # whether outputs of a run lie there
         self._kept = kept_bytes
         self._allocated = Allocated(reason=NOT_YET)
 
@@ -104,13 +108,46 @@ class Executable:
         """
         with self._lock:
             self._run(by_name(inputs, named))
-            return self._results(copy=True)
+            return self._given(copy=True)
 
-    def views(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
-        """Like a call, but the outputs are arrays over the arena itself: valid until the next run."""
+    def views(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> Views:
+        """Like a call, but the outputs lie in the memory of the plan itself: they are good until the next run."""
         with self._lock:
             self._run(by_name(inputs, named))
-            return self._results(copy=False)
+            return Views(self._given(copy=False), lambda: self._runs, self.hold, repr(self))
+
+    def outputs_as(self, form: str | Callable[[Any], Any]) -> Self:
+        """Let calls, `views`, `hold` and `state` give tensors of another library, over the same memory.
+
+        "numpy", "torch", "dlpack" (`Shared`: any library with DLPack takes it), or a function that is given such a
+        one, as `jax.dlpack.from_dlpack`.
+        """
+        self._form = form_of(form)
+        return self
+
+    def hold(self, name: str) -> Any:
+        """The memory of an output as the latest run left it, to keep; the executable gets other memory in its place.
+
+        Nothing is copied. It is for outputs that were planned so (`io="bound"`), as they have memory of their own.
+        Raises RunError for others: what a call gives is a copy.
+        """
+        with self._lock:
+            value = self.outputs.get(name)
+            if value is None:
+                raise RunError(f"there is no output {printable(name)!r}; there are {listed(self.outputs)}")
+            storage = bound_to(value.name)
+            apart = storage in self._memory.storages and self._memory.ended().region(value).storage == storage
+            exchanged = any(value.name in cycle for cycle in self.plan.exchanged)
+            if not apart or exchanged or value in self.graph.updated:
+                raise RunError(
+                    f"{name!r} has no memory of its own: plan with io='bound', or take the copy a call gives"
+                )
+            if not self._there:
+                raise RunError(f"{name!r} is not there: run first, and hold it before other memory is bound")
+            found = self._form(self._result(value, self._memory.ended(), copy=False))
+            self._memory.bring(storage, aligned_bytes(value.nbytes, self.plan.alignment), name, 1)
+            self._rebind(storage)
+            return found
 
     def prepare(self) -> None:
         """Choose the kernels, allocate and bind, which the first run would do otherwise."""
@@ -126,6 +163,7 @@ class Executable:
         type or layout do not fit.
         """
         with self._lock:
+            self._begin()
             if name in self._memory.arenas and name not in (*self.inputs, *self.outputs):
                 saved = self._state.save()
                 raw = raw_bytes(contiguous(array_of(memory, f"the {name}"), f"the {name}"))
@@ -154,7 +192,8 @@ class Executable:
         is not updated, or was not given yet.
         """
         with self._lock:
-            return self._held(self._state.readable(self._updated(name), name))
+            found = self._held(self._state.readable(self._updated(name), name))
+            return self._form(found) if isinstance(found, np.ndarray) else found
 
     def set_state(self, name: str, content: Any) -> None:
         """Let the next run start from another content of an updated input or weight, which is copied.
@@ -203,7 +242,7 @@ class Executable:
             self._contents.feed(given)
             peak, reason = peak_of(self._execute, self._memory.written())
             self._allocated = replace(self._allocated, peak_bytes=peak, reason=reason)
-            return self._results(copy=True)
+            return self._given(copy=True)
 
     def bytes_of(self, value: Value, copies: Context = ()) -> Raw:
         """The bytes of a value, as they are now."""
@@ -238,6 +277,7 @@ class Executable:
         """
         arenas = arenas or {}
         with self._lock, self._state.kept() as saved:
+            self._begin()
             before = {name: self._memory.raw(name) for name in arenas}
             try:
                 for name, arena in arenas.items():
@@ -277,6 +317,13 @@ class Executable:
         bind = partial(bind_node, kernels=self._chosen())
         return build(self.graph, self.plan.schedule, self._memory, bind, workers, watch)
 
+    def _given(self, *, copy: bool) -> dict[str, Any]:
+        """The outputs in the form that was asked for; what is outside the plan and no array is as it is."""
+        found, form = self._results(copy=copy), self._form
+        if form is as_it_is:
+            return found
+        return {name: form(content) if isinstance(content, np.ndarray) else content for name, content in found.items()}
+
     def _results(self, *, copy: bool) -> dict[str, Any]:
         places = self._memory.ended()
         return {name: self._result(value, places, copy=copy) for name, value in self.outputs.items()}
@@ -291,7 +338,13 @@ class Executable:
             self._kernels = self._make_kernels(constants)
         return self._kernels
 
+    def _begin(self) -> None:
+        """From here on views are no longer good."""
+        self._runs += 1
+        self._there = False
+
     def _run(self, given: Mapping[str, Any]) -> None:
+        self._begin()
         self._contents.feed(given)
         if self._allocated.held_bytes is not None or self._kept is None:
             self._execute()
@@ -321,6 +374,7 @@ class Executable:
         program.failed = UNBEGUN
         with self._state.running(lambda: left_by(self.graph, self.plan, self.moments, program.failed)):
             program.run()
+        self._there = True
 
     def _held(self, value: Value) -> Any:
         return self._result(value, self._memory.here(), copy=True)

@@ -1,0 +1,82 @@
+"""What a run gives: in the form that the caller asked for, and with word how long it is good where it is no copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from sublet.base.arrays import torch_over
+from sublet.base.dlpack import Shared
+from sublet.base.printable import printable
+from sublet.errors import RunError
+from sublet.runtime.given import listed
+from sublet.runtime.kernel import Array
+
+Form = Callable[[Array], Any]
+
+
+def as_it_is(array: Array) -> Array:
+    """NumPy's array."""
+    return array
+
+
+FORMS: Mapping[str, Form] = {"numpy": as_it_is, "torch": torch_over, "dlpack": Shared}
+
+
+def form_of(asked: str | Callable[[Any], Any]) -> Form:
+    """How outputs are given: a name, or a function of anything with DLPack. Raises RunError for another name."""
+    if callable(asked):
+        make = asked
+        return lambda array: make(Shared(array))
+    if asked not in FORMS:
+        raise RunError(
+            f"outputs cannot be given as {printable(str(asked))!r}: there are {listed(FORMS)}, or a function"
+        )
+    return FORMS[asked]
+
+
+class Views(Mapping[str, Any]):
+    """Outputs over the memory of an executable, by name. They are good until it runs again, or other memory is bound.
+
+    Afterwards a name is refused: what lies there is no longer that output. `hold` keeps one.
+    """
+
+    def __init__(
+        self, found: Mapping[str, Any], runs: Callable[[], int], hold: Callable[[str], Any], owner: str
+    ) -> None:
+        self._found = dict(found)
+        self._runs, self._made = runs, runs()
+        self._hold = hold
+        self._owner = owner
+        self._held: set[str] = set()
+
+    @property
+    def good(self) -> bool:
+        """Whether the executable has not run since."""
+        return self._runs() == self._made
+
+    def __getitem__(self, name: str) -> Any:
+        found = self._found[name]
+        if name not in self._held and not self.good:
+            raise RunError(
+                f"the view of {printable(name)!r} was good until the next run of {self._owner}: hold it before"
+            )
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __repr__(self) -> str:
+        until = "good until the next run" if self.good else "no longer good, since it ran again"
+        return f"<Views of {self._owner}: {listed(self._found)}; {until}>"
+
+    def hold(self, name: str) -> Any:
+        """An output that stays good for as long as it is there: see `Executable.hold`."""
+        if name not in self._held:
+            self[name]
+            self._found[name] = self._hold(name)
+            self._held.add(name)
+        return self._found[name]
