@@ -43,13 +43,14 @@ def rows(case: Case) -> Iterator[Row]:
     """A row for each policy, the program as it was written first."""
     ordered = replace(case, training=replace(case.training, flags=IN_ORDER))
     originals: list[Outcome] = []
-    kernels = scratch(encode(case.program))
+    kernels, least = scratch(encode(case.program)), 0
     for policy, make in POLICIES.items():
         program, sizes = make(case)
         raw = encode(program)
         exchanged = policy == AS_WRITTEN or isinstance(sizes, SizesOfRenamed)  # then the operators are the same
         memory = memory_of(program, sizes, case.keep, scratch=kernels if exchanged else scratch(raw))
-        figures = memory.collected.peak, memory.bound, memory.collected.with_scratch
+        least = least if exchanged and policy != AS_WRITTEN else memory.bound
+        figures = memory.collected.peak, least, memory.collected.with_scratch
         orders = [ordered] if policy == ARENA else [ordered, case]
         try:
             found = [run(raw, each.training) for each in orders]

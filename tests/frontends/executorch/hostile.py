@@ -8,11 +8,7 @@ right on random ways through the program over real bytes.
 
 from __future__ import annotations
 
-import argparse
 import random
-import sys
-import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +18,7 @@ from sublet.frontends.executorch.instructions import Method
 from sublet.frontends.executorch.program import Bytes
 from sublet.frontends.executorch.pte import methods_of
 from sublet.frontends.executorch.replay import replay
+from tests.frontends.damage import NAME, Format, arguments, tell
 from tests.frontends.executorch.executed import Executed
 
 PROGRAMS = sorted(Path(__file__).with_name("programs").glob("*.pte"))
@@ -32,17 +29,6 @@ def method(path: Path) -> Method:
     """The only method of a program."""
     (only,) = methods_of(path.read_bytes(), path.name)
     return only
-
-
-def damaged(raw: bytes, draw: random.Random) -> bytes:
-    """The file cut short, or with a few other bytes."""
-    if draw.random() < 0.1:
-        raw = raw[: draw.randrange(len(raw))]
-    several = bytearray(raw)
-    for _ in range(draw.randint(1, 4)):
-        if several:
-            several[draw.randrange(len(several))] = draw.randrange(256)
-    return bytes(several)
 
 
 def with_places(whole: Method, draw: random.Random) -> Method:
@@ -60,12 +46,20 @@ def with_places(whole: Method, draw: random.Random) -> Method:
     return replace(whole, values=values)
 
 
-def read(raw: bytes) -> bool:
-    """Whether a damaged file is read and judged. Anything but a ModelError that it raises is a mistake."""
-    with suppress(ModelError):
-        judged_programs([each.program() for each in methods_of(raw, "damaged.pte")])
-        return True
-    return False
+def used(_: bytes, methods: list[Method], __: bool) -> str:
+    """A program that was read is judged, or refused in words."""
+    try:
+        judged_programs([each.program() for each in methods])
+    except ModelError:
+        return "read, and refused"
+    return "judged"
+
+
+def files() -> list[bytes]:
+    return [path.read_bytes() for path in PROGRAMS]
+
+
+FILES = Format(files, lambda raw: methods_of(raw, NAME), used)
 
 
 def accepted(changed: Method) -> bool:
@@ -78,20 +72,13 @@ def accepted(changed: Method) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--flips", type=int, default=10_000)
+    parser = arguments(__doc__)
     parser.add_argument("--mutants", type=int, default=1_000)
     asked = parser.parse_args()
-    draw, begin = random.Random(0), time.monotonic()
-    files = [path.read_bytes() for path in PROGRAMS]
-    judged = sum(read(damaged(draw.choice(files), draw)) for _ in range(asked.flips))
-    methods = [method(path) for path in PROGRAMS]
+    tell(FILES, asked)
+    draw, methods = random.Random(asked.seed), [method(path) for path in PROGRAMS]
     right = sum(accepted(with_places(draw.choice(methods), draw)) for _ in range(asked.mutants))
-    seconds = time.monotonic() - begin
-    sys.stdout.write(
-        f"{asked.flips} damaged programs: {judged} judged, the others refused; {asked.mutants} changed plans: "
-        f"{right} accepted, all of which compute right ({seconds:.0f} s)\n"
-    )
+    print(f"{asked.mutants:>8} changed plans: {right} accepted, all of which compute right")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ from sublet.frontends.paddle.format.decoding import decode
 from sublet.frontends.paddle.format.encoding import encode
 from sublet.frontends.paddle.format.program import Attr, Block, Program, new_op, new_var
 from sublet.tensor import DType
+from tests.frontends.damage import judge_many
 from tests.frontends.paddle.given import BESIDE, program_files
-from tests.frontends.paddle.hostile import judge_many
+from tests.frontends.paddle.hostile import PROGRAMS
 
 
 def read(name: str) -> tuple[bytes, Program]:
@@ -163,6 +164,6 @@ def test_lying_bytes_are_refused_with_their_place(raw: bytes, message: str) -> N
 
 def test_damaged_programs_are_refused_or_read_as_they_are() -> None:
     """10,000 of them: `python -m tests.frontends.paddle.hostile`."""
-    tally = judge_many(100)
+    tally = judge_many(PROGRAMS, 100)
     assert tally["refused"] > 20
     assert tally.total() == 100

@@ -21,7 +21,8 @@ from sublet.ir.graph import CaseOf, While
 from sublet.planning.pipeline import plan_memory
 from sublet.tensor import DType, TensorSpec
 from tests.commands import Cli
-from tests.frontends.tflite.hostile import judge_many
+from tests.frontends.damage import judge_many
+from tests.frontends.tflite.hostile import MODELS
 from tests.frontends.tflite.written import ADD, G, O, T, branch, chain, counting, integer, loop, tflite
 
 
@@ -124,7 +125,7 @@ def test_what_cannot_be_followed_is_refused(make: Callable[[], bytes], words: st
 
 
 def test_damaged_files_are_dealt_with() -> None:
-    tally = judge_many(300)
+    tally = judge_many(MODELS, 300)
     assert sum(tally.values()) == 300
     assert min(tally["refused"], tally["read as a model"]) > 20
 
