@@ -95,6 +95,30 @@ def translation(arguments: argparse.Namespace) -> Built:
     return loss, feeds
 
 
+def lstm(arguments: argparse.Namespace) -> Built:
+    """An LSTM cell in a loop, of which only what it gives last is used: nothing comes of its last state.
+
+    Paddle writes the gradient of that without a data type, and does not parse the program that it wrote.
+    """
+    batch, source, wide = arguments.batch, arguments.source, 16
+    x = paddle.static.data("x", [batch, source, wide], "float32")
+    by_place, cell = paddle.transpose(x, [1, 0, 2]), nn.LSTMCell(wide, wide)
+    first, last = paddle.zeros([1], "int64"), paddle.full([1], source, "int64")
+    given, state = paddle.zeros([batch, wide]), paddle.zeros([batch, wide])
+    given.stop_gradient = state.stop_gradient = False
+
+    def step(place: Any, given: Any, state: Any) -> list[Any]:
+        given, states = cell(paddle.squeeze(paddle.gather(by_place, place), 0), (given, state))
+        return [place + 1, given, states[1]]
+
+    _, given, _ = paddle.static.nn.while_loop(lambda place, *_: place < last, step, [first, given, state])
+
+    def feeds(random: np.random.Generator) -> dict[str, np.ndarray]:
+        return {"x": random.standard_normal((batch, source, wide), dtype=np.float32)}
+
+    return given.mean(), feeds
+
+
 def resnet(arguments: argparse.Namespace) -> Built:
     """ResNet-50 as Paddle ships it, on square pictures."""
     batch, side = arguments.batch, arguments.side
@@ -162,7 +186,7 @@ def write(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="writes a training program with Paddle")
-    parser.add_argument("network", choices=["transformer", "translation", "resnet", "branch"])
+    parser.add_argument("network", choices=["transformer", "translation", "resnet", "branch", "lstm"])
     parser.add_argument("folder")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--layers", type=int, default=4)

@@ -98,7 +98,7 @@ def untyped(program: Program, *names: str) -> Program:
 
 
 def test_a_gradient_without_a_data_type_is_given_that_of_its_variable() -> None:
-    """Paddle writes such programs of its own LSTM, and does not parse them."""
+    """Paddle writes such programs of an LSTM cell in a loop, and does not parse them."""
     program = read("cond.pb")
     gradients = [name for name in program.blocks[0].vars if name.endswith("@GRAD")][:2]
     made, whole = transpile(untyped(program, *gradients)), transpile(program)

@@ -1,6 +1,7 @@
-"""What a program lacks that Paddle asks for: it writes gradients of its own LSTM without the type of their elements.
+"""What a program lacks that Paddle asks for: it writes some gradients without the type of their elements.
 
-Paddle does not parse such a program (`data_type` is a required field), nor what is rewritten from it.
+Those of what a loop gives and nobody uses: the last state of an LSTM cell. Paddle (2.6.2 and 3.0.0) does not parse such
+a program (`data_type` is a required field), nor what is rewritten from it.
 """
 
 from __future__ import annotations

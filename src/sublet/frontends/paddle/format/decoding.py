@@ -57,7 +57,7 @@ def _var(message: Message) -> Var:
 def _tensor(type_: Message, kind: str) -> tuple[DType | None, tuple[int, ...], int]:
     """Type of the elements, extents and level of detail, as far as they are told.
 
-    Paddle writes gradients of its own LSTM without the type of their elements.
+    Paddle writes some gradients without the type of their elements (`completing.py`).
     """
     tag, nested = TENSOR_FIELD.get(kind, (0, False))
     outer = type_.message(tag) if tag else None
