@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from sublet import modules, nn
 from sublet.api.binding import with_plan
+from sublet.api.weights import load_weights, open_weights, save_weights
 from sublet.checker import check
 from sublet.errors import SubletError
 from sublet.frontends.model import read_model
@@ -73,8 +74,10 @@ __all__ = [
     "layers",
     "less_memory",
     "load",
+    "load_weights",
     "modules",
     "nn",
+    "open_weights",
     "pack",
     "paddle",
     "parse",
@@ -82,6 +85,7 @@ __all__ = [
     "read_model",
     "run_poisoned",
     "save",
+    "save_weights",
     "to_text",
     "train_step",
     "verdict",

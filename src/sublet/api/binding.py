@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from sublet.runtime.given import content_for, in_place, listed
 from sublet.runtime.kernel import Array, Backend
 from sublet.runtime.kernels import Kernels, choose_kernels, scratch_of
 from sublet.runtime.tuning import WORKSPACE_BYTES, Tuner
+from sublet.runtime.weights import Weights
 from sublet.runtime.workspace import bytes_in_use, growth
 from sublet.tensor import TensorSpec
 
@@ -62,6 +63,7 @@ class Equipped:
     kernels    gives those that were chosen, and chooses anew where weights have changed
     contents   of the weights
     kept       bytes that backends allocated meanwhile and keep; None when nobody could tell
+    lender     whose memory of weights is used, which may hold another content any time
     """
 
     model: Model
@@ -69,6 +71,7 @@ class Equipped:
     kernels: MakeKernels
     contents: Mapping[Value, Any]
     kept: int | None
+    lender: Weights | None = None
 
     def proven(self, plan: MemoryPlan) -> MemoryPlan:
         """The plan, made elsewhere. Raises PlanError unless it is of this graph, PlanViolation when it is wrong."""
@@ -87,7 +90,11 @@ class Equipped:
             source.outputs,
             self.kept,
             source.remark,
+            source.constants,
         )
+        for name in executable.updated if self.lender is not None else ():
+            if self.lender is not None and name in self.lender and name in executable.weights:
+                executable.bind(name, self.lender.lent(name))
         if arena is not None:
             executable.bind("arena", arena)
         return executable
@@ -112,7 +119,9 @@ def equipped(
     graph, told = source.graph, dict((*source.recipe.conditions, *(plan.assumed if plan else ())))
     backends = backends_of(names, source)
     contents = _weights(source, weights or {})
-    arrays = {v: contents[v] for v in graph.constants if isinstance(v.spec, TensorSpec)}
+    lender = weights if isinstance(weights, Weights) else None
+    changing = frozenset(v for v in graph.weights if lender is not None and v.name in lender)
+    arrays = {v: contents[v] for v in graph.constants if isinstance(v.spec, TensorSpec) and v not in changing}
     preferred = _fastest(source, names, arrays, workspace) if autotune else {}
     for node in graph.walk():
         if not node.subgraphs:
@@ -124,7 +133,7 @@ def equipped(
     scratch = scratch_of(chosen)
     recipe = replace(source.recipe, scratch=scratch)
     with_memory = replace(source, graph=with_scratch(graph, dict(scratch)), recipe=recipe)
-    return Equipped(with_memory, source, _chosen_once(chosen, arrays, choose), contents, kept)
+    return Equipped(with_memory, source, _chosen_once(chosen, arrays, choose, changing), contents, kept, lender)
 
 
 def to_run(
@@ -159,13 +168,19 @@ def _require_right(plan: MemoryPlan, graph: Graph, asked: Sequence[tuple[str, in
     require_valid(graph, plan.schedule, plan)
 
 
-def _chosen_once(chosen: Kernels, arrays: Mapping[Value, Array], choose: MakeKernels) -> MakeKernels:
-    """Gives what was chosen before, if the weights lie where they lay; later they may have been changed in place."""
+def _chosen_once(
+    chosen: Kernels, arrays: Mapping[Value, Array], choose: MakeKernels, changing: Collection[Value]
+) -> MakeKernels:
+    """Gives what was chosen before, if the weights lie where they lay; later they may have been changed in place.
+
+    What those hold that are `changing` kernels are never shown.
+    """
     left = [chosen]
 
     def kernels(constants: Mapping[Value, Array]) -> Kernels:
         there = all(_address(constants[value]) == _address(given) for value, given in arrays.items())
-        return left.pop() if left and there else choose(constants)
+        shown = {value: content for value, content in constants.items() if value not in changing}
+        return left.pop() if left and there else choose(shown)
 
     return kernels
 
@@ -183,7 +198,8 @@ def _weights(model: Model, given: Mapping[str, Array]) -> dict[Any, Any]:
     missing: list[str] = []
     for value in model.graph.weights:
         if value.name in given:
-            contents[value] = content_for(value, given[value.name], f"weight {value.name}")
+            content = given.lent(value.name) if isinstance(given, Weights) else given[value.name]
+            contents[value] = content_for(value, content, f"weight {value.name}")
         elif value.name in model.weights:
             contents[value] = _aligned(model.weights[value.name].array())
         elif value.literal is not None and isinstance(value.spec, TensorSpec):

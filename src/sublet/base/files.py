@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from sublet.errors import SubletError
 
@@ -31,15 +33,21 @@ def write(path: str | Path, content: str | bytes, error: type[SubletError] = Sub
 
     Raises `error` when it cannot be written.
     """
+    write_parts(path, (content.encode() if isinstance(content, str) else content,), error)
+
+
+def write_parts(path: str | Path, parts: Iterable[Any], error: type[SubletError] = SubletError) -> None:
+    """The same, from bytes or arrays of bytes one after another."""
     try:
-        raw = content.encode() if isinstance(content, str) else content
         if Path(path).exists() and not Path(path).is_file():
-            Path(path).write_bytes(raw)  # a pipe or terminal cannot be replaced
+            with Path(path).open("wb") as pipe:  # a pipe or terminal cannot be replaced
+                pipe.writelines(parts)
             return
         target = Path(path).resolve()
         partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
         try:
-            partial.write_bytes(raw)
+            with partial.open("wb") as file:
+                file.writelines(parts)
             os.replace(partial, target)
         finally:
             partial.unlink(missing_ok=True)

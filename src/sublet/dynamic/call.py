@@ -13,10 +13,11 @@ from weakref import ref
 
 import numpy as np
 
+from sublet.base.interrupts import uninterrupted
 from sublet.dynamic import compared
 from sublet.dynamic.eager import OMITTED, Eager
 from sublet.dynamic.gradients import Held, gradients
-from sublet.dynamic.planned import Run, uninterrupted
+from sublet.dynamic.planned import Run
 from sublet.dynamic.record import Symbol
 from sublet.dynamic.storage import Storage
 from sublet.dynamic.tensor import EagerTensor, NumberTensor, Owner, Parameter

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import ref
 
 import numpy as np
 
+from sublet.base.arrays import array_of, gives_memory
 from sublet.dynamic.eager import Eager
 from sublet.dynamic.record import Symbol
+from sublet.dynamic.storage import Kind, Storage, element_type
 from sublet.dynamic.tensor import Owner, Parameter
 from sublet.errors import SpecError
 from sublet.nn.content import Drawn
@@ -27,6 +29,7 @@ class Declared:
         self._owner = owner
         self._eager = eager
         self.all: dict[str, Parameter] = {}
+        self.given: Mapping[str, Any] = {}  # contents of what is made later, by name
         self.prefix = ""
         self._used: set[str] = set()
         self._around: Named | None = None  # the module that is called
@@ -51,10 +54,18 @@ class Declared:
                 raise SpecError(at_line(f"{full!r} is {found._kind.spec} since it was made, and not {spec}"))
             return found
         kind = self._eager.kinds.of(spec)
-        _, storage = self._eager.stored(self._content(full, spec, initial), spec.dtype, kind)
+        given = self.given[full] if full in self.given else self._content(full, spec, initial)
+        storage = self.stored(full, kind, given)
         made = self.all[full] = Parameter(self._owner, kind, storage, Symbol(kind, True), full, trained)
         made.asked = (tuple(shape), dtype, trained)
         return made
+
+    def stored(self, full: str, kind: Kind, content: Any) -> Storage:
+        """Memory of its own with a content. Raises SpecError unless it has the shape and type of `full`."""
+        array = array_of(content, full) if gives_memory(content) else as_array(content, kind.dtype)
+        if (array.dtype, array.shape) != (element_type(kind), kind.spec.shape):
+            raise SpecError(at_line(f"{full!r} is {kind.spec}, and not {array.dtype}{list(array.shape)}"))
+        return self._eager.stored(array, kind.dtype, kind)[1]
 
     def forget(self, names: Sequence[str]) -> None:
         """Take back what was made."""

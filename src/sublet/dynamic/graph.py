@@ -17,6 +17,7 @@ from sublet.dynamic.gradients import Held, gradients
 from sublet.dynamic.remembered import Plans, Remembered
 from sublet.dynamic.storage import Storage
 from sublet.dynamic.tensor import EagerTensor, NumberTensor, Parameter, tensors_of
+from sublet.dynamic.weights import Weights
 from sublet.errors import GradientError, RunError, SpecError
 from sublet.ir.graph import Graph as Plain
 from sublet.ir.model import Model
@@ -127,9 +128,9 @@ class DynamicGraph:
         return [one for one in self._declared.all.values() if one.trained and one.dtype in FLOATS]
 
     @property
-    def weights(self) -> dict[str, EagerTensor]:
-        """All parameters and states by name."""
-        return dict(self._declared.all)
+    def weights(self) -> Weights:
+        """All parameters and states by name: to read, to set, and to save; see `Weights`."""
+        return Weights(self, self._declared)
 
     def key(self, seed: int = 0) -> EagerTensor:
         """A key of random numbers, another one each time: a state of the name "key", which starts as `seed`."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -188,23 +185,3 @@ def apart(parameter: Parameter, holders: int = 0) -> None:
         if parameter._storage is home:
             parameter._storage = moved
         parameter.home = moved
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """An interrupt waits until what is inside is done."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[Any] = []
-    before = signal.getsignal(signal.SIGINT)
-    if before is None:  # not from Python
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda *given: came.append(given))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if came and callable(before):
-            before(*came[0])

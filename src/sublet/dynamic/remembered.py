@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import update_wrapper
 from typing import Any, Protocol
 
+from sublet.base.interrupts import uninterrupted
 from sublet.dynamic.call import Call
 from sublet.dynamic.declared import Declared
 from sublet.dynamic.eager import Eager
-from sublet.dynamic.planned import Arena, Planned, Run, apart, uninterrupted
+from sublet.dynamic.planned import Arena, Planned, Run, apart
 from sublet.dynamic.rebuild import rebuilt
 from sublet.dynamic.record import Symbol
 from sublet.dynamic.storage import Storage

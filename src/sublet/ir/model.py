@@ -31,6 +31,7 @@ class Model:
     max_trips the declared maxima of rounds it was read with, by loop; "" stands for every loop
     remark    what its reader should be told, as that an optimiser refused it
     recipe    how its graph comes from its file
+    constants weights that the program itself contains: nobody trains or saves them
     warnings  what the file claims and is not so, and what must not run
     """
 
@@ -44,6 +45,7 @@ class Model:
     remark: str = ""
     recipe: Recipe = PLAIN
     warnings: tuple[Finding, ...] = ()
+    constants: frozenset[str] = frozenset()
 
 
 @runtime_checkable

@@ -1,7 +1,7 @@
 """Stacks of recurrent cells over sequences.
 
-A sequence goes through a loop of the graph (`While`), a round a step, in which nothing is copied; or through one
-fused command, which keeps the gates of all steps. A dynamic graph takes the command where there is one.
+A sequence goes through a loop of the graph (`While`), a round a step; or through one fused command, which keeps the
+gates of all steps. A dynamic graph takes the command where there is one.
 """
 
 from __future__ import annotations

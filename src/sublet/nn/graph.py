@@ -157,9 +157,7 @@ class Graph:
             value = self._literals.of(tuple(array.reshape(-1).tolist()), spec)
             return self._levels.tensor(value, self._levels.open[0])
         value = Value(self._root.names.fresh("constant"), spec)
-        self._weights.append(value)
-        self._contents[value.name] = Content(np.array(array, order="C"))
-        return self._levels.tensor(value, self._levels.open[0])
+        return self._fixed(value, Content(np.array(array, order="C")))
 
     def output(self, name: str, tensor: Tensor) -> None:
         """Give `tensor` back from each run, under this name; of what is updated, the content before the update."""
@@ -309,7 +307,9 @@ class Graph:
         )
         verify(graph)
         names = tuple(value.name for value in self._inputs)
-        return Model(graph, weights=dict(self._contents), inputs=names, outputs=tuple(self._outputs))
+        constants = frozenset(value.name for value in self._weights if value.name not in self._updatable)
+        contents = dict(self._contents)
+        return Model(graph, weights=contents, inputs=names, outputs=tuple(self._outputs), constants=constants)
 
     def _fixed(self, value: Value, content: Constant) -> Tensor:
         """A state: a weight that is not trained."""

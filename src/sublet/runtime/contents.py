@@ -62,20 +62,28 @@ class Contents:
         """A new content for an updated value."""
         self._put(value, content_for(value, content, what))
 
+    def replace(self, value: Value, content: Any) -> None:
+        """A new content, which is copied, for a weight that no run updates."""
+        self._weights[value] = content.copy() if isinstance(content, np.ndarray) else content
+        self._bound.discard(value.name)
+        self._load(value, self._weights[value])
+
     def load_weights(self) -> None:
         """Weights with storages of their own are used where they are; those in the arena are copied there."""
         for value, given in self._weights.items():
-            if value.name in self._bound:
-                continue
-            if not isinstance(value.spec, TensorSpec):
-                self._memory.cells[value.name].content = given
-                continue
-            content = content_for(value, given, f"weight {value.name}")
-            storage = bound_to(value.name)
-            if storage in self._memory.storages:
-                self._memory.bring(storage, in_place(content, value.spec.dtype.bits // 8), f"weight {value.name}", 1)
-            else:
-                self._put(value, content)
+            if value.name not in self._bound:
+                self._load(value, given)
+
+    def _load(self, value: Value, given: Any) -> None:
+        if not isinstance(value.spec, TensorSpec):
+            self._memory.cells[value.name].content = given
+            return
+        content = content_for(value, given, f"weight {value.name}")
+        storage = bound_to(value.name)
+        if storage in self._memory.storages:
+            self._memory.bring(storage, in_place(content, value.spec.dtype.bits // 8), f"weight {value.name}", 1)
+        else:
+            self._put(value, content)
 
     def bind(self, name: str, memory: Any) -> tuple[str, bool]:
         """Let a value be the caller's memory.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Lock
@@ -29,6 +29,7 @@ from sublet.runtime.results import Form, Views, as_it_is, form_of
 from sublet.runtime.rounds import stacked_outputs
 from sublet.runtime.state import State
 from sublet.runtime.streams import Workers
+from sublet.runtime.weights import Weights
 from sublet.runtime.workspace import (
     NOT_YET,
     Allocated,
@@ -69,11 +70,13 @@ class Executable:
         outputs: Sequence[str] = (),
         kept_bytes: int | None = 0,
         remark: str = "",
+        constants: Collection[str] = (),
     ) -> None:
         """`weights` are the contents of `graph.weights`; `inputs` and `outputs` name those of the graph anew.
 
         `kept_bytes` is what backends allocated and kept before, None when nobody could tell; `remark` is what its
-        user should be told about the model. That the plan is of this graph and right is for the caller to know.
+        user should be told about the model; `constants` names weights that the program itself contains. That the plan
+        is of this graph and right is for the caller to know.
         """
         self.graph = graph
         self.plan = plan
@@ -95,6 +98,8 @@ class Executable:
         self._runs = 0  # how often what lies in its memory became something else
         self._there = False  # whether outputs of a run lie there
         self._kept = kept_bytes
+        parts = self._contents, self._memory, self._state
+        self.weights = Weights(graph, *parts, constants, self.inputs, self._lock, self._forget)
         self._allocated = Allocated(reason=NOT_YET)
 
     def __repr__(self) -> str:
@@ -170,12 +175,11 @@ class Executable:
                 self._memory.bring(name, raw, f"the {name}", self.plan.alignment)
                 self._contents.load_weights()
                 self._state.restore(saved)
-                self._forget_programs()
+                self._forget()
                 return
             storage, other_weight = self._contents.bind(name, memory)
             if other_weight:
-                self._kernels = None  # they were chosen for the content it had
-                self._forget_programs()
+                self._forget(content=True)
             else:
                 self._rebind(storage)
 
@@ -294,9 +298,12 @@ class Executable:
                 for name, arena in before.items():
                     self._memory.bring(name, arena, f"the {name}", 1)
 
-    def _forget_programs(self) -> None:
+    def _forget(self, content: bool = False) -> None:
+        """Programs, for memory is another one; and with another `content` of weights kernels, which know it."""
         self._program = None
         self._programs.clear()
+        if content:
+            self._kernels = None
 
     def _rebind(self, storage: str) -> None:
         """Let programs find a storage where it is now: those of their calls are bound anew that hold its address."""
@@ -311,7 +318,7 @@ class Executable:
                 done = done and program.holders.rebind(storage, bind)
         finally:
             if not done:
-                self._forget_programs()
+                self._forget()
 
     def _built(self, watch: Watch, workers: Workers | None) -> Program:
         bind = partial(bind_node, kernels=self._chosen())

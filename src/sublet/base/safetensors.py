@@ -1,0 +1,175 @@
+"""The safetensors format: a header in JSON that says where the bytes of each tensor lie, and the bytes.
+
+A file is a stranger's: its header is held against its length before a tensor is looked at, and nothing in it is run.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sublet.base.files import write_parts
+from sublet.base.numpy_types import NUMPY
+from sublet.base.printable import printable
+from sublet.errors import ModelError
+from sublet.tensor import DType
+
+Array = NDArray[Any]
+
+TYPES: dict[str, np.dtype[Any]] = {
+    name: NUMPY[dtype]
+    for name, dtype in {
+        "BOOL": DType.BOOL,
+        "U8": DType.U8,
+        "I8": DType.I8,
+        "F8_E4M3": DType.F8E4M3FN,
+        "F8_E4M3FNUZ": DType.F8E4M3FNUZ,
+        "F8_E5M2": DType.F8E5M2,
+        "F8_E5M2FNUZ": DType.F8E5M2FNUZ,
+        "F8_E8M0": DType.F8E8M0FNU,
+        "I16": DType.I16,
+        "U16": DType.U16,
+        "F16": DType.F16,
+        "BF16": DType.BF16,
+        "I32": DType.I32,
+        "U32": DType.U32,
+        "F32": DType.F32,
+        "F64": DType.F64,
+        "I64": DType.I64,
+        "U64": DType.U64,
+        "C64": DType.C64,
+    }.items()
+}
+NAMES = {dtype: name for name, dtype in TYPES.items()}
+METADATA = "__metadata__"
+MAX_HEADER = 100_000_000
+"""Bytes of a header, as the reference implementation bounds it."""
+MAX_AXES = 64
+LENGTH = 8
+"""Bytes that tell the length of the header."""
+
+
+class Tensors(Mapping[str, Array]):
+    """The tensors of a file, read-only and mapped: only what is looked at is read.
+
+    The file must stay as it is while they are used; one that is replaced as a whole, as `write_tensors` does it, does.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Raises ModelError when the file cannot be read or its header does not fit it."""
+        self.path = path
+        self._map = _mapped(path)
+        try:
+            size = int.from_bytes(self._map[:LENGTH], "little")
+            self._begin = LENGTH + size
+            header = _header(self._map, size)
+            self._entries = {name: _Entry(name, told) for name, told in header.items() if name != METADATA}
+            _require_cover(self._entries.values(), len(self._map) - self._begin)
+        except _Wrong as error:
+            raise ModelError(f"{path}: no valid safetensors file: {error}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __getitem__(self, name: str) -> Array:
+        entry = self._entries[name]
+        flat = np.frombuffer(self._map, np.uint8, entry.end - entry.begin, self._begin + entry.begin)
+        return flat.view(entry.dtype).reshape(entry.shape)
+
+
+class _Wrong(Exception):
+    """What is wrong with a header."""
+
+
+class _Entry:
+    """What the header says of one tensor."""
+
+    def __init__(self, name: str, told: Any) -> None:
+        self.name = printable(name)
+        if not isinstance(told, dict) or told.keys() != {"dtype", "shape", "data_offsets"}:
+            raise _Wrong(f"tensor {self.name!r} must have dtype, shape and data_offsets, and nothing else")
+        dtype, shape, offsets = told["dtype"], told["shape"], told["data_offsets"]
+        if not isinstance(dtype, str) or dtype not in TYPES:
+            raise _Wrong(f"tensor {self.name!r} has the type {printable(str(dtype))[:40]!r}, which is not known here")
+        if not _naturals(shape) or len(shape) > MAX_AXES or not _naturals(offsets) or len(offsets) != 2:
+            raise _Wrong(f"tensor {self.name!r}: shape and data_offsets must be lists of integers from 0 on")
+        self.dtype, self.shape, (self.begin, self.end) = TYPES[dtype], tuple(shape), offsets
+        needed = self.dtype.itemsize
+        for extent in shape:
+            needed *= extent
+        if self.end - self.begin != needed:
+            raise _Wrong(f"tensor {self.name!r} takes {needed:,} bytes, and is told {self.begin:,} to {self.end:,}")
+
+
+def _naturals(given: Any) -> bool:
+    return isinstance(given, list) and all(type(item) is int and 0 <= item < 2**63 for item in given)
+
+
+def _mapped(path: str | Path) -> mmap.mmap:
+    try:
+        with Path(path).open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as cause:
+        raise ModelError(f"{path}: cannot be read: {getattr(cause, 'strerror', None) or cause}") from None
+
+
+def _header(content: mmap.mmap, size: int) -> dict[str, Any]:
+    if len(content) < LENGTH or size > len(content) - LENGTH:
+        raise _Wrong(f"it has {len(content):,} bytes, too few for the header it tells of")
+    if size > MAX_HEADER:
+        raise _Wrong(f"its header has {size:,} bytes, more than {MAX_HEADER:,}")
+    try:
+        found = json.loads(content[LENGTH : LENGTH + size].decode(), object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise _Wrong(f"its header is no JSON: {printable(str(error))[:200]}") from None
+    if not isinstance(found, dict):
+        raise _Wrong("its header is no object of JSON")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _Wrong("its header has a name twice")
+    return found
+
+
+def _require_cover(entries: Any, nbytes: int) -> None:
+    """Raise unless the tensors lie one after another over all bytes."""
+    end = 0
+    for entry in sorted(entries, key=lambda entry: (entry.begin, entry.end)):
+        if entry.begin != end:
+            what = "overlaps another" if entry.begin < end else f"leaves bytes from {end:,} on to nobody"
+            raise _Wrong(f"tensor {entry.name!r} begins at {entry.begin:,}: it {what}")
+        end = entry.end
+    if end != nbytes:
+        raise _Wrong(f"its tensors take {end:,} bytes, and it has {nbytes:,} for them")
+
+
+def write_tensors(path: str | Path, tensors: Mapping[str, Array]) -> None:
+    """Write a file, whole or not at all, the widest types first. Raises ModelError where that cannot be."""
+    for name, array in tensors.items():
+        if array.dtype not in NAMES:
+            raise ModelError(f"{path}: {printable(name)!r} is of {array.dtype}, which safetensors does not have")
+    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    header, end = {}, 0
+    for name in order:
+        array = tensors[name]
+        begin, end = end, end + array.nbytes
+        header[name] = {"dtype": NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH)
+    arrays = (np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8) for name in order)
+    write_parts(path, (len(text).to_bytes(LENGTH, "little"), text, *arrays), ModelError)

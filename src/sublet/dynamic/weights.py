@@ -1,0 +1,68 @@
+"""The weights of a dynamic graph by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from sublet.base.interrupts import uninterrupted
+from sublet.base.printable import printable
+from sublet.dynamic.declared import Declared
+from sublet.dynamic.tensor import EagerTensor, Owner
+from sublet.errors import SpecError
+from sublet.nn.lines import at_line
+from sublet.runtime.kernel import Array
+
+
+class Weights(Mapping[str, EagerTensor]):
+    """Every parameter and state that was made so far, by name.
+
+    `weights[name]` is the tensor itself; `weights[name] = array` gives it a copy of another content.
+    """
+
+    def __init__(self, owner: Owner, declared: Declared) -> None:
+        self._owner, self._declared = owner, declared
+
+    def __repr__(self) -> str:
+        all_ = self._declared.all.values()
+        return f"<Weights: {len(all_)}, {sum(one._kind.spec.nbytes for one in all_):,} bytes>"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._declared.all)
+
+    def __len__(self) -> int:
+        return len(self._declared.all)
+
+    def __getitem__(self, name: str) -> EagerTensor:
+        return self._declared.all[name]
+
+    def __setitem__(self, name: str, content: Any) -> None:
+        self.take({name: content})
+
+    def take(self, contents: Mapping[str, Any]) -> None:
+        """Put other contents in place of several: all are checked before the first is.
+
+        Raises SpecError for an unknown name, for a type or shape that does not fit, and in a remembered call.
+        """
+        if self._owner.calling is not None:
+            raise SpecError(at_line("weights are set outside of remembered functions; inside d.update changes them"))
+        unknown = [name for name in contents if name not in self._declared.all]
+        if unknown:
+            raise SpecError(at_line(f"there is no weight {printable(unknown[0])!r} yet"))
+        tensors = {name: self._declared.all[name] for name in contents}
+        made = {name: self._declared.stored(name, one._kind, contents[name]) for name, one in tensors.items()}
+        with uninterrupted():
+            for name, storage in made.items():
+                tensors[name].take(storage)
+
+    def later(self, contents: Mapping[str, Any]) -> None:
+        """What is made from now on starts as it does there, if it is there."""
+        self._declared.given = contents
+
+    @contextmanager
+    def reading(self) -> Iterator[dict[str, Array]]:
+        """All of them where they lie. Raises SpecError in a remembered call."""
+        if self._owner.calling is not None:
+            raise SpecError(at_line("weights are saved outside of remembered functions"))
+        yield {name: one._storage.array for name, one in self._declared.all.items() if one._storage is not None}

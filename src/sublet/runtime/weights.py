@@ -1,0 +1,126 @@
+"""The weights of an executable by name: to read, set, save, and share with others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any
+
+from sublet.base.interrupts import uninterrupted
+from sublet.base.printable import printable
+from sublet.errors import RunError
+from sublet.ir.graph import Graph, Value
+from sublet.plan import bound_to
+from sublet.runtime.contents import Contents
+from sublet.runtime.given import content_for, listed
+from sublet.runtime.kernel import Array
+from sublet.runtime.memory import Memory
+from sublet.runtime.state import State
+from sublet.tensor import TensorSpec
+
+
+class Weights(Mapping[str, Any]):
+    """Every parameter, state and frozen weight by name, what the optimiser remembers and the random key included.
+
+    `weights[name]` is a copy of what the next run starts from; `weights[name] = array` puts another content there.
+    `sublet.compile(..., weights=executable.weights)` makes another executable that computes in the same memory.
+    Constants of the program are not among them, and an input that is updated is once it was given.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        contents: Contents,
+        memory: Memory,
+        state: State,
+        constants: Collection[str],
+        inputs: Mapping[str, Value],
+        lock: Lock,
+        changed: Callable[[bool], None],
+    ) -> None:
+        """`changed` is told when memory is another one, and whether kernels were chosen for what it held."""
+        self._updated = frozenset(graph.updated)
+        self._values = {v.name: v for v in graph.weights if v.literal is None and v.name not in constants}
+        self._inputs = {name: value for name, value in inputs.items() if value in self._updated}
+        self._values |= self._inputs
+        self._contents, self._memory, self._state = contents, memory, state
+        self._lock, self._changed = lock, changed
+
+    def __repr__(self) -> str:
+        return f"<Weights: {len(self)}, {sum(value.nbytes for value in self._there().values()):,} bytes>"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._there())
+
+    def __len__(self) -> int:
+        return len(self._there())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._there()
+
+    def __getitem__(self, name: str) -> Any:
+        with self._lock:
+            found = self._array(self._named(name), name)
+            return found.copy() if hasattr(found, "copy") else found
+
+    def __setitem__(self, name: str, content: Any) -> None:
+        self.take({name: content})
+
+    def take(self, contents: Mapping[str, Any]) -> None:
+        """Put other contents in place of several: all are checked before the first is, and an interrupt waits.
+
+        Raises RunError for an unknown name, or a type or shape that does not fit.
+        """
+        with self._lock, uninterrupted():
+            values = {name: self._values[self._known(name)] for name in contents}
+            given = {name: content_for(value, contents[name], f"weight {name}") for name, value in values.items()}
+            for name, content in given.items():
+                if values[name] in self._updated:
+                    self._contents.give(values[name], content, f"weight {name}")
+                else:
+                    self._contents.replace(values[name], content)
+            if not self._updated.issuperset(values.values()):
+                self._changed(True)
+
+    @contextmanager
+    def reading(self) -> Iterator[dict[str, Array]]:
+        """All of them where they lie, while nobody runs."""
+        with self._lock:
+            yield {name: self._array(self._named(name), name) for name in self._there()}
+
+    def lent(self, name: str) -> Array:
+        """The memory of a weight, where it stays from now on. It is good until it is bound to other memory.
+
+        Raises RunError when it lies in the arena.
+        """
+        with self._lock:
+            value = self._named(name)
+            if bound_to(value.name) not in self._memory.storages:
+                raise RunError(f"weight {printable(name)!r} lies in the arena: plan with weights='bound' to share it")
+            if any(value.name in cycle for cycle in self._memory.plan.exchanged):
+                self._memory.callers.add(bound_to(value.name))
+                self._changed(False)
+            return self._memory.here().array(value)
+
+    def later(self, contents: Mapping[str, Any]) -> None:
+        """An executable makes no weights later."""
+
+    def _there(self) -> dict[str, Value]:
+        return {
+            name: value for name, value in self._values.items() if name not in self._inputs or self._state.known(value)
+        }
+
+    def _known(self, name: str) -> str:
+        if name not in self._values:
+            raise RunError(f"there is no weight {printable(name)!r}; there are {listed(self._values)}")
+        return name
+
+    def _named(self, name: str) -> Value:
+        value = self._values[self._known(name)]
+        return self._state.readable(value, name) if value in self._updated else value
+
+    def _array(self, value: Value, name: str) -> Any:
+        if not isinstance(value.spec, TensorSpec):
+            raise RunError(f"weight {printable(name)!r} lies outside the plan: {value.spec}")
+        return self._memory.here().array(value)
