@@ -87,5 +87,5 @@ def self_attention(
 
 def lstm(xs: Tensor, units: int, *, name: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """A loop of LSTM cells over xs[T, B, I] from zero; gives all h[T, B, units], the last h and the last c."""
-    ys, [(h, c)] = LSTM(units, hidden_bias=False, name=name)(xs)
+    ys, [(h, c)] = LSTM(units, hidden_bias=False, fused=False, name=name)(xs)
     return ys, h, c

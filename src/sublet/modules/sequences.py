@@ -1,7 +1,7 @@
 """Stacks of recurrent cells over sequences.
 
 A sequence goes through a loop of the graph (`While`), a round a step; or through one fused command, which keeps the
-gates of all steps. A dynamic graph takes the command where there is one.
+gates of all steps. A gradient needs these anyway, so the command pays in training, and in evaluation the loop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class Recurrent(Module):
     """Layers of cells over xs[T, B, I]: gives ys[T, B, units], twice as wide in both directions, and the last states.
 
     States, also `initial` ones, are a list: for each layer, and in it for each direction, h[B, units], or (h, c) with
-    an LSTM. `fused` computes a sequence by one command instead of a loop. `dropout` drops between layers.
+    an LSTM. `fused=True` computes a sequence by one command, `fused=False` by a loop, unless said by the command in
+    training and on a dynamic graph. `dropout` drops between layers.
     """
 
     units: int
@@ -66,7 +67,8 @@ class Recurrent(Module):
         graph = self.graph_of(xs, "T B I")
         state = cell.zero(graph, xs) if initial is None else state_of(initial)
         with graph.module(cell):
-            if cell.fused and (self.fused or (self.fused is None and not isinstance(graph, Graph))):
+            pays = graph.training or not isinstance(graph, Graph)
+            if cell.fused and (pays if self.fused is None else self.fused):
                 return _fused(cell, xs, state, backwards)
             return (_looped if isinstance(graph, Graph) else _unrolled)(cell, xs, state, backwards)
 
@@ -77,7 +79,8 @@ def _looped(cell: Cell, xs: Tensor, state: State, backwards: bool) -> tuple[Tens
     with graph.while_(dict(zip(names, state, strict=True)), over={"x": xs}, backwards=backwards) as loop:
         after = cell.step(loop["x"], tuple(loop[name] for name in names))
         loop.next(**dict(zip(names, after, strict=True)))
-        loop.stack(hs=after[0])
+        rows = {f"{name}s": one for name, one in zip(names, after, strict=True)}
+        loop.stack(**(rows if graph.training else {"hs": after[0]}))  # what a backward loop reads needs no copy then
     return loop["hs"], tuple(loop[name] for name in names)
 
 
