@@ -144,9 +144,8 @@ class Executable:
             apart = storage in self._memory.storages and self._memory.ended().region(value).storage == storage
             exchanged = any(value.name in cycle for cycle in self.plan.exchanged)
             if not apart or exchanged or value in self.graph.updated:
-                raise RunError(
-                    f"{name!r} has no memory of its own: plan with io='bound', or take the copy a call gives"
-                )
+                hint = "plan with io='bound', or take the copy a call gives"
+                raise RunError(f"{name!r} has no memory of its own: {hint}")
             if not self._there:
                 raise RunError(f"{name!r} is not there: run first, and hold it before other memory is bound")
             found = self._form(self._result(value, self._memory.ended(), copy=False))
@@ -337,12 +336,8 @@ class Executable:
 
     def _chosen(self) -> Kernels:
         if self._kernels is None:
-            constants = {
-                value: self._memory.here().array(value)
-                for value in self.graph.constants
-                if isinstance(value.spec, TensorSpec)
-            }
-            self._kernels = self._make_kernels(constants)
+            here, known = self._memory.here(), self.graph.constants
+            self._kernels = self._make_kernels({v: here.array(v) for v in known if isinstance(v.spec, TensorSpec)})
         return self._kernels
 
     def _begin(self) -> None:
