@@ -46,6 +46,12 @@ def language(g: sublet.Graph, batch: int) -> Tensor:
     return nn.softmax_cross_entropy(logits, g.input("labels", (batch * 128,), "i64"))[0].mean()
 
 
+def recurrent_language(g: sublet.Graph, batch: int) -> Tensor:
+    """A language model of an LSTM, a loop over 35 words, each predicted."""
+    logits = text.lstm_language(g.input("tokens", (35, batch), "i64")).reshape(35 * batch, -1)
+    return nn.softmax_cross_entropy(logits, g.input("labels", (35 * batch,), "i64"))[0].mean()
+
+
 def recurrent(steps: int) -> Write:
     """An LSTM of 512 units over `steps` vectors of 256, unrolled."""
 
@@ -74,6 +80,7 @@ NETWORKS: Mapping[str, Write] = {
     "LSTM, 128 steps": recurrent(128),
     "LSTM, loop": recurrent_loop,
     "GPT-2 small": language,
+    "LSTM language model": recurrent_language,
 }
 
 

@@ -72,3 +72,19 @@ def lstm_unrolled(xs: Tensor, units: int = 512) -> Tensor:
     for t in range(steps):
         h, c, *_ = nn.lstm_cell(nn.linear(xs[t], w, b) + nn.linear(h, u), c)
     return h
+
+
+def lstm_language(tokens: Tensor, *, vocabulary: int = 10_000, width: int = 256, units: int = 512) -> Tensor:
+    """A language model (Zaremba et al., 2014) of one LSTM, a loop over tokens[T, B]: logits[T, B, vocabulary]."""
+    graph, (_, batch) = graph_of(tokens), tokens.shape
+    bound = 1 / sqrt(units)
+    w = graph.parameter("input_weight", (4 * units, width), initial=layers.uniform(bound))
+    u = graph.parameter("hidden_weight", (4 * units, units), initial=layers.uniform(bound))
+    b = graph.parameter("bias", (4 * units,), initial=layers.uniform(bound))
+    zero = graph.constant(np.zeros((batch, units)), "f32")
+    xs = nn.linear(layers.embedding(tokens, vocabulary, width, name="words"), w, b)
+    with graph.while_({"h": zero, "c": zero}, over={"x": xs}) as loop:
+        h, c, *_ = nn.lstm_cell(loop["x"] + nn.linear(loop["h"], u), loop["c"])
+        loop.next(h=h, c=c)
+        loop.stack(hs=h)
+    return layers.dense(loop["hs"], vocabulary, name="next")

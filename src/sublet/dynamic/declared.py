@@ -16,9 +16,9 @@ from sublet.dynamic.storage import Kind, Storage, element_type
 from sublet.dynamic.tensor import Owner, Parameter
 from sublet.errors import SpecError
 from sublet.nn.content import Drawn
-from sublet.nn.graph import Graph, as_array
+from sublet.nn.graph import as_array, spec_for
 from sublet.nn.lines import at_line
-from sublet.nn.naming import Named, name_in
+from sublet.nn.naming import Named, free, name_in
 from sublet.tensor import DType, TensorSpec
 
 
@@ -48,7 +48,7 @@ class Declared:
             return found
         if shape is None:
             shape = () if initial is None or callable(initial) else np.shape(initial)
-        spec = Graph._spec(shape, dtype)
+        spec = spec_for(shape, dtype)
         if found is not None:
             if found._kind.spec != spec or found.trained != trained:
                 raise SpecError(at_line(f"{full!r} is {found._kind.spec} since it was made, and not {spec}"))
@@ -102,11 +102,7 @@ class Declared:
 
     def unused(self, name: str) -> str:
         """A name for a scope that has not been open yet, since the one around it was entered."""
-        number, found = 1, name
-        while f"{self.prefix}{found}/" in self._used:
-            number += 1
-            found = f"{name}_{number}"
-        return found
+        return free(self._used, self.prefix, name)
 
     @contextmanager
     def anew(self) -> Iterator[None]:

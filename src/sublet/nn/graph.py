@@ -90,7 +90,7 @@ class Graph:
     def input(self, name: str, shape: Sequence[int] = (), dtype: DType | str = "f32") -> Tensor:
         """A tensor that the caller gives at each run. Raises SpecError for a bad shape or type, or a taken name."""
         self._levels.require_root(f"the input {name!r} is declared")
-        value = self._declared(name, self._spec(shape, dtype))
+        value = self._declared(name, spec_for(shape, dtype))
         self._inputs.append(value)
         return self._levels.tensor(value)
 
@@ -104,7 +104,7 @@ class Graph:
         """
         if shape is None:
             shape = () if initial is None or callable(initial) else np.shape(initial)
-        spec = self._spec(shape, dtype)
+        spec = spec_for(shape, dtype)
         there = self._there(name, spec, trained=True)
         if there is not None:
             return there
@@ -130,7 +130,7 @@ class Graph:
 
         `initial` is as for a parameter.
         """
-        spec = self._spec(shape, dtype)
+        spec = spec_for(shape, dtype)
         there = self._there(name, spec, trained=False)
         if there is not None:
             return there
@@ -363,19 +363,20 @@ class Graph:
             raise SpecError(at_line(f"the content of {name!r} has the shape {list(array.shape)}, not {spec}"))
         return Content(np.array(np.broadcast_to(array, spec.shape), order="C"))
 
-    @staticmethod
-    def _spec(shape: Sequence[int], dtype: DType | str) -> TensorSpec:
-        try:
-            extents = tuple(integer(extent) for extent in shape)
-        except TypeError:
-            raise SpecError(at_line(f"the shape {shape!r} must be a sequence of integers")) from None
-        try:
-            kind = dtype_of(dtype)
-            return TensorSpec(kind, extents)
-        except SpecError:
-            raise
-        except SubletError as error:
-            raise SpecError(at_line(str(error))) from None
+
+def spec_for(shape: Sequence[int], dtype: DType | str) -> TensorSpec:
+    """The spec of what a user declares. Raises SpecError, which begins with the user's line."""
+    try:
+        extents = tuple(integer(extent) for extent in shape)
+    except TypeError:
+        raise SpecError(at_line(f"the shape {shape!r} must be a sequence of integers")) from None
+    try:
+        kind = dtype_of(dtype)
+        return TensorSpec(kind, extents)
+    except SpecError:
+        raise
+    except SubletError as error:
+        raise SpecError(at_line(str(error))) from None
 
 
 def as_array(content: Any, dtype: DType | None = None) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -29,6 +29,15 @@ def name_in(around: Named | None, module: Named) -> str | None:
     return next((name for name, child in around.children() if child is module), None)
 
 
+def free(taken: Container[str], prefix: str, name: str) -> str:
+    """The first of `name`, `name_2`, `name_3`, ... whose scope below `prefix` is not taken."""
+    number, found = 1, name
+    while f"{prefix}{found}/" in taken:
+        number += 1
+        found = f"{name}_{number}"
+    return found
+
+
 class Naming:
     """The scopes that were open so far.
 
@@ -52,12 +61,7 @@ class Naming:
 
         In a module that is called again, one that has not been open since it is.
         """
-        taken = self.scopes if self._used is None else self._used
-        number, found = 1, name
-        while f"{prefix}{found}/" in taken:
-            number += 1
-            found = f"{name}_{number}"
-        return found
+        return free(self.scopes if self._used is None else self._used, prefix, name)
 
     def path(self, prefix: str, module: Named) -> str:
         """The scope of a module that is called in the scope `prefix`: the one of its first call."""
