@@ -19,6 +19,7 @@ from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import spec_of
 from sublet.passes.autodiff import backward, differentiable
 from sublet.runtime.backends.reference import Reference
+from tests.dynamic.counted import Counted
 from tests.nn.examples import EXAMPLES, case_of
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
@@ -279,6 +280,34 @@ def test_dropout_draws_other_numbers_each_time() -> None:
     first, second = (layers.dropout(x, 0.5, name="drop").numpy() for _ in range(2))
     assert 400 < np.count_nonzero(first) < 600
     assert (first != second).any()
+
+
+def test_what_is_still_there_is_not_computed_again() -> None:
+    counted = Counted()
+    d = sublet.DynamicGraph(counted)
+    x, w, key = d.tensor(X), d.parameter("w", initial=X), d.tensor(7)
+    once = nn.tanh(x), nn.tanh(x), x * 2, x * 2, nn.split(x, sizes=(1, 2), axis=0), nn.split(x, sizes=(1, 2), axis=0)
+    assert counted.since() == {"nn.tanh": 1, "nn.mul": 1, "nn.split": 1}
+    assert once[0] is once[1]
+    with d.no_grad():
+        assert nn.tanh(x) is not once[0], "no gradient goes through this one"
+    (by_x,) = sublet.gradients((once[0] * once[1]).sum(), [x])
+    np.testing.assert_allclose(by_x.numpy(), 2 * np.tanh(X) * (1 - np.tanh(X) ** 2), rtol=1e-5)
+    counted.since()
+    dropped = nn.exp(x).numpy(), nn.exp(x).numpy()  # nobody holds the first
+    several = nn.tanh(w), nn.tanh(w), nn.dropout(x, key, rate=0.5, stream=1), nn.dropout(x, key, rate=0.5, stream=1)
+    assert counted.since() == {"nn.exp": 2, "nn.tanh": 2, "nn.dropout": 2}
+    del dropped, several
+    d.update(w, w * 3)
+    np.testing.assert_allclose(nn.tanh(w).numpy(), np.tanh(3 * X), rtol=1e-6)
+
+
+def test_results_that_are_gone_are_not_kept_in_mind() -> None:
+    d = sublet.DynamicGraph("reference")
+    x = d.tensor(X)
+    for i in range(500):
+        assert float((x + float(i)).sum() - x.sum()) == pytest.approx(12 * i, rel=1e-5)
+    assert len(x.results or ()) <= 128
 
 
 MISTAKES: dict[str, tuple[type[Exception], Callable[[sublet.DynamicGraph, Any], Any]]] = {

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,7 @@ import pytest
 import sublet
 from sublet import layers, nn
 from sublet.errors import GradientError, KernelError, RunError
-from sublet.ir.graph import Node
-from sublet.runtime.backends.reference import Reference
-from sublet.runtime.kernel import Call, Kernel
+from tests.dynamic.counted import Counted
 from tests.dynamic.programs import disagreement
 from tests.dynamic.test_eager import network
 
@@ -56,41 +53,6 @@ def test_a_remembered_step_is_the_static_one(optimizer: Any) -> None:
     assert step.root.latest().plan.executable.copied_bytes == 0
     for name, tensor in d.weights.items():
         np.testing.assert_allclose(tensor.numpy(), static.state(name), rtol=2e-3, atol=2e-5)
-
-
-class Counted:
-    """A backend that counts what its kernels compute."""
-
-    name = "counted"
-
-    def __init__(self) -> None:
-        self.runs: Counter[str] = Counter()
-
-    def kernel(self, node: Node, constants: Mapping[Any, Any]) -> Kernel | None:
-        kernel = Reference().kernel(node, constants)
-        return kernel and CountedKernel(kernel, node.op, self.runs)
-
-    def since(self) -> Counter[str]:
-        found, self.runs = self.runs.copy(), self.runs
-        self.runs.clear()
-        return found
-
-
-class CountedKernel:
-    scratch = 0
-    keeps = True
-
-    def __init__(self, kernel: Kernel, op: str, runs: Counter[str]) -> None:
-        self.kernel, self.op, self.runs = kernel, op, runs
-
-    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Call:
-        call = self.kernel.bind(inputs, outputs, scratch)
-
-        def run() -> None:
-            self.runs[self.op] += 1
-            call()
-
-        return run
 
 
 def test_nothing_is_computed_twice_across_cuts() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sublet.base.numpy_types import NUMPY
+from sublet.dynamic import living
 from sublet.dynamic.commands import Used, used
 from sublet.dynamic.programs import WRITTEN, Program, Written
 from sublet.dynamic.record import Applied, Result, Symbol
@@ -68,19 +69,29 @@ class Eager:
             if made is not None:
                 return (made,)
         found, operands = self.find(op, inputs, attrs)
+        recording = found.recorded and self.recording
+        if self._owner.calling is not None or not living.remembers(found, operands):
+            return self._apply(found, operands, recording)
+        there = living.living(found, operands, recording)
+        if there is None:
+            there = self._apply(found, operands, recording)
+            living.note(found, operands, recording, there)
+        return there
+
+    def _apply(self, found: Any, operands: Sequence[Any], recording: bool) -> tuple[EagerTensor, ...]:
         storages = [one._storage for one in operands]
         if None in storages:
             storages = [self._there(one) for one in operands]
         results = self.compute(found, storages)
         kinds, owner = found.outputs, self._owner
-        if not (found.recorded and self.recording):
+        if not recording:
             return tuple(map(EagerTensor, [owner] * len(kinds), kinds, results))
         symbols = [Symbol(kind, True) for kind in kinds]
         self.record(found, [one.symbol for one in operands], symbols, storages, results)
         return tuple(map(EagerTensor, [owner] * len(kinds), kinds, results, symbols))
 
     def _pair(self, op: str, a: Any, b: Any) -> EagerTensor | None:
-        """What a command of two operands and one output gives; None where that was not looked up before."""
+        """What a command of two operands gives that is one function; None where that was not looked up before."""
         kept: Any = None
         try:
             if b.__class__ in NUMBERS:
@@ -91,13 +102,10 @@ class Eager:
                 found = self._used[op, a._kind, b._kind]
             given = a._storage, b._storage
             direct = found.direct
-            if direct is not None:
-                result = Storage(self.pool, found.kind)
-                direct(given[0].view.array, given[1].view.array, result.view.array)
-            elif None in given or len(found.outputs) > 1:
+            if direct is None:
                 return None
-            else:
-                (result,) = self.compute(found, given)
+            result = Storage(self.pool, found.kind)
+            direct(given[0].view.array, given[1].view.array, result.view.array)
         except (KeyError, AttributeError, TypeError):
             return None
         if not (found.recorded and self.recording):

@@ -57,7 +57,7 @@ class Owner(Protocol):
 class EagerTensor(Tensor):
     """A tensor of a `DynamicGraph`. What Tensor writes, it computes; and it can be looked at, like a NumPy array."""
 
-    __slots__ = ("__weakref__", "_call", "_kind", "_slot", "_storage", "_symbol")
+    __slots__ = ("__weakref__", "_call", "_kind", "_slot", "_storage", "_symbol", "results")
     graph: Owner
 
     def __init__(
@@ -75,6 +75,7 @@ class EagerTensor(Tensor):
         self._symbol = symbol
         self._call = call
         self._slot = slot
+        self.results: dict[Any, Any] | None = None  # what was computed of it, see `living`
 
     def __del__(self) -> None:
         symbol = self._symbol
