@@ -126,6 +126,7 @@ def test_another_body_is_another_way() -> None:
     for factor in (2.0, 3.0, 2.0, 3.0):
         assert float(step(d.tensor(np.float32(1)), factor)) == factor**2
     assert (step.recorded_calls, step.replayed) == (2, 2)
+    assert re.search(rf"{re.escape(__file__)}:[0-9]+: while was seen here with another body", step.explain())
 
 
 def test_layers_with_loops_are_those_of_the_static_graph() -> None:

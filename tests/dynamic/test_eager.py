@@ -332,13 +332,24 @@ MISTAKES: dict[str, tuple[type[Exception], Callable[[sublet.DynamicGraph, Any], 
 }
 
 
+@pytest.mark.parametrize("calls", [0, 1, 3])
 @pytest.mark.parametrize("what", MISTAKES)
-def test_mistakes_are_told_by_the_users_line(what: str) -> None:
+def test_mistakes_are_told_by_the_users_line(what: str, calls: int) -> None:
+    """At once, in a first call, and in one that goes on after what was replayed."""
     kind, mistake = MISTAKES[what]
     d = sublet.DynamicGraph()
+
+    @d.jit
+    def step(x: Any, wrong: bool) -> Any:
+        y = x * 2
+        return mistake(d, x) if wrong else y
+
+    for _ in range(calls - 1):
+        step(d.tensor(X), False)
     with pytest.raises(kind, match=f"^{re.escape(__file__)}:[0-9]+: ") as raised:
-        mistake(d, d.tensor(X))
+        step(d.tensor(X), True) if calls else mistake(d, d.tensor(X))
     assert what in str(raised.value)
+    assert float(step(d.tensor(X), False).sum()) == pytest.approx(0, abs=1e-5), "the graph goes on"
 
 
 def test_a_closed_graph_computes_no_more() -> None:
@@ -353,7 +364,11 @@ def test_a_closed_graph_computes_no_more() -> None:
         lambda: d.tensor(X),
         lambda: sublet.gradients(loss, [x]),
         lambda: d.parameter("w", initial=1),
+        lambda: d.jit(nn.relu)(x),
+        lambda: d.while_({"x": x}, rounds=1),
+        lambda: d.case_of(x.sum() > 0),
+        lambda: nn.relu(d.stop_gradient(x)),
     ]
     for use in uses:
-        with pytest.raises(SpecError, match="was closed"):
+        with pytest.raises(SpecError, match=f"^{re.escape(__file__)}:[0-9]+: .*was closed"):
             use()

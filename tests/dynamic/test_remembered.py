@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -336,3 +337,21 @@ def test_what_a_gradient_takes_was_taken_before_so_nothing_is_saved_for_it() -> 
         step(d.tensor([1, 2]), d.tensor([3, 4]))
     assert step.replayed == 2
     assert not step.root.latest().plan.early
+
+
+@pytest.mark.parametrize("rounds", [1000, 1001])
+def test_rounds_of_pythons_beyond_a_thousand_are_warned_of_once(rounds: int) -> None:
+    d = sublet.DynamicGraph("reference")
+
+    @d.jit
+    def step(x: Any) -> Any:
+        with d.no_grad():
+            for _ in range(rounds):
+                x = x + 1.0
+        return x
+
+    x = d.tensor(np.float32(0))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert float(step.eagerly(x)) == rounds
+    assert [str(one.message).startswith(f"{__file__}:") for one in told] == [True] * (rounds - 1000)

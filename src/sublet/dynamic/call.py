@@ -37,6 +37,7 @@ from sublet.dynamic.traces import (
     Step,
     delicate,
 )
+from sublet.dynamic.unrolled import Unrolled
 from sublet.errors import RunError
 from sublet.nn.lines import at_line, user_code
 from sublet.nn.tensor import Tensor
@@ -91,6 +92,7 @@ class Call:
         self.before: dict[Parameter, tuple[Storage, Symbol]] = {}
         self.seen: dict[int, Storage] = {}
         self.next = 0
+        self.unrolled = Unrolled()
         self.changed = False
         self.run: Run | None = None
 
@@ -354,7 +356,7 @@ class Call:
 
     def _noted(self, step: Step, made: Sequence[EagerTensor]) -> None:
         step.base = self.next
-        step.line = user_code()
+        step.line = self.unrolled.note(user_code())
         step.fresh = any(isinstance(entry, New | Number) for entry in step.operands)
         self.next += len(made)
         self.path.append(step)

@@ -12,6 +12,7 @@ from sublet.dynamic.call import Call
 from sublet.dynamic.declared import Declared
 from sublet.dynamic.eager import Eager
 from sublet.dynamic.planned import Arena, Planned, Run, apart
+from sublet.dynamic.programs import WRITTEN
 from sublet.dynamic.rebuild import rebuilt
 from sublet.dynamic.record import Symbol
 from sublet.dynamic.storage import Storage
@@ -255,6 +256,8 @@ def _contents(call: Call) -> dict[int, Any]:
 
 def _difference(step: Step, inputs: Sequence[Any], attrs: Mapping[str, Any], call: Call) -> str:
     for key in {**step.attrs, **attrs}:
+        if key == WRITTEN and step.attrs.get(key) != attrs.get(key):
+            return "another body, or other arms"
         if repr(step.attrs.get(key)) != repr(attrs.get(key)):
             return f"{key} = {step.attrs.get(key)!r}, not {attrs.get(key)!r}"
     for position, (entry, given) in enumerate(zip(step.operands, inputs, strict=False)):
