@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sublet.api import executorch, paddle
     from sublet.api.advising import advise
     from sublet.api.compiling import compile
+    from sublet.api.torch_module import torch_module
     from sublet.dynamic.graph import DynamicGraph
     from sublet.nn.training import gradients, less_memory, train_step
     from sublet.packing import STRATEGIES, pack
@@ -87,6 +88,7 @@ __all__ = [
     "save",
     "save_weights",
     "to_text",
+    "torch_module",
     "train_step",
     "verdict",
     "with_plan",
@@ -102,6 +104,7 @@ PLANNING = {
     "less_memory": "nn.training",
     "pack": "packing",
     "plan_memory": "planning.pipeline",
+    "torch_module": "api.torch_module",
     "train_step": "nn.training",
 }
 """What plans, and the modules it is in: loaded when it is asked for, so that who only runs a plan loads no planner."""
