@@ -113,8 +113,8 @@ USES: Mapping[str, MakeUse] = {
     "softmax": along(torch.softmax),
     "log_softmax": along(torch.log_softmax),
 }
-MADE_BY_PASSES = ("chain", "max_pool_gather")
-"""Commands that stand in no program of a user's: fusion makes the one, a second gradient the other."""
+MADE_BY_PASSES = ("chain", "max_pool_gather", "top_k")
+"""Commands that stand in no program here: passes make the first two; top_k gives integers too."""
 
 LARGE = 8.0
 TOLERANCE = 1e-8

@@ -112,6 +112,9 @@ def _layout(name: str, text: str, axes: Callable[[int], tuple[int, ...]], before
     return Command(name, text, infer, lambda x: x.transpose(axes(x.ndim)), gradient, views=views)
 
 
+STOP_GRADIENT = "nn.stop_gradient"
+"""Differentiation takes what it gives for a constant."""
+
 COMMANDS = (
     Command(
         "fill",
@@ -153,6 +156,13 @@ COMMANDS = (
         _copy_infer,
         lambda x: x,
         _same,
+    ),
+    Command(
+        STOP_GRADIENT.removeprefix("nn."),
+        "The same elements, through which no gradient goes.",
+        _copy_infer,
+        lambda x: x,
+        views=whole,
     ),
     _layout("to_nhwc", "[N, C, *spatial] -> [N, *spatial, C].", last_axes, "[N, C, *spatial]", "nn.to_nchw"),
     _layout("to_nchw", "[N, *spatial, C] -> [N, C, *spatial].", first_axes, "[N, *spatial, C]", "nn.to_nhwc"),

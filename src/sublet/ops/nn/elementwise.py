@@ -239,6 +239,12 @@ COMMANDS = (
             ("greater_equal", "Whether a is not below b, as bools.", np.greater_equal),
         )
     ),
+    Command(
+        "isnan",
+        "Whether it is no number, as bools.",
+        infer_elementwise(FLOATS, DType.BOOL),
+        lambda x: np.isnan(x),
+    ),
     logical("logical_and", "Whether both are true.", np.logical_and, 2),
     logical("logical_or", "Whether one is true.", np.logical_or, 2),
     logical("logical_not", "Whether it is false.", np.logical_not, 1),

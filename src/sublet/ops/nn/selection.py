@@ -10,7 +10,7 @@ import numpy as np
 
 from sublet.errors import SpecError
 from sublet.ir.graph import Attr, Node, Value
-from sublet.ops.nn.command import REQUIRED_INTEGER, Command, Required, over, over_only, pick, spec_of
+from sublet.ops.nn.command import REQUIRED_INTEGER, REQUIRED_NUMBER, Command, Required, over, over_only, pick, spec_of
 from sublet.ops.nn.gradients import by, elementwise, given, operand, reshaped, result
 from sublet.ops.nn.reduction import infer_reduced, reduced, reduction
 from sublet.ops.nn.shapes import FLOATS, NUMBERS, axes_in, axis_in, equal, of_type
@@ -151,6 +151,46 @@ def _position_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     return (TensorSpec(DType.I64, y.shape),)
 
 
+def _top_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    x, k = of_type(specs[0], NUMBERS), pick(attrs, "k")
+    axis = axis_in(pick(attrs, "axis"), len(x.shape))
+    if not 0 < k <= x.shape[axis]:
+        raise SpecError(f"k = {k} must be from 1 to {x.shape[axis]}, the extent of axis {axis} of {x}")
+    shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
+    return TensorSpec(x.dtype, shape), TensorSpec(DType.I64, shape)
+
+
+def _top(x: Any, k: int, axis: int, largest: int) -> Any:
+    """NaN is above all numbers; of equal elements the first comes first."""
+    if largest:
+        order = np.flip(x.shape[axis] - 1 - np.argsort(np.flip(x, axis), axis, kind="stable"), axis)
+    else:
+        order = np.argsort(x, axis, kind="stable")
+    order = np.take(order, np.arange(k), axis)
+    return np.take_along_axis(x, order, axis), order
+
+
+def _top_back(emit: Emit, node: Node, grads: Grads) -> Sequence[Value | None]:
+    x = operand(node, 0)
+    if grads[0] is None:
+        return [None]
+    zeros = emit.constant(0, x, spec_of(x).shape)
+    return [emit("nn.scatter_add", zeros, result(node, 1), grads[0], axis=pick(node.attrs, "axis"))]
+
+
+def _histogram_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    of_type(specs[0], FLOATS)
+    low, high, bins = (pick(attrs, key) for key in ("low", "high", "bins"))
+    if not -inf < low < high < inf or bins < 1:
+        raise SpecError(f"{bins} bins from {low} to {high}: there must be one at least, from low to high")
+    return (TensorSpec(DType.I64, (bins,)),)
+
+
+def _histogram(x: Any, bins: int, low: float, high: float) -> Any:
+    numbers = x[np.isfinite(x)].astype(np.float64)
+    return np.histogram(numbers, bins, (low, high))[0].astype(np.int64)
+
+
 def _running_infer(specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
     x = of_type(specs[0], NUMBERS)
     axis_in(pick(attrs, "axis"), len(x.shape))
@@ -217,6 +257,24 @@ COMMANDS = (
     ),
     _position("argmax", "Where the first of the largest elements along an axis is, as i64.", np.argmax),
     _position("argmin", "Where the first of the smallest elements along an axis is, as i64.", np.argmin),
+    Command(
+        "top_k",
+        "The k largest elements along an axis, or the k smallest, in order; and where they were, as i64. "
+        "Of equal ones the first comes first; NaN is above all numbers.",
+        _top_infer,
+        _top,
+        _top_back,
+        {"k": REQUIRED_INTEGER, "axis": -1, "largest": True},
+        outputs=(2, 2),
+    ),
+    Command(
+        "histogram",
+        "How many elements lie in each of `bins` intervals of equal length from low to high, as i64. "
+        "The last one has both its ends; what lies outside is not counted.",
+        _histogram_infer,
+        _histogram,
+        attrs={"bins": REQUIRED_INTEGER, "low": REQUIRED_NUMBER, "high": REQUIRED_NUMBER},
+    ),
     Command(
         "cumsum",
         "Sums of all elements up to each along an axis; from each on where `reverse` says so.",

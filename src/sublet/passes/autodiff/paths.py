@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from sublet.ir.graph import CaseOf, Node, Value, While
+from sublet.ops.nn.conversion import STOP_GRADIENT
 from sublet.ops.nn.shapes import FLOATS
 
 
@@ -30,7 +31,7 @@ def spread(nodes: Sequence[Node], active: set[Value]) -> None:
                 spread(arm.nodes, active)
             for sources in (*(arm.outputs for arm in node.arms), node.fallbacks):
                 _pass(zip(sources, node.outputs, strict=False), active)
-        elif any(value in active for value in node.uses):
+        elif node.op != STOP_GRADIENT and any(value in active for value in node.uses):
             active.update(value for value in node.defs if differentiable(value))
 
 
@@ -61,7 +62,7 @@ def _gather(nodes: Sequence[Node], wanted: set[Value]) -> None:
                 _back(zip(sources, node.outputs, strict=False), wanted)
             for arm in node.arms:
                 _gather(arm.nodes, wanted)
-        else:
+        elif node.op != STOP_GRADIENT:
             wanted.update(value for value in node.uses if differentiable(value))
 
 

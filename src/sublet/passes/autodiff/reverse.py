@@ -17,6 +17,7 @@ from sublet.ir.walk import needs
 from sublet.ops import lookup
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import pick, spec_of
+from sublet.ops.nn.conversion import STOP_GRADIENT
 from sublet.ops.op import ByParts
 from sublet.passes.accumulate import Box, Contributions, box_of
 from sublet.passes.autodiff.branches import branch_gradient
@@ -105,7 +106,9 @@ def _check(value: Value, makers: Mapping[Value, Node]) -> None:
     where = f" ({maker.source})" if maker is not None and maker.source else ""
     if not differentiable(value) or not isinstance(value.spec, TensorSpec):
         raise GradientError(f"%{value.name}{where} is {value.spec}: only floating-point values have a gradient")
-    if maker is not None and not maker.subgraphs and maker.uses and lookup(maker.op).gradient is None:
+    if maker is None or maker.subgraphs or not maker.uses or maker.op == STOP_GRADIENT:
+        return
+    if lookup(maker.op).gradient is None:
         raise GradientError(f"%{value.name}{where} is made by {maker.op}, which has no gradient")
 
 

@@ -41,5 +41,6 @@ KERNELS: Mapping[str, Fast] = {
     **{name: Fast(calling(function)) for name, function in COMPARISONS.items()},
     "div": Fast(calling("div"), takes=floating),
     "pow": Fast(calling("pow"), takes=floating),
+    "isnan": Fast(calling("ne", lambda node, inputs: (inputs[0],))),
     "clamp": Fast(calling("clamp", _bounds)),
 }

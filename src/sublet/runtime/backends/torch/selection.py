@@ -99,6 +99,23 @@ def _norm(node: Node, inputs: Operands) -> tuple[Any, ...]:
     return node.attrs["p"], *axes_and_kept(node, inputs)
 
 
+def _top(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
+    """All in order, as ATen's `topk` takes any of equal elements; the first of them are copied."""
+    x, axis, k = inputs[0], pick(node.attrs, "axis"), pick(node.attrs, "k")
+    indices = bytes_as(scratch, torch().int64, x.shape)
+    values = bytes_as(scratch, x.dtype, x.shape, indices.nbytes)
+    order = partial(torch().sort, x, dim=axis, descending=bool(node.attrs["largest"]), stable=True)
+    return [
+        partial(order, out=(values, indices)),
+        *(partial(to.copy_, whole.narrow(axis, 0, k)) for to, whole in zip(outputs, (values, indices), strict=True)),
+    ]
+
+
+def _top_scratch(node: Node) -> int:
+    x = spec_of(operand(node, 0))
+    return 8 * x.size + x.nbytes
+
+
 def _cumsum(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:
     """Backwards by NumPy, whose arrays may run backwards."""
     axis = pick(node.attrs, "axis")
@@ -123,5 +140,6 @@ KERNELS: Mapping[str, Fast] = {
     ),
     "argmax": Fast(calling("argmax", _axis_and_kept)),
     "argmin": Fast(calling("argmin", _axis_and_kept)),
+    "top_k": Fast(_top, _top_scratch, allocates=True),
     "cumsum": Fast(_cumsum, takes=_cumsum_takes),
 }
