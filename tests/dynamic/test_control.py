@@ -235,3 +235,28 @@ def test_what_a_body_refuses_is_told_by_its_line() -> None:
         with pytest.raises(KernelError, match=re.escape(__file__)):
             step(d.tensor([0, 7]))
         np.testing.assert_array_equal(w.numpy(), X * 2.0 ** (i + 1))
+
+
+def test_plans_of_loops_that_differ_are_not_kept_for_ever() -> None:
+    d = sublet.DynamicGraph("reference")
+    x = d.tensor(np.float32(1))
+    for i in range(70):
+        with d.while_({"x": x}, rounds=1) as loop:
+            loop.next(x=loop["x"] * float(i))
+        assert float(loop["x"]) == i
+    assert sum(key[0] == "while" for key in d._eager._used) == 64
+
+
+def test_a_loop_that_was_made_before_a_call_is_part_of_it() -> None:
+    d = sublet.DynamicGraph()
+    loops = [d.while_({"x": d.tensor(X)}, rounds=2) for _ in range(2)]
+
+    @d.jit
+    def step() -> Any:
+        with loops.pop() as loop:
+            loop.next(x=loop["x"] * 2)
+        return loop["x"]
+
+    for _ in range(2):
+        np.testing.assert_array_equal(step().numpy(), X * 4)
+    assert step.replayed == 1

@@ -63,7 +63,8 @@ class Block(Levels):
         return Inner(self._owner, value, level or self.here)
 
     def push(self, what: str) -> Level:
-        self._owner.calling = self
+        if len(self.open) == 1:
+            self.outer, self._owner.calling = self._owner.calling, self
         return super().push(what)
 
     def pop(self) -> Level:

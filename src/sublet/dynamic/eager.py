@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,6 +48,7 @@ class Eager:
         self.pool = Pool()
         self.recording = True
         self._used: dict[Any, Any] = {}
+        self._programs: deque[Any] = deque()  # the keys of loops and branches
         self._numbers: dict[Any, EagerTensor] = {}
         self._beside: dict[Any, tuple[Used, EagerTensor, Any]] = {}  # commands beside numbers
         self._literals: dict[tuple[str, TensorSpec], tuple[Kind, Storage]] = {}
@@ -57,6 +59,7 @@ class Eager:
         """Compute no more."""
         self.closed = True
         self._used.clear()
+        self._programs.clear()
         self._numbers.clear()
         self._beside.clear()
         self._literals.clear()
@@ -131,6 +134,7 @@ class Eager:
         found = self._used.get(key)
         if found is None:
             found = self._used[key] = self._look_up(op, inputs, attrs)
+            self._few_programs(key, found)
         if inputs is not given and len(inputs) == 2 and not attrs:
             self._note(op, found, given, inputs)
         return found, inputs
@@ -151,7 +155,15 @@ class Eager:
         found = self._used.get(key)
         if found is None:
             found = self._used[key] = self._made_for(op, kinds, attrs)
+            self._few_programs(key, found)
         return found
+
+    def _few_programs(self, key: Any, made: Used | Program) -> None:
+        """Keep the loops and branches that were met last: each has memory of its own."""
+        if isinstance(made, Program):
+            self._programs.append(key)
+            if len(self._programs) > MOST_PROGRAMS:
+                del self._used[self._programs.popleft()]
 
     def literal(self, value: Value) -> tuple[Kind, Storage]:
         """The elements of a constant, in memory."""
@@ -267,6 +279,9 @@ class Eager:
 
 
 NUMBERS = frozenset({int, float})
+
+MOST_PROGRAMS = 64
+"""Loops and branches whose plans are kept, to compute them at once."""
 
 MOST_NUMBERS = 4096
 """Numbers of Python's that are kept as tensors."""
