@@ -9,8 +9,10 @@ from typing import Any
 
 from sublet.errors import RunError
 from sublet.ir.graph import Node, Value
+from sublet.ops.aten import PREFIX as ATEN
 from sublet.ops.nn import FAMILIES, command
 from sublet.ops.nn.command import PREFIX, spec_of
+from sublet.runtime.backends.torch.aten import AtenKernel
 from sublet.runtime.backends.torch.kernel import Calling, Fast, tensor_over, torch
 from sublet.runtime.calls import InTurn, in_turn
 from sublet.runtime.kernel import Array, Call, Cell, Compute, Kernel, Operand
@@ -30,7 +32,11 @@ class Torch:
 
     def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
         """The kernel of a command whose operands are all planned; None where there is none."""
-        if not node.op.startswith(PREFIX) or not all(value.plannable for value in (*node.uses, *node.defs)):
+        if not all(value.plannable for value in (*node.uses, *node.defs)):
+            return None
+        if node.op.startswith(ATEN):
+            return _Watched(node)
+        if not node.op.startswith(PREFIX):
             return None
         fast = KERNELS.get(node.op.removeprefix(PREFIX))
         return _TorchKernel(node, fast) if fast is not None and _usual(node, fast) and fast.takes(node) else None
@@ -82,6 +88,15 @@ class _TorchKernel:
                 call()
 
         return compute
+
+
+@dataclass(frozen=True)
+class _Watched(AtenKernel):
+    """An operator of ATen's, whose results must lie where they were planned."""
+
+    def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
+        results = [None if operand is None else _tensor(operand) for operand in outputs]
+        return Bound(super().bind(inputs, outputs, scratch), results, self.node)
 
 
 def _tensor(operand: Operand | None) -> Any:

@@ -1,0 +1,1 @@
+"""Programs of PyTorch: ATen operators in a graph of FX, from `torch.export`, as models."""

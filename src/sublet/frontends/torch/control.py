@@ -1,0 +1,149 @@
+"""`cond`, `while_loop`, `scan` and `map`: what they run are the arms of a branch, or the check and body of a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sublet.errors import ModelError
+from sublet.frontends.torch.conversion import COUNT, Level
+from sublet.frontends.torch.tensors import Tensor
+from sublet.ir.graph import CaseOf, Graph, Value, While
+from sublet.ops.aten import Strided
+from sublet.tensor import TensorSpec
+
+Convert = Callable[[Level, Any, Sequence[Any]], Any]
+"""Writes the graph of a module with these arguments; gives what it gives."""
+
+
+def _tensors(given: Any, name: str, source: str) -> list[Tensor]:
+    """The results of a graph. Raises ModelError for numbers, which control flow cannot carry here."""
+    found = list(given) if isinstance(given, list | tuple) else [given]
+    for each in found:
+        if not isinstance(each, Tensor):
+            raise ModelError(f"{source}: {name} is given, or gives, {each!r}, which is no tensor")
+    return found
+
+
+def _fresh(level: Level, hint: str, spec: TensorSpec) -> Tensor:
+    return Tensor(Value(level.conversion.names.fresh(hint), spec), Strided.contiguous(spec.shape))
+
+
+def _wholes(level: Level, given: Any, name: str, source: str) -> list[Tensor]:
+    return [level.whole(each, source) for each in _tensors(given, name, source)]
+
+
+def add_cond(level: Level, name: str, args: Sequence[Any], source: str, convert: Convert) -> list[Tensor]:
+    """`cond(index, then, otherwise, operands)`."""
+    index, then, otherwise, operands = args
+    if isinstance(index, bool):
+        return _tensors(convert(level, then if index else otherwise, operands), name, source)
+    (index,) = _wholes(level, index, name, source)
+    arms: list[Graph] = []
+    for arm, module in (("else", otherwise), ("then", then)):
+        inner = level.inside()
+        outputs = _wholes(inner, convert(inner, module, operands), name, source)
+        arms.append(inner.graph(f"{name}.{arm}", (), [each.value for each in outputs]))
+    results = [_fresh(level, f"{name}.{i}", spec) for i, spec in enumerate(_agreed(arms, name, source))]
+    outputs = tuple(each.value for each in results)
+    fresh = level.conversion.names.fresh(name)
+    level.emitter.nodes.append(CaseOf(fresh, "case", (index.value,), outputs, {}, source, arms=tuple(arms)))
+    return results
+
+
+def _agreed(arms: Sequence[Graph], name: str, source: str) -> list[TensorSpec]:
+    specs = [[value.spec for value in arm.outputs] for arm in arms]
+    if any(other != specs[0] for other in specs):
+        raise ModelError(f"{source}: the branches of {name} give tensors of other types or shapes")
+    return [spec for spec in specs[0] if isinstance(spec, TensorSpec)]
+
+
+def add_while(level: Level, name: str, args: Sequence[Any], source: str, convert: Convert) -> list[Tensor]:
+    """`while_loop(check, body, carried, additional)`."""
+    check, body, carried, additional = args
+    inits = _wholes(level, carried, name, source)
+    inner = level.inside()
+    counter = _fresh(level, f"{name}.round", COUNT)
+    parameters = [_fresh(level, f"{name}.carried.{i}", each.spec) for i, each in enumerate(inits)]
+    (condition,) = _wholes(inner, convert(inner, check, [*parameters, *additional]), name, source)
+    checked = len(inner.emitter.nodes)
+    updates = _wholes(inner, convert(inner, body, [*parameters, *additional]), name, source)
+    return _loop(level, inner, name, source, counter, inits, parameters, updates, condition=condition, check=checked)
+
+
+def add_scan(level: Level, name: str, args: Sequence[Any], source: str, convert: Convert) -> list[Tensor]:
+    """`scan(combine, init, xs, additional)`: a round for each element of the sequences along their first axis."""
+    combine, init, xs, additional = args
+    inits, sequences = _wholes(level, init, name, source), _wholes(level, xs, name, source)
+    trips = sequences[0].spec.shape[0]
+    inner = level.inside()
+    counter = _fresh(level, f"{name}.round", COUNT)
+    parameters = [_fresh(level, f"{name}.carried.{i}", each.spec) for i, each in enumerate(inits)]
+    slices = [
+        _fresh(level, f"{name}.slice.{i}", TensorSpec(each.spec.dtype, each.spec.shape[1:]))
+        for i, each in enumerate(sequences)
+    ]
+    limit = level.conversion.literals.of((trips,), COUNT)
+    condition = inner.emitter("nn.less", counter.value, limit)
+    checked = len(inner.emitter.nodes)
+    given = _wholes(inner, convert(inner, combine, [*parameters, *slices, *additional]), name, source)
+    return _loop(
+        level, inner, name, source, counter, [*inits, *sequences], [*parameters, *slices], given,
+        condition=Tensor(condition, Strided(())), check=checked, carried=len(inits), trips=trips,
+    )  # fmt: skip
+
+
+def add_map(level: Level, name: str, args: Sequence[Any], source: str, convert: Convert) -> list[Tensor]:
+    """`map_impl(body, xs, additional)`: a scan that carries nothing."""
+    body, xs, additional = args
+    return add_scan(level, name, (body, [], xs, additional), source, convert)
+
+
+def _loop(
+    level: Level,
+    inner: Level,
+    name: str,
+    source: str,
+    counter: Tensor,
+    inputs: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    given: Sequence[Tensor],
+    *,
+    condition: Tensor,
+    check: int,
+    carried: int | None = None,
+    trips: int = 0,
+) -> list[Tensor]:
+    """The loop, of which the first `carried` inputs are carried, the others sequences."""
+    carried = len(inputs) if carried is None else carried
+    for parameter, update in zip(parameters[:carried], given, strict=False):
+        if parameter.spec != update.spec:
+            raise ModelError(f"{source}: {name} carries {parameter.spec}, and its body gives {update.spec}")
+    finals = [_fresh(level, f"{name}.{i}", each.spec) for i, each in enumerate(inputs[:carried])]
+    stacked = [
+        _fresh(level, f"{name}.{carried + i}", TensorSpec(row.spec.dtype, (trips, *row.spec.shape)))
+        for i, row in enumerate(given[carried:])
+    ]
+    sequences, rows = len(inputs) - carried, len(stacked)
+    body = inner.graph(
+        f"{name}.body", [counter.value, *(each.value for each in parameters)], [each.value for each in given]
+    )
+    level.emitter.nodes.append(
+        While(
+            level.conversion.names.fresh(name), "while", tuple(each.value for each in inputs),
+            tuple(each.value for each in (*finals, *stacked)), {}, source,
+            body=body, condition=condition.value, check=check, carried=carried,
+            slice_axes=(0,) * sequences, slice_reversed=(False,) * sequences,
+            row_axes=(0,) * rows, row_reversed=(False,) * rows,
+        )
+    )  # fmt: skip
+    return [*finals, *stacked]
+
+
+CONTROL: Mapping[str, Callable[[Level, str, Sequence[Any], str, Convert], list[Tensor]]] = {
+    "cond": add_cond,
+    "while_loop": add_while,
+    "scan": add_scan,
+    "map_impl": add_map,
+}
+"""The operators that run graphs, by PyTorch's names."""

@@ -1,0 +1,124 @@
+"""What a conversion knows of a program: names, weights, and the levels that nodes are written to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sublet.errors import ModelError
+from sublet.frontends.torch.tensors import Tensor, spec_and_layout
+from sublet.ir.graph import Graph, Node, Value
+from sublet.ops.aten import AS_STRIDED, Argument, Call, Named, Strided, encode
+from sublet.ops.emitter import Emitter, Literals, Names
+from sublet.tensor import DType, TensorSpec
+
+NUMBERS = (bool, int, float, str)
+COUNT = TensorSpec(DType.I64)
+
+
+@dataclass
+class Conversion:
+    """A program, as far as it is written. `weights` are the contents of its weights, tensors of PyTorch's."""
+
+    names: Names = field(default_factory=Names)
+    weights: dict[Value, Any] = field(default_factory=dict)
+    where: str = ""
+
+    def __post_init__(self) -> None:
+        self.literals = Literals(self.names)
+
+    def root(self) -> Level:
+        """The level of the whole program."""
+        return Level(self, Emitter(self.names, self.literals))
+
+    def given(self, hint: str, fake: Any) -> Tensor:
+        """An input or weight that lies as PyTorch says."""
+        spec, layout = spec_and_layout(fake, hint)
+        return Tensor(Value(self.names.fresh(hint), spec), layout)
+
+    def weight(self, hint: str, tensor: Any) -> Tensor:
+        """A weight, with its content."""
+        made = self.given(hint, tensor)
+        self.weights[made.value] = tensor
+        return made
+
+    def constant(self, name: str, tensor: Any) -> Tensor:
+        """A tensor that a graph holds, the same one each time."""
+        for value, known in self.weights.items():
+            if known is tensor:
+                return Tensor(value, spec_and_layout(tensor, name)[1])
+        return self.weight(name, tensor)
+
+
+@dataclass
+class Level:
+    """One graph of the program that nodes are appended to."""
+
+    conversion: Conversion
+    emitter: Emitter
+
+    def inside(self) -> Level:
+        """A level for a graph below."""
+        return Level(self.conversion, self.emitter.inside())
+
+    def call(
+        self, op: str, name: str, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Any], source: str = ""
+    ) -> list[Tensor | None]:
+        """Append a node that calls an operator; `results` are traced tensors like those it gives, None for none."""
+        inputs: dict[Value, int] = {}
+        call_args = tuple(_argument(argument, inputs, name) for argument in args)
+        call_kwargs = tuple((key, _argument(argument, inputs, name)) for key, argument in kwargs.items())
+        outputs: list[Tensor | None] = []
+        for i, fake in enumerate(results):
+            hint = name if i == 0 else f"{name}.{i}"
+            outputs.append(None if fake is None else self.conversion.given(hint, fake))
+        layouts = tuple(None if made is None or made.is_whole else made.layout for made in outputs)
+        values = tuple(None if made is None else made.value for made in outputs)
+        attrs = encode(Call(call_args, call_kwargs, layouts))
+        node = Node(self.conversion.names.fresh(name), op, tuple(inputs), values, attrs, source)
+        self.emitter.nodes.append(node)
+        return outputs
+
+    def whole(self, tensor: Tensor, source: str = "") -> Tensor:
+        """A row-major tensor of its own value with the same elements, which may be the same bytes."""
+        if tensor.is_whole:
+            return tensor
+        name = self.conversion.names.fresh(f"{tensor.value.name}.dense")
+        spec = TensorSpec(tensor.spec.dtype, tensor.layout.size)
+        value = Value(name, spec)
+        attrs = encode(Call((tensor.use(0),), (), (None,)))
+        self.emitter.nodes.append(Node(name, AS_STRIDED, (tensor.value,), (value,), attrs, source))
+        return Tensor(value, Strided.contiguous(spec.shape))
+
+    def like(self, tensor: Tensor, home: Tensor) -> Tensor:
+        """A tensor with the same elements that lies as another one does."""
+        if tensor.spec == home.spec and tensor.layout.normal == home.layout.normal:
+            return tensor
+        name = self.conversion.names.fresh(f"{tensor.value.name}.new")
+        value = Value(name, home.spec)
+        layout = None if home.is_whole else home.layout
+        self.emitter.nodes.append(
+            Node(name, AS_STRIDED, (tensor.value,), (value,), encode(Call((tensor.use(0),), (), (layout,))))
+        )
+        return Tensor(value, home.layout)
+
+    def graph(self, hint: str, inputs: Sequence[Value], outputs: Sequence[Value]) -> Graph:
+        """The nodes of this level as a graph."""
+        return Graph(self.conversion.names.fresh(hint), tuple(inputs), tuple(self.emitter.nodes), tuple(outputs))
+
+
+def _argument(argument: Any, inputs: dict[Value, int], where: str) -> Argument:
+    """An argument as data; the values it reads are appended to `inputs`."""
+    if isinstance(argument, Tensor):
+        return argument.use(inputs.setdefault(argument.value, len(inputs)))
+    if argument is None or isinstance(argument, NUMBERS):
+        return argument
+    if isinstance(argument, list | tuple):
+        return tuple(_argument(inner, inputs, where) for inner in argument)
+    kind, name = type(argument).__name__, str(argument)
+    if kind in ("dtype", "layout", "memory_format"):
+        return Named(kind, name.removeprefix("torch."))
+    if kind == "device":
+        return Named(kind, name)
+    raise ModelError(f"{where}: an argument of type {kind} ({name[:60]}) cannot be written into a plan")

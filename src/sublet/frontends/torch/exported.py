@@ -1,0 +1,107 @@
+"""`torch.export` programs as models: weights stay PyTorch's memory, buffers that a run changes are updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+from numpy.typing import NDArray
+
+from sublet.errors import ModelError
+from sublet.frontends.torch.conversion import Conversion
+from sublet.frontends.torch.tensors import Tensor, torch
+from sublet.frontends.torch.traced import convert_traced
+from sublet.ir.graph import Graph, Value
+from sublet.ir.model import Model
+from sublet.ops.verify import verify
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor of PyTorch's as the content of a weight: its bytes, no copy."""
+
+    tensor: Any
+    shape: tuple[int, ...]
+
+    def array(self) -> NDArray[Any]:
+        """The elements in the order in which they lie in memory."""
+        t, flat = torch(), self.tensor.detach()
+        order = sorted(range(flat.dim()), key=lambda axis: -flat.stride(axis))
+        dense = flat.permute(order).contiguous().reshape(self.shape)
+        if dense.dtype == t.bfloat16:
+            return dense.view(t.int16).numpy().view(ml_dtypes.bfloat16)
+        if dense.dtype.is_floating_point and dense.dtype.itemsize == 1:
+            name = str(dense.dtype).removeprefix("torch.")
+            return dense.view(t.uint8).numpy().view(getattr(ml_dtypes, name))
+        found: NDArray[Any] = dense.numpy()
+        return found
+
+
+def from_exported(program: Any, where: str = "program") -> Model:
+    """An exported program, functionalised and without composite operators, as a model.
+
+    Raises ModelError for what cannot be planned, with the line of the user's program.
+    """
+    program = program.run_decompositions(_kept())
+    conversion = Conversion(where=where)
+    level = conversion.root()
+    signature = program.graph_signature
+    contents = {**program.state_dict, **program.constants}
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    given: list[Any] = []
+    inputs: dict[str, Tensor] = {}
+    homes: dict[str, Tensor] = {}
+    for spec, node in zip(signature.input_specs, placeholders, strict=True):
+        fake = node.meta.get("val")
+        kind = spec.kind.name
+        if kind == "USER_INPUT":
+            if not hasattr(fake, "stride"):
+                given.append(fake)
+                continue
+            given.append(conversion.given(node.name, fake))
+            inputs[node.name] = homes[node.name] = given[-1]
+        elif kind in ("PARAMETER", "BUFFER", "CONSTANT_TENSOR"):
+            given.append(conversion.weight(spec.target, contents[spec.target]))
+            homes[spec.target] = given[-1]
+        else:
+            raise ModelError(f"{where}: the input {node.name} is a {kind.lower()}, which cannot be planned")
+    results = convert_traced(level, program.graph_module, given)
+    outputs: dict[str, Value] = {}
+    updates: list[tuple[Value, Value]] = []
+    for spec, result in zip(signature.output_specs, results, strict=True):
+        kind = spec.kind.name
+        if kind in ("BUFFER_MUTATION", "USER_INPUT_MUTATION"):
+            home = homes[spec.target]
+            updates.append((home.value, level.like(result, home).value))
+        elif kind == "USER_OUTPUT" and isinstance(result, Tensor):
+            outputs[level.conversion.names.fresh(spec.arg.name)] = level.whole(result).value
+        elif kind != "USER_OUTPUT":
+            raise ModelError(f"{where}: the output {spec.arg} is a {kind.lower()}, which cannot be planned")
+    return _model(conversion, level.emitter.nodes, inputs, outputs, updates)
+
+
+def _kept() -> Mapping[Any, Any]:
+    """How composite operators are taken apart: as far as `torch.export` does by itself."""
+    return {}
+
+
+def _model(
+    conversion: Conversion,
+    nodes: Sequence[Any],
+    inputs: Mapping[str, Tensor],
+    outputs: Mapping[str, Value],
+    updates: Sequence[tuple[Value, Value]],
+) -> Model:
+    weights = (*conversion.weights, *conversion.literals.added)
+    graph = Graph(
+        conversion.where, tuple(each.value for each in inputs.values()), tuple(nodes), tuple(outputs.values()),
+        weights, tuple(updates),
+    )  # fmt: skip
+    verify(graph)
+    contents = {
+        value.name: Held(tensor, value.spec.shape)  # type: ignore[union-attr]
+        for value, tensor in conversion.weights.items()
+    }
+    return Model(graph, weights=contents, inputs=tuple(inputs), outputs=tuple(outputs))

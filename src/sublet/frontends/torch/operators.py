@@ -1,0 +1,70 @@
+"""Calls of operators in a graph of FX: views become layouts, all else nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sublet.errors import ModelError
+from sublet.frontends.torch.conversion import Level
+from sublet.frontends.torch.tensors import Tensor, torch
+from sublet.ops.aten import PREFIX, Strided
+
+ALIASES = ("aten._unsafe_view.default", "aten.alias.default", "aten.detach.default", "aten.detach_.default")
+"""Views of their first argument, though some of their schemas do not say so, or say that they write it."""
+
+
+def add_operator(
+    level: Level, target: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], like: Any, source: str
+) -> Any:
+    """What an operator gives for these arguments: a tensor, or a list of tensors; `like` are traced ones."""
+    full = _name(target, source)
+    schema = target._schema
+    if full in ALIASES or _gives_views(schema):
+        return _view(level, target, name, args, kwargs, source)
+    if schema.is_mutable:
+        raise ModelError(f"{source}: {full} writes its arguments: trace the program functionalised")
+    results = list(like) if isinstance(like, list | tuple) else [like]
+    if not all(result is None or hasattr(result, "stride") for result in results):
+        raise ModelError(f"{source}: {full} gives a number that only a run knows, which nothing can be planned with")
+    made = level.call(full, name, args, kwargs, results, source)
+    return made if isinstance(like, list | tuple) else made[0]
+
+
+def _name(target: Any, source: str) -> str:
+    namespace, _, rest = str(target).partition(".")
+    if namespace != PREFIX.rstrip("."):
+        raise ModelError(f"{source}: {target} is no operator of ATen's, and cannot be planned")
+    return f"{PREFIX}{rest}"
+
+
+def _gives_views(schema: Any) -> bool:
+    """Whether all results are views of an argument, which is not written."""
+    alias = [result.alias_info for result in schema.returns]
+    return bool(alias) and all(info is not None and not info.is_write for info in alias)
+
+
+def _view(level: Level, target: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], source: str) -> Any:
+    base = args[0]
+    if not isinstance(base, Tensor):
+        raise ModelError(f"{source}: {target} is given no tensor first")
+    aten = torch().ops.aten
+    if target in (aten.detach_.default, aten.detach.default, aten.alias.default):
+        return base
+    meta = base.on_meta()
+    seen = target(meta, *args[1:], **kwargs)
+    if isinstance(seen, list | tuple):
+        return [_part(level, base, each, source) for each in seen]
+    if seen.dtype != meta.dtype:
+        return level.call(f"{PREFIX}view_copy.dtype", name, (base, seen.dtype), {}, [seen], source)[0]
+    return _part(level, base, seen, source)
+
+
+def _part(level: Level, base: Tensor, seen: Any, source: str) -> Tensor:
+    """A view as a tensor.
+
+    A piece of what is computed is left to the planner: it may be copied, so that the rest can be given back.
+    """
+    part = Tensor(base.value, Strided(tuple(seen.shape), tuple(seen.stride()), seen.storage_offset()))
+    piece = part.layout.is_contiguous and 0 < part.layout.elements < base.spec.size
+    return level.whole(part, source) if piece and base.value not in level.conversion.weights else part

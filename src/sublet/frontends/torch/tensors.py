@@ -1,0 +1,107 @@
+"""What a tensor of a traced program is here: elements of a value. So views cost nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from sublet.base.extras import require
+from sublet.errors import ModelError
+from sublet.ir.graph import Value
+from sublet.ops.aten import Strided, Use
+from sublet.tensor import DType, TensorSpec
+
+SHORT = {
+    "bool": DType.BOOL,
+    "int8": DType.I8,
+    "int16": DType.I16,
+    "int32": DType.I32,
+    "int64": DType.I64,
+    "uint8": DType.U8,
+    "uint16": DType.U16,
+    "uint32": DType.U32,
+    "uint64": DType.U64,
+    "float16": DType.F16,
+    "bfloat16": DType.BF16,
+    "float32": DType.F32,
+    "float64": DType.F64,
+    "float8_e4m3fn": DType.F8E4M3FN,
+    "float8_e4m3fnuz": DType.F8E4M3FNUZ,
+    "float8_e5m2": DType.F8E5M2,
+    "float8_e5m2fnuz": DType.F8E5M2FNUZ,
+    "float8_e8m0fnu": DType.F8E8M0FNU,
+}
+"""Types of elements by PyTorch's names."""
+
+LONG = {short: name for name, short in SHORT.items()}
+
+
+def torch() -> ModuleType:
+    """PyTorch. Raises MissingExtraError, which names the extra, when it is not installed."""
+    module: ModuleType = require("torch", extra="torch")
+    return module
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Elements of a value, laid out as PyTorch's strides say."""
+
+    value: Value
+    layout: Strided
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the value as its spec says: all elements, in their shape and order."""
+        spec = self.value.spec
+        return isinstance(spec, TensorSpec) and self.layout.size == spec.shape and self.layout.is_contiguous
+
+    def use(self, position: int) -> Use:
+        """It as an argument of a node that has the value as input at this position."""
+        return Use(position, None if self.is_whole else self.layout)
+
+    @property
+    def spec(self) -> TensorSpec:
+        """That of the value; only what can be planned is converted."""
+        assert isinstance(self.value.spec, TensorSpec)
+        return self.value.spec
+
+    def on_meta(self) -> Any:
+        """A tensor without bytes that lies as this one does, for PyTorch to say what a view of it is."""
+        t, layout = torch(), self.layout
+        base = t.empty((self.spec.size,), dtype=getattr(t, LONG[self.spec.dtype]), device="meta")
+        return base.as_strided(layout.size, layout.stride, layout.offset)
+
+
+def dtype_of(fake: Any, where: str) -> DType:
+    """The type of the elements of a tensor of PyTorch's. Raises ModelError for one that is none of ours."""
+    name = str(fake.dtype).removeprefix("torch.")
+    if name not in SHORT:
+        raise ModelError(f"{where}: elements of type {name} cannot be planned")
+    return SHORT[name]
+
+
+def layout_of(fake: Any, where: str) -> Strided:
+    """The layout of a traced tensor. Raises ModelError when an extent is open, or it is not strided."""
+    if str(fake.layout) != "torch.strided":
+        raise ModelError(f"{where}: a tensor of layout {fake.layout} cannot be planned")
+    sizes = [*fake.shape, *fake.stride()]
+    if not all(isinstance(n, int) or _is_fixed(n) for n in sizes):
+        shape = ", ".join(map(str, fake.shape))
+        raise ModelError(f"{where}: its shape [{shape}] depends on the inputs: export with fixed extents")
+    return Strided(tuple(int(n) for n in fake.shape), tuple(int(n) for n in fake.stride()))
+
+
+def _is_fixed(number: Any) -> bool:
+    """Whether a symbol of PyTorch's stands for one number."""
+    expression = getattr(getattr(number, "node", None), "expr", None)
+    return bool(getattr(expression, "is_Integer", False))
+
+
+def spec_and_layout(fake: Any, where: str) -> tuple[TensorSpec, Strided]:
+    """How a new tensor is kept: dense, its axes in memory in the order of PyTorch's strides, or row-major."""
+    found = layout_of(fake, where)
+    layout = (found if found.is_dense else Strided.contiguous(found.size)).normal
+    if layout.is_contiguous:
+        return TensorSpec(dtype_of(fake, where), layout.size), Strided.contiguous(layout.size)
+    return TensorSpec(dtype_of(fake, where), layout.in_memory), layout

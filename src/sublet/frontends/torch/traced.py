@@ -1,0 +1,115 @@
+"""A graph of FX, node by node: what each node stands for, and the calls that it makes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sublet.errors import ModelError
+from sublet.frontends.torch.control import CONTROL
+from sublet.frontends.torch.conversion import Level
+from sublet.frontends.torch.operators import add_operator
+from sublet.frontends.torch.tensors import torch
+
+NUMBERS = (bool, int, float)
+INLINE = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "wrap")
+
+
+def convert_traced(level: Level, module: Any, given: Sequence[Any]) -> Any:
+    """What the graph of a module gives for these arguments, in the order of its placeholders."""
+    stands: dict[Any, Any] = {}
+    arguments = iter(given)
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            stands[node] = next(arguments)
+        elif node.op == "get_attr":
+            stands[node] = _attribute(level, module, node.target)
+        elif node.op == "output":
+            return _known(node.args[0], stands)
+        elif node.op == "call_function":
+            stands[node] = _called(level, node, stands)
+        else:
+            raise ModelError(f"{where(node)}: {node.op} of {node.target!r}: give a program traced to ATen operators")
+    raise ModelError(f"{level.conversion.where}: a graph without an output")
+
+
+def where(node: Any) -> str:
+    """The line of the user's program that a node comes from, or its name."""
+    trace = node.meta.get("stack_trace") or ""
+    lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    if not lines:
+        return f"node {node.name}"
+    file, _, rest = lines[-1].removeprefix('File "').partition('"')
+    number = rest.partition("line ")[2].partition(",")[0]
+    return f"{file.rpartition('/')[2]}:{number}"
+
+
+def _known(argument: Any, stands: Mapping[Any, Any]) -> Any:
+    """An argument with what its nodes stand for."""
+    if isinstance(argument, list | tuple):
+        return [_known(inner, stands) for inner in argument]
+    if isinstance(argument, dict):
+        return {key: _known(inner, stands) for key, inner in argument.items()}
+    return stands[argument] if isinstance(argument, torch().fx.Node) else argument
+
+
+def _attribute(level: Level, module: Any, name: str) -> Any:
+    """A module, or a tensor, which is a weight."""
+    found = module
+    for part in name.split("."):
+        found = getattr(found, part)
+    if isinstance(found, torch().nn.Module):
+        return found
+    return level.conversion.constant(name, found)
+
+
+def _called(level: Level, node: Any, stands: Mapping[Any, Any]) -> Any:
+    args, kwargs = _known(node.args, stands), _known(dict(node.kwargs), stands)
+    target, source = node.target, where(node)
+    if target is operator.getitem:
+        return args[0][args[1]]
+    if isinstance(target, torch()._ops.HigherOrderOperator):
+        return _higher(level, node, target.name(), args, source)
+    if isinstance(target, torch()._ops.OpOverload):
+        if _is_size(target) or (all(not hasattr(each, "layout") for each in _flat(args)) and _is_number(node)):
+            return _number(node, source)
+        return add_operator(level, target, node.name, args, kwargs, node.meta.get("val"), source)
+    if all(isinstance(each, NUMBERS) for each in _flat(args)):
+        return target(*args, **kwargs)
+    raise ModelError(f"{source}: {target} cannot be planned")
+
+
+def _flat(argument: Any) -> list[Any]:
+    if isinstance(argument, list | tuple):
+        return [each for inner in argument for each in _flat(inner)]
+    return [argument]
+
+
+def _is_size(target: Any) -> bool:
+    return target._schema.name in ("aten::sym_size", "aten::sym_stride", "aten::sym_numel", "aten::sym_storage_offset")
+
+
+def _is_number(node: Any) -> bool:
+    return isinstance(node.meta.get("val"), NUMBERS)
+
+
+def _number(node: Any, source: str) -> Any:
+    """A number that tracing has found. Raises ModelError for one that depends on the inputs."""
+    value = node.meta.get("val")
+    if isinstance(value, NUMBERS):
+        return value
+    raise ModelError(f"{source}: {node.name} depends on the inputs: export with fixed extents")
+
+
+def _higher(level: Level, node: Any, name: str, args: Sequence[Any], source: str) -> Any:
+    """An operator that runs graphs."""
+    if name in INLINE:
+        (position,) = [i for i, each in enumerate(args) if isinstance(each, torch().nn.Module)]
+        return convert_traced(level, args[position], args[position + 1 :])
+    add: Callable[..., Any] | None = CONTROL.get(name)
+    if add is None:
+        raise ModelError(
+            f"{source}: the operator {name}, which runs graphs, cannot be planned; there are {', '.join(CONTROL)}"
+        )
+    return add(level, node.name, args, source, convert_traced)

@@ -1,0 +1,13 @@
+"""The `aten` dialect: operators of PyTorch's ATen by name and overload, `aten.add.Tensor`, with arguments as data.
+
+A tensor argument is a value with a layout, so that views of PyTorch's are no nodes: who reads one reads the bytes that
+it is a view of.
+"""
+
+from sublet.ops.aten.call import Argument, Call, Named, Strided, Use, decode, encode
+from sublet.ops.aten.dialect import AS_STRIDED, PREFIX, aten
+from sublet.ops.op import register
+
+register(PREFIX.rstrip("."), aten)
+
+__all__ = ["AS_STRIDED", "PREFIX", "Argument", "Call", "Named", "Strided", "Use", "aten", "decode", "encode"]

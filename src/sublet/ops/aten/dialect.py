@@ -1,0 +1,126 @@
+"""The facts of ATen's operators: which inputs their kernels may overwrite, what is only a view, what is random.
+
+`facts.json` was found by running PyTorch's own operators with their output over each of their inputs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from sublet.ir.graph import Node, Value
+from sublet.ops.aten.call import Call, Strided, Use, decode
+from sublet.ops.blocks import stacked
+from sublet.ops.op import Op, Share, Shares, none
+from sublet.tensor import TensorSpec
+
+PREFIX = "aten."
+AS_STRIDED = "aten.as_strided"
+"""A tensor that begins as elements of another: a range of its bytes where the plan can leave it there, else a copy."""
+
+COPIES = ("aten.clone.default", "aten._to_copy.default", "aten.contiguous.default", "aten.lift_fresh_copy.default")
+"""Their output has the content of their input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of an operator.
+
+    overwrites  the arguments, by position, that its kernel may overwrite with its first output
+    out         the overload that writes where it is told; "" where there is none that does so without a copy
+    inside      the overload that writes over its first argument, where there is no `out`
+    random      whether it draws from PyTorch's generator
+    """
+
+    overwrites: tuple[int, ...] = ()
+    out: str = ""
+    inside: str = ""
+    random: bool = False
+
+
+@cache
+def facts() -> Mapping[str, Facts]:
+    """The facts by name, `add.Tensor`."""
+    record = json.loads(files(__package__).joinpath("facts.json").read_text(encoding="utf-8"))
+    return {
+        name: Facts(
+            tuple(found.get("overwrites", ())), found.get("out", ""), found.get("inside", ""), found.get("random", False)
+        )
+        for name, found in record["operators"].items()
+    }
+
+
+@cache
+def aten(name: str) -> Op:
+    """The record of an operator; of one without facts nothing is assumed, nor that it is the same each time."""
+    if name == AS_STRIDED or name in COPIES:
+        return Op(name, views=_same_elements)
+    found = facts().get(name.removeprefix(PREFIX))
+    if found is None:
+        return Op(name, pure=False)
+    parts = _stacked if name == "aten.cat.default" else none
+    return Op(name, parts=parts, inplace=_overwriting(found.overwrites), pure=not found.random)
+
+
+def _planned(value: Value | None) -> TensorSpec | None:
+    return value.spec if value is not None and isinstance(value.spec, TensorSpec) and value.nbytes else None
+
+
+def _same_elements(node: Node) -> tuple[Share, ...]:
+    """The output is a range of the bytes of the input, in their order."""
+    call = decode(node)
+    source, result = _planned(node.inputs[0]) if node.inputs else None, _planned(node.outputs[0])
+    used = call.args[0] if call.args else None
+    if source is None or result is None or not isinstance(used, Use) or source.dtype is not result.dtype:
+        return ()
+    read = used.layout or Strided.contiguous(source.shape)
+    written = call.outputs[0] or Strided.contiguous(result.shape)
+    if not read.is_dense or read.size != written.size or read.normal.stride != written.normal.stride:
+        return ()
+    if (read.offset + read.elements) > source.size or read.offset * source.dtype.bits % 8:
+        return ()
+    return (Share(0, 0, read.offset * source.dtype.bits // 8),)
+
+
+def _overwriting(positions: tuple[int, ...]) -> Shares:
+    def shares(node: Node) -> tuple[Share, ...]:
+        result = _planned(node.outputs[0]) if node.outputs else None
+        if result is None or not positions:
+            return ()
+        call = decode(node)
+        written = call.outputs[0] or Strided.contiguous(result.shape)
+        found = (call.args[position] for position in positions if position < len(call.args))
+        inputs = (argument.input for argument in found if isinstance(argument, Use))
+        return tuple(Share(0, i) for i in dict.fromkeys(inputs) if _laid_alike(node, call, i, written, result))
+
+    return shares
+
+
+def _laid_alike(node: Node, call: Call, position: int, written: Strided, result: TensorSpec) -> bool:
+    """Whether the output lies as the input does, element by element, wherever the call reads that."""
+    source = _planned(node.inputs[position])
+    if source is None or source.dtype.bits != result.dtype.bits or source.nbytes != result.nbytes:
+        return False
+    uses = [use.layout or Strided.contiguous(source.shape) for use in call.uses() if use.input == position]
+    return written.is_dense and all(use.normal == written.normal for use in uses)
+
+
+def _stacked(node: Node) -> tuple[Share, ...]:
+    """Tensors lie in their concatenation one after another when no axis before is longer than 1."""
+    call = decode(node)
+    result = _planned(node.outputs[0])
+    tensors = call.args[0] if call.args else None
+    axis = call.args[1] if len(call.args) > 1 else 0
+    specs = [_planned(value) for value in node.inputs]
+    if result is None or not isinstance(tensors, tuple) or not isinstance(axis, int) or call.outputs[0] is not None:
+        return ()
+    rank = len(result.shape)
+    whole = all(isinstance(t, Use) and t.layout is None for t in tensors)
+    if not whole or len(tensors) != len(specs) or not -rank <= axis < rank:
+        return ()
+    known = [spec for spec in specs if spec is not None and len(spec.shape) == rank]
+    shares = stacked(result, known, axis % rank) if len(known) == len(specs) else ()
+    return shares if sum(known[share.input].nbytes for share in shares) == result.nbytes else ()
