@@ -8,6 +8,7 @@ from typing import Any
 from sublet.errors import ModelError
 from sublet.frontends.torch.conversion import Level
 from sublet.frontends.torch.tensors import Tensor, torch
+from sublet.frontends.torch.twins import twin
 from sublet.ops.aten import PREFIX, Strided
 
 ALIASES = ("aten._unsafe_view.default", "aten.alias.default", "aten.detach.default", "aten.detach_.default")
@@ -27,6 +28,9 @@ def add_operator(
     results = list(like) if isinstance(like, list | tuple) else [like]
     if not all(result is None or hasattr(result, "stride") for result in results):
         raise ModelError(f"{source}: {full} gives a number that only a run knows, which nothing can be planned with")
+    found = twin(level, full, name, args, kwargs, source)
+    if found is not None:
+        return found
     made = level.call(full, name, args, kwargs, results, source)
     return made if isinstance(like, list | tuple) else made[0]
 
