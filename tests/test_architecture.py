@@ -23,8 +23,8 @@ FLOORS = (
     "frontends.paddle.checking", "frontends.paddle.convert", "frontends.paddle.running", "frontends.paddle.lives",
     "frontends.paddle.peaks", "frontends.paddle.arena", "frontends.paddle.policies.ours",
     "frontends.paddle.policies", "frontends.paddle.transpile",
-    "frontends.tflite", "frontends.executorch", "frontends", "foreign", "nn", "modules", "api", "dynamic", "cli",
-    "__main__",
+    "frontends.tflite", "frontends.executorch", "frontends.torch", "frontends", "foreign",
+    "nn", "modules", "api", "dynamic", "cli", "__main__",
 )  # fmt: skip
 
 # Who lives outside one of these rooms comes in by its door.

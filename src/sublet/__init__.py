@@ -29,9 +29,10 @@ from sublet.tensor import DType, TensorSpec, Unplannable
 
 if TYPE_CHECKING:
     from sublet.analysis.options import Options
-    from sublet.api import executorch, paddle
+    from sublet.api import executorch, paddle, torch
     from sublet.api.advising import advise
     from sublet.api.compiling import compile
+    from sublet.api.torch import from_torch
     from sublet.api.torch_module import torch_module
     from sublet.dynamic.graph import DynamicGraph
     from sublet.nn.training import gradients, less_memory, train_step
@@ -71,6 +72,7 @@ __all__ = [
     "compare",
     "compile",
     "executorch",
+    "from_torch",
     "gradients",
     "layers",
     "less_memory",
@@ -88,6 +90,7 @@ __all__ = [
     "save",
     "save_weights",
     "to_text",
+    "torch",
     "torch_module",
     "train_step",
     "verdict",
@@ -100,6 +103,7 @@ PLANNING = {
     "Options": "analysis.options",
     "advise": "api.advising",
     "compile": "api.compiling",
+    "from_torch": "api.torch",
     "gradients": "nn.training",
     "less_memory": "nn.training",
     "pack": "packing",
@@ -107,11 +111,11 @@ PLANNING = {
     "torch_module": "api.torch_module",
     "train_step": "nn.training",
 }
-"""What plans, and the modules it is in: loaded when it is asked for, so that who only runs a plan loads no planner."""
+"""What plans or traces, and where it is: loaded when it is asked for, so that who only runs a plan loads no planner."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("executorch", "paddle"):
+    if name in ("executorch", "paddle", "torch"):
         return import_module(f"{__name__}.api.{name}")
     if name not in PLANNING:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -45,9 +45,9 @@ def add_cond(level: Level, name: str, args: Sequence[Any], source: str, convert:
         outputs = _wholes(inner, convert(inner, module, operands), name, source)
         arms.append(inner.graph(f"{name}.{arm}", (), [each.value for each in outputs]))
     results = [_fresh(level, f"{name}.{i}", spec) for i, spec in enumerate(_agreed(arms, name, source))]
-    outputs = tuple(each.value for each in results)
+    values = tuple(each.value for each in results)
     fresh = level.conversion.names.fresh(name)
-    level.emitter.nodes.append(CaseOf(fresh, "case", (index.value,), outputs, {}, source, arms=tuple(arms)))
+    level.emitter.nodes.append(CaseOf(fresh, "case", (index.value,), values, {}, source, arms=tuple(arms)))
     return results
 
 
@@ -89,7 +89,7 @@ def add_scan(level: Level, name: str, args: Sequence[Any], source: str, convert:
     given = _wholes(inner, convert(inner, combine, [*parameters, *slices, *additional]), name, source)
     return _loop(
         level, inner, name, source, counter, [*inits, *sequences], [*parameters, *slices], given,
-        condition=Tensor(condition, Strided(())), check=checked, carried=len(inits), trips=trips,
+        condition=Tensor(condition, Strided.contiguous(())), check=checked, carried=len(inits), trips=trips,
     )  # fmt: skip
 
 

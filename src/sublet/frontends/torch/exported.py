@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +33,13 @@ class Held:
         order = sorted(range(flat.dim()), key=lambda axis: -flat.stride(axis))
         dense = flat.permute(order).contiguous().reshape(self.shape)
         if dense.dtype == t.bfloat16:
-            return dense.view(t.int16).numpy().view(ml_dtypes.bfloat16)
+            found: NDArray[Any] = dense.view(t.int16).numpy().view(ml_dtypes.bfloat16)
+            return found
         if dense.dtype.is_floating_point and dense.dtype.itemsize == 1:
             name = str(dense.dtype).removeprefix("torch.")
-            return dense.view(t.uint8).numpy().view(getattr(ml_dtypes, name))
-        found: NDArray[Any] = dense.numpy()
+            found = dense.view(t.uint8).numpy().view(getattr(ml_dtypes, name))
+            return found
+        found = dense.numpy()
         return found
 
 
@@ -44,7 +48,8 @@ def from_exported(program: Any, where: str = "program") -> Model:
 
     Raises ModelError for what cannot be planned, with the line of the user's program.
     """
-    program = program.run_decompositions(_kept())
+    with quietly():
+        program = program.run_decompositions({})  # as far as `torch.export` takes composite operators apart by itself
     conversion = Conversion(where=where)
     level = conversion.root()
     signature = program.graph_signature
@@ -76,15 +81,20 @@ def from_exported(program: Any, where: str = "program") -> Model:
             home = homes[spec.target]
             updates.append((home.value, level.like(result, home).value))
         elif kind == "USER_OUTPUT" and isinstance(result, Tensor):
-            outputs[level.conversion.names.fresh(spec.arg.name)] = level.whole(result).value
+            outputs[f"{spec.arg.name}.{len(outputs)}" if spec.arg.name in outputs else spec.arg.name] = level.whole(
+                result
+            ).value
         elif kind != "USER_OUTPUT":
             raise ModelError(f"{where}: the output {spec.arg} is a {kind.lower()}, which cannot be planned")
     return _model(conversion, level.emitter.nodes, inputs, outputs, updates)
 
 
-def _kept() -> Mapping[Any, Any]:
-    """How composite operators are taken apart: as far as `torch.export` does by itself."""
-    return {}
+@contextmanager
+def quietly() -> Iterator[None]:
+    """PyTorch traces with functions that it warns of itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
 
 
 def _model(

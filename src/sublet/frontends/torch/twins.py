@@ -10,6 +10,7 @@ from typing import Any
 
 from sublet.frontends.torch.conversion import Level
 from sublet.frontends.torch.tensors import Tensor
+from sublet.ir.graph import Attr
 from sublet.ops.aten import Strided
 from sublet.ops.nn.shapes import FLOATS
 from sublet.tensor import TensorSpec
@@ -66,7 +67,8 @@ def _spread(numbers: Any, count: int) -> tuple[int, ...]:
 
 def _conv(level: Level, args: Sequence[Any]) -> Any:
     """`convNd(x, w, b, stride, padding, dilation, groups)`."""
-    x, w, b, stride, pad, dilation, groups = (*args, *(None, 1, 0, 1, 1)[max(0, len(args) - 2) :])
+    usual: list[Any] = [None, 1, 0, 1, 1]
+    x, w, b, stride, pad, dilation, groups = [*args, *usual[len(args) - 2 :]]
     layout = _image(x)
     if layout is None or not isinstance(w, Tensor) or isinstance(pad, str) or w.spec.dtype is not x.spec.dtype:
         return None
@@ -102,14 +104,15 @@ def _batch_norm(level: Level, args: Sequence[Any]) -> Any:
 
 def _max_pool(level: Level, args: Sequence[Any]) -> Any:
     """`max_poolNd(x, kernel, stride, padding, dilation, ceil)`."""
-    x, kernel, stride, pad, dilation, ceil = (*args, *([], 0, 1, False)[max(0, len(args) - 2) :])
+    usual: list[Any] = [[], 0, 1, False]
+    x, kernel, stride, pad, dilation, ceil = [*args, *usual[len(args) - 2 :]]
     layout = _image(x)
     n = len(x.layout.size) - 2
     if layout is None or n < 1:
         return None
     kernel = _spread(kernel, n)
     pads = _spread(pad, n)
-    attrs = {
+    attrs: dict[str, Attr] = {
         "kernel": kernel, "strides": _spread(stride, n) if stride else kernel, "pads": (*pads, *pads),
         "dilations": _spread(dilation, n), "ceil": int(ceil), "layout": layout,
     }  # fmt: skip

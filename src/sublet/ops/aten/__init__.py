@@ -6,8 +6,5 @@ it is a view of.
 
 from sublet.ops.aten.call import Argument, Call, Named, Strided, Use, decode, encode
 from sublet.ops.aten.dialect import AS_STRIDED, PREFIX, aten
-from sublet.ops.op import register
-
-register(PREFIX.rstrip("."), aten)
 
 __all__ = ["AS_STRIDED", "PREFIX", "Argument", "Call", "Named", "Strided", "Use", "aten", "decode", "encode"]

@@ -45,12 +45,7 @@ class Facts:
 def facts() -> Mapping[str, Facts]:
     """The facts by name, `add.Tensor`."""
     record = json.loads(files(__package__).joinpath("facts.json").read_text(encoding="utf-8"))
-    return {
-        name: Facts(
-            tuple(found.get("overwrites", ())), found.get("out", ""), found.get("inside", ""), found.get("random", False)
-        )
-        for name, found in record["operators"].items()
-    }
+    return {name: Facts(tuple(found.pop("overwrites", ())), **found) for name, found in record["operators"].items()}
 
 
 @cache

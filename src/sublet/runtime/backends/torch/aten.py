@@ -37,7 +37,7 @@ class AtenKernel:
         """One call of torch's. Raises RunError for an operator that this PyTorch has not."""
         call = decode(self.node)
         given = [_over(operand) for operand in inputs]
-        results = [
+        results: list[Tensor] = [
             None if operand is None else _seen(_over(operand), layout)
             for operand, layout in zip(outputs, call.outputs, strict=True)
         ]

@@ -1,6 +1,6 @@
 """Finds the facts of ATen's operators in the PyTorch that is installed, and writes `ops/aten/facts.json`.
 
-    python -m tests.frontends.torch.find_facts
+    python -m tests.frontends.pytorch.find_facts
 
 An operator has an overload that writes where it is told if PyTorch wrote it by hand: one that its build system made
 computes elsewhere and copies. An operator that PyTorch says works element by element may overwrite an input if it gives
@@ -29,7 +29,8 @@ def overloads() -> Iterator[tuple[str, Any]]:
         if name.startswith("aten::"):
             packet, _, overload = name.removeprefix("aten::").partition(".")
             try:
-                yield f"{packet}.{overload or 'default'}", getattr(getattr(torch.ops.aten, packet), overload or "default")
+                overload = overload or "default"
+                yield f"{packet}.{overload}", getattr(getattr(torch.ops.aten, packet), overload)
             except AttributeError:
                 continue
 
@@ -89,9 +90,7 @@ def sample(op: Any, size: int, dtype: torch.dtype, seed: int) -> list[Any] | Non
             args.append(each.default_value)
         elif kind in ("number", "float", "Scalar"):
             args.append(True if dtype == torch.bool else 2)
-        elif kind == "int":
-            args.append(1)
-        elif kind in ("Optional[number]", "Optional[float]", "Optional[int]"):
+        elif kind == "int" or kind in ("Optional[number]", "Optional[float]", "Optional[int]"):
             args.append(1)
         elif kind.startswith("Optional"):
             args.append(None)
