@@ -206,6 +206,7 @@ def test_every_exception_is_drawn() -> None:
         "docs/paddle.md",
         "docs/proofs.md",
         "docs/text_form.md",
+        "docs/torch.md",
     ],
 )
 def test_documents_name_real_paths(document: str) -> None:
