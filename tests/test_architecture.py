@@ -24,7 +24,7 @@ FLOORS = (
     "frontends.paddle.peaks", "frontends.paddle.arena", "frontends.paddle.policies.ours",
     "frontends.paddle.policies", "frontends.paddle.transpile",
     "frontends.tflite", "frontends.executorch", "frontends.torch", "frontends", "foreign",
-    "nn", "modules", "api", "dynamic", "cli", "__main__",
+    "nn", "modules", "api", "api.torch", "dynamic", "cli", "__main__",
 )  # fmt: skip
 
 # Who lives outside one of these rooms comes in by its door.

@@ -89,6 +89,11 @@ def from_exported(program: Any, where: str = "program") -> Model:
     return _model(conversion, level.emitter.nodes, inputs, outputs, updates)
 
 
+def held(tensors: Mapping[Value, Any]) -> dict[str, Held]:
+    """Tensors of PyTorch's as the contents of weights."""
+    return {value.name: Held(each, value.spec.shape) for value, each in tensors.items()}  # type: ignore[union-attr]
+
+
 @contextmanager
 def quietly() -> Iterator[None]:
     """PyTorch traces with functions that it warns of itself."""
@@ -110,8 +115,4 @@ def _model(
         weights, tuple(updates),
     )  # fmt: skip
     verify(graph)
-    contents = {
-        value.name: Held(tensor, value.spec.shape)  # type: ignore[union-attr]
-        for value, tensor in conversion.weights.items()
-    }
-    return Model(graph, weights=contents, inputs=tuple(inputs), outputs=tuple(outputs))
+    return Model(graph, weights=held(conversion.weights), inputs=tuple(inputs), outputs=tuple(outputs))

@@ -36,9 +36,9 @@ class AtenKernel:
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         """One call of torch's. Raises RunError for an operator that this PyTorch has not."""
         call = decode(self.node)
-        given = [_over(operand) for operand in inputs]
+        given = [over(operand) for operand in inputs]
         results: list[Tensor] = [
-            None if operand is None else _seen(_over(operand), layout)
+            None if operand is None else seen(over(operand), layout)
             for operand, layout in zip(outputs, call.outputs, strict=True)
         ]
         args = [_argument(argument, given) for argument in call.args]
@@ -90,18 +90,20 @@ def operator_of(name: str, node: Node) -> Any:
         raise RunError(f"node {node.name}: PyTorch {torch().__version__} has no operator aten.{name}") from None
 
 
-def _over(operand: Operand | None) -> Tensor:
+def over(operand: Operand | None) -> Tensor:
+    """A tensor over the bytes of an operand, None for one that is left out."""
     assert not isinstance(operand, Cell), "the backend takes no such node"
     return None if operand is None else tensor_over(operand)
 
 
-def _seen(tensor: Tensor, layout: Strided | None) -> Tensor:
+def seen(tensor: Tensor, layout: Strided | None) -> Tensor:
+    """The elements of a tensor that a layout names; all of them for None."""
     return tensor if layout is None else tensor.as_strided(layout.size, layout.stride, layout.offset)
 
 
 def _argument(argument: Argument, given: Sequence[Tensor]) -> Any:
     if isinstance(argument, Use):
-        return _seen(given[argument.input], argument.layout)
+        return seen(given[argument.input], argument.layout)
     if isinstance(argument, Named):
         return torch().device(argument.name) if argument.kind == "device" else getattr(torch(), argument.name)
     if isinstance(argument, tuple):

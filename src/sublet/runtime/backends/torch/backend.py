@@ -12,11 +12,13 @@ from sublet.ir.graph import Node, Value
 from sublet.ops.aten import PREFIX as ATEN
 from sublet.ops.nn import FAMILIES, command
 from sublet.ops.nn.command import PREFIX, spec_of
-from sublet.runtime.backends.torch.aten import AtenKernel
+from sublet.runtime.backends.torch.aten import AtenKernel, over, seen
 from sublet.runtime.backends.torch.kernel import Calling, Fast, tensor_over, torch
 from sublet.runtime.calls import InTurn, in_turn
-from sublet.runtime.kernel import Array, Call, Cell, Compute, Kernel, Operand
+from sublet.runtime.kernel import Array, Call, Compute, Kernel, Operand
 from sublet.tensor import DType
+
+__all__ = ["KERNELS", "AtenKernel", "Bound", "Torch", "over", "seen"]
 
 KERNELS: Mapping[str, Fast] = {
     name: fast for family in FAMILIES for name, fast in import_module(f"{__package__}.{family}").KERNELS.items()
@@ -70,8 +72,8 @@ class _TorchKernel:
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         """One call of torch's. Raises RunError when a function would not write where it was told."""
-        given, results = list(map(_tensor, inputs)), list(map(_tensor, outputs))
-        calls = self.fast.make(self.node, given, results, _tensor(scratch))
+        given, results = list(map(over, inputs)), list(map(over, outputs))
+        calls = self.fast.make(self.node, given, results, over(scratch))
         return Bound(calls if callable(calls) else in_turn(calls), results, self.node)
 
     def over(self, array: Array) -> Any:
@@ -95,13 +97,8 @@ class _Watched(AtenKernel):
     """An operator of ATen's, whose results must lie where they were planned."""
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
-        results = [None if operand is None else _tensor(operand) for operand in outputs]
+        results = list(map(over, outputs))
         return Bound(super().bind(inputs, outputs, scratch), results, self.node)
-
-
-def _tensor(operand: Operand | None) -> Any:
-    assert not isinstance(operand, Cell), "the backend takes no such node"
-    return None if operand is None else tensor_over(operand)
 
 
 class Bound:

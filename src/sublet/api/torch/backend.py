@@ -1,0 +1,178 @@
+"""`torch.compile(module, backend="sublet")`: graphs that Dynamo captures, run and trained in planned arenas."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from sublet.analysis.options import Options
+from sublet.api.torch.captured import Captured, capture
+from sublet.api.torch.flights import Arena, Pool
+from sublet.api.torch.reporting import Compiled, note
+from sublet.base.extras import require
+from sublet.errors import SubletError
+from sublet.frontends.torch.exported import quietly
+from sublet.frontends.torch.tensors import torch
+
+OPTIONS = ("alignment", "budget", "strategy")
+
+
+def backend(module: Any, example: Sequence[Any], options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+    """What `torch.compile(backend="sublet", options=...)` calls with a graph of Dynamo's and example arguments.
+
+    options   "budget": bytes of an arena that no plan may need more than; "alignment", "strategy": see `Options`
+    Forward and backward are one plan in one arena. What cannot be planned is left to PyTorch, with one warning; see
+    `report`. Raises SubletError for an option it does not know, and for a plan above the budget.
+    """
+    asked = dict(options or {})
+    unknown = [name for name in asked if name not in OPTIONS]
+    if unknown:
+        raise SubletError(f"options={{{unknown[0]!r}: ...}}: there are {', '.join(OPTIONS)}")
+    budget = asked.pop("budget", None)
+    pair = _Pair(Options(**{"alignment": 64, **asked}), budget)
+    common = require("torch._dynamo.backends.common", extra="torch")
+    partitioners = require("torch._functorch.partitioners", extra="torch")
+    config = require("torch._functorch.config", extra="torch")
+    compiled: Callable[..., Any]
+    with config.patch(force_non_lazy_backward_lowering=True), quietly():
+        compiled = common.aot_autograd(
+            fw_compiler=pair.forward,
+            bw_compiler=pair.backward,
+            inference_compiler=pair.inference,
+            partition_fn=partitioners.min_cut_rematerialization_partition,
+        )(module, example)
+    return compiled
+
+
+class _Pair:
+    """The graphs of one region: a forward, and the backward that goes with it. They are planned at the first call."""
+
+    def __init__(self, options: Options, budget: int | None) -> None:
+        self._options, self._budget = options, budget
+        self._modules: list[Any] = []
+        self._captured: Captured | None = None
+        self._static: Collection[int] = ()
+        self._pool: Pool | None = None
+        self._flights: dict[int, tuple[Arena, int]] = {}
+
+    def inference(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
+        """A forward without a backward."""
+        self._modules, self._static = [graph], _static()
+        self._capture()
+        return _boxed(self._run_once)
+
+    def forward(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
+        """A forward whose backward is not known yet."""
+        self._modules, self._static = [graph], _static()
+        return _boxed(self._run_forward)
+
+    def backward(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
+        """The backward: now both are known."""
+        self._modules.append(graph)
+        metadata = _metadata()
+        if metadata is not None:
+            metadata.bw_donated_idxs = []  # nothing is written over before the last backward: it may be run once more
+        self._capture()
+        return _boxed(self._run_backward)
+
+    @property
+    def _name(self) -> str:
+        return " and ".join(("forward", "backward")[: len(self._modules)])
+
+    def _capture(self) -> None:
+        try:
+            self._captured = capture(self._modules[0], [*self._modules, None][1], self._static)
+        except SubletError as error:
+            self._leave(error)
+
+    def _leave(self, error: SubletError) -> None:
+        """Leave the graphs to PyTorch."""
+        warnings.warn(f"sublet leaves a graph to PyTorch: {error}", stacklevel=2)
+        nodes = sum(node.op == "call_function" for module in self._modules for node in module.graph.nodes)
+        note(Compiled(self._name, nodes, reason=str(error)))
+        self._captured = None
+
+    def _planned(self, args: Sequence[Any]) -> Pool | None:
+        """The arenas; None when all is left to PyTorch."""
+        if self._pool is None and self._captured is not None:
+            try:
+                pool = Pool(self._captured, args, self._options)
+            except SubletError as error:
+                self._leave(error)
+                return None
+            if self._budget is not None and pool.plan.arena_bytes > self._budget:
+                needs = f"{pool.plan.arena_bytes:,} bytes of an arena"
+                raise SubletError(f"{self._name} needs {needs}, and the budget is {self._budget:,}")
+            note(Compiled(self._name, len(pool.plan.nodes), pool.copied, pool.plan))
+            self._pool = pool
+        return self._pool
+
+    def _run_once(self, *args: Any) -> Sequence[Any]:
+        pool = self._planned(args)
+        return self._modules[0](*args) if pool is None else _once(pool, *args)
+
+    def _run_forward(self, *args: Any) -> Sequence[Any]:
+        pool = self._planned(args)
+        if pool is None:
+            return self._modules[0](*args)  # type: ignore[no-any-return]
+        arena = pool.take()
+        try:
+            found = pool.run(arena, 0, args)
+        except BaseException:
+            pool.release(arena, arena.flights)
+            raise
+        for position, tensor in pool.kept(arena):
+            found[position] = tensor
+            self._flights[tensor.data_ptr()] = (arena, arena.flights)
+        return found
+
+    def _run_backward(self, *args: Any) -> Sequence[Any]:
+        pool = self._pool
+        arena, flight = self._flight(args)
+        again = torch()._C._autograd._get_current_graph_task_keep_graph()
+        if pool is None or arena is None or again:  # who may come back for what is kept must find it as it is
+            return self._modules[1](*args)  # type: ignore[no-any-return]
+        found = pool.run(arena, 1, args)
+        pool.release(arena, flight)
+        return found
+
+    def _flight(self, args: Sequence[Any]) -> tuple[Arena | None, int]:
+        """The call that these arguments were kept by."""
+        for each in args:
+            arena, flight = self._flights.get(each.data_ptr(), (None, 0)) if hasattr(each, "data_ptr") else (None, 0)
+            if arena is not None and arena.taken and arena.flights == flight:
+                return arena, flight
+        return None, 0
+
+
+def _once(pool: Pool, *args: Any) -> Sequence[Any]:
+    arena = pool.take()
+    try:
+        return pool.run(arena, 0, args)
+    finally:
+        pool.release(arena, arena.flights)
+
+
+def _static() -> Collection[int]:
+    """The arguments that stay where they are from call to call, as parameters do, by position."""
+    metadata = _metadata()
+    return frozenset(metadata.static_input_indices or ()) if metadata is not None else frozenset()
+
+
+def _metadata() -> Any:
+    """What AOTAutograd knows of the graph that it compiles now."""
+    context = torch()._guards.TracingContext.try_get()
+    return context.fw_metadata if context is not None else None
+
+
+def _boxed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """AOTAutograd gives arguments in a list, which is emptied so that they can be freed."""
+
+    def call(args: list[Any]) -> Any:
+        given = tuple(args)
+        args.clear()
+        return function(*given)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call

@@ -1,0 +1,154 @@
+"""Graphs that AOTAutograd captured, as one model: forward, a cut, backward. What a caller gets is taken as it comes.
+
+Parameters and buffers are weights of the model, in their own memory; everything else that a call is given is copied
+into the arena. What the backward reads of the forward stays where it is between the two calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sublet.api.torch.taking import TAKE
+from sublet.errors import ModelError
+from sublet.frontends.torch.conversion import Conversion, Level
+from sublet.frontends.torch.exported import held
+from sublet.frontends.torch.tensors import Tensor
+from sublet.frontends.torch.traced import convert_traced
+from sublet.ir.graph import Graph, Node, Value
+from sublet.ir.model import Model
+from sublet.ops.aten import Call, Strided, encode
+from sublet.ops.verify import verify
+from sublet.runtime.cuts import CUT
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a call gives at one position: a tensor that is computed, an argument by its position, or a number."""
+
+    tensor: Tensor | None = None
+    argument: int | None = None
+    number: Any = None
+    taken: bool = False
+
+
+@dataclass
+class Piece:
+    """One of the two calls.
+
+    given    its tensors by position that are copied into the arena
+    results  what it gives
+    """
+
+    given: dict[int, Tensor] = field(default_factory=dict)
+    results: list[Result] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """The model, its pieces, and which arguments of the first are weights: their contents come with the first call."""
+
+    model: Model
+    pieces: tuple[Piece, ...]
+    weights: Mapping[int, Value]
+
+
+def capture(forward: Any, backward: Any | None, static: Collection[int]) -> Captured:
+    """Forward and, if there is one, backward as a model; `static` are the positions of parameters and buffers.
+
+    Raises ModelError for what cannot be planned.
+    """
+    conversion = Conversion(where="forward and backward" if backward else "forward")
+    level = conversion.root()
+    first, weights, stands = Piece(), {}, []
+    for position, node in enumerate(_placeholders(forward)):
+        fake = node.meta["val"]
+        if not hasattr(fake, "stride"):
+            raise ModelError(f"{node.name}: an extent that changes from call to call")
+        _on_cpu(fake, node.name)
+        if position in static and _dense(fake):
+            made = conversion.weight(node.name, fake)
+            weights[position] = made.value
+        else:
+            made = first.given[position] = conversion.given(node.name, fake)
+        stands.append(made)
+    results = convert_traced(level, forward, stands)
+    names = [getattr(node, "name", None) for node in _output(forward)]
+    _take(level, first, results, stands, _saved(names, backward))
+    pieces = [first]
+    if backward is not None:
+        level.emitter.nodes.append(Node(conversion.names.fresh("cut"), CUT, (), ()))
+        known = dict(zip(names, results, strict=True))
+        pieces.append(_backward(level, backward, known))
+    inputs = [each.value for piece in pieces for each in piece.given.values()]
+    graph = Graph(
+        conversion.where, tuple(inputs), tuple(level.emitter.nodes), (),
+        (*conversion.weights, *conversion.literals.added),
+    )  # fmt: skip
+    verify(graph)
+    own = {value: tensor for value, tensor in conversion.weights.items() if value not in weights.values()}
+    return Captured(Model(graph, weights=held(own)), tuple(pieces), weights)
+
+
+def _saved(names: Sequence[Any], backward: Any | None) -> set[int]:
+    """The positions of what is only kept for the backward: as many at the end as that takes of the forward's."""
+    wanted = [node.name for node in _placeholders(backward)] if backward is not None else []
+    count = sum(name in names for name in wanted)
+    return set(range(len(names) - count, len(names)))
+
+
+def _backward(level: Level, module: Any, known: Mapping[Any, Any]) -> Piece:
+    piece, stands = Piece(), []
+    for position, node in enumerate(_placeholders(module)):
+        if node.name in known:
+            stands.append(known[node.name])
+        else:
+            _on_cpu(node.meta["val"], node.name)
+            piece.given[position] = level.conversion.given(node.name, node.meta["val"])
+            stands.append(piece.given[position])
+    _take(level, piece, convert_traced(level, module, stands), stands, set())
+    return piece
+
+
+def _take(level: Level, piece: Piece, results: Any, stands: Sequence[Any], saved: set[int]) -> None:
+    """Results go to the caller where they are computed; those that are only kept stay in the arena."""
+    for position, each in enumerate(results):
+        if not isinstance(each, Tensor):
+            piece.results.append(Result(number=each))
+            continue
+        if each in stands:
+            piece.results.append(Result(each, argument=stands.index(each)))
+            continue
+        taken = position not in saved
+        if taken:
+            attrs = {**encode(Call((each.use(0),))), "position": position}
+            name = level.conversion.names.fresh(f"take.{each.value.name}")
+            _after(level, each.value, Node(name, TAKE, (each.value,), (), attrs))
+        piece.results.append(Result(each, taken=taken))
+
+
+def _after(level: Level, value: Value, node: Node) -> None:
+    """Put a node right behind the one that gives a value, so that nothing is kept for it."""
+    nodes = level.emitter.nodes
+    made = next((i for i, other in enumerate(nodes) if value in other.defs), len(nodes) - 1)
+    nodes.insert(made + 1, node)
+
+
+def _placeholders(module: Any) -> list[Any]:
+    return [node for node in module.graph.nodes if node.op == "placeholder"]
+
+
+def _output(module: Any) -> Sequence[Any]:
+    found: Sequence[Any] = next(node for node in module.graph.nodes if node.op == "output").args[0]
+    return found
+
+
+def _on_cpu(fake: Any, name: str) -> None:
+    if fake.device.type != "cpu":
+        raise ModelError(f"{name}: a tensor on {fake.device}; arenas on devices are not made yet")
+
+
+def _dense(tensor: Any) -> bool:
+    """Whether its elements are one run of bytes, which can be used where they are."""
+    return Strided(tuple(tensor.shape), tuple(tensor.stride())).is_dense

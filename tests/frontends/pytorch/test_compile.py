@@ -1,0 +1,158 @@
+"""`torch.compile(backend="sublet")`: what it gives, and its gradients, are PyTorch's; arenas for calls in flight."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import sublet
+from sublet.errors import SubletError
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from torch import nn  # noqa: E402
+
+F = nn.functional
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        yield
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.attend, self.last = nn.Linear(8, 24), nn.Linear(8, 5)
+
+    def forward(self, x: Any) -> Any:
+        y = F.max_pool2d(torch.relu(self.norm(self.conv(x))), 2).flatten(2).transpose(1, 2)
+        q, k, v = self.attend(y).chunk(3, -1)
+        y = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
+        return self.last(F.gelu(y).mean(1))
+
+
+def compiled(module: Any, **options: Any) -> Any:
+    return torch.compile(module, backend="sublet", options=options or None)
+
+
+def test_training_is_equal_to_eager_training() -> None:
+    module = Net()
+    other = copy.deepcopy(module)
+    run = compiled(other)
+    optimizers = [torch.optim.SGD(each.parameters(), 0.1, momentum=0.9) for each in (module, other)]
+    for _ in range(3):
+        x, labels = torch.randn(4, 3, 8, 8), torch.randint(0, 5, (4,))
+        for network, optimizer in zip((module, run), optimizers, strict=True):
+            optimizer.zero_grad()
+            F.cross_entropy(network(x), labels).backward()
+            optimizer.step()
+        for (name, mine), right in zip(other.state_dict().items(), module.state_dict().values(), strict=True):
+            assert torch.allclose(mine, right, rtol=1e-5, atol=1e-6), name
+    last = sublet.torch.report()[-1]
+    assert last.name == "forward and backward"
+    assert last.plan is not None
+    assert last.plan.gap == 0
+    assert "operators in" in str(last)
+
+
+def test_inference_is_one_plan() -> None:
+    module = Net().eval()
+    with torch.no_grad():
+        x = torch.randn(2, 3, 8, 8)
+        assert torch.allclose(compiled(module)(x), module(x), rtol=1e-5, atol=1e-6)
+    assert sublet.torch.report()[-1].name == "forward"
+
+
+def test_calls_in_flight_have_arenas_of_their_own() -> None:
+    """Forwards whose backwards come later, in any order, or never."""
+    module = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Sigmoid())
+    run = compiled(module)
+    xs = [torch.randn(3, 6, requires_grad=True) for _ in range(4)]
+    wanted = [torch.autograd.grad(module(x).sum(), x)[0] for x in xs]
+    losses = [run(x).sum() for x in xs]
+    for i in (2, 0, 3, 1):
+        assert torch.allclose(torch.autograd.grad(losses[i], xs[i])[0], wanted[i])
+    for _ in range(20):
+        run(xs[0])  # dropped: its arena is given back
+        gc.collect()
+    assert torch.allclose(torch.autograd.grad(run(xs[1]).sum(), xs[1])[0], wanted[1])
+
+
+def test_a_graph_that_is_kept_can_be_run_backward_again() -> None:
+    module = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+    x = torch.randn(3, 6, requires_grad=True)
+    (wanted,) = torch.autograd.grad(module(x).sum(), x)
+    loss = compiled(module)(x).sum()
+    for keep in (True, True, False):
+        (found,) = torch.autograd.grad(loss, x, retain_graph=keep)
+        assert torch.allclose(found, wanted)
+
+
+def test_parameters_that_move_are_used_where_they_are() -> None:
+    module = nn.Linear(4, 4)
+    run = compiled(module)
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        run(x)
+        module.weight.data = torch.randn(4, 4)
+        assert torch.allclose(run(x), module(x))
+        module.weight.mul_(2)
+        assert torch.allclose(run(x), module(x))
+
+
+def test_the_generator_is_pytorchs() -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+    run, x = compiled(module), torch.randn(4, 8)
+    torch.manual_seed(3)
+    right = module(x)
+    torch.manual_seed(3)
+    assert torch.equal(run(x), right)
+
+
+def test_a_function_that_breaks_the_graph_and_changes_its_input() -> None:
+    def function(x: Any, y: Any) -> Any:
+        x.add_(1)
+        z = x[:, 1:] * y
+        print(end="")
+        return z, x.t()
+
+    x, y = torch.randn(3, 4), torch.randn(3, 3)
+    mine = x.clone()
+    right, found = function(x, y), compiled(function)(mine, y)
+    assert torch.equal(mine, x)
+    for one, other in zip(found, right, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_cannot_be_planned_is_left_to_pytorch_and_told() -> None:
+    def spectrum(x: Any) -> Any:
+        return torch.fft.fft(x).abs() + 1
+
+    x = torch.randn(8)
+    with pytest.warns(UserWarning, match="sublet leaves a graph to PyTorch.*complex64"):
+        assert torch.allclose(compiled(spectrum)(x), spectrum(x))
+    assert "complex64" in str(sublet.torch.report()[-1])
+
+
+def test_options_are_checked_and_a_budget_is_kept() -> None:
+    module, x = nn.Sequential(nn.Linear(64, 64), nn.Tanh()), torch.randn(16, 64)
+    with torch.no_grad():
+        with pytest.raises(Exception, match="there are alignment, budget") as raised:
+            compiled(module, speed=3)(x)
+        assert isinstance(raised.value, SubletError) or "SubletError" in str(raised.value)
+        with pytest.raises(SubletError, match="the budget is 100"):
+            compiled(module, budget=100)(x)
+        torch._dynamo.reset()
+        assert torch.allclose(compiled(module, budget=1 << 20)(x), module(x))
