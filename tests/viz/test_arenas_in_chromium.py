@@ -157,6 +157,17 @@ def test_a_budget_is_drawn(browser: Chromium, tmp_path: Path) -> None:
     assert "Budget" not in told(page)
 
 
+def test_a_budget_above_the_arena_is_in_the_picture_or_a_figure(browser: Chromium, tmp_path: Path) -> None:
+    plan = small_plan()
+    page = Page(browser, replace(rectangles(plan), budget=plan.arena_bytes * 3 // 2), tmp_path)
+    assert "budget" in page.text("#legend")
+    assert "Budget" not in told(page)
+    assert browser.evaluate("window.sublet.view().a1") > plan.arena_bytes * 3 // 2
+    page = Page(browser, replace(rectangles(plan), budget=plan.arena_bytes * 3), tmp_path)
+    assert "budget" not in page.text("#legend")
+    assert told(page)["Budget"] == f"{human(plan.arena_bytes * 3)} far above the arena"
+
+
 def test_a_budget_of_several_arenas_is_a_figure_and_no_line(browser: Chromium, tmp_path: Path) -> None:
     plan = plan_memory(parse(NET), Options(regions=REGIONS))
     page = Page(browser, replace(rectangles(plan), budget=1 << 20), tmp_path)

@@ -89,5 +89,5 @@ function drawArenas(context, panel, view, model, look) {
   return () => told.forEach(([text, x, y, colour, align]) => plate(context, text, x, y, colour, look, align ?? "right"));
 }
 
-// A budget is a line where it can be held against one arena; else a figure.
-const hasBudgetLine = (model) => model.budget !== null && (!several(model) || model.others.length > 0);
+// A budget is a line where it can be held against one arena and is no more than twice as high; else a figure.
+const hasBudgetLine = (model) => model.budget !== null && (!several(model) || model.others.length > 0) && Number(model.budget) <= 2 * model.height;

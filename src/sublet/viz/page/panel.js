@@ -40,7 +40,7 @@ function writeHeader(model) {
       ["Lower bound", human(figures.lowerBound), model.coverage ? "of what is planned" : figures.boundSource],
       ["Gap", figures.proof, figures.claimed || (figures.gap === 0 ? "no packing is smaller" : "")],
     ]),
-    ["Budget", model.budget === null || hasBudgetLine(model) ? "" : human(model.budget), "for all arenas"],
+    ["Budget", model.budget === null || hasBudgetLine(model) ? "" : human(model.budget), several(model) ? "for all arenas" : "far above the arena"],
     ...(model.others.length ? [] : [["Without reuse", human(figures.total), times > 1 ? `${exact(times < 100 ? Number(times.toPrecision(3)) : Math.round(times))} × the ${several(model) ? "arenas" : "arena"}` : ""],
     ["Saved by views", human(figures.views), ""],
     ["Saved in place", human(figures.inplace), ""]]),

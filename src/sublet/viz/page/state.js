@@ -11,7 +11,7 @@ const tip = document.getElementById("tip");
 const search = document.getElementById("search");
 const found = document.getElementById("found");
 const foldButton = document.getElementById("fold");
-const home = { t0: 0, t1: Math.max(model.duration, 1), a0: 0, a1: model.height * 1.07 };
+const home = { t0: 0, t1: Math.max(model.duration, 1), a0: 0, a1: Math.max(model.height, hasBudgetLine(model) ? Number(model.budget) : 0) * 1.07 };
 const curveTop = Math.max(...model.arenas.map(({ begin, end }) => end - begin), model.figures.arena, model.peak.bytes, 1) * 1.22;
 const state = {
   view: { ...home },
