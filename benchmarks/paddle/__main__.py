@@ -1,13 +1,16 @@
 """One table of policies for programs of Paddle's: bytes predicted, bound, measured, and whether every bit is the same.
 
-    SUBLET_PADDLE_PYTHON=PATH make bench-paddle    (or: python -m benchmarks.paddle [--only NAME] [--steps 5])
+    SUBLET_PADDLE_PYTHON=PATH make bench-paddle    (or: python -m benchmarks.paddle [--only NAME] [--steps 7])
 
 PATH is the Python of an environment with paddlepaddle 3.0.0. All bytes are beyond weights and feeds, those of kernels'
-scratch apart, which is what each operator was seen to hold for itself when it ran alone (`scratch.py`). Measured is the
-middle of all steps but the first, once in the order of the program (FLAGS_new_executor_sequential_run=1), once as the
-executor orders operators by itself; an arena is for the former only. Where SUBLET_PADDLE_1_PYTHON names a Python with
-1.8.5, the program of Paddle's book is run in it (`book.py`). Last is a predictor with and without an arena
-(`predictor.py`), where its model is there or can be downloaded.
+scratch apart, which is what each operator was seen to hold for itself when it ran alone (`scratch.py`). Programs run
+twice: in the order they are written (FLAGS_new_executor_sequential_run=1), as is predicted, and as the executor orders
+operators by itself; arenas are for the former only. Measured is all steps but the first: in order the least of those
+with the same feeds, for Paddle frees on a thread of its own, which comes late on a busy machine; else their middle. Of
+several feeds (which choose arms of branches) it is those that need most.
+
+Where SUBLET_PADDLE_1_PYTHON names a Python with 1.8.5, the program of Paddle's book is run in it (`book.py`). Last is a
+predictor with and without an arena (`predictor.py`), where its model is there or can be downloaded.
 """
 
 from __future__ import annotations
@@ -73,7 +76,7 @@ def held(console: Console) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="programs whose name contains this")
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=7)
     given = parser.parse_args()
     console = Console(width=150)
     console.print(table(given.steps, given.only))
