@@ -12,6 +12,7 @@ from sublet.modules.dropout import Dropout
 from sublet.modules.initial import normal, uniform
 from sublet.modules.linear import Dense, Embedding
 from sublet.modules.module import Module
+from sublet.modules.names import pytorch_name
 from sublet.modules.normalization import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from sublet.modules.pooling import AvgPool, Flatten, GlobalAvgPool, MaxPool
 from sublet.modules.recurrent import GRUCell, LSTMCell, RNNCell
@@ -48,5 +49,6 @@ __all__ = [
     "Sequential",
     "TransformerBlock",
     "normal",
+    "pytorch_name",
     "uniform",
 ]
