@@ -13,6 +13,7 @@ from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.ir.model import Model
 from sublet.ir.text import parse, to_text
 from sublet.modules import layers
+from sublet.nn import schedules
 from sublet.nn.graph import Graph
 from sublet.nn.optimizers import LAMB, SGD, Adam, AdamW, Clipped, RMSProp
 from sublet.nn.tensor import Tensor
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from sublet.api import executorch, paddle, torch
     from sublet.api.advising import advise
     from sublet.api.compiling import compile
+    from sublet.api.fitting import evaluate, fit, prefetch
+    from sublet.api.summary import summary
     from sublet.api.torch import from_torch
     from sublet.api.torch_module import torch_module
     from sublet.dynamic.graph import DynamicGraph
@@ -71,7 +74,9 @@ __all__ = [
     "command",
     "compare",
     "compile",
+    "evaluate",
     "executorch",
+    "fit",
     "from_torch",
     "gradients",
     "layers",
@@ -85,10 +90,13 @@ __all__ = [
     "paddle",
     "parse",
     "plan_memory",
+    "prefetch",
     "read_model",
     "run_poisoned",
     "save",
     "save_weights",
+    "schedules",
+    "summary",
     "to_text",
     "torch",
     "torch_module",
@@ -104,11 +112,15 @@ PLANNING = {
     "advise": "api.advising",
     "compile": "api.compiling",
     "from_torch": "api.torch",
+    "evaluate": "api.fitting",
+    "fit": "api.fitting",
     "gradients": "nn.training",
     "less_memory": "nn.training",
     "pack": "packing",
     "plan_memory": "planning.pipeline",
     "torch_module": "api.torch_module",
+    "prefetch": "api.fitting",
+    "summary": "api.summary",
     "train_step": "nn.training",
 }
 """What plans or traces, and where it is: loaded when it is asked for, so that who only runs a plan loads no planner."""

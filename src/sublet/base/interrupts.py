@@ -24,3 +24,24 @@ def uninterrupted() -> Iterator[list[Any]]:
         signal.signal(signal.SIGINT, before)
         if came and callable(before):
             before(*came[0])
+
+
+@contextmanager
+def awaited() -> Iterator[list[Any]]:
+    """The first interrupt is only told, for who is inside to end in order; the second interrupts."""
+    came: list[Any] = []
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        yield came
+        return
+
+    def noted(*given: Any) -> None:
+        came.append(given)
+        if len(came) > 1:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, noted)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -8,12 +8,13 @@ from typing import Protocol
 
 from sublet import nn
 from sublet.nn.graph import Graph
+from sublet.nn.schedules import Schedule
 from sublet.nn.tensor import Tensor
 from sublet.nn.writer import Eager
 from sublet.tensor import DType
 
-Rate = float | Tensor
-"""A learning rate: a number, or a scalar f32 tensor of the graph, such as an input or a state."""
+Rate = float | Tensor | Schedule
+"""A learning rate: a number, a scalar f32 tensor of the graph, as an input or a state, or a function of the step."""
 
 
 class Optimizer(Protocol):
@@ -23,7 +24,11 @@ class Optimizer(Protocol):
         """Let `graph` update each of the parameters by its gradient at the end of a run."""
 
 
-def _rate(graph: Graph | Eager, rate: Rate) -> Tensor:
+def _rate(graph: Graph | Eager, rate: Rate, parameters: Sequence[Tensor], step: Tensor | None = None) -> Tensor:
+    """The rate of this step; `step` is its number from 1 on, where it is counted already."""
+    if callable(rate):
+        step = _counted(graph, parameters) if step is None else step
+        rate = rate((step - 1).astype("f32"))
     return rate if isinstance(rate, Tensor) else graph.constant(rate, "f32")
 
 
@@ -52,7 +57,7 @@ class SGD:
 
     def write(self, graph: Graph | Eager, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """One command a parameter; with momentum, one state of its size."""
-        rate = _rate(graph, self.lr)
+        rate = _rate(graph, self.lr, parameters)
         attrs = {"dampening": self.dampening, "decay": self.decay, "nesterov": self.nesterov}
         for parameter, gradient in zip(parameters, gradients, strict=True):
             state = [_remembered(graph, parameter, "momentum")] if self.momentum else []
@@ -75,7 +80,8 @@ class Adam:
 
     def write(self, graph: Graph | Eager, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """One command a parameter, two states of its size."""
-        rate, step = _rate(graph, self.lr), _counted(graph, parameters)
+        step = _counted(graph, parameters)
+        rate = _rate(graph, self.lr, parameters, step)
         attrs = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon, "decay": self.decay}
         for parameter, gradient in zip(parameters, gradients, strict=True):
             state = [_remembered(graph, parameter, what) for what in ("mean", "variance")]
@@ -113,7 +119,7 @@ class RMSProp:
 
     def write(self, graph: Graph | Eager, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """One command a parameter, one state of its size."""
-        rate = _rate(graph, self.lr)
+        rate = _rate(graph, self.lr, parameters)
         attrs = {"alpha": self.alpha, "epsilon": self.epsilon, "decay": self.decay}
         for parameter, gradient in zip(parameters, gradients, strict=True):
             state = _remembered(graph, parameter, "variance")

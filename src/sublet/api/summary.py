@@ -1,0 +1,104 @@
+"""What each layer of a planned network takes: its weights, and its part of the arena."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from sublet.base.bytesize import human
+from sublet.base.printable import printable
+from sublet.plan import ARENA, Placement
+from sublet.runtime.executable import Executable
+from sublet.tensor import TensorSpec
+
+BACKWARD = "grad/"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer.
+
+    weights       elements of its parameters and states
+    weight_bytes  what they take
+    arena_bytes   addresses of the arena that its values ever lie at; layers take the same ones in turn, so that these
+                  add up to more than the arena
+    peak_bytes    of these, those that its values lie at when most of the arena is in use
+    """
+
+    name: str
+    weights: int
+    weight_bytes: int
+    arena_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The layers of an executable, in the order in which they are computed first; printed as a table."""
+
+    name: str
+    layers: tuple[Layer, ...]
+    arena_bytes: int
+
+    @property
+    def weights(self) -> int:
+        """Elements of all parameters and states."""
+        return sum(layer.weights for layer in self.layers)
+
+    def __str__(self) -> str:
+        table = Table("layer", title=printable(self.name), title_justify="left")
+        for heading in ("parameters and states", "bytes", "arena, ever", "arena at peak"):
+            table.add_column(heading, justify="right")
+        for layer in self.layers:
+            sizes = (layer.weight_bytes, layer.arena_bytes, layer.peak_bytes)
+            table.add_row(printable(layer.name) or "-", f"{layer.weights:,}", *(human(size) for size in sizes))
+        nbytes, peak = (sum(getattr(one, what) for one in self.layers) for what in ("weight_bytes", "peak_bytes"))
+        table.add_section()
+        table.add_row("all", f"{self.weights:,}", human(nbytes), human(self.arena_bytes), human(peak))
+        console = Console(file=io.StringIO(), width=120)
+        console.print(table)
+        return console.file.getvalue().rstrip()  # type: ignore[attr-defined, no-any-return]
+
+
+def summary(executable: Executable) -> Summary:
+    """What each layer takes. A layer is what is written in one scope; its gradient counts as part of it."""
+    plan = executable.plan
+    arenas = {storage.name for storage in plan.storages if storage.kind == ARENA}
+    placed: dict[str, list[Placement]] = {}
+    for placement in plan.placements:
+        found = placed.setdefault(_layer(placement.value), [])
+        if placement.region.storage in arenas:
+            found.append(placement)
+    weights: dict[str, tuple[int, int]] = {}
+    for value in executable.graph.weights:
+        if value.name in executable.weights:
+            elements, nbytes = weights.get(_layer(value.name), (0, 0))
+            size = value.spec.size if isinstance(value.spec, TensorSpec) else 0
+            weights[_layer(value.name)] = elements + size, nbytes + value.nbytes
+    layers = []
+    for name in dict.fromkeys([*placed, *weights]):
+        here = placed.get(name, [])
+        at_peak = [one for one in here if any(begin <= plan.peak.point < end for begin, end in one.live)]
+        elements, nbytes = weights.get(name, (0, 0))
+        layers.append(Layer(name, elements, nbytes, _covered(here), _covered(at_peak)))
+    return Summary(plan.graph, tuple(layers), plan.arena_bytes)
+
+
+def _layer(value: str) -> str:
+    """The scope a value was written in."""
+    return value.removeprefix(BACKWARD).rpartition("/")[0]
+
+
+def _covered(placements: Iterable[Placement]) -> int:
+    """Bytes of the union of regions."""
+    covered, storage, end = 0, "", 0
+    for region in sorted((one.region for one in placements), key=lambda one: (one.storage, one.offset)):
+        if region.storage != storage:
+            storage, end = region.storage, 0
+        covered += max(0, region.end - max(end, region.offset))
+        end = max(end, region.end)
+    return covered

@@ -1,0 +1,77 @@
+"""Learning rates as functions of the step, which an optimiser counts from 0: `Adam(schedules.cosine(0.1, 1000))`.
+
+A schedule is any function of a scalar f32 tensor, or of a number: `cosine(0.1, 1000)(500)` is 0.05.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import cos, pi
+from typing import Any
+
+from sublet.errors import SpecError
+from sublet.nn.lines import at_line
+from sublet.nn.tensor import Tensor
+
+Schedule = Callable[[Any], Any]
+"""Of the number of the step, a tensor or a number, the rate: the same, or a plain number."""
+
+
+def constant(rate: float) -> Schedule:
+    """The same rate in each step."""
+    return lambda step: rate
+
+
+def piecewise(rates: Sequence[float], boundaries: Sequence[int]) -> Schedule:
+    """The first rate in the steps before the first boundary, the second in those before the next, and so on."""
+    if len(rates) != len(boundaries) + 1 or sorted(boundaries) != list(boundaries):
+        raise SpecError(
+            at_line(f"{len(rates)} rates need {len(rates) - 1} boundaries in order, not {list(boundaries)}")
+        )
+
+    def rate(step: Any) -> Any:
+        found: Any = rates[-1]
+        for limit, before in zip(reversed(boundaries), reversed(rates[:-1]), strict=True):
+            found = _where(step < limit, before, found)
+        return found
+
+    return rate
+
+
+def linear(start: float, end: float, steps: int) -> Schedule:
+    """From one rate to another, and from then on that."""
+    return lambda step: start + (end - start) * _part(step, steps)
+
+
+def cosine(rate: float, steps: int, end: float = 0.0) -> Schedule:
+    """From `rate` to `end` along half a wave of the cosine (Loshchilov and Hutter, 2017), and from then on that."""
+    return lambda step: end + (rate - end) * 0.5 * (1 + _cos(_part(step, steps) * pi))
+
+
+def warmup(steps: int, then: Schedule | float) -> Schedule:
+    """In steps before `steps` a part of the first rate of `then`, growing evenly; `then` begins after them."""
+    after: Schedule = then if callable(then) else constant(then)
+    first = after(0)
+    return lambda step: _where(step < steps, first * ((step + 1) * (1 / (steps + 1))), after(_most(step - steps, 0)))
+
+
+def _part(step: Any, steps: int) -> Any:
+    """How much of the steps is over, from 0 to 1."""
+    part = step * (1 / steps)
+    return part.graph.apply("nn.minimum", part, 1.0)[0] if isinstance(part, Tensor) else min(part, 1.0)
+
+
+def _most(one: Any, other: float) -> Any:
+    return one.graph.apply("nn.maximum", one, other)[0] if isinstance(one, Tensor) else max(one, other)
+
+
+def _cos(angle: Any) -> Any:
+    return angle.graph.apply("nn.cos", angle)[0] if isinstance(angle, Tensor) else cos(angle)
+
+
+def _where(condition: Any, one: Any, other: Any) -> Any:
+    if not isinstance(condition, Tensor):
+        return one if condition else other
+    graph: Any = condition.graph
+    chosen = (each if isinstance(each, Tensor) else graph.constant(each, "f32") for each in (one, other))
+    return graph.apply("nn.where", condition, *chosen)[0]
