@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
+import re
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -297,3 +300,12 @@ def test_the_builder_and_the_dynamic_graph_take_them_too(giver: str) -> None:
     assert torch.from_dlpack(tensor + 1).tolist() == (X + 1).tolist()
     with pytest.raises(SpecError, match="masked"):
         d.tensor(np.ma.masked_array(X, X > 1))
+
+
+def test_the_document_runs_from_top_to_bottom() -> None:
+    text = (Path(__file__).parents[2] / "docs/crossing.md").read_text(encoding="utf-8")
+    known: dict[str, Any] = {}
+    for snippet in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        exec(builtins.compile(snippet, "docs/crossing.md", "exec"), known)
+    assert known["kept"] is known["views"]["y"]
+    assert known["kept"].ctypes.data == known["y"].ctypes.data

@@ -196,3 +196,27 @@ def test_weights_that_are_copied_lie_at_lines_of_the_cache(given: Any) -> None:
         assert array.flags.c_contiguous
         assert array.ctypes.data % 4 == 0
     assert np.array_equal(executable(x=X)["c"], X * W + X - X * W)
+
+
+def test_commands_are_tuned_among_the_kernels_there_are(folder: Path) -> None:
+    """PyTorch's and the reference's; what was found holds for the version and the number of threads."""
+    torch = pytest.importorskip("torch")
+    g = sublet.Graph()
+    x = g.input("x", (4, 5))
+    g.output("y", sublet.nn.tanh(x) * 2 + sublet.nn.histogram(x, bins=5, low=-1, high=1).astype("f32"))
+    plain, right = sublet.compile(g, backend="reference"), np.full((4, 5), 0.25, np.float32)
+    executable = sublet.compile(g, backend=["torch", "reference"], autotune=True)
+    np.testing.assert_allclose(executable(x=right)["y"], plain(x=right)["y"], rtol=1e-6)
+    contents = [json.loads((kept / CHOICE).read_text()) for kept in folder.iterdir()]
+    found = {content["question"].split("'")[1]: content for content in contents}
+    assert found["nn.tanh"]["seconds"].keys() == {"torch", "reference"}
+    assert found["nn.tanh"]["backend"] in ("torch", "reference")
+    assert found["nn.histogram"]["seconds"] == {}, "there is one kernel"
+    assert torch.__version__.partition("+")[0] in found["nn.tanh"]["question"]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        sublet.compile(g, backend=["torch", "reference"], autotune=True)
+    finally:
+        torch.set_num_threads(threads)
+    assert len(list(folder.iterdir())) == 2 * len(contents)

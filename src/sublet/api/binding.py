@@ -23,7 +23,6 @@ from sublet.nn.graph import Graph as WrittenGraph
 from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint
 from sublet.runtime.backends.by_name import AUTO, backends_of, names_of
-from sublet.runtime.backends.reference import Reference
 from sublet.runtime.copying import byte_copies
 from sublet.runtime.executable import Executable, MakeKernels
 from sublet.runtime.given import content_for, in_place, listed
@@ -189,8 +188,7 @@ def _fastest(
     source: Model, names: Sequence[str | Backend], constants: Mapping[Value, Array], workspace: int
 ) -> dict[str, str]:
     """The fastest backend by node. The backends made for it are dropped again, with the sessions they opened."""
-    candidates = [made for made in backends_of(names, source) if not isinstance(made, Reference)]
-    return Tuner(candidates, source.opsets, workspace).choices(source.graph, constants)
+    return Tuner(backends_of(names, source), source.opsets, workspace).choices(source.graph, constants)
 
 
 def _weights(model: Model, given: Mapping[str, Array]) -> dict[Any, Any]:

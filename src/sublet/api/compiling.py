@@ -44,9 +44,10 @@ def compile(
     falls back on the reference. `optimize="onnxruntime"` lets ONNX Runtime's optimiser rewrite an ONNX model
     first ("onnxruntime-extended" and "onnxruntime-basic" are lower levels of it), "none" takes it as it is, and "auto"
     asks that of it when its backend goes first; with a plan it is what the plan is for.
-    `plan` is a plan made elsewhere; `arena` is memory to run in. `autotune` times, where several backends but the
-    reference compute a node, each of them on this machine, takes the fastest and remembers it in the cache; it may take
-    `workspace` bytes to do so. Backends differ in the last bits. Ops of `sublet.command` run with every backend.
+    `plan` is a plan made elsewhere; `arena` is memory to run in. `autotune` times, where several backends
+    compute a node, each of them on this machine (the reference only for commands of `sublet.nn`), takes the fastest and
+    remembers it in the cache; it may take `workspace` bytes to do so. Backends differ in the last bits. Ops of
+    `sublet.command` run with every backend.
     Raises ModelError for a model that cannot be read, RunError when no backend computes a node or a weight is
     missing, PlanError when `plan` was not made for this model, PlanViolation when it is wrong.
     """

@@ -22,6 +22,7 @@ import numpy as np
 from sublet.base.cache import add_entry, entry, remove_entry
 from sublet.base.extras import version_of
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ops.nn.command import PREFIX as NN
 from sublet.runtime.copying import byte_copies
 from sublet.runtime.dtypes import array_over
 from sublet.runtime.kernel import Array, Backend, Call, Joinable
@@ -29,7 +30,9 @@ from sublet.runtime.memory import aligned_bytes
 from sublet.tensor import TensorSpec
 
 CACHE, CHOICE = "tuned", "choice.json"
-FORMAT = "1"
+FORMAT = "2"
+REFERENCE = "reference"
+"""Of an ONNX operator it is always slower than others; of a small command NumPy may be faster than PyTorch."""
 WORKSPACE_BYTES = 256 << 20
 """Operands and scratch that timing one question may take."""
 
@@ -38,14 +41,14 @@ ROUND_SECONDS = 2e-3
 CHAIN = 8
 """Calls that are joined to see what one costs among its like."""
 
-PACKAGES = ("sublet", "numpy", "onnx", "onnxruntime")
+PACKAGES = ("sublet", "numpy", "onnx", "onnxruntime", "torch")
 
 
 @dataclass(frozen=True)
 class Tuner:
     """Answers questions for one model.
 
-    backends   the candidates, in order of preference
+    backends   the candidates, in order of preference; the reference only for commands of the nn dialect
     opsets     the versions of the operator sets: part of what an op means
     workspace  bytes that timing may take; a question that needs more is not asked
     """
@@ -87,7 +90,8 @@ class Tuner:
         if kept in ("", *(backend.name for backend in self.backends)):
             return str(kept)
         left = self.workspace - sum(value.nbytes for value in (*node.uses, *node.defs))
-        able = [b for b in self.backends if (kernel := b.kernel(node, constants)) and kernel.scratch <= left]
+        asked = [b for b in self.backends if b.name != REFERENCE or node.op.startswith(NN)]
+        able = [b for b in asked if (kernel := b.kernel(node, constants)) and kernel.scratch <= left]
         seconds = timed(node, able, constants) if len(able) > 1 else {}
         best = min(seconds, key=lambda name: seconds[name]) if len(seconds) > 1 else ""
         content = json.dumps({"backend": best, "seconds": seconds, "question": question})

@@ -18,6 +18,7 @@ from sublet.ops.nn.attention import factor
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.gradients import operand
 from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, bytes_as, single, torch
+from sublet.runtime.backends.torch.widened import in_single
 from sublet.runtime.kernel import Call
 
 QUERIES = 128
@@ -200,6 +201,6 @@ def _gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) 
 
 
 KERNELS: Mapping[str, Fast] = {
-    "attention": Fast(_attention, _scratch(0, 1), single),
-    "attention_gradient": Fast(_gradient, _scratch(1, 2), single),
+    "attention": in_single(Fast(_attention, _scratch(0, 1), single)),
+    "attention_gradient": in_single(Fast(_gradient, _scratch(1, 2), single)),
 }

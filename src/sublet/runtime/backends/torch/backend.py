@@ -32,6 +32,11 @@ class Torch:
 
     name: str = "torch"
 
+    @property
+    def threads(self) -> int:
+        """That a call may use: what times depend on."""
+        return int(torch().get_num_threads())
+
     def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
         """The kernel of a command whose operands are all planned; None where there is none."""
         if not all(value.plannable for value in (*node.uses, *node.defs)):

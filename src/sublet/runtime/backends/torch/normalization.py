@@ -16,6 +16,7 @@ from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.forms import Form, batch_form, group_form, layer_form, rms_form
 from sublet.ops.nn.gradients import operand
 from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, bytes_as, single, torch
+from sublet.runtime.backends.torch.widened import in_single
 from sublet.runtime.kernel import Call
 
 PIECE = 1 << 20
@@ -320,13 +321,13 @@ def _rms_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Tens
 
 KERNELS: Mapping[str, Fast] = {
     # ATen's batch norm allocates a few numbers for each channel.
-    "batch_norm": Fast(_batch_norm, _batch_scratch, single, allocates=True),
-    "batch_norm_inference": Fast(_batch_inference, takes=single, allocates=True),
-    "batch_norm_gradient": Fast(_batch_gradient, _batch_gradient_scratch, single, allocates=True),
-    "layer_norm": Fast(_norm(layer_form), takes=single),
-    "group_norm": Fast(_norm(group_form), _norm_scratch, single),
-    "rms_norm": Fast(_norm(rms_form), takes=single),
-    "layer_norm_gradient": Fast(_layer_gradient, takes=single, allocates=True),
-    "group_norm_gradient": Fast(_group_gradient, takes=single, allocates=True),
-    "rms_norm_gradient": Fast(_rms_gradient, _rms_scratch, single),
+    "batch_norm": in_single(Fast(_batch_norm, _batch_scratch, single, allocates=True)),
+    "batch_norm_inference": in_single(Fast(_batch_inference, takes=single, allocates=True)),
+    "batch_norm_gradient": in_single(Fast(_batch_gradient, _batch_gradient_scratch, single, allocates=True)),
+    "layer_norm": in_single(Fast(_norm(layer_form), takes=single)),
+    "group_norm": in_single(Fast(_norm(group_form), _norm_scratch, single)),
+    "rms_norm": in_single(Fast(_norm(rms_form), takes=single)),
+    "layer_norm_gradient": in_single(Fast(_layer_gradient, takes=single, allocates=True)),
+    "group_norm_gradient": in_single(Fast(_group_gradient, takes=single, allocates=True)),
+    "rms_norm_gradient": in_single(Fast(_rms_gradient, _rms_scratch, single)),
 }

@@ -1,0 +1,89 @@
+"""Kernels for f32 as kernels for 16-bit floats: operands are widened into scratch, and results rounded from there.
+
+That is what the reference does, so that nothing is summed or divided in halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sublet.ir.graph import Node, Value
+from sublet.ops.nn.command import spec_of
+from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, bytes_as, torch
+from sublet.runtime.kernel import Call
+from sublet.tensor import DType, TensorSpec
+
+HALVES = (DType.F16, DType.BF16)
+LINE = 64
+
+
+def in_single(fast: Fast) -> Fast:
+    """The kernel, which for tensors of 16-bit floats computes in f32."""
+
+    def scratch(node: Node) -> int:
+        wide = _widened(node)
+        return fast.scratch(node) if wide is node else _lined(fast.scratch(wide)) + sum(map(_bytes, _halves(node)))
+
+    def make(node: Node, inputs: Operands, outputs: Operands, given: Tensor) -> Calls:
+        wide = _widened(node)
+        if wide is node:
+            return fast.make(node, inputs, outputs, given)
+        begin = _lined(fast.scratch(wide))
+        own = given[: fast.scratch(wide)] if fast.scratch(wide) else None
+        places: list[Tensor] = []
+        for value, operand in zip((*node.inputs, *node.outputs), (*inputs, *outputs), strict=True):
+            if value is not None and _is_half(value):
+                places.append(bytes_as(given, torch().float32, operand.shape, begin))
+                begin += _bytes(value)
+            else:
+                places.append(operand)
+        count = len(inputs)
+        calls = fast.make(wide, places[:count], places[count:], own)
+        return [
+            *_copies(inputs, places[:count]),
+            *((calls,) if callable(calls) else calls),
+            *_copies(places[count:], outputs),
+        ]
+
+    return replace(fast, make=make, scratch=scratch, takes=lambda node: fast.takes(_widened(node)))
+
+
+def _copies(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Call]:
+    pairs = zip(sources, targets, strict=True)
+    return [_copy(source, to) for source, to in pairs if source is not to]
+
+
+def _copy(source: Tensor, to: Tensor) -> Call:
+    return lambda: to.copy_(source)
+
+
+def _is_half(value: Value) -> bool:
+    return spec_of(value).dtype in HALVES
+
+
+def _halves(node: Node) -> list[Value]:
+    """What is widened, once for each operand."""
+    return [value for value in (*node.inputs, *node.outputs) if value is not None and _is_half(value)]
+
+
+def _bytes(value: Value) -> int:
+    return _lined(4 * spec_of(value).size)
+
+
+def _lined(nbytes: int) -> int:
+    return -(-nbytes // LINE) * LINE
+
+
+def _widened(node: Node) -> Node:
+    """The node with f32 for 16-bit floats; the same one where there are none."""
+    if not _halves(node):
+        return node
+    inputs, outputs = (tuple(map(_wide, side)) for side in (node.inputs, node.outputs))
+    return replace(node, inputs=inputs, outputs=outputs)
+
+
+def _wide(value: Value | None) -> Value | None:
+    if value is None or not _is_half(value):
+        return value
+    return replace(value, spec=TensorSpec(DType.F32, spec_of(value).shape))
