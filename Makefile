@@ -136,6 +136,7 @@ bench-edge: $(VENV)/.installed ## TensorFlow Lite Micro with its own plan and wi
 bench-dynamic: $(VENV)/.installed ## the dynamic graph beside PyTorch's eager mode, a remembered step beside the static one
 	$(BIN)/python -m benchmarks.dynamic
 	$(BIN)/python -m benchmarks.dynamic_models
+	$(BIN)/python -m benchmarks.stochastic_depth
 
 fuzz-dynamic: $(VENV)/.installed ## random Python programs: at once, remembered, and remembered in a poisoned arena; PROGRAMS=10000
 	$(BIN)/python -m tests.dynamic.programs --programs $(or $(PROGRAMS),10000)

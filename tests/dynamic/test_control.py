@@ -260,3 +260,18 @@ def test_a_loop_that_was_made_before_a_call_is_part_of_it() -> None:
     for _ in range(2):
         np.testing.assert_array_equal(step().numpy(), X * 4)
     assert step.replayed == 1
+
+
+def test_gradients_through_many_loops_compute_all_that_is_asked() -> None:
+    """Loops that hand out more are other nodes: each gradient has its nodes, whatever Python did with the old ones."""
+    d = sublet.DynamicGraph("reference")
+    x, y = d.tensor(X), d.tensor(X + 1)
+    for count in (1, 2, 4):
+        for _ in range(4):
+            h = x
+            for _ in range(count):
+                h, sums = rolled(d, h, d.tensor(np.eye(4, dtype=np.float32) * 0.5), 2)
+            by_x, by_h, zero = sublet.gradients((h * h).sum() + sums.sum(), [x, h, y])
+            assert not zero.numpy().any()
+            np.testing.assert_allclose(by_h.numpy(), 2 * h.numpy(), rtol=1e-6)
+            assert by_x.numpy().any()

@@ -101,7 +101,10 @@ class Call:
     def apply(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[EagerTensor, ...]:
         """A command."""
         if self.moment is not None:
-            child = compared.plainly(self, op, inputs, attrs) or compared.command(self, op, inputs, attrs)
+            child = compared.plainly(self, op, inputs, attrs)
+            if child is not None:
+                return self._again(child, inputs)
+            child = compared.command(self, op, inputs, attrs)
             if child is None:
                 inputs = self._tensors(inputs)
                 child = compared.command(self, op, inputs, attrs)
@@ -278,17 +281,33 @@ class Call:
             return inputs
         return [one if isinstance(one, plain) else self.eager.made(one) for one in inputs]
 
+    def _again(self, child: Moment, inputs: Sequence[Any]) -> tuple[EagerTensor, ...]:
+        """What was plainly the same is replayed: no number is another one than before."""
+        step: Any = child.step
+        if step.opens:
+            for entry, given in zip(step.operands, inputs, strict=True):
+                if entry.__class__ is New:
+                    self._take(entry, given)
+        self.path.append(step)
+        self.moment = child
+        if len(step.kinds) > 1:
+            return self._put_off(step)
+        slot = step.base
+        tensor = EagerTensor(self.owner, step.kinds[0], None, None, self, slot)
+        self.handles[slot] = ref(tensor)
+        return (tensor,)
+
     def _replayed(self, child: Moment, inputs: Sequence[Any]) -> tuple[EagerTensor, ...]:
         step = child.step
         assert step is not None
         self._stepped(child, inputs)
-        owner, handles, slot, kinds = self.owner, self.handles, step.base, step.kinds
-        if len(kinds) == 1:
-            tensor = EagerTensor(owner, kinds[0], None, None, self, slot)
-            handles[slot] = ref(tensor)
-            return (tensor,)
-        made = tuple(EagerTensor(owner, kind, None, None, self, slot + i) for i, kind in enumerate(step.kinds))
-        handles.update((one._slot, ref(one)) for one in made)
+        return self._put_off(step)
+
+    def _put_off(self, step: Step) -> tuple[EagerTensor, ...]:
+        made = tuple(
+            EagerTensor(self.owner, kind, None, None, self, step.base + i) for i, kind in enumerate(step.kinds)
+        )
+        self.handles.update((one._slot, ref(one)) for one in made)
         return made
 
     def _stepped(self, child: Moment, inputs: Sequence[Any]) -> None:
@@ -358,6 +377,7 @@ class Call:
         step.base = self.next
         step.line = self.unrolled.note(user_code())
         step.fresh = any(isinstance(entry, New | Number) for entry in step.operands)
+        step.opens = any(isinstance(entry, New) for entry in step.operands)
         self.next += len(made)
         self.path.append(step)
         for slot, tensor in zip(step.made, made, strict=True):

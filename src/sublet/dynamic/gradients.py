@@ -39,7 +39,7 @@ def gradients(eager: Eager, of: Held, wrt: Sequence[Held], seed: Held | None, si
     values = [trail.value(held.symbol) for held in wrt]
     target = trail.value(of.symbol)
     emit = trail.emit
-    before = {id(node) for node in emit.nodes}
+    before = {id(node): node for node in emit.nodes}  # held: of what is gone, others get the identity
     emit.source = user_line()
     there = {trail.value(held.symbol): held for held in (*wrt, of, *([seed] if seed else ()))}
     start = trail.value(seed.symbol) if seed else emit.filled(1, spec_of(target))
@@ -58,7 +58,7 @@ def gradients(eager: Eager, of: Held, wrt: Sequence[Held], seed: Held | None, si
     return _computed(eager, _to_do(emit.nodes, before, kept), kept, made)
 
 
-def _to_do(nodes: Sequence[Node], before: set[int], there: Mapping[Value, Held]) -> list[Node]:
+def _to_do(nodes: Sequence[Node], before: Mapping[int, Node], there: Mapping[Value, Held]) -> list[Node]:
     """The nodes to compute: the new ones, loops and branches that give more than before, and such whose results nobody
     kept."""
     wanted, found = set[Value](), list[Node]()

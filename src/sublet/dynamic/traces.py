@@ -115,7 +115,7 @@ class Step:
     kept       at a cut the values that are kept, the one that is looked at first; at the end the ones that are left
     command    what computes it, of a command
     delicate   whether attributes are compared by how they are written
-    fresh      whether something from outside comes in
+    fresh      whether something from outside comes in; `opens` whether that is a tensor
     """
 
     what: str
@@ -132,6 +132,7 @@ class Step:
     line: Line | None = None
     delicate: bool = False
     fresh: bool = False
+    opens: bool = False
 
     @property
     def new(self) -> Iterator[New | Number]:
