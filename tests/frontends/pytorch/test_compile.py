@@ -67,6 +67,34 @@ def test_training_is_equal_to_eager_training() -> None:
     assert "operators in" in str(last)
 
 
+class Normal(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 6, 3, stride=2, padding=1, groups=2)
+        self.norm, self.rows = nn.BatchNorm2d(6, momentum=0.3), nn.LayerNorm([6, 4])
+
+    def forward(self, x: Any) -> Any:
+        return self.rows(torch.relu(self.norm(self.conv(x))).mean(2).transpose(1, 2).reshape(-1, 6, 4))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_of_convolution_and_normalisation(layout: Any, dtype: Any) -> None:
+    module = Normal(4).to(dtype=dtype, memory_format=layout)
+    other = copy.deepcopy(module)
+    x = torch.randn(2, 4, 8, 8, dtype=dtype).contiguous(memory_format=layout).requires_grad_()
+    mine = x.detach().clone().requires_grad_()
+    factor = torch.randn(2, 6, 4, dtype=dtype)
+    (module(x) * factor).sum().backward()
+    (compiled(other)(mine) * factor).sum().backward()
+    rights = [x.grad, *(p.grad for p in module.parameters()), *module.buffers()]
+    founds = [mine.grad, *(p.grad for p in other.parameters()), *other.buffers()]
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-10
+    for right, found in zip(rights, founds, strict=True):
+        assert torch.allclose(found, right, rtol=tolerance, atol=tolerance)
+    assert not sublet.torch.report()[-1].copied
+
+
 def test_inference_is_one_plan() -> None:
     module = Net().eval()
     with torch.no_grad():

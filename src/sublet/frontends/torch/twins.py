@@ -13,7 +13,7 @@ from sublet.frontends.torch.tensors import Tensor
 from sublet.ir.graph import Attr
 from sublet.ops.aten import Strided
 from sublet.ops.nn.shapes import FLOATS
-from sublet.tensor import TensorSpec
+from sublet.tensor import DType, TensorSpec
 
 Twin = Callable[[Level, Sequence[Any]], Any]
 """What an operator with these arguments by position gives, None for an operator that has to stay."""
@@ -39,6 +39,21 @@ def _image(tensor: Any) -> str | None:
     shape = tuple(tensor.layout.size[axis] for axis in last)
     moved = Strided(shape, tuple(tensor.layout.stride[axis] for axis in last))
     return "nhwc" if moved.is_contiguous and tensor.spec.size == tensor.layout.elements else None
+
+
+def _shaped(level: Level, tensor: Tensor, shape: Sequence[int]) -> Any:
+    """The value of a tensor's elements in a shape that a command takes."""
+    whole = level.whole(tensor)
+    return (
+        whole.value
+        if whole.spec.shape == tuple(shape)
+        else level.emitter("nn.reshape", whole.value, shape=tuple(shape))
+    )
+
+
+def _sized(value: Any, size: Sequence[int]) -> Tensor:
+    """What a command gives, in the shape that PyTorch sees."""
+    return Tensor(value, Strided.contiguous(size))
 
 
 def _as_image(level: Level, tensor: Tensor, layout: str) -> Any:
@@ -102,6 +117,97 @@ def _batch_norm(level: Level, args: Sequence[Any]) -> Any:
     return [_of_image(y, layout), None, None]
 
 
+def _batch_norm_training(level: Level, args: Sequence[Any]) -> Any:
+    """`_native_batch_norm_legit_functional(x, scale, bias, mean, variance, training, momentum, epsilon)` -> (y, the
+    batch's mean, 1 / its deviation, new running mean, new running variance)."""
+    x, scale, bias, mean, variance, training, momentum, epsilon = args
+    layout, given = _image(x), (scale, bias, mean, variance)
+    if layout is None or not training or not _alike(x, *given) or not _several(x):
+        return None
+    axis = 1 if layout == "nchw" else len(x.layout.size) - 1
+    values = [level.whole(each).value for each in given]
+    y, running_mean, running_variance, own_mean, rstd = level.emitter.several(
+        "nn.batch_norm", _as_image(level, x, layout), *values, epsilon=epsilon, momentum=momentum, axis=axis
+    )
+    stats = (_sized(value, scale.layout.size) for value in (own_mean, rstd, running_mean, running_variance))
+    return [_of_image(y, layout), *stats]
+
+
+def _batch_norm_gradient(level: Level, args: Sequence[Any]) -> Any:
+    """`native_batch_norm_backward(dy, x, scale, mean, variance, own mean, rstd, train, epsilon, wanted)`."""
+    dy, x, scale, _, _, mean, rstd, train, _, wanted = args
+    layout = _image(x)
+    if layout is None or _image(dy) != layout or not train or not all(wanted) or not _alike(x, dy, scale, mean, rstd):
+        return None
+    axis = 1 if layout == "nchw" else len(x.layout.size) - 1
+    images = (_as_image(level, dy, layout), _as_image(level, x, layout))
+    stats = (level.whole(each).value for each in (scale, mean, rstd))
+    dx, dscale, dbias = level.emitter.several("nn.batch_norm_gradient", *images, *stats, axis=axis)
+    return [_of_image(dx, layout), _sized(dscale, scale.layout.size), _sized(dbias, scale.layout.size)]
+
+
+def _layer_norm(level: Level, args: Sequence[Any]) -> Any:
+    """`native_layer_norm(x, shape, scale, bias, epsilon)` -> (y, mean, 1 / deviation)."""
+    x, shape, scale, bias, epsilon = args
+    if not _alike(x, scale, bias) or not _several(x) or x.spec.dtype not in (DType.F32, DType.F64):
+        return None
+    values = [level.whole(each).value for each in (x, scale, bias)]
+    y, mean, rstd = level.emitter.several("nn.layer_norm", *values, axes=len(shape), epsilon=epsilon)
+    kept = (*x.layout.size[: len(x.layout.size) - len(shape)], *(1 for _ in shape))
+    return [_sized(y, x.layout.size), _sized(mean, kept), _sized(rstd, kept)]
+
+
+def _layer_norm_gradient(level: Level, args: Sequence[Any]) -> Any:
+    """`native_layer_norm_backward(dy, x, shape, mean, rstd, scale, bias, wanted)`."""
+    dy, x, shape, mean, rstd, scale, bias, wanted = args
+    if not all(wanted) or not _alike(x, dy, mean, rstd, scale, bias) or x.spec.dtype not in (DType.F32, DType.F64):
+        return None
+    kept = x.layout.size[: len(x.layout.size) - len(shape)]
+    values = [level.whole(each).value for each in (dy, x, scale)]
+    stats = [_shaped(level, each, kept) for each in (mean, rstd)]
+    dx, dscale, dbias = level.emitter.several("nn.layer_norm_gradient", *values, *stats, axes=len(shape))
+    return [_sized(dx, x.layout.size), _sized(dscale, scale.layout.size), _sized(dbias, scale.layout.size)]
+
+
+def _convolution_gradient(level: Level, args: Sequence[Any]) -> Any:
+    """`convolution_backward(dy, x, w, bias sizes, stride, padding, dilation, transposed, output padding, groups,
+    wanted)` -> gradients by x, w and b."""
+    dy, x, w, sizes, stride, pad, dilation, transposed, _, groups, wanted = args
+    layout = _image(x)
+    if layout is None or _image(dy) != layout or transposed or not _alike(x, dy, w):
+        return None
+    n = len(w.layout.size) - 2
+    pads = _spread(pad, n)
+    attrs: dict[str, Attr] = {
+        "strides": _spread(stride, n), "pads": (*pads, *pads), "dilations": _spread(dilation, n), "groups": groups,
+        "layout": layout,
+    }  # fmt: skip
+    results: list[Tensor | None] = [None, None, None]
+    from_above, weights = _as_image(level, dy, layout), level.whole(w).value
+    if wanted[0]:
+        image = _as_image(level, x, layout)
+        dx = level.emitter("nn.conv_input_gradient", from_above, weights, shape=_shape(image), **attrs)
+        results[0] = _of_image(dx, layout)
+    if wanted[1]:
+        image = _as_image(level, x, layout)
+        dw = level.emitter("nn.conv_weight_gradient", from_above, image, shape=_shape(weights), **attrs)
+        results[1] = _sized(dw, w.layout.size)
+    if wanted[2]:
+        axes = (0, *range(2, n + 2)) if layout == "nchw" else tuple(range(n + 1))
+        results[2] = _sized(level.emitter("nn.sum", from_above, axes=axes, keepdims=False), sizes)
+    return results
+
+
+def _alike(first: Any, *others: Any) -> bool:
+    """Whether all are tensors of one type."""
+    return all(isinstance(each, Tensor) and each.spec.dtype is first.spec.dtype for each in (first, *others))
+
+
+def _several(x: Tensor) -> bool:
+    """Whether there is anything to take a mean of."""
+    return x.layout.elements > 0
+
+
 def _max_pool(level: Level, args: Sequence[Any]) -> Any:
     """`max_poolNd(x, kernel, stride, padding, dilation, ceil)`."""
     usual: list[Any] = [[], 0, 1, False]
@@ -150,7 +256,12 @@ TWINS: Mapping[str, Twin] = {
     "aten.conv2d.default": _conv,
     "aten.conv3d.default": _conv,
     "aten.convolution.default": _convolution,
+    "aten.convolution_backward.default": _convolution_gradient,
     "aten._native_batch_norm_legit_no_training.default": _batch_norm,
+    "aten._native_batch_norm_legit_functional.default": _batch_norm_training,
+    "aten.native_batch_norm_backward.default": _batch_norm_gradient,
+    "aten.native_layer_norm.default": _layer_norm,
+    "aten.native_layer_norm_backward.default": _layer_norm_gradient,
     "aten.max_pool1d.default": _max_pool,
     "aten.max_pool2d.default": _max_pool,
     "aten.max_pool3d.default": _max_pool,

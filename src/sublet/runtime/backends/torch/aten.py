@@ -14,7 +14,7 @@ from typing import Any
 from sublet.errors import RunError
 from sublet.ir.graph import Node
 from sublet.ops.aten import AS_STRIDED, PREFIX, Argument, Named, Strided, Use, decode
-from sublet.ops.aten.dialect import Facts, facts
+from sublet.ops.aten.dialect import COPIES, Facts, facts
 from sublet.runtime.backends.torch.kernel import Tensor, tensor_over, torch
 from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Array, Call, Cell, Operand
@@ -31,7 +31,7 @@ class AtenKernel:
     def allocates(self) -> bool:
         """Whether it gives tensors of its own, which are copied to their places."""
         known = _known(self.node)
-        return self.node.op != AS_STRIDED and not (known.out or known.inside)
+        return self.node.op not in (AS_STRIDED, *COPIES) and not (known.out or known.inside)
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         """One call of torch's. Raises RunError for an operator that this PyTorch has not."""
@@ -43,7 +43,7 @@ class AtenKernel:
         ]
         args = [_argument(argument, given) for argument in call.args]
         kwargs = {name: _argument(argument, given) for name, argument in call.kwargs}
-        if self.node.op == AS_STRIDED:
+        if self.node.op in (AS_STRIDED, *COPIES):  # elements of another type are converted on the way
             return partial(results[0].copy_, args[0])
         known = _known(self.node)
         if known.inside:
