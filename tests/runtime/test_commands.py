@@ -10,13 +10,14 @@ import pytest
 
 import sublet
 from sublet.analysis.options import Options
-from sublet.errors import GraphError, KernelError, RunError
+from sublet.errors import GradientError, GraphError, KernelError, RunError, SpecError
 from sublet.ir.graph import Graph, Node
 from sublet.ir.text import parse, to_text
 from sublet.ops.op import Share
 from sublet.plan import MemoryPlan
 from sublet.plan.file import from_json, to_json
 from sublet.plan.schedule import serial
+from sublet.tensor import TensorSpec
 from tests.runtime.networks import CHAIN, LOOP, PythonBackend
 
 W = np.full(16, 3, np.float32)
@@ -186,3 +187,98 @@ def test_a_second_definition_replaces_the_first() -> None:
     sublet.command("theirs.step", lambda x, out: x + 2)
     assert sublet.compile(net("theirs.step"))(x=E)["y"].tolist() == [3] * 8
     assert first(x=E)["y"].tolist() == [2] * 8
+
+
+def _squared(x: Any, *, factor: float, out: Any) -> None:
+    np.multiply(x * x, factor, out=out)
+
+
+def _by_x(emit: Any, node: Any, grads: Any) -> Any:
+    """2 factor x dy, written with another op of the user's."""
+    return [emit("own.product", grads[0], node.inputs[0], factor=2 * node.attrs["factor"])]
+
+
+def _like(x: Any, y: Any = None, **attrs: Any) -> Any:
+    return x
+
+
+def own_ops() -> None:
+    sublet.command("own.squared", _squared, inplace=[0], inputs=(1, 1), infer=_like, gradient=_by_x)
+    sublet.command(
+        "own.product",
+        lambda x, y, factor, out: np.multiply(x, y * factor, out=out),
+        inputs=(2, 2),
+        infer=_like,
+        gradient=lambda emit, node, grads: [
+            emit("own.product", grads[0], other, factor=node.attrs["factor"]) for other in reversed(node.inputs)
+        ],
+    )
+    sublet.command("own.unknown", np.negative)
+    sublet.command("own.wrong", np.negative, infer=lambda x: x.shape)
+    sublet.command("own.failing", np.negative, infer=lambda x: x.no_such)
+    sublet.command("own.halves", _halved, outputs=(2, 2), infer=_halves)
+
+
+def _halves(x: Any) -> Any:
+    half = TensorSpec(x.dtype, (x.shape[0] // 2,))
+    return half, half
+
+
+def _halved(x: Any, out: Any) -> None:
+    half = len(x) // 2
+    out[0][:], out[1][:] = x[:half], x[half:]
+
+
+def test_ops_of_the_users_are_written_and_differentiated_in_python() -> None:
+    own_ops()
+    g = sublet.Graph()
+    x = g.input("x", (8,))
+    (y,) = g.apply("own.squared", x, factor=3.0)
+    a, b = g.apply("own.halves", y)
+    (first,) = sublet.gradients(y.sum(), [x])
+    (second,) = sublet.gradients(first.sum(), [x])
+    for name, tensor in (("y", y), ("a", a), ("b", b), ("first", first), ("second", second)):
+        g.output(name, tensor)
+    executable = sublet.compile(g)
+    array = np.arange(8, dtype=np.float32)
+    found = executable(x=array)
+    assert found["y"].tolist() == (3 * array**2).tolist()
+    assert [*found["a"], *found["b"]] == found["y"].tolist()
+    assert found["first"].tolist() == (6 * array).tolist()
+    assert found["second"].tolist() == [6] * 8
+    assert np.array_equal(sublet.run_poisoned(executable, {"x": array})["first"], found["first"])
+
+
+def test_ops_of_the_users_are_computed_at_once_and_remembered() -> None:
+    own_ops()
+    d = sublet.DynamicGraph()
+    w = d.parameter("w", (4,), initial=np.arange(4))
+
+    @d.jit
+    def step(x: Any) -> Any:
+        (y,) = d.apply("own.squared", w * x, factor=0.5)
+        (gradient,) = sublet.gradients(y.sum(), [w])
+        return gradient
+
+    for turn in range(4):
+        x = np.full(4, turn, np.float32)
+        assert step(d.tensor(x)).numpy().tolist() == (np.arange(4) * x * x).tolist()
+
+
+def test_what_an_op_of_the_users_gives_must_be_known() -> None:
+    own_ops()
+    x = sublet.Graph().input("x", (8,))
+    for op, attrs, words in (
+        ("own.unknown", {}, "nobody knows what own.unknown gives: tell it by `infer`"),
+        ("own.wrong", {}, "`infer` gave"),
+        ("own.failing", {}, r"own.failing of f32\[8\]: AttributeError"),
+        ("own.product", {"factor": 1}, "own.product takes 2 inputs, not 1"),
+        ("own.squared", {"factor": None}, "factor = None must be a number"),
+        ("own.missing", {}, "there is no op 'own.missing'"),
+        ("nobodys.op", {}, "nobodys.op"),
+    ):
+        with pytest.raises(SpecError, match=words):
+            x.graph.apply(op, x, **attrs)
+    (y,) = x.graph.apply("own.halves", x)[:1]
+    with pytest.raises(GradientError, match=r"own\.halves"):
+        sublet.gradients(y.sum(), [x])

@@ -30,6 +30,7 @@ from sublet.nn.tensor import Operand, Tensor, dtype_of
 from sublet.ops.nn.shapes import FLOATS
 from sublet.runtime.backends import small
 from sublet.runtime.backends.by_name import AUTO, backends_of, names_of
+from sublet.runtime.backends.commands import Commands
 from sublet.runtime.kernel import Backend
 from sublet.tensor import DType
 
@@ -54,7 +55,7 @@ class DynamicGraph:
         names = [name for name in names_of(backend) if backend != AUTO or name in NN_BACKENDS]
         self.backends = backends_of(names, Model(Plain("eager", (), (), ()))) if names else []
         quick = [small.Small()] if backend == AUTO and small.available() else []
-        self._eager = Eager(self, [*quick, *self.backends])
+        self._eager = Eager(self, [Commands(), *quick, *self.backends])
         self._declared = Declared(self, self._eager)
         self._plans = Plans(plans)
         self.calling: Call | Block | None = None

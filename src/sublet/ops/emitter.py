@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from sublet.errors import SpecError
 from sublet.ir.graph import Attr, Graph, Node, Value
 from sublet.ops.nn import command
-from sublet.ops.nn.command import PREFIX, spec_of
+from sublet.ops.nn.command import PREFIX, Command, spec_of
+from sublet.ops.op import lookup, registered
 from sublet.tensor import DType, TensorSpec
 
 CONSTANT_ELEMENTS = 16
@@ -87,18 +88,21 @@ class Emitter:
 
     def several(self, op: str, *inputs: Value | None, **attrs: Attr) -> tuple[Value, ...]:
         """All outputs of a new node. Raises SpecError when the command does not take such inputs or attributes."""
-        record = command(op)
-        complete = record.completed(attrs)
-        least, most = record.inputs
+        record = command(op) if op.startswith(PREFIX) or not registered(op.partition(".")[0]) else lookup(op)
+        complete = record.completed(attrs) if isinstance(record, Command) else _plain(op, attrs)
+        least, most = record.inputs or (0, len(inputs))
         if not least <= len(inputs) <= most:
             allowed = str(least) if least == most else f"{least} to {most}"
             raise SpecError(f"{op} takes {allowed} inputs, not {len(inputs)}")
+        if record.infer is None:
+            raise SpecError(f"nobody knows what {op} gives: tell it by `infer`, see sublet.command")
         specs = record.infer([None if value is None else spec_of(value) for value in inputs], complete)
         hint = f"{self.scope}{op.removeprefix(PREFIX)}"
         outputs = tuple(
             Value(self.names.fresh(hint if i == 0 else f"{hint}.{i}"), spec) for i, spec in enumerate(specs)
         )
-        self.nodes.append(Node(outputs[0].name, PREFIX + record.name, inputs, outputs, complete, self.source))
+        name = PREFIX + record.name if isinstance(record, Command) else op
+        self.nodes.append(Node(outputs[0].name, name, inputs, outputs, complete, self.source))
         return outputs
 
     def constant(self, number: float, like: Value, shape: tuple[int, ...] = ()) -> Value:
@@ -111,6 +115,17 @@ class Emitter:
         if spec.size <= CONSTANT_ELEMENTS:
             return self.literals.of((element,) * spec.size, spec)
         return self("nn.fill", shape=spec.shape, dtype=spec.dtype.text, value=float(number))
+
+
+def _plain(op: str, attrs: Mapping[str, Attr]) -> dict[str, Attr]:
+    """The attributes of an op of the user's own, as a node holds them. Raises SpecError for what none can be."""
+    found: dict[str, Attr] = {}
+    for key, content in attrs.items():
+        found[key] = tuple(content) if isinstance(content, list) else content
+        items = content if isinstance(content, list | tuple) else (content,)
+        if not all(isinstance(item, int | float | str | bytes) for item in items):
+            raise SpecError(f"{op}: {key} = {content!r} must be a number, text, or a list of such")
+    return found
 
 
 def _element(number: float, dtype: DType) -> int | float | bool:

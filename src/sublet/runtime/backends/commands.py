@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from sublet.errors import RunError
+from sublet.errors import RunError, SpecError, SubletError
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.custom import define
 from sublet.ops.onnx_inplace import elementwise
-from sublet.ops.op import Op, Shares, none
+from sublet.ops.op import Attrs, Gradient, Op, Shares, Specs, none
 from sublet.runtime.calls import store
 from sublet.runtime.kernel import Array, Call, Kernel, Operand
+from sublet.tensor import TensorSpec
 
 Compute = Callable[..., Any]
 Scratch = int | Callable[[Node], int]
+Makes = Callable[..., TensorSpec | Sequence[TensorSpec]]
 
 
 def command(
@@ -28,6 +31,8 @@ def command(
     inputs: tuple[int, int] | None = None,
     outputs: tuple[int, int] | None = (1, 1),
     pure: bool = True,
+    infer: Makes | None = None,
+    gradient: Gradient | None = None,
 ) -> None:
     """Define an op of your own, which is planned and run like any other.
 
@@ -48,13 +53,33 @@ def command(
               like a tensor; the kernel gets them as `scratch`, an array of bytes with anything in it.
     inputs, outputs   how many a node has, at least and at most; None for any number
     pure      the same inputs give the same outputs, and nothing else happens
+    infer     `infer(x, factor=2)`: what it makes of inputs of such specs, a `TensorSpec` or a tuple of them. Then the
+              op can be written in Python: `g.apply("mine.scale", x, factor=2)`, in a dynamic graph too
+    gradient  the rule of reverse mode, `gradient(emit, node, grads)`: the gradients of the inputs, None for zero, as
+              `[emit("nn.mul", grads[0], node.inputs[1]), None]`; of outputs that nobody reads `grads` has None
 
     A second definition of a name replaces the first. Raises RunError for a name without a prefix of its own. When it
     runs, whatever the kernel raises is a KernelError that names the node, and so is a result that does not fit.
     """
     facts = inplace if callable(inplace) else elementwise(tuple(inplace))
-    define(Op(name, views=views, inplace=facts, pure=pure, inputs=inputs, outputs=outputs))
+    made = None if infer is None else partial(_made, name, infer)
+    define(Op(name, views, inplace=facts, pure=pure, inputs=inputs, outputs=outputs, infer=made, gradient=gradient))
     _commands[name] = (kernel, scratch)
+
+
+def _made(name: str, infer: Makes, specs: Specs, attrs: Attrs) -> tuple[TensorSpec, ...]:
+    """What a function of the user's says that an op gives. Raises SpecError for whatever it raises."""
+    try:
+        found = infer(*specs, **attrs)
+    except SubletError:
+        raise
+    except Exception as error:
+        shown = ", ".join("nothing" if spec is None else str(spec) for spec in specs)
+        raise SpecError(f"{name} of {shown}: {type(error).__name__}: {error}") from error
+    several = tuple(found) if isinstance(found, tuple | list) else (found,)
+    if not all(isinstance(spec, TensorSpec) for spec in several):
+        raise SpecError(f"{name}: `infer` gave {found!r}, it must be a TensorSpec or a tuple of them")
+    return several
 
 
 _commands: dict[str, tuple[Compute, Scratch]] = {}
