@@ -1,49 +1,39 @@
-"""Trains scikit-learn's digits with the dynamic graph: ordinary Python, remembered, and run in one planned arena.
-
-python examples/digits.py
-"""
+"""Trains scikit-learn's digits with modules and a dynamic graph: ordinary Python, run in one planned arena."""
 
 import numpy as np
 from sklearn.datasets import load_digits
 
 import sublet
-from sublet import layers, nn
+from sublet import nn
+from sublet.modules import ConvNorm, Dense, GlobalAvgPool, ResidualBlock, Sequential
 
 found = load_digits()
 images, labels = (found.images[:, None] / 8 - 1).astype(np.float32), found.target.astype(np.int64)
-order = np.random.default_rng(0).permutation(len(labels))
-test, train = np.split(order, [len(labels) // 5])
+test, train = np.split(np.random.default_rng(0).permutation(len(labels)), [len(labels) // 5])
 
 d = sublet.DynamicGraph()
-
-
-def network(x):
-    with d.scope("net"):
-        x = nn.relu(layers.conv(x, 16, 3))
-        x = nn.max_pool(nn.relu(layers.conv(x, 32, 3)), kernel=(2, 2), strides=(2, 2))
-        return layers.dense(x.reshape(x.shape[0], -1), 10)
+net = Sequential(ConvNorm(16, 3), ResidualBlock(16), ResidualBlock(32, strides=2), GlobalAvgPool(), Dense(10))
 
 
 @d.jit
 def step(x, y, rate):
-    loss = nn.softmax_cross_entropy(network(x), y)[0].mean()
-    if loss > 1:  # Python's own branch, on what was computed
-        rate = rate / 2
-    d.minimize(loss, sublet.SGD(rate, momentum=0.9))
+    loss = nn.softmax_cross_entropy(net(d.tensor(x)), d.tensor(y))[0].mean()
+    d.minimize(loss, sublet.SGD(rate / 2 if loss > 5 else rate, momentum=0.9))  # Python's own branch
     return loss
 
 
-def main(epochs=8, batch=32):
-    for epoch in range(epochs):
-        chosen = np.random.default_rng(epoch).permutation(train)
-        for begin in range(0, len(chosen) - batch + 1, batch):
-            part = chosen[begin : begin + batch]
-            loss = step(d.tensor(images[part]), d.tensor(labels[part]), 0.05 * 0.9**epoch)
-        print(f"epoch {epoch}: loss {loss:.4f}")
-    with d.no_grad():
-        right = nn.argmax(network(d.tensor(images[test])), axis=1).numpy() == labels[test]
-    print(f"{right.mean():.1%} right; arena {step.arena_bytes:,} bytes; {step.planned} plans")
-    return right.mean()
+def batches(epoch, size=32):
+    order = np.random.default_rng(epoch).permutation(train)
+    for part in np.split(order, range(size, len(order), size))[:-1]:
+        yield {"x": images[part], "y": labels[part], "rate": 0.05 * 0.9**epoch}
+
+
+def main(epochs=8):
+    print(sublet.fit(step, batches, epochs=epochs).epochs)
+    with d.no_grad(), d.evaluation():
+        right = (nn.argmax(net(d.tensor(images[test])), axis=1).numpy() == labels[test]).mean()
+    print(f"{right:.1%} right; arena {step.arena_bytes:,} bytes; {step.planned} plans")
+    return right
 
 
 if __name__ == "__main__":
