@@ -41,9 +41,11 @@ class Eager:
     recording  whether it records what gradients may ask for
     """
 
-    def __init__(self, owner: Owner, backends: Sequence[Backend]) -> None:
+    def __init__(self, owner: Owner, backends: Sequence[Backend], quick: Sequence[Backend] = ()) -> None:
+        """`quick` come before the others for single commands."""
         self._owner = owner
         self._backends = backends
+        self._quick = quick
         self.kinds = Kinds()
         self.pool = Pool()
         self.recording = True
@@ -267,7 +269,7 @@ class Eager:
         try:
             if isinstance(written, Written):
                 return Program(written, self.kinds, self._backends)
-            return used(op, values, dict(attrs), self._backends, self.kinds)
+            return used(op, values, dict(attrs), [*self._quick, *self._backends], self.kinds)
         except SubletError as error:
             named = "" if str(error).startswith(op) else f"{op}: "
             raise SpecError(at_line(f"{named}{error}")) from None

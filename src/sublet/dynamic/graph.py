@@ -55,7 +55,7 @@ class DynamicGraph:
         names = [name for name in names_of(backend) if backend != AUTO or name in NN_BACKENDS]
         self.backends = backends_of(names, Model(Plain("eager", (), (), ()))) if names else []
         quick = [small.Small()] if backend == AUTO and small.available() else []
-        self._eager = Eager(self, [Commands(), *quick, *self.backends])
+        self._eager = Eager(self, [Commands(), *self.backends], quick)
         self._declared = Declared(self, self._eager)
         self._plans = Plans(plans)
         self.calling: Call | Block | None = None
