@@ -17,6 +17,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
 
+from tests.frontends.pytorch.fuzz import judge  # noqa: E402
+
 F = nn.functional
 
 
@@ -140,6 +142,20 @@ def test_parameters_that_move_are_used_where_they_are() -> None:
         assert torch.allclose(run(x), module(x))
 
 
+def test_extents_that_change_are_planned_for_each_shape() -> None:
+    module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    run = torch.compile(module, backend="sublet", dynamic=True)
+    before = len(sublet.torch.report())
+    for rows in (4, 7, 4, 9, 7):
+        x = torch.randn(rows, 6)
+        (wanted,) = torch.autograd.grad(module(x.requires_grad_()).square().sum(), x)
+        (found,) = torch.autograd.grad(run(x).square().sum(), x)
+        assert torch.allclose(found, wanted, atol=1e-6)
+    arenas = [each.plan.arena_bytes for each in sublet.torch.report()[before:] if each.plan is not None]
+    assert len(arenas) == 3, "one plan a shape"
+    assert arenas[0] < arenas[1] < arenas[2]
+
+
 def test_the_generator_is_pytorchs() -> None:
     module = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
     run, x = compiled(module), torch.randn(4, 8)
@@ -184,3 +200,9 @@ def test_options_are_checked_and_a_budget_is_kept() -> None:
             compiled(module, budget=100)(x)
         torch._dynamo.reset()
         assert torch.allclose(compiled(module, budget=1 << 20)(x), module(x))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_functions(seed: int) -> None:
+    """Views, in-place operators, changed inputs, aliases, gradients; `make fuzz-torch` runs 500."""
+    assert judge(seed) in ("equal", "not traced")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from sublet.analysis.options import Options
-from sublet.api.torch.captured import Captured, capture
+from sublet.api.torch.captured import capture, extents_of
 from sublet.api.torch.flights import Arena, Pool
 from sublet.api.torch.reporting import Compiled, note
 from sublet.base.extras import require
 from sublet.errors import SubletError
 from sublet.frontends.torch.exported import quietly
 from sublet.frontends.torch.tensors import torch
+
+MOST_SHAPES = 32
+"""So many plans are kept of a graph whose extents change."""
 
 OPTIONS = ("alignment", "budget", "strategy")
 
@@ -51,15 +55,13 @@ class _Pair:
     def __init__(self, options: Options, budget: int | None) -> None:
         self._options, self._budget = options, budget
         self._modules: list[Any] = []
-        self._captured: Captured | None = None
         self._static: Collection[int] = ()
-        self._pool: Pool | None = None
-        self._flights: dict[int, tuple[Arena, int]] = {}
+        self._pools: OrderedDict[tuple[int, ...], Pool | None] = OrderedDict()
+        self._flights: dict[int, tuple[Pool, Arena, int]] = {}
 
     def inference(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
         """A forward without a backward."""
         self._modules, self._static = [graph], _static()
-        self._capture()
         return _boxed(self._run_once)
 
     def forward(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
@@ -73,40 +75,40 @@ class _Pair:
         metadata = _metadata()
         if metadata is not None:
             metadata.bw_donated_idxs = []  # nothing is written over before the last backward: it may be run once more
-        self._capture()
         return _boxed(self._run_backward)
 
     @property
     def _name(self) -> str:
         return " and ".join(("forward", "backward")[: len(self._modules)])
 
-    def _capture(self) -> None:
+    def _planned(self, args: Sequence[Any]) -> Pool | None:
+        """The arenas for arguments of these shapes; None when all is left to PyTorch."""
+        key = tuple(each for each in args if isinstance(each, int))
+        if key not in self._pools:
+            self._pools[key] = self._made(args)
+            if len(self._pools) > MOST_SHAPES:
+                self._pools.popitem(last=False)
+        self._pools.move_to_end(key)
+        return self._pools[key]
+
+    def _made(self, args: Sequence[Any]) -> Pool | None:
         try:
-            self._captured = capture(self._modules[0], [*self._modules, None][1], self._static)
+            forward, backward = [*self._modules, None][:2]
+            pool = Pool(capture(forward, backward, self._static, extents_of(forward, args)), args, self._options)
         except SubletError as error:
             self._leave(error)
+            return None
+        if self._budget is not None and pool.plan.arena_bytes > self._budget:
+            needs = f"{pool.plan.arena_bytes:,} bytes of an arena"
+            raise SubletError(f"{self._name} needs {needs}, and the budget is {self._budget:,}")
+        note(Compiled(self._name, len(pool.plan.nodes), pool.copied, pool.plan))
+        return pool
 
     def _leave(self, error: SubletError) -> None:
         """Leave the graphs to PyTorch."""
         warnings.warn(f"sublet leaves a graph to PyTorch: {error}", stacklevel=2)
         nodes = sum(node.op == "call_function" for module in self._modules for node in module.graph.nodes)
         note(Compiled(self._name, nodes, reason=str(error)))
-        self._captured = None
-
-    def _planned(self, args: Sequence[Any]) -> Pool | None:
-        """The arenas; None when all is left to PyTorch."""
-        if self._pool is None and self._captured is not None:
-            try:
-                pool = Pool(self._captured, args, self._options)
-            except SubletError as error:
-                self._leave(error)
-                return None
-            if self._budget is not None and pool.plan.arena_bytes > self._budget:
-                needs = f"{pool.plan.arena_bytes:,} bytes of an arena"
-                raise SubletError(f"{self._name} needs {needs}, and the budget is {self._budget:,}")
-            note(Compiled(self._name, len(pool.plan.nodes), pool.copied, pool.plan))
-            self._pool = pool
-        return self._pool
 
     def _run_once(self, *args: Any) -> Sequence[Any]:
         pool = self._planned(args)
@@ -124,26 +126,26 @@ class _Pair:
             raise
         for position, tensor in pool.kept(arena):
             found[position] = tensor
-            self._flights[tensor.data_ptr()] = (arena, arena.flights)
+            self._flights[tensor.data_ptr()] = (pool, arena, arena.flights)
         return found
 
     def _run_backward(self, *args: Any) -> Sequence[Any]:
-        pool = self._pool
-        arena, flight = self._flight(args)
+        flight = self._flight(args)
         again = torch()._C._autograd._get_current_graph_task_keep_graph()
-        if pool is None or arena is None or again:  # who may come back for what is kept must find it as it is
+        if flight is None or again:  # who may come back for what is kept must find it as it is
             return self._modules[1](*args)  # type: ignore[no-any-return]
+        pool, arena, number = flight
         found = pool.run(arena, 1, args)
-        pool.release(arena, flight)
+        pool.release(arena, number)
         return found
 
-    def _flight(self, args: Sequence[Any]) -> tuple[Arena | None, int]:
+    def _flight(self, args: Sequence[Any]) -> tuple[Pool, Arena, int] | None:
         """The call that these arguments were kept by."""
         for each in args:
-            arena, flight = self._flights.get(each.data_ptr(), (None, 0)) if hasattr(each, "data_ptr") else (None, 0)
-            if arena is not None and arena.taken and arena.flights == flight:
-                return arena, flight
-        return None, 0
+            found = self._flights.get(each.data_ptr()) if hasattr(each, "data_ptr") else None
+            if found is not None and found[1].taken and found[1].flights == found[2]:
+                return found
+        return None
 
 
 def _once(pool: Pool, *args: Any) -> Sequence[Any]:

@@ -14,7 +14,7 @@ from sublet.api.torch.taking import TAKE
 from sublet.errors import ModelError
 from sublet.frontends.torch.conversion import Conversion, Level
 from sublet.frontends.torch.exported import held
-from sublet.frontends.torch.tensors import Tensor
+from sublet.frontends.torch.tensors import Extents, Tensor, fixed
 from sublet.frontends.torch.traced import convert_traced
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.model import Model
@@ -54,18 +54,31 @@ class Captured:
     weights: Mapping[int, Value]
 
 
-def capture(forward: Any, backward: Any | None, static: Collection[int]) -> Captured:
+def extents_of(forward: Any, args: Sequence[Any]) -> Extents:
+    """What the symbols that a graph takes as arguments stand for in a call."""
+    found = {}
+    for node, given in zip(_placeholders(forward), args, strict=True):
+        symbol = getattr(getattr(node.meta["val"], "node", None), "expr", None)
+        if getattr(symbol, "is_Symbol", False):
+            found[symbol] = int(given)
+    return found
+
+
+def capture(forward: Any, backward: Any | None, static: Collection[int], extents: Extents) -> Captured:
     """Forward and, if there is one, backward as a model; `static` are the positions of parameters and buffers.
+    With `extents` it is the program for arguments of these shapes.
 
     Raises ModelError for what cannot be planned.
     """
-    conversion = Conversion(where="forward and backward" if backward else "forward")
+    conversion = Conversion(where="forward and backward" if backward else "forward", extents=extents)
     level = conversion.root()
-    first, weights, stands = Piece(), {}, []
+    first, weights = Piece(), {}
+    stands: list[Any] = []
     for position, node in enumerate(_placeholders(forward)):
         fake = node.meta["val"]
         if not hasattr(fake, "stride"):
-            raise ModelError(f"{node.name}: an extent that changes from call to call")
+            stands.append(fixed(fake, extents, node.name))
+            continue
         _on_cpu(fake, node.name)
         if position in static and _dense(fake):
             made = conversion.weight(node.name, fake)

@@ -49,12 +49,10 @@ class Pool:
 
     def __init__(self, captured: Captured, args: Sequence[Any], options: Options) -> None:
         contents = held({value: args[position] for position, value in captured.weights.items()})
-        self._captured = replace(
-            captured, model=replace(captured.model, weights={**captured.model.weights, **contents})
-        )
+        self.captured = replace(captured, model=replace(captured.model, weights={**captured.model.weights, **contents}))
         self._lock = Lock()
         self._arenas: list[Arena] = []
-        ready = equipped(self._captured.model, backend=self._backends(Taking()), optimize="none")
+        ready = equipped(self.captured.model, backend=self._backends(Taking()), optimize="none")
         self.plan: MemoryPlan = plan_memory(ready.model, options)
         self.copied = _copied(captured)
 
@@ -85,15 +83,15 @@ class Pool:
 
     def _made(self) -> Arena:
         taking = Taking()
-        ready = equipped(self._captured.model, backend=self._backends(taking), optimize="none", plan=self.plan)
+        ready = equipped(self.captured.model, backend=self._backends(taking), optimize="none", plan=self.plan)
         run = ready.bound(ready.proven(self.plan), None)
-        addresses = {at: _address(self._captured, value) for at, value in self._captured.weights.items()}
+        addresses = {at: _address(self.captured, value) for at, value in self.captured.weights.items()}
         return Arena(run, taking.taken, *self._tied(run), addresses)
 
     def _tied(self, run: Executable) -> tuple[Pieces, tuple[dict[int, Any], ...]]:
         """The program of an executable as pieces, and where these take what they are given from."""
         pieces = Pieces(run)
-        places = tuple({at: _over(pieces, each) for at, each in piece.given.items()} for piece in self._captured.pieces)
+        places = tuple({at: _over(pieces, each) for at, each in piece.given.items()} for piece in self.captured.pieces)
         return pieces, places
 
     def run(self, arena: Arena, number: int, args: Sequence[Any]) -> list[Any]:
@@ -103,7 +101,7 @@ class Pool:
         for position, place in arena.places[number].items():
             place.copy_(args[position])
         arena.pieces.run(number)
-        results = self._captured.pieces[number].results
+        results = self.captured.pieces[number].results
         found = [_result(result, position, args, arena) for position, result in enumerate(results)]
         arena.results.clear()
         return found
@@ -112,7 +110,7 @@ class Pool:
         """Use weights where they are now, if that is elsewhere than at the last call."""
         moved = {at: args[at] for at, address in arena.bound.items() if args[at].data_ptr() != address}
         for position, tensor in moved.items():
-            value = self._captured.weights[position]
+            value = self.captured.weights[position]
             arena.run.bind(value.name, held({value: tensor})[value.name].array())
             arena.bound[position] = tensor.data_ptr()
         if moved:
@@ -127,7 +125,7 @@ class Pool:
         weakref.finalize(holder, self.release, arena, arena.flights)
         return [
             (position, _aliased(arena.pieces.array(result.tensor.value), result.tensor, holder))
-            for position, result in enumerate(self._captured.pieces[0].results)
+            for position, result in enumerate(self.captured.pieces[0].results)
             if result.tensor is not None and result.argument is None and not result.taken
         ]
 

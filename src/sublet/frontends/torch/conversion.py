@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sublet.errors import ModelError
-from sublet.frontends.torch.tensors import Tensor, spec_and_layout
+from sublet.frontends.torch.tensors import Extents, Tensor, spec_and_layout
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.aten import AS_STRIDED, Argument, Call, Named, Strided, encode
 from sublet.ops.emitter import Emitter, Literals, Names
@@ -19,11 +19,16 @@ COUNT = TensorSpec(DType.I64)
 
 @dataclass
 class Conversion:
-    """A program, as far as it is written. `weights` are the contents of its weights, tensors of PyTorch's."""
+    """A program, as far as it is written.
+
+    weights   the contents of its weights, tensors of PyTorch's
+    extents   what its symbols stand for
+    """
 
     names: Names = field(default_factory=Names)
     weights: dict[Value, Any] = field(default_factory=dict)
     where: str = ""
+    extents: Extents = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.literals = Literals(self.names)
@@ -34,7 +39,7 @@ class Conversion:
 
     def given(self, hint: str, fake: Any) -> Tensor:
         """An input or weight that lies as PyTorch says."""
-        spec, layout = spec_and_layout(fake, hint)
+        spec, layout = spec_and_layout(fake, self.extents, hint)
         return Tensor(Value(self.names.fresh(hint), spec), layout)
 
     def weight(self, hint: str, tensor: Any) -> Tensor:
@@ -47,7 +52,7 @@ class Conversion:
         """A tensor that a graph holds, the same one each time."""
         for value, known in self.weights.items():
             if known is tensor:
-                return Tensor(value, spec_and_layout(tensor, name)[1])
+                return Tensor(value, spec_and_layout(tensor, self.extents, name)[1])
         return self.weight(name, tensor)
 
 

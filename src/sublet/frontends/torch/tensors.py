@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -81,26 +82,30 @@ def dtype_of(fake: Any, where: str) -> DType:
     return SHORT[name]
 
 
-def layout_of(fake: Any, where: str) -> Strided:
+Extents = Mapping[Any, int]
+"""What symbols of PyTorch's, which stand for extents, are in this conversion."""
+
+
+def fixed(number: Any, extents: Extents, where: str) -> int:
+    """A number of a traced program. Raises ModelError for one that only a run knows."""
+    expression = getattr(getattr(number, "node", None), "expr", None)
+    known = number if expression is None else expression.subs(extents)
+    if isinstance(known, int) or getattr(known, "is_Integer", False):
+        return int(known)
+    raise ModelError(f"{where}: the extent {number} depends on the inputs: trace it with fixed extents")
+
+
+def layout_of(fake: Any, extents: Extents, where: str) -> Strided:
     """The layout of a traced tensor. Raises ModelError when an extent is open, or it is not strided."""
     if str(fake.layout) != "torch.strided":
         raise ModelError(f"{where}: a tensor of layout {fake.layout} cannot be planned")
-    sizes = [*fake.shape, *fake.stride()]
-    if not all(isinstance(n, int) or _is_fixed(n) for n in sizes):
-        shape = ", ".join(map(str, fake.shape))
-        raise ModelError(f"{where}: its shape [{shape}] depends on the inputs: export with fixed extents")
-    return Strided(tuple(int(n) for n in fake.shape), tuple(int(n) for n in fake.stride()))
+    size, stride = (tuple(fixed(n, extents, where) for n in numbers) for numbers in (fake.shape, fake.stride()))
+    return Strided(size, stride)
 
 
-def _is_fixed(number: Any) -> bool:
-    """Whether a symbol of PyTorch's stands for one number."""
-    expression = getattr(getattr(number, "node", None), "expr", None)
-    return bool(getattr(expression, "is_Integer", False))
-
-
-def spec_and_layout(fake: Any, where: str) -> tuple[TensorSpec, Strided]:
+def spec_and_layout(fake: Any, extents: Extents, where: str) -> tuple[TensorSpec, Strided]:
     """How a new tensor is kept: dense, its axes in memory in the order of PyTorch's strides, or row-major."""
-    found = layout_of(fake, where)
+    found = layout_of(fake, extents, where)
     layout = (found if found.is_dense else Strided.contiguous(found.size)).normal
     if layout.is_contiguous:
         return TensorSpec(dtype_of(fake, where), layout.size), Strided.contiguous(layout.size)

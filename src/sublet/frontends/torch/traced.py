@@ -10,7 +10,7 @@ from sublet.errors import ModelError
 from sublet.frontends.torch.control import CONTROL
 from sublet.frontends.torch.conversion import Level
 from sublet.frontends.torch.operators import add_operator
-from sublet.frontends.torch.tensors import torch
+from sublet.frontends.torch.tensors import fixed, torch
 
 NUMBERS = (bool, int, float)
 INLINE = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "wrap")
@@ -72,8 +72,8 @@ def _called(level: Level, node: Any, stands: Mapping[Any, Any]) -> Any:
     if isinstance(target, torch()._ops.HigherOrderOperator):
         return _higher(level, node, target.name(), args, source)
     if isinstance(target, torch()._ops.OpOverload):
-        if _is_size(target) or (all(not hasattr(each, "layout") for each in _flat(args)) and _is_number(node)):
-            return _number(node, source)
+        if isinstance(node.meta.get("val"), (*NUMBERS, torch().SymInt, torch().SymFloat, torch().SymBool)):
+            return _number(level, node, source)
         return add_operator(level, target, node.name, args, kwargs, node.meta.get("val"), source)
     if all(isinstance(each, NUMBERS) for each in _flat(args)):
         return target(*args, **kwargs)
@@ -86,20 +86,10 @@ def _flat(argument: Any) -> list[Any]:
     return [argument]
 
 
-def _is_size(target: Any) -> bool:
-    return target._schema.name in ("aten::sym_size", "aten::sym_stride", "aten::sym_numel", "aten::sym_storage_offset")
-
-
-def _is_number(node: Any) -> bool:
-    return isinstance(node.meta.get("val"), NUMBERS)
-
-
-def _number(node: Any, source: str) -> Any:
-    """A number that tracing has found. Raises ModelError for one that depends on the inputs."""
-    value = node.meta.get("val")
-    if isinstance(value, NUMBERS):
-        return value
-    raise ModelError(f"{source}: {node.name} depends on the inputs: export with fixed extents")
+def _number(level: Level, node: Any, source: str) -> Any:
+    """A number that tracing has found. Raises ModelError for one that only a run knows."""
+    found = node.meta["val"]
+    return found if isinstance(found, NUMBERS) else fixed(found, level.conversion.extents, source)
 
 
 def _higher(level: Level, node: Any, name: str, args: Sequence[Any], source: str) -> Any:
