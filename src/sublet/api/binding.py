@@ -111,10 +111,16 @@ def equipped(
     plan: MemoryPlan | None = None,
     autotune: bool = False,
     workspace: int = WORKSPACE_BYTES,
+    changed: str = "",
 ) -> Equipped:
-    """A model as `compile` is given it, with its kernels; `plan` is the one that it will run in, when there is one."""
+    """A model as `compile` is given it, with its kernels; `plan` is the one that it will run in, when there is one.
+
+    `changed` is what is done to its nodes, when there is none.
+    """
     names = names_of(backend)
-    source = to_run(model, dims, max_trips=max_trips, backend=backend, optimize=optimize, assume=assume, plan=plan)
+    source = to_run(
+        model, dims, max_trips=max_trips, backend=backend, optimize=optimize, assume=assume, plan=plan, changed=changed
+    )
     graph, told = source.graph, dict((*source.recipe.conditions, *(plan.assumed if plan else ())))
     backends = backends_of(names, source)
     contents = _weights(source, weights or {})
@@ -144,10 +150,11 @@ def to_run(
     optimize: str = AUTO,
     assume: Mapping[str, str] | None = None,
     plan: MemoryPlan | None = None,
+    changed: str = "",
 ) -> Model:
     """The model that `compile` runs when it is given these: an optimiser keeps no names that shapes are assumed of."""
     wanted = level(AS_IS if assume and optimize == AUTO else optimize, first_of(names_of(backend)), plan)
-    changed, assume = (plan.recipe.changed, dict(plan.recipe.assumed)) if plan else ("", assume)
+    changed, assume = (plan.recipe.changed, dict(plan.recipe.assumed)) if plan else (changed, assume)
     return source_of(model, dims, max_trips=max_trips, optimize=wanted, changed=changed, assume=assume)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sublet.analysis.options import Options
 from sublet.api.binding import equipped
-from sublet.api.sources import Optimize
+from sublet.api.sources import SIMPLIFIED, Optimize
 from sublet.frontends.trips import Trips
 from sublet.ir.graph import Graph
 from sublet.ir.model import Model
@@ -35,6 +35,7 @@ def compile(
     weights: Mapping[str, Array] | None = None,
     autotune: bool = False,
     workspace: int = WORKSPACE_BYTES,
+    simplify: bool = False,
     progress: Progress | None = None,
 ) -> Executable:
     """An Executable of a model: a file, an ONNX ModelProto, a graph written in Python, a `Model`, a training step.
@@ -48,6 +49,8 @@ def compile(
     compute a node, each of them on this machine (the reference only for commands of `sublet.nn`), takes the fastest and
     remembers it in the cache; it may take `workspace` bytes to do so. Backends differ in the last bits. Ops of
     `sublet.command` run with every backend.
+    `simplify` first lets the cheap passes run: what nobody reads, what is computed twice and arithmetic that changes
+    nothing go, and commands are fused. Results may differ in the last bits; the plan says so in its recipe.
     Raises ModelError for a model that cannot be read, RunError when no backend computes a node or a weight is
     missing, PlanError when `plan` was not made for this model, PlanViolation when it is wrong.
     """
@@ -62,6 +65,7 @@ def compile(
         plan=plan,
         autotune=autotune,
         workspace=workspace,
+        changed=SIMPLIFIED if simplify else "",
     )
     made = plan_memory(ready.model, options, progress=progress) if plan is None else ready.proven(plan)
     return ready.bound(made, arena)

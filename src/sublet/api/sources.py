@@ -28,8 +28,19 @@ from sublet.runtime.backends.by_name import AUTO
 Optimize = Literal["auto", "onnxruntime", "onnxruntime-extended", "onnxruntime-basic", "none"]
 """Who rewrites an ONNX model before it is planned: a level of ONNX Runtime's optimiser, or nobody."""
 
+SIMPLIFIED = "simplify"
+
+
+def simplified(model: Model) -> Model:
+    """The model with nothing needless in it, and commands fused; the order of its nodes is its own."""
+    recipe = replace(model.recipe, changed=SIMPLIFIED)
+    graph = import_module("sublet.passes.pipeline").simplify(model.graph, order=False)
+    return replace(model, graph=graph, recipe=recipe)
+
+
 PASSES: Mapping[str, Callable[[Model], Model]] = {
     "": lambda model: model,
+    SIMPLIFIED: simplified,
     "less_memory": lambda model: import_module("sublet.nn.training").less_memory(model),
 }
 """What a recipe may say was done to the nodes. An order of less memory takes planning, which is loaded then."""
@@ -68,12 +79,14 @@ def source_of(
 ) -> Model:
     """A file, an ONNX ModelProto, a graph or a `Model` as a model.
 
-    What is read here is rewritten and changed as asked; a graph or `Model` is what the caller made of it.
+    What is read here is rewritten and changed as asked; a graph or `Model` is what the caller made of it, and may be
+    simplified.
     """
     source = bounded(_model(model, dims, optimize, assume or {}), max_trips)
     if changed not in PASSES:
         raise PlanError(f"the plan is for a graph changed by {changed[:80]!r}, which this Sublet does not know")
-    if not isinstance(model, Model | WrittenGraph | Graph):
+    theirs = isinstance(model, Model | WrittenGraph | Graph)
+    if not theirs or (changed == SIMPLIFIED and source.recipe.changed == ""):
         source = PASSES[changed](source)
     return source if source.opsets else replace(source, opsets=TEXT_OPSETS)
 

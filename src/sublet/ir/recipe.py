@@ -22,7 +22,7 @@ class Recipe:
 
     optimize   who rewrote it: "none", or a level of ONNX Runtime's optimiser (see `frontends.onnx.optimized`)
     by         what else the rewriting depends on, as text: the version of ONNX Runtime and the processor
-    changed    what Sublet's own passes did to the nodes: "" for nothing, or "less_memory"
+    changed    what Sublet's own passes did to the nodes: "" for nothing, "simplify" or "less_memory"
     order      "given": the model's own, "less": another one that needs less memory, "own": a schedule of the caller's
     scratch    (node, bytes): memory that kernels asked for, which is part of the planned graph
     assumed    values whose shape the caller told, with their types: the plan holds where they are true
