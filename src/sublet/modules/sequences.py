@@ -70,7 +70,7 @@ class Recurrent(Module):
             pays = graph.training or not isinstance(graph, Graph)
             if cell.fused and (pays if self.fused is None else self.fused):
                 return _fused(cell, xs, state, backwards)
-            return (_looped if isinstance(graph, Graph) else _unrolled)(cell, xs, state, backwards)
+            return _looped(cell, xs, state, backwards)
 
 
 def _looped(cell: Cell, xs: Tensor, state: State, backwards: bool) -> tuple[Tensor, State]:
@@ -92,14 +92,6 @@ def _fused(cell: Cell, xs: Tensor, state: State, backwards: bool) -> tuple[Tenso
 
     ys, *made = graph.apply(cell.fused, turned(xs), *state, *cell.weights(graph, xs))
     return turned(ys), tuple(made[: cell.states])
-
-
-def _unrolled(cell: Cell, xs: Tensor, state: State, backwards: bool) -> tuple[Tensor, State]:
-    rows, steps = [], range(xs.shape[0])
-    for t in reversed(steps) if backwards else steps:
-        state = cell.step(xs[t], state)
-        rows.append(state[0].reshape(1, *state[0].shape))
-    return xs.graph.apply("nn.concat", *(reversed(rows) if backwards else rows), axis=0)[0], state
 
 
 @dataclass(frozen=True, eq=False)
