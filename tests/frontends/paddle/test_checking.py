@@ -11,7 +11,7 @@ import pytest
 
 from sublet.frontends.paddle.checking import judge
 from sublet.frontends.paddle.format.decoding import decode
-from sublet.frontends.paddle.format.program import Block, Op, Program, Var, new_op, new_var
+from sublet.frontends.paddle.format.program import Attr, Block, Op, Program, Var, new_op, new_var
 from sublet.frontends.paddle.operators.shapes import bound
 from sublet.tensor import DType
 
@@ -210,6 +210,27 @@ def test_nobody_reads_what_is_not_written_yet(kind: str) -> None:
     assert not rules(beside(right), beside(right), "loss")
     assert rules(beside(right), beside(early), "loss") == {"absent"}
     assert not rules(beside(early), beside(early), "loss")  # then Paddle can do without
+
+
+def test_operands_are_of_types_that_the_original_has_there_also_in_a_block_that_is_never_run() -> None:
+    """Found by running mutants in Paddle, which refuses them before it runs: a bool is compared with an integer."""
+    go, scopes = new_var("go", DType.BOOL, (1,)), new_var("scopes", None, kind="STEP_SCOPES")
+    vars = {"go": go, "scopes": scopes, **{name: new_var(name, DType.I64, (1,)) for name in ("i", "n", "loss")}}
+    never = [
+        new_op("fill_constant", {}, {"Out": [name]}, {"shape": (1,), "dtype": dtype, "value": value})
+        for name, dtype, value in (("go", 0, 0.0), ("i", 3, 0.0), ("n", 3, 3.0))
+    ]
+    slots = {"Condition": ["go"], "X": ["i", "n"]}
+    attributes = {"sub_block": Attr("BLOCK", 1), "is_test": True}
+    loop = new_op("while", slots, {"Out": ["go", "i"], "StepScopes": ["scopes"]}, attributes)
+    end = new_op("mean", {"X": ["n"]}, {"Out": ["loss"]})
+    less = new_op("less_than", {"X": ["i"], "Y": ["n"]}, {"Out": ["go"]})
+
+    def program(compared: Op) -> Program:
+        return Program((Block(0, -1, -1, vars, (*never, loop, end)), Block(1, 0, -1, {}, (compared,))), 3_000_000)
+
+    assert not rules(program(less), program(less), "loss")
+    assert rules(program(less), program(less.renamed({"i": "go"})), "loss") == {"types"}
 
 
 def test_what_one_op_can_do_without_another_of_its_type_cannot() -> None:

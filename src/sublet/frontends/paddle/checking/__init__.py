@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sublet.errors import Finding, PlanViolation
 from sublet.frontends.paddle.checking.control import run_block
 from sublet.frontends.paddle.checking.machine import Known, Run, Sizes, Step, inplace_of
-from sublet.frontends.paddle.checking.named import VIEW, unnamed
+from sublet.frontends.paddle.checking.named import VIEW, mistyped, unnamed
 from sublet.frontends.paddle.checking.terms import Choices, Term, Terms
 from sublet.frontends.paddle.format.program import TENSOR, Op, Program
 
@@ -53,7 +53,7 @@ def judge(
     most_ways: int = MOST_WAYS,
 ) -> Judgement:
     """Compare two programs; `keep` names what is fetched, `sizes` are those of the original."""
-    findings = dict.fromkeys(unnamed(original, rewritten))
+    findings = dict.fromkeys((*unnamed(original, rewritten), *mistyped(original, rewritten)))
     kept, usual, every_way = frozenset(keep), inplace_of(original), True
     tried: list[int] = []
     for count in trips:

@@ -1,6 +1,7 @@
 """What names must be: declared where they are used; told by the owner of a block that takes them from around itself.
 
-The executor makes variables of the former, and orders and frees by the latter.
+The executor makes variables of the former, and orders and frees by the latter. And of types that their operators take:
+Paddle looks at those before a run, in blocks too that are never run.
 """
 
 from __future__ import annotations
@@ -9,9 +10,15 @@ from collections import Counter
 from collections.abc import Iterator
 
 from sublet.errors import Finding
-from sublet.frontends.paddle.format.program import EMPTY, GRAD, Block, Program
+from sublet.frontends.paddle.format.program import EMPTY, GRAD, Block, Op, Program
+from sublet.tensor import DType
 
 VIEW = "view_slice"
+ANY_TYPE = (VIEW, "assign", "share_data", "while", "while_grad", "conditional_block", "conditional_block_grad")
+"""Operators that hand on what is of any type."""
+
+Types = tuple[str, frozenset[tuple[str, frozenset[DType | None]]]]
+"""An operator by its type and those of its operands, slot by slot."""
 
 
 def unnamed(original: Program, rewritten: Program) -> list[Finding]:
@@ -21,6 +28,31 @@ def unnamed(original: Program, rewritten: Program) -> list[Finding]:
     """
     known = {(block, name) for block, name, _ in _found(original)}
     return [finding for block, name, finding in _found(rewritten) if (block, name) not in known]
+
+
+def mistyped(original: Program, rewritten: Program) -> Iterator[Finding]:
+    """The operators of a rewritten program whose operands are of types that no such operator of the original has."""
+    known = {types for *_, types in _types(original)}
+    for block, i, op, types in _types(rewritten):
+        if op.reads and types not in known and op.type not in ANY_TYPE:
+            where = f"block {block.index}, op {i} ({op.type})"
+            yield Finding("types", where, "has operands of types that no such op of the original program has")
+
+
+def _types(program: Program) -> Iterator[tuple[Block, int, Op, Types]]:
+    for block in program.blocks:
+        for i, op in enumerate(block.ops):
+            slots = {
+                slot: frozenset(_dtype(program, block, name) for name in names) for slot, names in op.inputs.items()
+            }
+            yield block, i, op, (op.type, frozenset((slot, dtypes) for slot, dtypes in slots.items() if dtypes))
+
+
+def _dtype(program: Program, block: Block, name: str) -> DType | None:
+    var = program.var(block.index, name)
+    if var is None and block.forward >= 0:
+        var = program.var(block.forward, name)
+    return None if var is None else var.dtype
 
 
 def _found(program: Program) -> Iterator[tuple[int, str, Finding]]:
