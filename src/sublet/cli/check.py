@@ -30,8 +30,9 @@ PLAN_HELP = (
     "MODEL brings with it is judged."
 )
 MODEL_HELP = (
-    "A model (.onnx, .tflite, Paddle's .pdmodel or .json, .sublet); or a plan that tells lifetimes (MiniMalloc's .csv, "
-    ".json) or instructions (ExecuTorch's .pte); or a PyTorch memory snapshot (.pickle), which is replayed."
+    "A model (.onnx, .tflite, .pt2, Paddle's .pdmodel or .json, .sublet); or a plan that tells lifetimes "
+    "(MiniMalloc's .csv, .json) or instructions (ExecuTorch's .pte); or a PyTorch memory snapshot "
+    "(.pickle), which is replayed."
 )
 
 

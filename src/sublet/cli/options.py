@@ -25,7 +25,8 @@ DEARER = 10
 Model = Annotated[
     Path,
     typer.Argument(
-        help="A model: .onnx, Paddle's .pdmodel or .json, or a graph in text form (.sublet).", show_default=False
+        help="A model: .onnx, .tflite, PyTorch's .pt2, Paddle's .pdmodel or .json, or a graph in text form (.sublet).",
+        show_default=False,
     ),
 ]
 Dim = Annotated[

@@ -13,6 +13,8 @@ from sublet.frontends.onnx.optimized import load_optimized
 from sublet.frontends.paddle.convert import model as paddle
 from sublet.frontends.paddle.convert import pir
 from sublet.frontends.tflite import model as tflite
+from sublet.frontends.torch.archive import read_archive
+from sublet.frontends.torch.exported import from_exported
 from sublet.frontends.trips import Trips, trips_of, with_max_trips
 from sublet.ir.model import Model
 from sublet.ir.recipe import AS_IS
@@ -23,6 +25,7 @@ TEXT_SUFFIX = ".sublet"
 PIR_SUFFIX = ".json"
 PADDLE_SUFFIXES = (".pdmodel", ".pb", PIR_SUFFIX)
 TFLITE_SUFFIX = ".tflite"
+TORCH_SUFFIX = ".pt2"
 PADDLE_NAME = "__model__"
 """What older versions of Paddle call the file of a program."""
 
@@ -56,8 +59,8 @@ def read_model(
     optimize: str = AS_IS,
     assume: Mapping[str, str] | None = None,
 ) -> Model:
-    """Read a model: ONNX (.onnx), TensorFlow Lite (.tflite), a Paddle program for inference (.pdmodel, .json), or a
-    graph in text form (.sublet).
+    """Read a model: ONNX (.onnx), TensorFlow Lite (.tflite), a program of PyTorch's (.pt2), a Paddle program for
+    inference (.pdmodel, .json), or a graph in text form (.sublet).
 
     `dims` binds symbolic dimensions of an ONNX model, and open extents of a Paddle program (`"x.0"` is the first one
     of x); a graph in text form has none. `max_trips` declares how many
@@ -81,6 +84,10 @@ def _read(path: Path, dims: Mapping[str, int] | None, optimize: str, assume: Map
         if assume:
             raise ModelError(f"--assume is for ONNX models: tell extents of {path.name} by --shape")
         return pir.load(path, dims) if path.suffix.lower() == PIR_SUFFIX else paddle.load(path, dims)
+    if path.suffix.lower() == TORCH_SUFFIX:
+        if dims or assume:
+            raise ModelError(f"{path} tells the shape of every tensor itself: drop --dim and --assume")
+        return from_exported(read_archive(path), path.stem)
     if is_tflite(path):
         if dims or assume:
             raise ModelError(f"{path} tells the shape of every tensor itself: drop --dim and --assume")
@@ -91,5 +98,5 @@ def _read(path: Path, dims: Mapping[str, int] | None, optimize: str, assume: Map
         if assume:
             raise ModelError(f"{path} tells the type of every value itself: write it there and drop --assume")
         return Model(parse(read_text(path, ModelError), str(path)))
-    kinds = ", ".join((ONNX_SUFFIX, TFLITE_SUFFIX, *PADDLE_SUFFIXES, PADDLE_NAME))
+    kinds = ", ".join((ONNX_SUFFIX, TFLITE_SUFFIX, TORCH_SUFFIX, *PADDLE_SUFFIXES, PADDLE_NAME))
     raise ModelError(f"{path} is not a known kind of model: expected {kinds} or {TEXT_SUFFIX}")

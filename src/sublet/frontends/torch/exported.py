@@ -96,9 +96,9 @@ def held(tensors: Mapping[Value, Any]) -> dict[str, Held]:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """PyTorch traces with functions that it warns of itself."""
+    """PyTorch traces with functions, and reads attributes, that it warns of itself."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore")
         yield
 
 
