@@ -6,7 +6,6 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= resnet50
 PYTHONS ?= $(PYTHON)
-PUBLIC := sublet sublet.errors sublet.foreign sublet.packing sublet.plan sublet.runtime.kernel
 
 help: ## print this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -40,7 +39,7 @@ check: $(VENV)/.installed ## lint and types
 
 docs: $(VENV)/.installed ## the API reference, from docstrings: build/docs/index.html
 	$(BIN)/python -m pip install --quiet --group docs
-	$(BIN)/python -m pdoc --no-show-source --output-directory build/docs $(PUBLIC)
+	$(BIN)/python docs/reference.py build/docs
 
 wheel: $(VENV)/.installed ## a manylinux wheel in dist/; README and docs walked through with it in a clean environment
 	$(BIN)/python -m pip install --quiet --group wheel
