@@ -24,6 +24,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from sublet.base.extras import installed
 from sublet.frontends.paddle.format.encoding import encode
 from sublet.frontends.paddle.format.program import Block, Program, new_op, new_var
 from sublet.frontends.tflite.codes import OPERATORS
@@ -37,6 +38,8 @@ DOCUMENTS = (
     *(f"docs/{name}.md" for name in ("foreign", "loops", "memory", "text_form", "tflite", "training", "dynamic")),
 )
 BLOCK = re.compile(r"^```(python|sublet)\n(.*?)^```$|^ {4}(sublet [^\n]*)$", re.MULTILINE | re.DOTALL)
+TORCH = re.compile(r"import torch|, torch$|\.pt2", re.MULTILINE)
+"""What a step says that needs PyTorch; the suite runs those, see `tests/frontends/pytorch/test_documents.py`."""
 ANSWERS = (0, 1, 3)
 """What a command may exit with: it fits, it does not, or nobody can know."""
 
@@ -55,6 +58,9 @@ def _walk(name: str) -> int:
         _furnish(Path(folder))
         known: dict[str, Any] = {"Path": Path, "numpy": np, "np": np, **_arrays()}
         for kind, step in _steps(text):
+            if TORCH.search(step) and not installed("torch"):
+                print(f"{name}: needs PyTorch, which is not here: {step.splitlines()[0][:60]}", flush=True)
+                continue
             said = _run(kind, step, Path(folder), known)
             failed += bool(said)
             print(f"{name}: {'FAILS' if said else 'runs'}: {step.splitlines()[0][:90]}{said}", flush=True)
