@@ -130,6 +130,32 @@ def test_a_graph_that_is_kept_can_be_run_backward_again() -> None:
         assert torch.allclose(found, wanted)
 
 
+class Kept(torch.autograd.Function):  # type: ignore[misc]
+    """Gives back what it kept, and a view of it, as gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, y: Any) -> Any:
+        kept = torch.tanh(x)
+        ctx.save_for_backward(kept)
+        return kept.sum() + y.sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return ctx.saved_tensors[0], ctx.saved_tensors[0].t()
+
+
+def test_gradients_that_are_what_was_kept_are_the_callers_own() -> None:
+    def function(x: Any, y: Any) -> Any:
+        return Kept.apply(x * 2, y)
+
+    run = compiled(function)
+    inputs = [(torch.randn(3, 5).requires_grad_(), torch.randn(5, 3).requires_grad_()) for _ in range(2)]
+    found = [torch.autograd.grad(run(*pair), pair) for pair in inputs]
+    wanted = [torch.autograd.grad(function(*pair), pair) for pair in inputs]
+    for mine, right in zip(found, wanted, strict=True):
+        assert all(torch.allclose(one, other) for one, other in zip(mine, right, strict=True))
+
+
 def test_parameters_that_move_are_used_where_they_are() -> None:
     module = nn.Linear(4, 4)
     run = compiled(module)

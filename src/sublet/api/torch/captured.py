@@ -88,11 +88,11 @@ def capture(forward: Any, backward: Any | None, static: Collection[int], extents
         stands.append(made)
     results = convert_traced(level, forward, stands)
     names = [getattr(node, "name", None) for node in _output(forward)]
-    _take(level, first, results, stands, _saved(names, backward))
+    _take(level, first, results, dict(enumerate(stands)), _saved(names, backward))
     pieces = [first]
     if backward is not None:
         level.emitter.nodes.append(Node(conversion.names.fresh("cut"), CUT, (), ()))
-        known = dict(zip(names, results, strict=True))
+        known = dict(zip(names, zip(results, first.results, strict=True), strict=True))
         pieces.append(_backward(level, backward, known))
     inputs = [each.value for piece in pieces for each in piece.given.values()]
     graph = Graph(
@@ -111,41 +111,50 @@ def _saved(names: Sequence[Any], backward: Any | None) -> set[int]:
     return set(range(len(names) - count, len(names)))
 
 
-def _backward(level: Level, module: Any, known: Mapping[Any, Any]) -> Piece:
+def _backward(level: Level, module: Any, known: Mapping[Any, tuple[Any, Result]]) -> Piece:
     piece, stands = Piece(), []
+    held: dict[int, Any] = {}
+    begin = len(level.emitter.nodes)
     for position, node in enumerate(_placeholders(module)):
         if node.name in known:
-            stands.append(known[node.name])
+            stand, result = known[node.name]
+            if result.argument is not None:
+                held[position] = stand
         else:
             _on_cpu(node.meta["val"], node.name)
-            piece.given[position] = level.conversion.given(node.name, node.meta["val"])
-            stands.append(piece.given[position])
-    _take(level, piece, convert_traced(level, module, stands), stands, set())
+            stand = held[position] = piece.given[position] = level.conversion.given(node.name, node.meta["val"])
+        stands.append(stand)
+    _take(level, piece, convert_traced(level, module, stands), held, set(), begin)
     return piece
 
 
-def _take(level: Level, piece: Piece, results: Any, stands: Sequence[Any], saved: set[int]) -> None:
-    """Results go to the caller where they are computed; those that are only kept stay in the arena."""
+def _take(level: Level, piece: Piece, results: Any, held: Mapping[int, Any], saved: set[int], begin: int = 0) -> None:
+    """Results go to the caller where they are computed, in the piece from node `begin` on.
+
+    Those that are arguments which the caller holds (`held`, by position) are these; those that are only kept (`saved`)
+    stay in the arena.
+    """
+    arguments = {stand: position for position, stand in held.items() if isinstance(stand, Tensor)}
     for position, each in enumerate(results):
         if not isinstance(each, Tensor):
             piece.results.append(Result(number=each))
             continue
-        if each in stands:
-            piece.results.append(Result(each, argument=stands.index(each)))
+        if each in arguments:
+            piece.results.append(Result(each, argument=arguments[each]))
             continue
         taken = position not in saved
         if taken:
             attrs = {**encode(Call((each.use(0),))), "position": position}
             name = level.conversion.names.fresh(f"take.{each.value.name}")
-            _after(level, each.value, Node(name, TAKE, (each.value,), (), attrs))
+            _after(level, each.value, Node(name, TAKE, (each.value,), (), attrs), begin)
         piece.results.append(Result(each, taken=taken))
 
 
-def _after(level: Level, value: Value, node: Node) -> None:
+def _after(level: Level, value: Value, node: Node, begin: int) -> None:
     """Put a node right behind the one that gives a value, so that nothing is kept for it."""
     nodes = level.emitter.nodes
     made = next((i for i, other in enumerate(nodes) if value in other.defs), len(nodes) - 1)
-    nodes.insert(made + 1, node)
+    nodes.insert(max(made + 1, begin), node)
 
 
 def _placeholders(module: Any) -> list[Any]:
