@@ -33,7 +33,8 @@ def write(path: str | Path, content: str | bytes, error: type[SubletError] = Sub
 
     Raises `error` when it cannot be written.
     """
-    write_parts(path, (content.encode() if isinstance(content, str) else content,), error)
+    parts = (part.encode() if isinstance(part, str) else part for part in (content,))  # what cannot be encoded is told
+    write_parts(path, parts, error)
 
 
 def write_parts(path: str | Path, parts: Iterable[Any], error: type[SubletError] = SubletError) -> None:

@@ -74,7 +74,8 @@ def content_for(value: Value, given: Any, what: str) -> Any:
     """
     spec = value.spec
     if not isinstance(spec, TensorSpec):
-        return array_of(given, what) if hasattr(given, "__dlpack__") else given
+        elsewhere = hasattr(given, "__dlpack__") and not isinstance(given, np.ndarray)  # which may hold texts
+        return array_of(given, what) if elsewhere else given
     array = fitted(spec, given if gives_memory(given) else _numbers(given, spec, what), what)
     return pack(array, spec) if packed(spec) and array.dtype != np.uint8 else array
 
