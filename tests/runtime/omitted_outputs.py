@@ -122,6 +122,9 @@ def _standard() -> Iterator[Example]:
         yield Example("MaxPool", [_numbers(1, 2, 6, 6)], 2, {"kernel_shape": [2, 2]}, opset=opset)
         yield Example("MaxPool", [_numbers(1, 16, 6, 6)], 2, {"kernel_shape": [3, 3]}, opset=opset)
     yield Example("MaxPool", [_quantized(1, 2, 6)], 2, {"kernel_shape": [2]})
+    holes = _numbers(1, 2, 6, 6)
+    holes[:, :, ::2, 1::2] = holes[:, 0, :3] = np.nan  # kernels with and without indices take it for other numbers
+    yield Example("MaxPool", [holes], 2, {"kernel_shape": [2, 2]})
     for opset in (17, 22):
         yield Example("LayerNormalization", [square, _numbers(6), _numbers(6)], 3, {}, opset=opset)
     yield Example("LayerNormalization", [square, _numbers(4, 6)], 3, {"axis": 1}, opset=17)

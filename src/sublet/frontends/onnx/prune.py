@@ -74,14 +74,15 @@ def _prune_while(node: While, needed: set[Value]) -> While:
 
 
 def _prune_outputs(node: Node, needed: set[Value]) -> tuple[Value | None, ...]:
-    """The outputs without optional ones that nobody reads (a mask, indices), unless a kernel writes them anyway."""
+    """The outputs without optional ones that nobody reads (a mask, indices), unless a kernel writes them anyway.
+
+    Their places stay: by how many a node lists ONNX Runtime picks a kernel, and that of MaxPool with indices takes NaN
+    for another number than that without.
+    """
     domain, _, op_type = node.op.removeprefix("onnx.").rpartition(".")
     given = [value is not None for value in node.inputs]
     optional = optional_outputs(node.op) - written_outputs(domain, op_type, given, len(node.outputs))
-    outputs = [None if i in optional and v not in needed else v for i, v in enumerate(node.outputs)]
-    while outputs and outputs[-1] is None:
-        outputs.pop()
-    return tuple(outputs)
+    return tuple(None if i in optional and v not in needed else v for i, v in enumerate(node.outputs))
 
 
 @lru_cache(maxsize=1024)
