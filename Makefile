@@ -63,6 +63,7 @@ fuzz: $(VENV)/.installed build/check ## generated programs, plans, models, kerne
 	$(BIN)/python -m tests.frontends.paddle.hostile --flips 10000
 	$(BIN)/python -m tests.frontends.executorch.hostile --flips 10000 --mutants 1000
 	$(BIN)/python -m tests.frontends.tflite.hostile --flips 10000
+	$(BIN)/python -m tests.frontends.pytorch.hostile --flips 10000
 	$(BIN)/python -m tests.frontends.tflite.in_tflm --networks 400
 	for kind in facts operators gradients; do \
 	  $(BIN)/python -m tests.fuzz_kernels --seconds $(or $(SECONDS),600) --kind $$kind || exit 1; done

@@ -180,7 +180,7 @@ def _judge_poisoned(program: Program, seed: int) -> str:
         right = functional(*given(seed))
         traced = make_fx(functional, tracing_mode="fake")(*args)
     pool = Pool(capture(traced, None, (), {}), args, sublet.Options(alignment=1))
-    arena = pool.take()
+    arena = pool.take().arena
     piece = pool.captured.pieces[0]
     inputs = {tensor.value.name: args[position] for position, tensor in piece.given.items()}
     sublet.run_poisoned(arena.run, inputs)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,30 +14,19 @@ from typer.testing import CliRunner
 import sublet
 from sublet.cli.app import app
 from sublet.errors import ModelError
-from sublet.frontends.torch.exported import quietly
+from tests.frontends.damage import judge_many
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from torch import nn  # noqa: E402
-
-
-class Chosen(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 16), nn.Linear(16, 3)
-
-    def forward(self, x: Any) -> Any:
-        y = torch.relu(self.first(x))
-        return self.last(torch.cond(y.sum() > 0, lambda y: y * 2, lambda y: y - 1, (y,)))
+from tests.frontends.pytorch import hostile  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
     torch.manual_seed(0)
-    module, x = Chosen().eval(), torch.randn(4, 6)
+    module, x = hostile.Chosen().eval(), torch.randn(4, 6)
     path = tmp_path_factory.mktemp("pt2") / "chosen.pt2"
-    with quietly():
-        torch.export.save(torch.export.export(module, (x,)), path)
+    path.write_bytes(hostile.saved(module, x))
     return path, module, x
 
 
@@ -55,16 +42,6 @@ def test_a_saved_program_is_planned_and_runs(saved: tuple[Path, Any, Any]) -> No
     assert json.loads(shown.stdout)["arena_bytes"] == run.arena_bytes
 
 
-def changed(path: Path, to: Path, change: Callable[[str, bytes], bytes | None]) -> Path:
-    """The archive with other contents; None leaves an entry out."""
-    with zipfile.ZipFile(path) as source, zipfile.ZipFile(to, "w", zipfile.ZIP_STORED) as target:
-        for entry in source.infolist():
-            content = change(entry.filename.partition("/")[2], source.read(entry))
-            if content is not None:
-                target.writestr(entry.filename, content)
-    return to
-
-
 def edited(name: str, old: str, new: str) -> Callable[[str, bytes], bytes]:
     def change(entry: str, content: bytes) -> bytes:
         if entry != name:
@@ -75,7 +52,7 @@ def edited(name: str, old: str, new: str) -> Callable[[str, bytes], bytes]:
     return change
 
 
-MODEL, WEIGHTS = "models/model.json", "data/weights/model_weights_config.json"
+MODEL, WEIGHTS = hostile.MODEL, hostile.WEIGHTS
 BAD = {
     "an operator that is none": (edited(MODEL, "torch.ops.aten.relu.default", "torch.hub.load.x"), "calls 'torch.hub"),
     "a pickle": (edited(WEIGHTS, '"use_pickle": false', '"use_pickle": true'), "stored as a pickle"),
@@ -89,8 +66,10 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_what_is_not_safe_is_refused(name: str, saved: tuple[Path, Any, Any], tmp_path: Path) -> None:
     change, words = BAD[name]
+    path = tmp_path / "bad.pt2"
+    path.write_bytes(hostile.changed(saved[0].read_bytes(), change))
     with pytest.raises(ModelError, match=words):
-        sublet.read_model(changed(saved[0], tmp_path / "bad.pt2", change))
+        sublet.read_model(path)
 
 
 def test_an_expression_is_never_evaluated(saved: tuple[Path, Any, Any], tmp_path: Path) -> None:
@@ -103,22 +82,16 @@ def test_an_expression_is_never_evaluated(saved: tuple[Path, Any, Any], tmp_path
         assert '{"as_int": 4}' in text
         return text.replace('{"as_int": 4}', json.dumps(expression), 1).encode()
 
+    path = tmp_path / "bad.pt2"
+    path.write_bytes(hostile.changed(saved[0].read_bytes(), change))
     with pytest.raises(ModelError, match="is open"):
-        sublet.read_model(changed(saved[0], tmp_path / "bad.pt2", change))
+        sublet.read_model(path)
     assert not Path("evaluated").exists()
 
 
-def test_damaged_files_are_one_error_each(saved: tuple[Path, Any, Any], tmp_path: Path) -> None:
-    draw, content, read = random.Random(0), saved[0].read_bytes(), 0
-    for _ in range(60):
-        damaged = bytearray(content)
-        for _ in range(draw.randint(1, 8)):
-            damaged[draw.randrange(len(damaged))] = draw.randrange(256)
-        path = tmp_path / "damaged.pt2"
-        path.write_bytes(damaged[: draw.choice([len(damaged), draw.randrange(len(damaged))])])
-        try:
-            sublet.read_model(path)
-            read += 1
-        except sublet.SubletError:
-            continue
-    assert read < 60
+def test_damaged_files_are_one_error_each() -> None:
+    assert judge_many(hostile.FILES, 60)["refused"] > 30
+
+
+def test_programs_that_lie_are_one_error_each() -> None:
+    assert set(hostile.judge_lies(16)) == {"read", "refused"}

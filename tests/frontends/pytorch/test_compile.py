@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
 
+from sublet.api.torch.flights import Arena, Flight  # noqa: E402
 from tests.frontends.pytorch.fuzz import judge  # noqa: E402
 
 F = nn.functional
@@ -105,10 +106,14 @@ def test_inference_is_one_plan() -> None:
     assert sublet.torch.report()[-1].name == "forward"
 
 
+def alive(kind: type) -> int:
+    return sum(isinstance(each, kind) for each in gc.get_objects())
+
+
 def test_calls_in_flight_have_arenas_of_their_own() -> None:
     """Forwards whose backwards come later, in any order, or never."""
     module = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Sigmoid())
-    run = compiled(module)
+    run, before = compiled(module), alive(Arena)
     xs = [torch.randn(3, 6, requires_grad=True) for _ in range(4)]
     wanted = [torch.autograd.grad(module(x).sum(), x)[0] for x in xs]
     losses = [run(x).sum() for x in xs]
@@ -118,6 +123,9 @@ def test_calls_in_flight_have_arenas_of_their_own() -> None:
         run(xs[0])  # dropped: its arena is given back
         gc.collect()
     assert torch.allclose(torch.autograd.grad(run(xs[1]).sum(), xs[1])[0], wanted[1])
+    gc.collect()
+    assert alive(Arena) - before == len(xs)  # as many as were in flight at once
+    assert alive(Flight) == 0
 
 
 def test_a_graph_that_is_kept_can_be_run_backward_again() -> None:

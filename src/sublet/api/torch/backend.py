@@ -6,10 +6,11 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from sublet.analysis.options import Options
 from sublet.api.torch.captured import capture, extents_of
-from sublet.api.torch.flights import Arena, Pool
+from sublet.api.torch.flights import Flight, Pool
 from sublet.api.torch.reporting import Compiled, note
 from sublet.base.extras import require
 from sublet.errors import SubletError
@@ -57,7 +58,7 @@ class _Pair:
         self._modules: list[Any] = []
         self._static: Collection[int] = ()
         self._pools: OrderedDict[tuple[int, ...], Pool | None] = OrderedDict()
-        self._flights: dict[int, tuple[Pool, Arena, int]] = {}
+        self._flights: WeakValueDictionary[int, Flight] = WeakValueDictionary()
 
     def inference(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
         """A forward without a backward."""
@@ -118,15 +119,16 @@ class _Pair:
         pool = self._planned(args)
         if pool is None:
             return self._modules[0](*args)  # type: ignore[no-any-return]
-        arena = pool.take()
+        flight = pool.take()
         try:
-            found = pool.run(arena, 0, args)
+            found = pool.run(flight.arena, 0, args)
         except BaseException:
-            pool.release(arena, arena.flights)
+            flight.land()
             raise
-        for position, tensor in pool.kept(arena):
+        for position, tensor in pool.kept(flight):
             found[position] = tensor
-            self._flights[tensor.data_ptr()] = (pool, arena, arena.flights)
+            if tensor.numel():
+                self._flights[tensor.data_ptr()] = flight
         return found
 
     def _run_backward(self, *args: Any) -> Sequence[Any]:
@@ -134,26 +136,23 @@ class _Pair:
         again = torch()._C._autograd._get_current_graph_task_keep_graph()
         if flight is None or again:  # who may come back for what is kept must find it as it is
             return self._modules[1](*args)  # type: ignore[no-any-return]
-        pool, arena, number = flight
-        found = pool.run(arena, 1, args)
-        pool.release(arena, number)
+        found = flight.pool.run(flight.arena, 1, args)
+        flight.land()
         return found
 
-    def _flight(self, args: Sequence[Any]) -> tuple[Pool, Arena, int] | None:
-        """The call that these arguments were kept by."""
-        for each in args:
-            found = self._flights.get(each.data_ptr()) if hasattr(each, "data_ptr") else None
-            if found is not None and found[1].taken and found[1].flights == found[2]:
-                return found
-        return None
+    def _flight(self, args: Sequence[Any]) -> Flight | None:
+        """The call that these arguments were kept by, if it is under way still."""
+        tensors = (each for each in args if hasattr(each, "data_ptr") and each.numel())
+        found = next(filter(None, (self._flights.get(each.data_ptr()) for each in tensors)), None)
+        return found if found is not None and found.land.alive else None
 
 
 def _once(pool: Pool, *args: Any) -> Sequence[Any]:
-    arena = pool.take()
+    flight = pool.take()
     try:
-        return pool.run(arena, 0, args)
+        return pool.run(flight.arena, 0, args)
     finally:
-        pool.release(arena, arena.flights)
+        flight.land()
 
 
 def _static() -> Collection[int]:

@@ -15,11 +15,10 @@ from sublet.errors import ModelError
 from sublet.frontends.torch.conversion import Conversion, Level
 from sublet.frontends.torch.exported import held
 from sublet.frontends.torch.tensors import Extents, Tensor, fixed
-from sublet.frontends.torch.traced import convert_traced
-from sublet.ir.graph import Graph, Node, Value
+from sublet.frontends.torch.traced import convert_traced, placeholders
+from sublet.ir.graph import Node, Value
 from sublet.ir.model import Model
 from sublet.ops.aten import Call, Strided, encode
-from sublet.ops.verify import verify
 from sublet.runtime.cuts import CUT
 
 
@@ -57,7 +56,7 @@ class Captured:
 def extents_of(forward: Any, args: Sequence[Any]) -> Extents:
     """What the symbols that a graph takes as arguments stand for in a call."""
     found = {}
-    for node, given in zip(_placeholders(forward), args, strict=True):
+    for node, given in zip(placeholders(forward), args, strict=True):
         symbol = getattr(getattr(node.meta["val"], "node", None), "expr", None)
         if getattr(symbol, "is_Symbol", False):
             found[symbol] = int(given)
@@ -74,7 +73,7 @@ def capture(forward: Any, backward: Any | None, static: Collection[int], extents
     level = conversion.root()
     first, weights = Piece(), {}
     stands: list[Any] = []
-    for position, node in enumerate(_placeholders(forward)):
+    for position, node in enumerate(placeholders(forward)):
         fake = node.meta["val"]
         if not hasattr(fake, "stride"):
             stands.append(fixed(fake, extents, node.name))
@@ -95,18 +94,14 @@ def capture(forward: Any, backward: Any | None, static: Collection[int], extents
         known = dict(zip(names, zip(results, first.results, strict=True), strict=True))
         pieces.append(_backward(level, backward, known))
     inputs = [each.value for piece in pieces for each in piece.given.values()]
-    graph = Graph(
-        conversion.where, tuple(inputs), tuple(level.emitter.nodes), (),
-        (*conversion.weights, *conversion.literals.added),
-    )  # fmt: skip
-    verify(graph)
+    graph = level.whole_program(inputs, ())
     own = {value: tensor for value, tensor in conversion.weights.items() if value not in weights.values()}
     return Captured(Model(graph, weights=held(own)), tuple(pieces), weights)
 
 
 def _saved(names: Sequence[Any], backward: Any | None) -> set[int]:
     """The positions of what is only kept for the backward: as many at the end as that takes of the forward's."""
-    wanted = [node.name for node in _placeholders(backward)] if backward is not None else []
+    wanted = [node.name for node in placeholders(backward)] if backward is not None else []
     count = sum(name in names for name in wanted)
     return set(range(len(names) - count, len(names)))
 
@@ -115,7 +110,7 @@ def _backward(level: Level, module: Any, known: Mapping[Any, tuple[Any, Result]]
     piece, stands = Piece(), []
     held: dict[int, Any] = {}
     begin = len(level.emitter.nodes)
-    for position, node in enumerate(_placeholders(module)):
+    for position, node in enumerate(placeholders(module)):
         if node.name in known:
             stand, result = known[node.name]
             if result.argument is not None:
@@ -155,10 +150,6 @@ def _after(level: Level, value: Value, node: Node, begin: int) -> None:
     nodes = level.emitter.nodes
     made = next((i for i, other in enumerate(nodes) if value in other.defs), len(nodes) - 1)
     nodes.insert(max(made + 1, begin), node)
-
-
-def _placeholders(module: Any) -> list[Any]:
-    return [node for node in module.graph.nodes if node.op == "placeholder"]
 
 
 def _output(module: Any) -> Sequence[Any]:

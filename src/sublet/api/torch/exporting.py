@@ -12,7 +12,7 @@ from typing import Any
 
 from sublet.base.extras import require
 from sublet.errors import ModelError
-from sublet.frontends.torch.exported import from_exported, quietly
+from sublet.frontends.torch.exported import first_line, from_exported, quietly
 from sublet.ir.model import Model
 
 __all__ = ["from_torch"]
@@ -40,11 +40,5 @@ def from_torch(source: Any, example: Sequence[Any] = (), kwargs: Mapping[str, An
         with quietly():
             program = t.export.export(source, tuple(example), dict(kwargs or {}))
     except Exception as error:  # whatever tracing a program of somebody else's meets
-        raise ModelError(f"{type(source).__name__}: torch.export refuses it: {_first(error)}") from error
+        raise ModelError(f"{type(source).__name__}: torch.export refuses it: {first_line(error)}") from error
     return from_exported(program, type(source).__name__)
-
-
-def _first(error: Exception) -> str:
-    """The first line that an error has, and its type."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"

@@ -11,28 +11,29 @@ from typing import Any
 import numpy as np
 
 from sublet.analysis.options import Options
-from sublet.api.binding import equipped
-from sublet.api.torch.captured import Captured
+from sublet.api.binding import Equipped, equipped
+from sublet.api.torch.captured import Captured, Result
 from sublet.api.torch.taking import Taking
-from sublet.frontends.torch.exported import held
+from sublet.frontends.torch.exported import Held, held
 from sublet.frontends.torch.tensors import Tensor
-from sublet.ir.graph import Node
+from sublet.ir.graph import Value
+from sublet.ops.aten import PREFIX
 from sublet.plan import MemoryPlan
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.backends.torch.backend import AtenKernel, over, seen
 from sublet.runtime.cuts import Cuts
 from sublet.runtime.executable import Executable
+from sublet.runtime.kernel import Backend
 from sublet.runtime.pieces import Pieces
 
 
-@dataclass
+@dataclass(eq=False)
 class Arena:
     """One arena with the program bound to it.
 
     results  what a run gives, by position
     places   for each piece where what it is given goes, by position
     bound    where the weights are, by position
-    flights  how many calls began in it; `taken` says that one is under way
     """
 
     run: Executable
@@ -40,8 +41,18 @@ class Arena:
     pieces: Pieces
     places: tuple[dict[int, Any], ...]
     bound: dict[int, int]
-    flights: int = 0
-    taken: bool = False
+
+
+class Flight:
+    """A call under way in an arena, which is no other call's until this one has landed.
+
+    It lands by `land`, and when nobody holds it any more: what stays in the arena for a backward holds it.
+    """
+
+    def __init__(self, pool: Pool, arena: Arena) -> None:
+        self.pool, self.arena = pool, arena
+        self.land = weakref.finalize(self, pool.release, arena)
+        self.land.atexit = False
 
 
 class Pool:
@@ -51,42 +62,41 @@ class Pool:
         contents = held({value: args[position] for position, value in captured.weights.items()})
         self.captured = replace(captured, model=replace(captured.model, weights={**captured.model.weights, **contents}))
         self._lock = Lock()
-        self._arenas: list[Arena] = []
-        ready = equipped(self.captured.model, backend=self._backends(Taking()), optimize="none")
+        self._free: list[Arena] = []
+        taking, ready = self._equipped()
         self.plan: MemoryPlan = plan_memory(ready.model, options)
-        self.copied = _copied(captured)
+        self._free.append(self._made(taking, ready))
+        self.copied = tuple(
+            (node.op, sum(value.nbytes for value in node.defs))
+            for node in captured.model.graph.walk()
+            if node.op.startswith(PREFIX) and AtenKernel(node).allocates
+        )
+        """The operators whose results PyTorch allocates, with their bytes."""
 
-    def __len__(self) -> int:
-        return len(self._arenas)
-
-    @staticmethod
-    def _backends(taking: Taking) -> list[Any]:
-        return [taking, Cuts(), "torch", "numpy", "reference"]
-
-    def take(self) -> Arena:
-        """An arena that no call is in."""
+    def take(self) -> Flight:
+        """A call in an arena that no other is in."""
         with self._lock:
-            for arena in self._arenas:
-                if not arena.taken:
-                    break
-            else:
-                arena = self._made()
-                self._arenas.append(arena)
-            arena.taken = True
-            arena.flights += 1
-            return arena
+            arena = self._free.pop() if self._free else self._made(*self._equipped())
+        return Flight(self, arena)
 
-    def release(self, arena: Arena, flight: int) -> None:
-        """Give the arena of a flight back, once."""
-        if arena.flights == flight:
-            arena.taken = False
+    def release(self, arena: Arena) -> None:
+        """The arena is free for another call."""
+        self._free.append(arena)
 
-    def _made(self) -> Arena:
+    def _equipped(self) -> tuple[Taking, Equipped]:
         taking = Taking()
-        ready = equipped(self.captured.model, backend=self._backends(taking), optimize="none", plan=self.plan)
-        run = ready.bound(ready.proven(self.plan), None)
-        addresses = {at: _address(self.captured, value) for at, value in self.captured.weights.items()}
+        backends: list[str | Backend] = [taking, Cuts(), "torch", "numpy", "reference"]
+        return taking, equipped(self.captured.model, backend=backends, optimize="none")
+
+    def _made(self, taking: Taking, ready: Equipped) -> Arena:
+        run = ready.bound(self.plan)
+        addresses = {at: self._held(value).tensor.data_ptr() for at, value in self.captured.weights.items()}
         return Arena(run, taking.taken, *self._tied(run), addresses)
+
+    def _held(self, value: Value) -> Held:
+        found = self.captured.model.weights[value.name]
+        assert isinstance(found, Held)
+        return found
 
     def _tied(self, run: Executable) -> tuple[Pieces, tuple[dict[int, Any], ...]]:
         """The program of an executable as pieces, and where these take what they are given from."""
@@ -110,62 +120,35 @@ class Pool:
         """Use weights where they are now, if that is elsewhere than at the last call."""
         moved = {at: args[at] for at, address in arena.bound.items() if args[at].data_ptr() != address}
         for position, tensor in moved.items():
-            value = self.captured.weights[position]
-            arena.run.bind(value.name, held({value: tensor})[value.name].array())
+            name = self.captured.weights[position].name
+            arena.run.bind(name, replace(self._held(self.captured.weights[position]), tensor=tensor).array())
             arena.bound[position] = tensor.data_ptr()
         if moved:
             arena.pieces, arena.places = self._tied(arena.run)
 
-    def kept(self, arena: Arena) -> list[tuple[int, Any]]:
-        """Tensors over what stays in the arena after the first piece, by position.
-
-        The arena is released when nobody holds any of them.
-        """
-        holder = _Holder()
-        weakref.finalize(holder, self.release, arena, arena.flights)
+    def kept(self, flight: Flight) -> list[tuple[int, Any]]:
+        """Tensors over what stays in the arena after the first piece, by position; they hold the flight."""
         return [
-            (position, _aliased(arena.pieces.array(result.tensor.value), result.tensor, holder))
+            (position, _over(flight.arena.pieces, result.tensor, flight))
             for position, result in enumerate(self.captured.pieces[0].results)
             if result.tensor is not None and result.argument is None and not result.taken
         ]
 
 
-class _Holder:
-    """Lives as long as any array that was made over an arena."""
+class _Holding(np.ndarray):
+    """An array that holds a flight."""
+
+    flight: Flight | None = None
 
 
-class _Held(np.ndarray):
-    """An array that holds something else too."""
-
-    holder: Any = None
-
-
-def _aliased(array: Any, tensor: Tensor, holder: _Holder) -> Any:
-    held = array.view(_Held)
-    held.holder = holder
-    return seen(over(held), None if tensor.is_whole else tensor.layout)
+def _over(pieces: Pieces, tensor: Tensor, flight: Flight | None = None) -> Any:
+    """A tensor of PyTorch's over its bytes in the arena."""
+    array = pieces.array(tensor.value).view(_Holding)
+    array.flight = flight
+    return seen(over(array), tensor.strides)
 
 
-def _over(pieces: Pieces, tensor: Tensor) -> Any:
-    return seen(over(pieces.array(tensor.value)), None if tensor.is_whole else tensor.layout)
-
-
-def _result(result: Any, position: int, args: Sequence[Any], arena: Arena) -> Any:
+def _result(result: Result, position: int, args: Sequence[Any], arena: Arena) -> Any:
     if result.taken:
         return arena.results[position]
     return args[result.argument] if result.argument is not None else result.number
-
-
-def _address(captured: Captured, value: Any) -> int:
-    address: int = captured.model.weights[value.name].tensor.data_ptr()  # type: ignore[attr-defined]
-    return address
-
-
-def _copied(captured: Captured) -> tuple[tuple[str, int], ...]:
-    """The operators whose results PyTorch allocates, with their bytes."""
-    found = [node for node in captured.model.graph.walk() if node.op.startswith("aten.") and _allocates(node)]
-    return tuple((node.op, sum(value.nbytes for value in node.defs)) for node in found)
-
-
-def _allocates(node: Node) -> bool:
-    return AtenKernel(node).allocates

@@ -16,6 +16,7 @@ from typing import Any
 
 from sublet.base.extras import require
 from sublet.errors import ModelError
+from sublet.frontends.torch.exported import first_line
 from sublet.frontends.torch.tensors import torch
 
 ALLOWED = re.compile(
@@ -31,13 +32,18 @@ MOST_JSON = 64 << 20
 KINDS = {"weights": "model_weights_config.json", "constants": "model_constants_config.json"}
 
 
+DAMAGED = (OSError, EOFError, zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, OverflowError)
+"""What zipfile raises for archives that are none: names that are no text, packed or locked entries, sizes that lie."""
+
+
 def read_archive(path: Path) -> Any:
     """The program in a file, as an ExportedProgram. Raises ModelError for a file that is none, or is not safe."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            return _program(_Entries(archive, path.name))
-    except (OSError, zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+        archive = zipfile.ZipFile(path)
+    except DAMAGED as error:
         raise ModelError(f"{path}: cannot be read as a .pt2 file: {error}") from None
+    with archive:
+        return _program(_Entries(archive, path.name))
 
 
 class _Entries:
@@ -56,7 +62,10 @@ class _Entries:
             raise ModelError(f"{self.where}: {name} is compressed, which torch.export.save does not do")
         if most is not None and entry.file_size > most:
             raise ModelError(f"{self.where}: {name} has {entry.file_size} bytes; more than {most} are not read")
-        return self._archive.read(entry)
+        try:
+            return self._archive.read(entry)
+        except DAMAGED as error:
+            raise ModelError(f"{self.where}: {name} cannot be read: {error}") from None
 
     def json_of(self, name: str) -> Any:
         """The content of an entry in JSON."""
@@ -76,8 +85,7 @@ def _program(entries: _Entries) -> Any:
     try:
         return serialize.deserialize(artifact)
     except Exception as error:  # whatever PyTorch's reader makes of a program that is none
-        words = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(f"{entries.where}: PyTorch cannot read the program: {words[:200]}") from None
+        raise ModelError(f"{entries.where}: PyTorch cannot read the program: {first_line(error)}") from None
 
 
 def _records(found: Any, where: str, depth: int = 0) -> Iterator[dict[str, Any]]:
@@ -104,7 +112,8 @@ def _safe(record: dict[str, Any], where: str) -> None:
 
 
 def _tensors(entries: _Entries, kind: str, config: str) -> Iterator[tuple[str, Any]]:
-    payloads = entries.json_of(f"data/{kind}/{config}").get("config")
+    record = entries.json_of(f"data/{kind}/{config}")
+    payloads = record.get("config") if isinstance(record, dict) else None
     if not isinstance(payloads, dict):
         raise ModelError(f"{entries.where}: data/{kind}/{config} lists no tensors")
     for name, payload in payloads.items():

@@ -11,6 +11,7 @@ from sublet.frontends.torch.tensors import Extents, Tensor, spec_and_layout
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.aten import AS_STRIDED, Argument, Call, Named, Strided, encode
 from sublet.ops.emitter import Emitter, Literals, Names
+from sublet.ops.verify import verify
 from sublet.tensor import DType, TensorSpec
 
 NUMBERS = (bool, int, float, str)
@@ -78,7 +79,7 @@ class Level:
         for i, fake in enumerate(results):
             hint = name if i == 0 else f"{name}.{i}"
             outputs.append(None if fake is None else self.conversion.given(hint, fake))
-        layouts = tuple(None if made is None or made.is_whole else made.layout for made in outputs)
+        layouts = tuple(None if made is None else made.strides for made in outputs)
         values = tuple(None if made is None else made.value for made in outputs)
         attrs = encode(Call(call_args, call_kwargs, layouts))
         node = Node(self.conversion.names.fresh(name), op, tuple(inputs), values, attrs, source)
@@ -89,24 +90,33 @@ class Level:
         """A row-major tensor of its own value with the same elements, which may be the same bytes."""
         if tensor.is_whole:
             return tensor
-        name = self.conversion.names.fresh(f"{tensor.value.name}.dense")
         spec = TensorSpec(tensor.spec.dtype, tensor.layout.size)
-        value = Value(name, spec)
-        attrs = encode(Call((tensor.use(0),), (), (None,)))
-        self.emitter.nodes.append(Node(name, AS_STRIDED, (tensor.value,), (value,), attrs, source))
-        return Tensor(value, Strided.contiguous(spec.shape))
+        return self._copied(tensor, "dense", spec, Strided.contiguous(spec.shape), source)
 
     def like(self, tensor: Tensor, home: Tensor) -> Tensor:
         """A tensor with the same elements that lies as another one does."""
         if tensor.spec == home.spec and tensor.layout.normal == home.layout.normal:
             return tensor
-        name = self.conversion.names.fresh(f"{tensor.value.name}.new")
-        value = Value(name, home.spec)
-        layout = None if home.is_whole else home.layout
-        self.emitter.nodes.append(
-            Node(name, AS_STRIDED, (tensor.value,), (value,), encode(Call((tensor.use(0),), (), (layout,))))
-        )
-        return Tensor(value, home.layout)
+        return self._copied(tensor, "new", home.spec, home.layout)
+
+    def _copied(self, tensor: Tensor, hint: str, spec: TensorSpec, layout: Strided, source: str = "") -> Tensor:
+        """A value with the elements of a tensor, laid out so; it may be the same bytes."""
+        name = self.conversion.names.fresh(f"{tensor.value.name}.{hint}")
+        made = Tensor(Value(name, spec), layout)
+        attrs = encode(Call((tensor.use(0),), (), (made.strides,)))
+        self.emitter.nodes.append(Node(name, AS_STRIDED, (tensor.value,), (made.value,), attrs, source))
+        return made
+
+    def whole_program(
+        self, inputs: Sequence[Value], outputs: Sequence[Value], updates: Sequence[tuple[Value, Value]] = ()
+    ) -> Graph:
+        """The nodes of this level as the graph of the whole program, verified."""
+        conversion = self.conversion
+        weights = (*conversion.weights, *conversion.literals.added)
+        nodes = tuple(self.emitter.nodes)
+        graph = Graph(conversion.where, tuple(inputs), nodes, tuple(outputs), weights, tuple(updates))
+        verify(graph)
+        return graph
 
     def graph(self, hint: str, inputs: Sequence[Value], outputs: Sequence[Value]) -> Graph:
         """The nodes of this level as a graph."""

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
-from numpy.typing import NDArray
-
+from sublet.base.arrays import Array, array_of
 from sublet.errors import ModelError
 from sublet.frontends.torch.conversion import Conversion
-from sublet.frontends.torch.tensors import Tensor, torch
-from sublet.frontends.torch.traced import convert_traced
-from sublet.ir.graph import Graph, Value
+from sublet.frontends.torch.tensors import Tensor
+from sublet.frontends.torch.traced import convert_traced, placeholders
+from sublet.ir.graph import Value
 from sublet.ir.model import Model
-from sublet.ops.verify import verify
 
 
 @dataclass(frozen=True)
@@ -27,20 +24,11 @@ class Held:
     tensor: Any
     shape: tuple[int, ...]
 
-    def array(self) -> NDArray[Any]:
+    def array(self) -> Array:
         """The elements in the order in which they lie in memory."""
-        t, flat = torch(), self.tensor.detach()
+        flat = self.tensor.detach()
         order = sorted(range(flat.dim()), key=lambda axis: -flat.stride(axis))
-        dense = flat.permute(order).contiguous().reshape(self.shape)
-        if dense.dtype == t.bfloat16:
-            found: NDArray[Any] = dense.view(t.int16).numpy().view(ml_dtypes.bfloat16)
-            return found
-        if dense.dtype.is_floating_point and dense.dtype.itemsize == 1:
-            name = str(dense.dtype).removeprefix("torch.")
-            found = dense.view(t.uint8).numpy().view(getattr(ml_dtypes, name))
-            return found
-        found = dense.numpy()
-        return found
+        return array_of(flat.permute(order).contiguous().reshape(self.shape), "a weight")
 
 
 def from_exported(program: Any, where: str = "program") -> Model:
@@ -48,17 +36,19 @@ def from_exported(program: Any, where: str = "program") -> Model:
 
     Raises ModelError for what cannot be planned, with the line of the user's program.
     """
-    with quietly():
-        program = program.run_decompositions({})  # as far as `torch.export` takes composite operators apart by itself
+    try:
+        with quietly():
+            program = program.run_decompositions({})  # as far as torch.export takes composite operators apart by itself
+    except Exception as error:  # whatever PyTorch makes of a program that a file has made up
+        raise ModelError(f"{where}: PyTorch cannot take the program apart: {first_line(error)}") from error
     conversion = Conversion(where=where)
     level = conversion.root()
     signature = program.graph_signature
     contents = {**program.state_dict, **program.constants}
-    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     given: list[Any] = []
     inputs: dict[str, Tensor] = {}
     homes: dict[str, Tensor] = {}
-    for spec, node in zip(signature.input_specs, placeholders, strict=True):
+    for spec, node in zip(signature.input_specs, placeholders(program), strict=True):
         fake = node.meta.get("val")
         kind = spec.kind.name
         if kind == "USER_INPUT":
@@ -81,17 +71,23 @@ def from_exported(program: Any, where: str = "program") -> Model:
             home = homes[spec.target]
             updates.append((home.value, level.like(result, home).value))
         elif kind == "USER_OUTPUT" and isinstance(result, Tensor):
-            outputs[f"{spec.arg.name}.{len(outputs)}" if spec.arg.name in outputs else spec.arg.name] = level.whole(
-                result
-            ).value
+            name = spec.arg.name if spec.arg.name not in outputs else f"{spec.arg.name}.{len(outputs)}"
+            outputs[name] = level.whole(result).value
         elif kind != "USER_OUTPUT":
             raise ModelError(f"{where}: the output {spec.arg} is a {kind.lower()}, which cannot be planned")
-    return _model(conversion, level.emitter.nodes, inputs, outputs, updates)
+    graph = level.whole_program([each.value for each in inputs.values()], list(outputs.values()), updates)
+    return Model(graph, weights=held(conversion.weights), inputs=tuple(inputs), outputs=tuple(outputs))
 
 
 def held(tensors: Mapping[Value, Any]) -> dict[str, Held]:
     """Tensors of PyTorch's as the contents of weights."""
     return {value.name: Held(each, value.spec.shape) for value, each in tensors.items()}  # type: ignore[union-attr]
+
+
+def first_line(error: Exception) -> str:
+    """The type of an error of PyTorch's, and the first line of what it says."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
 
 
 @contextmanager
@@ -100,19 +96,3 @@ def quietly() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def _model(
-    conversion: Conversion,
-    nodes: Sequence[Any],
-    inputs: Mapping[str, Tensor],
-    outputs: Mapping[str, Value],
-    updates: Sequence[tuple[Value, Value]],
-) -> Model:
-    weights = (*conversion.weights, *conversion.literals.added)
-    graph = Graph(
-        conversion.where, tuple(each.value for each in inputs.values()), tuple(nodes), tuple(outputs.values()),
-        weights, tuple(updates),
-    )  # fmt: skip
-    verify(graph)
-    return Model(graph, weights=held(conversion.weights), inputs=tuple(inputs), outputs=tuple(outputs))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from sublet.base.arrays import NAMES
 from sublet.base.extras import require
 from sublet.errors import ModelError
 from sublet.ir.graph import Value
@@ -24,14 +25,9 @@ SHORT = {
     "uint32": DType.U32,
     "uint64": DType.U64,
     "float16": DType.F16,
-    "bfloat16": DType.BF16,
     "float32": DType.F32,
     "float64": DType.F64,
-    "float8_e4m3fn": DType.F8E4M3FN,
-    "float8_e4m3fnuz": DType.F8E4M3FNUZ,
-    "float8_e5m2": DType.F8E5M2,
-    "float8_e5m2fnuz": DType.F8E5M2FNUZ,
-    "float8_e8m0fnu": DType.F8E8M0FNU,
+    **{name: dtype for dtype, name in NAMES.items()},
 }
 """Types of elements by PyTorch's names."""
 
@@ -57,9 +53,14 @@ class Tensor:
         spec = self.value.spec
         return isinstance(spec, TensorSpec) and self.layout.size == spec.shape and self.layout.is_contiguous
 
+    @property
+    def strides(self) -> Strided | None:
+        """The layout, None for the whole value."""
+        return None if self.is_whole else self.layout
+
     def use(self, position: int) -> Use:
         """It as an argument of a node that has the value as input at this position."""
-        return Use(position, None if self.is_whole else self.layout)
+        return Use(position, self.strides)
 
     @property
     def spec(self) -> TensorSpec:

@@ -34,6 +34,11 @@ def convert_traced(level: Level, module: Any, given: Sequence[Any]) -> Any:
     raise ModelError(f"{level.conversion.where}: a graph without an output")
 
 
+def placeholders(module: Any) -> list[Any]:
+    """The nodes of a traced module that stand for its arguments, in order."""
+    return [node for node in module.graph.nodes if node.op == "placeholder"]
+
+
 def where(node: Any) -> str:
     """The line of the user's program that a node comes from, or its name."""
     trace = node.meta.get("stack_trace") or ""

@@ -14,7 +14,9 @@ from typing import Any
 from sublet.errors import RunError
 from sublet.ir.graph import Node
 from sublet.ops.aten import AS_STRIDED, PREFIX, Argument, Named, Strided, Use, decode
+from sublet.ops.aten import Call as Arguments
 from sublet.ops.aten.dialect import COPIES, Facts, facts
+from sublet.runtime.backends.torch.bound import Bound
 from sublet.runtime.backends.torch.kernel import Tensor, tensor_over, torch
 from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Array, Call, Cell, Operand
@@ -36,11 +38,13 @@ class AtenKernel:
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         """One call of torch's. Raises RunError for an operator that this PyTorch has not."""
         call = decode(self.node)
-        given = [over(operand) for operand in inputs]
         results: list[Tensor] = [
             None if operand is None else seen(over(operand), layout)
             for operand, layout in zip(outputs, call.outputs, strict=True)
         ]
+        return Bound(self._call(call, [over(operand) for operand in inputs], results), results, self.node)
+
+    def _call(self, call: Arguments, given: Sequence[Tensor], results: Sequence[Tensor]) -> Call:
         args = [_argument(argument, given) for argument in call.args]
         kwargs = {name: _argument(argument, given) for name, argument in call.kwargs}
         if self.node.op in (AS_STRIDED, *COPIES):  # elements of another type are converted on the way

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from sublet.errors import RunError
 from sublet.ir.graph import Node, Value
 from sublet.ops.aten import PREFIX as ATEN
 from sublet.ops.nn import FAMILIES, command
 from sublet.ops.nn.command import PREFIX, spec_of
 from sublet.runtime.backends.torch.aten import AtenKernel, over, seen
+from sublet.runtime.backends.torch.bound import Bound
 from sublet.runtime.backends.torch.kernel import Calling, Fast, tensor_over, torch
-from sublet.runtime.calls import InTurn, in_turn
+from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Array, Call, Compute, Kernel, Operand
 from sublet.tensor import DType
 
-__all__ = ["KERNELS", "AtenKernel", "Bound", "Torch", "over", "seen"]
+__all__ = ["KERNELS", "AtenKernel", "Torch", "over", "seen"]
 
 KERNELS: Mapping[str, Fast] = {
     name: fast for family in FAMILIES for name, fast in import_module(f"{__package__}.{family}").KERNELS.items()
@@ -42,7 +42,7 @@ class Torch:
         if not all(value.plannable for value in (*node.uses, *node.defs)):
             return None
         if node.op.startswith(ATEN):
-            return _Watched(node)
+            return AtenKernel(node)
         if not node.op.startswith(PREFIX):
             return None
         fast = KERNELS.get(node.op.removeprefix(PREFIX))
@@ -95,71 +95,3 @@ class _TorchKernel:
                 call()
 
         return compute
-
-
-@dataclass(frozen=True)
-class _Watched(AtenKernel):
-    """An operator of ATen's, whose results must lie where they were planned."""
-
-    def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
-        results = list(map(over, outputs))
-        return Bound(super().bind(inputs, outputs, scratch), results, self.node)
-
-
-class Bound:
-    """A call of torch's; neighbours run as one, in one inference mode.
-
-    ATen moves a result elsewhere when its place has another shape than it thinks right: the first run watches that.
-    """
-
-    __slots__ = ("call", "node", "results")
-
-    def __init__(self, call: Call, results: Sequence[Any], node: Node) -> None:
-        self.call = call
-        self.node = node
-        self.results = [(result, result.data_ptr(), result.shape) for result in results if result is not None]
-
-    def __call__(self) -> None:
-        with torch().inference_mode():
-            self.call()
-        self.verify()
-
-    def verify(self) -> None:
-        """Raise RunError unless every result still lies where it was planned."""
-        for result, address, shape in self.results:
-            if result.data_ptr() != address or result.shape != shape:
-                raise RunError(f"node {self.node.name}, {self.node.op}: PyTorch did not write where it was told")
-
-    def joined(self, following: Sequence[Call]) -> tuple[Call, int]:
-        """One call for this one and all of the following that are torch's too."""
-        bounds = [self]
-        for other in following:
-            if not isinstance(other, Bound):
-                break
-            bounds.append(other)
-        return _Joined(bounds), len(bounds) - 1
-
-
-class _Joined(InTurn):
-    """Neighbours as one call."""
-
-    __slots__ = ("inference_mode", "watched")
-
-    def __init__(self, bounds: Sequence[Bound]) -> None:
-        super().__init__([bound.call for bound in bounds])
-        self.inference_mode = torch().inference_mode
-        self.watched = list(bounds)
-
-    def patch(self, number: int, call: Call) -> bool:
-        """See `kernel.Patchable`."""
-        if not isinstance(call, Bound):
-            return False
-        self.calls[number] = call.call
-        self.watched.append(call)
-        return True
-
-    def __call__(self) -> None:
-        with self.inference_mode():
-            super().__call__()
-        while self.watched:
-            self.watched.pop().verify()
