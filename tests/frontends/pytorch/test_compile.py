@@ -107,6 +107,7 @@ def test_inference_is_one_plan() -> None:
 
 
 def alive(kind: type) -> int:
+    gc.collect()
     return sum(isinstance(each, kind) for each in gc.get_objects())
 
 
@@ -123,7 +124,6 @@ def test_calls_in_flight_have_arenas_of_their_own() -> None:
         run(xs[0])  # dropped: its arena is given back
         gc.collect()
     assert torch.allclose(torch.autograd.grad(run(xs[1]).sum(), xs[1])[0], wanted[1])
-    gc.collect()
     assert alive(Arena) - before == len(xs)  # as many as were in flight at once
     assert alive(Flight) == 0
 
