@@ -12,11 +12,9 @@ from sublet.dynamic.eager import Eager, number_type
 from sublet.dynamic.programs import WRITTEN, Written
 from sublet.dynamic.storage import Storage
 from sublet.dynamic.tensor import Computing, EagerTensor, Inner, Owner, not_known
-from sublet.errors import SpecError, SubletError
 from sublet.ir.graph import Value
 from sublet.nn.graph import as_array
 from sublet.nn.levels import Level, Levels
-from sublet.nn.lines import at_line, user_line
 from sublet.nn.tensor import Tensor
 from sublet.ops.emitter import Emitter, Literals, Names
 from sublet.tensor import DType, TensorSpec
@@ -87,17 +85,7 @@ class Block(Levels):
 
     def apply(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[Tensor, ...]:
         """The outputs of a command, written at the innermost level."""
-        emit = self.emit
-        kinds = [given.dtype for given in inputs if isinstance(given, Tensor)]
-        like = next((kind for kind in kinds if kind is not DType.BOOL), None)
-        values = [self._operand(given, like) for given in inputs]
-        emit.source = user_line()
-        try:
-            made = emit.several(op, *values, **attrs)
-        except SubletError as error:
-            named = "" if str(error).startswith(op) else f"{op}: "
-            raise SpecError(at_line(f"{named}{error}")) from None
-        return tuple(self.tensor(value) for value in made)
+        return tuple(self.tensor(value) for value in self.write(op, inputs, attrs, self._operand))
 
     def _operand(self, given: Any, like: DType | None) -> Value | None:
         if given is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any
@@ -21,7 +21,7 @@ from sublet.dynamic.weights import Weights
 from sublet.errors import GradientError, RunError, SpecError
 from sublet.ir.graph import Graph as Plain
 from sublet.ir.model import Model
-from sublet.nn.control import Branch, Loop
+from sublet.nn.controlled import Controlled
 from sublet.nn.graph import RUN
 from sublet.nn.lines import at_line
 from sublet.nn.naming import Named
@@ -38,11 +38,12 @@ NN_BACKENDS = ("torch", "reference")
 """Those that compute commands."""
 
 
-class DynamicGraph:
+class DynamicGraph(Controlled):
     """Computes each command at once, and records what gradients may ask for [NNC: dynamic graph].
 
     Commands, layers, operators and optimisers are those of `sublet.Graph`. A tensor can be looked at as soon as it is
     made: `float(loss)`, `if x.sum() > 0:`, `print(x)`, `x.numpy()`. What nobody holds and no gradient needs is freed.
+    The body of a loop or branch is written, not computed: it is one command, computed when it is over.
     `jit` remembers what a function does, and does it by a proven plan from then on.
     `backend` is as for `sublet.compile`; `plans` is the number of plans that are kept. `training` is what layers and
     modules ask for that differ in use; see `evaluation` too. It is for one thread at a time.
@@ -233,15 +234,6 @@ class DynamicGraph:
         """0: every call of a module has a key of random numbers of its own."""
         return 0
 
-    @contextmanager
-    def evaluation(self) -> Iterator[None]:
-        """Inside, layers compute as in use: running statistics normalise, nothing is dropped."""
-        before, self.training = self.training, False
-        try:
-            yield
-        finally:
-            self.training = before
-
     def after(self, target: Tensor) -> Tensor:
         """What a parameter or state holds: itself, for updates happen at once."""
         return target
@@ -254,27 +246,6 @@ class DynamicGraph:
     def prefix(self) -> str:
         """What names begin with here: the scopes that are open."""
         return self._declared.prefix
-
-    def while_(
-        self,
-        carried: Mapping[str, Tensor] | None = None,
-        *,
-        over: Mapping[str, Tensor] | None = None,
-        rounds: int | None = None,
-        max_trips: int | None = None,
-        backwards: bool = False,
-        name: str = "loop",
-    ) -> Loop:
-        """A loop that is one command: `with d.while_({"h": h0}, over={"x": xs}) as loop: ... loop.next(h=...)`.
-
-        It is as `sublet.Graph.while_`. Its body is written, not computed; the loop is computed when it is over.
-        """
-        return Loop(self._written(), dict(carried or {}), dict(over or {}), rounds, max_trips, backwards, name)
-
-    def case_of(self, index: Tensor, fallback: Sequence[Tensor] = (), name: str = "case") -> Branch:
-        """A branch that is one command, as `sublet.Graph.case_of`: of its arms only the one that is taken is computed,
-        when it is over."""
-        return Branch(self._written(), index, tuple(fallback), name)
 
     def _written(self) -> Block:
         """What the next loop or branch is written in: the one around it, or one of its own."""

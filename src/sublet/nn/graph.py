@@ -5,7 +5,7 @@ Every node remembers the line of the user's program that made it, and every mist
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import index as integer
 from typing import Any
@@ -19,9 +19,9 @@ from sublet.ir import graph as ir
 from sublet.ir.graph import Value
 from sublet.ir.model import Constant, Model
 from sublet.nn.content import Array, Content, Drawn
-from sublet.nn.control import Branch, Loop
+from sublet.nn.controlled import Controlled
 from sublet.nn.levels import Levels
-from sublet.nn.lines import at_line, user_line
+from sublet.nn.lines import at_line
 from sublet.nn.naming import Named, Naming
 from sublet.nn.tensor import Operand, Tensor, dtype_of
 from sublet.ops.emitter import Emitter, Literals, Names
@@ -40,7 +40,7 @@ RUN = 1 << 32
 """How far the key of random numbers goes on with each run: adding a number of rounds to it meets no other run's."""
 
 
-class Graph:
+class Graph(Controlled):
     """A graph that is being written [NNC: symbolic graph].
 
     `training` is what layers and modules ask for that differ in use: normalisation, dropout; see `evaluation` too.
@@ -191,17 +191,7 @@ class Graph:
 
         Raises SpecError, which begins with the user's line, when the command does not take such inputs.
         """
-        emit = self.emit
-        kinds = [given.dtype for given in inputs if isinstance(given, Tensor)]
-        like = next((kind for kind in kinds if kind is not DType.BOOL), None)
-        values = [self._operand(given, like) for given in inputs]
-        emit.source = user_line()
-        try:
-            made = emit.several(op, *values, **attrs)
-        except SubletError as error:
-            named = "" if str(error).startswith(op) else f"{op}: "
-            raise SpecError(at_line(f"{named}{error}")) from None
-        return tuple(self._levels.tensor(value) for value in made)
+        return tuple(self._levels.tensor(value) for value in self._levels.write(op, inputs, attrs, self._operand))
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
@@ -231,15 +221,6 @@ class Graph:
         return self._naming.repeated
 
     @contextmanager
-    def evaluation(self) -> Iterator[None]:
-        """Inside, layers are written as in use: running statistics normalise, nothing is dropped."""
-        before, self.training = self.training, False
-        try:
-            yield
-        finally:
-            self.training = before
-
-    @contextmanager
     def whole(self) -> Iterator[None]:
         """What is written inside is taken back when it ends by an error: nodes, declarations, outputs and updates."""
         emit, nodes = self.emit, list(self.emit.nodes)
@@ -263,32 +244,8 @@ class Graph:
         """A name for a scope that has not been open yet: `name`, `name_2`, `name_3`, ..."""
         return self._naming.unused(self.emit.scope, name)
 
-    def while_(
-        self,
-        carried: Mapping[str, Tensor] | None = None,
-        *,
-        over: Mapping[str, Tensor] | None = None,
-        rounds: int | None = None,
-        max_trips: int | None = None,
-        backwards: bool = False,
-        name: str = "loop",
-    ) -> Loop:
-        """A loop, see `Loop`: `with g.while_({"h": h0}, over={"x": xs}) as loop: ... loop.next(h=...)`.
-
-        carried    initial values by name; each round must say what comes next
-        over       sequences by name; a round sees one step along axis 0
-        rounds     how many there are, where that is known; the length of `over` when nothing is said
-        max_trips  how many there are at most, where a check decides
-        backwards  take the steps of `over` from the end, and stack rows from the end
-        """
-        return Loop(self._levels, dict(carried or {}), dict(over or {}), rounds, max_trips, backwards, name)
-
-    def case_of(self, index: Tensor, fallback: Sequence[Tensor] = (), name: str = "case") -> Branch:
-        """A branch, see `Branch`: arm i is taken when the index is i; False is 0, True is 1.
-
-        An index below 0 takes no arm, and the results are `fallback`.
-        """
-        return Branch(self._levels, index, tuple(fallback), name)
+    def _written(self) -> Levels:
+        return self._levels
 
     def model(self) -> Model:
         """The graph with what its parameters contain, for `sublet.compile`. Raises GraphError if it is not legal."""

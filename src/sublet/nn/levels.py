@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from sublet.errors import SpecError
+from sublet.errors import SpecError, SubletError
 from sublet.ir.graph import Value
-from sublet.nn.lines import at_line
-from sublet.nn.tensor import Tensor, Writer
+from sublet.nn.lines import at_line, user_line
+from sublet.nn.tensor import Operand, Tensor, Writer
 from sublet.ops.emitter import Emitter
+from sublet.tensor import DType
 
 
 @dataclass(eq=False)
@@ -63,6 +65,29 @@ class Levels:
             what = f"{tensor!r} was made in {home.what} and is not known outside of it"
             raise SpecError(at_line(f"{what}: take what the loop or branch gives instead"))
         return tensor.value
+
+    def write(
+        self,
+        op: str,
+        inputs: Sequence[Operand],
+        attrs: Mapping[str, Any],
+        operand: Callable[[Operand, DType | None], Value | None],
+    ) -> Sequence[Value]:
+        """The outputs of a new node at the innermost level. `operand` gives the value of an input, of which a number
+        takes the type of the first tensor.
+
+        Raises SpecError, which begins with the user's line, when the command does not take such inputs.
+        """
+        emit = self.emit
+        kinds = [given.dtype for given in inputs if isinstance(given, Tensor)]
+        like = next((kind for kind in kinds if kind is not DType.BOOL), None)
+        values = [operand(given, like) for given in inputs]
+        emit.source = user_line()
+        try:
+            return emit.several(op, *values, **attrs)
+        except SubletError as error:
+            named = "" if str(error).startswith(op) else f"{op}: "
+            raise SpecError(at_line(f"{named}{error}")) from None
 
     def results(self, values: Sequence[Value]) -> list[Tensor]:
         """The tensors of what a loop or branch gives that was just written."""
