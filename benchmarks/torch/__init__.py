@@ -1,1 +1,1 @@
-"""Networks of torchvision's and transformers', compiled for PyTorch: what they compute, what memory and time they take."""
+"""Networks of torchvision's and transformers', compiled for PyTorch: what they give, and what memory and time they take."""

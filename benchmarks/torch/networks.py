@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
 from torchvision import models
+from torchvision.ops import StochasticDepth
 
 F = nn.functional
 
@@ -67,7 +69,7 @@ class UNet(nn.Module):
         super().__init__()
         widths = [width << level for level in range(4)]
         self.down = nn.ModuleList(Double(a, b) for a, b in zip([3, *widths], widths, strict=False))
-        self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, stride=2) for a, b in zip(widths, widths[1:], strict=False))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, stride=2) for a, b in pairwise(widths))
         self.join = nn.ModuleList(Double(2 * each, each) for each in widths[:-1])
         self.last = nn.Conv2d(width, classes, 1)
 
@@ -81,9 +83,26 @@ class UNet(nn.Module):
         return self.last(x)
 
 
+def swin(weights: None) -> nn.Module:
+    """Swin-T without stochastic depth, whose probability torchvision sets by itself."""
+    module = models.swin_t(weights=weights)
+    for each in module.modules():
+        if isinstance(each, StochasticDepth):
+            each.p = 0.0
+    return module
+
+
+def _drawn(module: nn.Module) -> nn.Module:
+    """The module with weights for those linear layers that begin with zeros, as a head of torchvision's does."""
+    for each in module.modules():
+        if isinstance(each, nn.Linear) and not each.weight.any():
+            nn.init.normal_(each.weight, std=0.02)
+    return module
+
+
 def vision(make: Callable[..., nn.Module], batch: int = 4, size: int = 128, **options: Any) -> Network:
     return Network(
-        lambda: make(weights=None, **options),
+        lambda: _drawn(make(weights=None, **options)),
         lambda: (torch.randn(batch, 3, size, size),),
         lambda: torch.randint(0, 1000, (batch,)),
     )
@@ -141,7 +160,7 @@ NETWORKS: dict[str, Network] = {
     "MobileNetV3": vision(models.mobilenet_v3_large, 4, 224, dropout=0.0),
     "EfficientNet-B0": vision(models.efficientnet_b0, 4, 224, dropout=0.0, **STILL),
     "ViT-B/16": vision(models.vit_b_16, 2, 224),
-    "Swin-T": vision(models.swin_t, 2, 224, **STILL),
+    "Swin-T": vision(swin, 2, 224),
     "ConvNeXt-T": vision(models.convnext_tiny, 2, 224, **STILL),
     "U-Net": Network(
         UNet, lambda: (torch.randn(4, 3, 128, 128),), lambda: torch.randint(0, 5, (4, 128, 128))

@@ -1,6 +1,6 @@
 """What a network computes by `torch.compile(backend="sublet")`: errors beside eager's, what was planned, what was not.
 
-    python -m benchmarks.torch.right NETWORK        # prints one line of JSON
+python -m benchmarks.torch.right NETWORK        # prints one line of JSON
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def judged(name: str) -> dict[str, Any]:
         warnings.simplefilter("always")
         inference, step = compare(NETWORKS[name], lambda module: torch.compile(module, backend="sublet"))
     reports = sublet.torch.report()
-    copied = Counter()
+    copied: Counter[str] = Counter()
     for each in reports:
         for op, nbytes in each.copied:
             copied[op] += nbytes
@@ -42,6 +42,7 @@ def judged(name: str) -> dict[str, Any]:
         "gaps": [each.plan.gap for each in reports if each.plan is not None],
         "nodes": [each.nodes for each in reports],
         "copied": copied.most_common(),
+        "share": min((each.share for each in reports), default=0.0),
         "warnings": [str(each.message)[:200] for each in told if "sublet" in str(each.message)],
         "breaks": sum(torch._dynamo.utils.counters["graph_break"].values()),
         "seconds": round(time.perf_counter() - begin, 1),
@@ -53,7 +54,11 @@ def main() -> None:
         try:
             found = judged(name)
         except Exception as error:
-            found = {"name": name, "error": f"{type(error).__name__}: {error}"[:2000], "trace": traceback.format_exc()[-3000:]}
+            found = {
+                "name": name,
+                "error": f"{type(error).__name__}: {error}"[:2000],
+                "trace": traceback.format_exc()[-3000:],
+            }
         print(json.dumps(found), flush=True)
         torch._dynamo.reset()
 

@@ -66,12 +66,9 @@ class Pool:
         taking, ready = self._equipped()
         self.plan: MemoryPlan = plan_memory(ready.model, options)
         self._free.append(self._made(taking, ready))
-        self.copied = tuple(
-            (node.op, sum(value.nbytes for value in node.defs))
-            for node in captured.model.graph.walk()
-            if node.op.startswith(PREFIX) and AtenKernel(node).allocates
-        )
-        """The operators whose results PyTorch allocates, with their bytes."""
+        calls = (node for node in captured.model.graph.walk() if node.op.startswith(PREFIX))
+        self.copied = tuple((node.op, nbytes) for node in calls if (nbytes := AtenKernel(node).allocates))
+        """The operators whose results PyTorch allocates, with the bytes of these that are there at once."""
 
     def take(self) -> Flight:
         """A call in an arena that no other is in."""

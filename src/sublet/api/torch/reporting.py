@@ -16,7 +16,7 @@ class Compiled:
 
     name     "forward and backward", or "forward" where no gradient is asked for
     nodes    operators in it, views not counted
-    copied   the operators that give tensors of PyTorch's, each copied to its place: name and bytes of the results
+    copied   the operators that give tensors of PyTorch's, each copied to its place: name, and bytes there at once
     plan     None when it was left to PyTorch
     reason   why it was
     """
@@ -26,6 +26,13 @@ class Compiled:
     copied: tuple[tuple[str, int], ...] = ()
     plan: MemoryPlan | None = None
     reason: str = ""
+
+    @property
+    def share(self) -> float:
+        """Of the bytes of all tensors, what is computed where it was planned."""
+        if self.plan is None:
+            return 0.0
+        return 1 - sum(nbytes for _, nbytes in self.copied) / max(1, self.plan.total_bytes)
 
     def __str__(self) -> str:
         if self.plan is None:

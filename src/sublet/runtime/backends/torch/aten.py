@@ -6,20 +6,26 @@ own, which are copied: `allocates` says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
+from sublet.base.arrays import NAMES
+from sublet.base.numpy_types import NUMPY
 from sublet.errors import RunError
-from sublet.ir.graph import Node
+from sublet.ir.graph import Node, Value
 from sublet.ops.aten import AS_STRIDED, PREFIX, Argument, Named, Strided, Use, decode
-from sublet.ops.aten import Call as Arguments
 from sublet.ops.aten.dialect import COPIES, Facts, facts
 from sublet.runtime.backends.torch.bound import Bound
 from sublet.runtime.backends.torch.kernel import Tensor, tensor_over, torch
+from sublet.runtime.backends.torch.pieced import PIECE, pieces_of
+from sublet.runtime.backends.torch.written import WRITTEN
 from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Array, Call, Cell, Operand
+from sublet.tensor import DType, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -30,23 +36,37 @@ class AtenKernel:
     scratch: int = 0
 
     @property
-    def allocates(self) -> bool:
-        """Whether it gives tensors of its own, which are copied to their places."""
-        known = _known(self.node)
-        return self.node.op not in (AS_STRIDED, *COPIES) and not (known.out or known.inside)
+    def allocates(self) -> int:
+        """Bytes of tensors of its own that it gives at once, which are copied to their places."""
+        known, name = _known(self.node), self.node.op.removeprefix(PREFIX)
+        if self.node.op in (AS_STRIDED, *COPIES) or known.out or known.inside:
+            return 0
+        results, args, kwargs = self._operands(
+            [_on_meta(v) for v in self.node.inputs], map(_on_meta, self.node.outputs)
+        )
+        if _written(self.node, results, args, kwargs) is not None:
+            return 0
+        whole = sum(value.nbytes for value in self.node.defs)
+        pieces = pieces_of(name, operator_of(name, self.node), args, kwargs, results)
+        return whole if pieces is None else min(whole, PIECE)
+
+    def _operands(
+        self, given: Sequence[Tensor], places: Iterable[Tensor]
+    ) -> tuple[list[Tensor], list[Any], dict[str, Any]]:
+        """Results, arguments by position and by name, seen as the call says."""
+        call = decode(self.node)
+        results = [
+            None if place is None else seen(place, layout) for place, layout in zip(places, call.outputs, strict=True)
+        ]
+        args = [_argument(argument, given) for argument in call.args]
+        return results, args, {name: _argument(argument, given) for name, argument in call.kwargs}
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         """One call of torch's. Raises RunError for an operator that this PyTorch has not."""
-        call = decode(self.node)
-        results: list[Tensor] = [
-            None if operand is None else seen(over(operand), layout)
-            for operand, layout in zip(outputs, call.outputs, strict=True)
-        ]
-        return Bound(self._call(call, [over(operand) for operand in inputs], results), results, self.node)
+        results, args, kwargs = self._operands([over(operand) for operand in inputs], map(over, outputs))
+        return Bound(self._call(results, args, kwargs), results, self.node)
 
-    def _call(self, call: Arguments, given: Sequence[Tensor], results: Sequence[Tensor]) -> Call:
-        args = [_argument(argument, given) for argument in call.args]
-        kwargs = {name: _argument(argument, given) for name, argument in call.kwargs}
+    def _call(self, results: Sequence[Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
         if self.node.op in (AS_STRIDED, *COPIES):  # elements of another type are converted on the way
             return partial(results[0].copy_, args[0])
         known = _known(self.node)
@@ -61,7 +81,33 @@ class AtenKernel:
             places = [each.name for each in function._schema.arguments if each.is_out]
             told = {name: value for name, value in kwargs.items() if name in names}
             return partial(function, *args, **told, **dict(zip(places, results, strict=True)))
-        return _Copied(partial(operator_of(self.node.op.removeprefix(PREFIX), self.node), *args, **kwargs), results)
+        written = _written(self.node, results, args, kwargs)
+        if written is not None:
+            return in_turn(written)
+        name = self.node.op.removeprefix(PREFIX)
+        function = operator_of(name, self.node)
+        pieces = pieces_of(name, function, args, kwargs, results)
+        return _Copied(partial(function, *args, **kwargs), results) if pieces is None else pieces
+
+
+def _named(dtype: DType) -> str:
+    """What PyTorch calls a type of elements."""
+    return NAMES.get(dtype) or np.dtype(NUMPY[dtype]).name
+
+
+def _on_meta(value: Value | None) -> Tensor:
+    """A tensor like a value's, without bytes."""
+    if value is None:
+        return None
+    t = torch()
+    assert isinstance(value.spec, TensorSpec)
+    return t.empty(value.spec.shape, dtype=getattr(t, _named(value.spec.dtype)), device="meta")
+
+
+def _written(node: Node, results: Sequence[Tensor | None], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The calls of an operator that is written with others; None where it is not."""
+    write = WRITTEN.get(node.op.removeprefix(PREFIX))
+    return None if write is None or results[0] is None else write(results[0], *args, **kwargs)
 
 
 class _Copied:

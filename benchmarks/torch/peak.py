@@ -1,0 +1,156 @@
+"""Memory and time of one training step, or of one inference, counted alike for eager, inductor and Sublet.
+
+    LD_PRELOAD=COUNTER python -m benchmarks.torch.peak NETWORK eager|inductor|sublet step|inference
+
+A preloaded counter notes every block of 16 KiB or more that the process takes from the time on when the module, its
+inputs and its labels are there. Blocks of gradients and of the optimizer's state are left out, each for all its life:
+what is left, arenas and caches held from call to call among it, has a peak in the third call. Prints JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import subprocess
+import sys
+import time
+import warnings
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.torch.networks import NETWORKS, Judged
+
+WARM = 2
+TIMED = 3
+
+
+def counter(folder: Path) -> Path:
+    """The counter, compiled."""
+    made = folder / "allocations.so"
+    source = Path(__file__).with_name("allocations.c")
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", str(source), "-o", str(made)], check=True)
+    return made
+
+
+class Blocks:
+    """What the preloaded counter has noted."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(None)
+        self._library.allocations_events.restype = ctypes.c_void_p
+        self._library.allocations_count.restype = ctypes.c_long
+
+    def record(self, on: bool) -> None:
+        self._library.allocations_record(int(on))
+
+    def __len__(self) -> int:
+        count = int(self._library.allocations_count())
+        assert count >= 0, "more events than the counter holds"
+        return count
+
+    def events(self) -> np.ndarray[Any, Any]:
+        """Address and size, in order."""
+        count, address = len(self), self._library.allocations_events()
+        return np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_uint64)), (count, 2)).copy()
+
+
+def peak(events: np.ndarray[Any, Any], begin: int, left_out: Iterable[int]) -> tuple[int, int]:
+    """Bytes alive at event `begin`, and the most from there on; blocks in which an address of `left_out` lies at the
+    end do not count."""
+    lives: dict[int, tuple[int, int]] = {}
+    blocks: list[tuple[int, int, int, int]] = []  # begin, end, size, address
+    for number, (address, size) in enumerate(events.tolist()):
+        if size:
+            lives[address] = (number, size)
+        elif address in lives:
+            born, size = lives.pop(address)
+            blocks.append((born, number, size, address))
+    last = len(events)
+    starts = sorted(lives)
+    for address in left_out:
+        at = starts[bisect_right(starts, address) - 1] if starts and address >= starts[0] else None
+        if at is not None and at in lives and address < at + lives[at][1]:
+            del lives[at]
+    blocks += [(born, last, size, address) for address, (born, size) in lives.items()]
+    change = np.zeros(last + 2, np.int64)
+    for born, end, size, _ in blocks:
+        change[born] += size
+        change[end] -= size
+    alive = np.cumsum(change)
+    return int(alive[begin - 1]) if begin else 0, int(alive[max(begin - 1, 0) :].max())
+
+
+def addresses(optimizer: torch.optim.Optimizer) -> list[int]:
+    """Where gradients and the optimizer's state lie."""
+    found = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+    found += [each for state in optimizer.state.values() for each in state.values() if isinstance(each, torch.Tensor)]
+    return [each.untyped_storage().data_ptr() for each in found]
+
+
+def called(name: str, side: str, kind: str) -> tuple[Callable[[], Any], Callable[[], list[int]], Callable[[], Any]]:
+    """One call; where what does not count lies after it; and what has to be done between calls."""
+    torch.manual_seed(0)
+    network = NETWORKS[name]
+    module, inputs, labels = network.make(), network.inputs(), network.labels()
+    judged: Any = Judged(module.train()) if kind == "step" else module.eval()
+    run = judged if side == "eager" else torch.compile(judged, backend=side)
+    if kind == "inference":
+
+        def infer() -> Any:
+            with torch.no_grad():
+                run(*inputs)
+
+        return infer, lambda: [], lambda: None
+    optimizer = torch.optim.SGD(judged.parameters(), 1e-3, momentum=0.9)
+
+    def step() -> Any:
+        run(labels, *inputs).backward()
+        optimizer.step()
+
+    return step, lambda: addresses(optimizer), lambda: optimizer.zero_grad(set_to_none=True)
+
+
+def measured(name: str, side: str, kind: str) -> dict[str, Any]:
+    """Peak and times of one side."""
+    blocks = Blocks()
+    call, outside, between = called(name, side, kind)
+    gc.collect()
+    blocks.record(True)
+    begin = time.perf_counter()
+    call()
+    first = time.perf_counter() - begin
+    between()
+    call()
+    between()
+    gc.collect()
+    mark = len(blocks)
+    call()
+    left_out = outside()
+    blocks.record(False)
+    held, most = peak(blocks.events(), mark, left_out)
+    walls, spent = [], []
+    for _ in range(TIMED):
+        between()
+        wall, cpu = time.perf_counter(), time.process_time()
+        call()
+        walls.append(time.perf_counter() - wall)
+        spent.append(time.process_time() - cpu)
+    return {
+        "name": name, "side": side, "kind": kind, "peak": most, "held": held, "first": first, "wall": min(walls),
+        "cpu": min(spent),
+    }  # fmt: skip
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    print(json.dumps(measured(*sys.argv[1:4])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Operators of ATen's that give tensors of PyTorch's own, called for a piece of their tensors at a time.
+
+What PyTorch allocates during a call is then a piece, and not the result. Only operators whose results along an axis
+depend on nothing else along it are cut there: samples of a batch, heads of an attention, elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sublet.runtime.backends.torch.kernel import Tensor, torch
+from sublet.runtime.kernel import Call
+
+PIECE = 1 << 20
+"""Bytes of the results of a piece, where they can be cut as small."""
+
+Cut = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Pieced:
+    """Which arguments are cut, by position or name, and along how many of the first axes."""
+
+    arguments: tuple[int | str, ...]
+    axes: int = 1
+
+
+PIECED: Mapping[str, Pieced] = {
+    "_scaled_dot_product_flash_attention_for_cpu.default": Pieced((0, 1, 2, "attn_mask"), 2),
+    "_scaled_dot_product_flash_attention_for_cpu_backward.default": Pieced((0, 1, 2, 3, 4, 5, "attn_mask"), 2),
+    "_adaptive_avg_pool2d.default": Pieced((0,), 2),
+    "_adaptive_avg_pool2d_backward.default": Pieced((0, 1), 2),
+    "max_pool2d_with_indices_backward.default": Pieced((0, 1, 7), 2),
+    "upsample_bicubic2d.default": Pieced((0,), 2),
+    "convolution.default": Pieced((0,)),
+    "hardswish_backward.default": Pieced((0, 1)),
+    "native_dropout_backward.default": Pieced((0, 1)),
+}
+"""By the operator's name. Those that PyTorch calls pointwise are cut along their first axis without being listed."""
+
+
+def pieces_of(
+    name: str, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Tensor]
+) -> Call | None:
+    """A call that computes the results piece by piece; None for an operator that is not cut."""
+    given = [each for each in results if each is not None]
+    how = PIECED.get(name) or _by_element(function, args, given)
+    if name == "convolution_backward.default":
+        return _convolution_gradient(function, args, results)
+    if how is None or len(given) != len(results) or not given:
+        return None
+    calls = [
+        (partial(function, *_cut_args(args, how, cut), **_cut_kwargs(kwargs, how, cut)), [_part(r, cut) for r in given])
+        for cut in _cuts(given, how.axes)
+    ]
+    return partial(_run, calls)
+
+
+def _by_element(function: Any, args: Sequence[Any], results: Sequence[Tensor]) -> Pieced | None:
+    """Of an operator that is element by element and draws nothing: all tensors of the result's rank are cut."""
+    t = torch()
+    if t.Tag.pointwise not in function.tags or t.Tag.nondeterministic_seeded in function.tags or len(results) != 1:
+        return None
+    rank = results[0].dim()
+    if not rank:
+        return None
+    return Pieced(tuple(i for i, each in enumerate(args) if isinstance(each, t.Tensor) and each.dim() == rank))
+
+
+def _cuts(results: Sequence[Tensor], axes: int) -> Iterator[Cut]:
+    """Slices of the first axes, each of some rows of the first, or of one and some of the second."""
+    extents = [int(extent) for extent in results[0].shape[:axes]]
+    nbytes = sum(each.nbytes for each in results)
+    count = extents[0] if extents else 1
+    if not count or nbytes <= PIECE:
+        yield ()
+    elif axes > 1 and len(extents) > 1 and nbytes // count > PIECE and extents[1] > 1:
+        step = max(1, PIECE * count * extents[1] // nbytes)
+        for row in range(count):
+            for begin in range(0, extents[1], step):
+                yield slice(row, row + 1), slice(begin, begin + step)
+    else:
+        step = max(1, PIECE * count // nbytes)
+        for begin in range(0, count, step):
+            yield (slice(begin, begin + step),)
+
+
+def _part(tensor: Any, cut: Cut) -> Any:
+    """The piece of a tensor; all of it along axes where it has one element for all."""
+    if not hasattr(tensor, "dim"):
+        return tensor
+    for axis, each in enumerate(cut):
+        if axis < tensor.dim() and tensor.shape[axis] > 1:
+            tensor = tensor[(slice(None),) * axis + (each,)]
+    return tensor
+
+
+def _cut_args(args: Sequence[Any], how: Pieced, cut: Cut) -> list[Any]:
+    return [_part(each, cut) if i in how.arguments else each for i, each in enumerate(args)]
+
+
+def _cut_kwargs(kwargs: Mapping[str, Any], how: Pieced, cut: Cut) -> dict[str, Any]:
+    return {name: _part(each, cut) if name in how.arguments else each for name, each in kwargs.items()}
+
+
+def _run(calls: Sequence[tuple[Callable[[], Any], Sequence[Tensor]]]) -> None:
+    for call, places in calls:
+        found = call()
+        for place, made in zip(places, found if isinstance(found, tuple | list) else (found,), strict=True):
+            place.copy_(made)
+
+
+def _convolution_gradient(function: Any, args: Sequence[Any], results: Sequence[Tensor]) -> Call:
+    """By the input sample by sample; by weight and bias at once, which are small."""
+    dy, x, *rest, _ = args
+    calls: list[tuple[Callable[[], Any], Sequence[Tensor]]] = []
+    if results[0] is not None:
+        for cut in _cuts([results[0]], 1):
+            part = partial(function, _part(dy, cut), _part(x, cut), *rest, [True, False, False])
+            calls.append((partial(_first, part, 1), [_part(results[0], cut)]))
+    others = [each for each in results[1:] if each is not None]
+    if others:
+        whole = partial(function, dy, x, *rest, [False, results[1] is not None, results[2] is not None])
+        calls.append((partial(_first, whole, len(others)), others))
+    return partial(_run, calls)
+
+
+def _first(call: Callable[[], Any], count: int) -> Sequence[Tensor]:
+    """The tensors that a call gives, None left out."""
+    found = [each for each in call() if each is not None]
+    assert len(found) == count
+    return found
