@@ -1,1 +1,1 @@
-"""Networks of torchvision's and transformers', compiled for PyTorch: what they give, and what memory and time they take."""
+"""Networks of torchvision and transformers, compiled for PyTorch: what they give, what memory and time they take."""
