@@ -14,7 +14,7 @@ from sublet.frontends.paddle.format.program import Attr, Block, Op, Program, new
 from sublet.frontends.paddle.running.verify import python
 from sublet.tensor import DType
 
-from .fuzz import Tally, answered, batch
+from .fuzz import Tally, answered, batch, settle
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +59,32 @@ def test_a_program_that_takes_too_much_has_that_for_an_answer(found: str, tmp_pa
     answers = answered(Tally(computing=4), found, tmp_path)
     assert [answers[f"{name}.pb"][0] for name in "12"] == ["too much computing", "too much memory"]
     assert answers["3.pb"][0] == [np.ones((4, 4), np.float32).tobytes().hex()]
+
+
+BITS, OTHER = [["00"], "a hash"], [["01"], "a hash"]
+NOTHING, LATER, ENDLESS = ["RuntimeError", "scale"], ["RuntimeError", "matmul"], ["too long", ""]
+
+
+@pytest.mark.parametrize(
+    ("own", "again", "variant", "wrong", "unstable"),
+    [
+        (BITS, [BITS], BITS, False, False),
+        (BITS, [BITS], OTHER, True, False),
+        (BITS, [BITS], NOTHING, True, False),
+        (BITS, [BITS], ENDLESS, True, False),
+        (BITS, [BITS, OTHER], OTHER, False, True),
+        (BITS, [NOTHING], OTHER, False, True),
+        (NOTHING, [NOTHING], LATER, False, False),
+        (NOTHING, [NOTHING], BITS, True, False),
+        (ENDLESS, [], BITS, False, False),
+    ],
+)
+def test_what_is_wrong(
+    own: list[object], again: list[list[object]], variant: list[object], wrong: bool, unstable: bool
+) -> None:
+    """A variant that was accepted and computes something else, unless Paddle gives its program several answers."""
+    answers = {"7.pb": own, "7.1.pb": variant, **{f"7.again{i}.pb": answer for i, answer in enumerate(again)}}
+    tally = Tally()
+    assert settle(answers, {"7.1.pb": ("swap", True)}, tally) == (["7.1.pb"] if wrong else [])
+    assert bool(tally.wrong) is wrong
+    assert tally.unstable == ({"7"} if unstable else set())
