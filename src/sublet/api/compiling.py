@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from sublet.analysis.options import Options
-from sublet.api.binding import equipped
+from sublet.api.binding import Equipped, equipped
 from sublet.api.sources import SIMPLIFIED, Optimize
+from sublet.errors import CapacityError
 from sublet.frontends.trips import Trips
 from sublet.ir.graph import Graph
 from sublet.ir.model import Model
 from sublet.nn.graph import Graph as WrittenGraph
+from sublet.passes.recompute.clones import Again
 from sublet.plan import MemoryPlan
+from sublet.planning.budget.within import Budgets, Outcome, most, with_again
 from sublet.planning.pipeline import Progress, plan_memory
 from sublet.runtime.backends.by_name import AUTO
 from sublet.runtime.executable import Executable
@@ -36,6 +39,7 @@ def compile(
     autotune: bool = False,
     workspace: int = WORKSPACE_BYTES,
     simplify: bool = False,
+    budget: int | str | None = None,
     progress: Progress | None = None,
 ) -> Executable:
     """An Executable of a model: a file, an ONNX ModelProto, a graph written in Python, a `Model`, a training step.
@@ -51,6 +55,8 @@ def compile(
     `sublet.command` run with every backend.
     `simplify` first lets the cheap passes run: what nobody reads, what is computed twice and arithmetic that changes
     nothing go, and commands are fused. Results may differ in the last bits; the plan says so in its recipe.
+    `budget` is the most bytes that the arena may have ("400MiB"): values are computed again where the plan needs more, see
+    docs/budget.md. Raises CapacityError where that is impossible, or no way was found, and tells which.
     Raises ModelError for a model that cannot be read, RunError when no backend computes a node or a weight is
     missing, PlanError when `plan` was not made for this model, PlanViolation when it is wrong.
     """
@@ -67,5 +73,34 @@ def compile(
         workspace=workspace,
         changed=SIMPLIFIED if simplify else "",
     )
-    made = plan_memory(ready.model, options, progress=progress) if plan is None else ready.proven(plan)
+    if plan is not None:
+        if budget is not None and plan.arena_bytes > most(budget):
+            raise CapacityError(f"the plan given needs {plan.arena_bytes:,} bytes: leave plan out, or budget")
+        return ready.bound(ready.proven(plan), arena)
+    made = plan_memory(ready.model, options, progress=progress)
+    if budget is not None and made.arena_bytes > most(budget):
+        ready, made = _within(ready, most(budget), options, backend, weights or {}, autotune)
     return ready.bound(made, arena)
+
+
+def _within(
+    ready: Equipped,
+    budget: int,
+    options: Options | None,
+    backend: str | Backend | Sequence[str | Backend],
+    weights: Mapping[str, Array],
+    autotune: bool,
+) -> tuple[Equipped, MemoryPlan]:
+    """The model with values computed again, its kernels and a plan within the budget. Raises CapacityError."""
+    made: dict[tuple[tuple[str, str], ...], Equipped] = {(): ready}
+
+    def planned(again: Again) -> tuple[Model, MemoryPlan]:
+        key = tuple(again)
+        if key not in made:
+            made[key] = equipped(with_again(ready.source, key), backend=backend, weights=weights, autotune=autotune)
+        return made[key].model, plan_memory(made[key].model, options)
+
+    answer = Budgets(ready.model, options or Options(), planned=planned).within(budget)
+    if answer.outcome is not Outcome.FITS:
+        raise CapacityError(answer.words)
+    return made[answer.point.model.recipe.again], answer.point.plan

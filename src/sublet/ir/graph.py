@@ -55,6 +55,7 @@ class Node:
     `source` says where the node comes from (a line of a file, a name in a model), for messages only.
     `scratch` is memory that its kernel asked for: written by the node and read by nobody, so that it
     lives for that one step. The facts of an op do not know it.
+    `again` marks a node that computes on purpose what another one computes: it is never merged with that one.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Node:
     attrs: Mapping[str, Attr] = field(default_factory=dict)
     source: str = field(default="", compare=False)
     scratch: Value | None = field(default=None, kw_only=True)
+    again: bool = field(default=False, kw_only=True)
 
     @cached_property
     def uses(self) -> tuple[Value, ...]:

@@ -24,6 +24,7 @@ class Recipe:
     by         what else the rewriting depends on, as text: the version of ONNX Runtime and the processor
     changed    what Sublet's own passes did to the nodes: "" for nothing, "simplify" or "less_memory"
     order      "given": the model's own, "less": another one that needs less memory, "own": a schedule of the caller's
+    again      (node, reader): what is computed once more, and right before which node (`passes/recompute`)
     scratch    (node, bytes): memory that kernels asked for, which is part of the planned graph
     assumed    values whose shape the caller told, with their types: the plan holds where they are true
     declared   values whose type only the file tells, as for operators without a rule: as much of a condition
@@ -33,6 +34,7 @@ class Recipe:
     by: str = ""
     changed: str = ""
     order: str = GIVEN
+    again: tuple[tuple[str, str], ...] = ()
     scratch: tuple[tuple[str, int], ...] = ()
     assumed: tuple[tuple[str, str], ...] = ()
     declared: tuple[tuple[str, str], ...] = ()
@@ -48,6 +50,8 @@ class Recipe:
         graph = "as in the file" if self.optimize == AS_IS else f"after ONNX Runtime's optimiser ({self.optimize})"
         if self.changed:
             graph += f", changed by {self.changed}"
+        if self.again:
+            graph += f", with {len(self.again)} nodes computed once more to save memory"
         if self.scratch:
             graph += f", with scratch memory that the kernels of {len(self.scratch)} nodes ask for"
         order = {

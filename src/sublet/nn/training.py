@@ -20,6 +20,7 @@ from sublet.passes.autodiff import backward, differentiable, reached
 from sublet.passes.late_updates import with_late_updates
 from sublet.passes.order import ordered
 from sublet.passes.pipeline import run_passes, simplify
+from sublet.planning.budget.within import within_budget
 from sublet.planning.pipeline import plan_memory
 
 QUICK = "best_fit_by_size"
@@ -70,12 +71,17 @@ def _require_inside(graph: WrittenGraph, target: Value, values: Sequence[Value])
         )
 
 
-def train_step(loss: Tensor, parameters: Sequence[Tensor], optimizer: Optimizer, *, name: str = "loss") -> Model:
+def train_step(
+    loss: Tensor, parameters: Sequence[Tensor], optimizer: Optimizer, *, name: str = "loss", budget: int | str | None = None
+) -> Model:
     """One step of training: computes `loss`, a scalar, and lets `optimizer` update the parameters in place.
 
     The result goes to `sublet.compile` or `sublet.plan_memory`; each run gives the outputs of the graph, and the loss
     under `name`. The gradients of parameters are not kept: each is consumed as early as the data allows, or, where that
     costs no memory, at the end of the step: a run that fails before leaves the parameters as they were.
+    `budget` is the most bytes that the arena may have, as `sublet.plan_memory` plans the step: values are computed again
+    where it needs more (docs/budget.md). Scratch memory of kernels is counted only by `sublet.compile(step, budget=)`.
+    Raises CapacityError where that is impossible or no way was found.
     Raises GradientError for a loss or parameter that has no gradient; the graph is then as it was before.
     """
     graph = graph_of(loss)
@@ -93,7 +99,8 @@ def train_step(loss: Tensor, parameters: Sequence[Tensor], optimizer: Optimizer,
         _require_dependence(graph, loss, chosen)
         with graph.scope(graph.unused("step")):
             optimizer.write(graph, chosen, gradients(loss, chosen))
-        return step_of(graph)
+        step = step_of(graph)
+        return step if budget is None else within_budget(step, budget)
 
 
 def step_of(source: WrittenGraph | Graph | Model) -> Model:

@@ -7,8 +7,8 @@ serve for both: at one level, or one in a sub-graph and one visible outside of i
     %b = nn.add(%x, %y)          ->      %c = nn.mul(%a, %a)
     %c = nn.mul(%a, %b)
 
-Nodes without inputs are not common: a constant costs less to fill in again than to keep. A pass that computes
-values twice to save memory comes after this one.
+Nodes without inputs are not common: a constant costs less to fill in again than to keep. Nor is what was written to
+compute a value `again`, to save memory.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def without_common(graph: Graph) -> Graph:
 
 def _key(node: Node) -> Hashable | None:
     """What equal nodes have in common; None for a node that stays."""
-    if node.subgraphs or node.scratch is not None or not node.uses or not lookup(node.op).pure:
+    if node.subgraphs or node.again or node.scratch is not None or not node.uses or not lookup(node.op).pure:
         return None
     inputs: tuple[str, ...] = tuple("" if value is None else f"%{value.name}" for value in node.inputs)
     if node.op in COMMUTATIVE:

@@ -29,6 +29,7 @@ class Blocks:
     kept      the blocks that are not given back here
     present   the blocks that are there before the first node
     extra     bytes that each node needs in its sub-graphs
+    of        the block of each value
     """
 
     nbytes: list[int] = field(default_factory=list)
@@ -40,6 +41,7 @@ class Blocks:
     kept: set[int] = field(default_factory=set)
     present: list[int] = field(default_factory=list)
     extra: list[int] = field(default_factory=list)
+    of: dict[Value, int] = field(default_factory=dict)
 
     def peak(self, order: Sequence[int]) -> tuple[int, int]:
         """The most bytes alive at once, and the sum over all nodes, when the nodes run in this order."""
@@ -83,7 +85,7 @@ class Blocks:
 def blocks_of(graph: Graph, nodes: Sequence[Node], wanted: Iterable[Value], extra: Mapping[str, int]) -> Blocks:
     """The blocks of some nodes of a level, in order, after which the `wanted` values are needed."""
     made = Blocks()
-    block: dict[Value, int] = {}
+    block = made.of
     updates = {source: target for target, source in graph.updates}
     kept = {*wanted, *graph.weights, *updates.values()}
 

@@ -16,7 +16,7 @@ from sublet.plan.schedule import Schedule
 from sublet.tensor import DType, Unplannable
 
 ARENA = "arena"
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 UNLIMITED = -1
 OPEN = -1
 """Stands for an extent, or for a placement, that is known only when the network has run."""

@@ -226,8 +226,9 @@ class _Parser(Cursor):
         self.expect(")")
         attrs = self.attrs()
         scratch = self.declare() if self.accept("scratch") else None
-        name = self.node_name(outputs)
-        return Node(name, op, inputs, outputs, attrs, source=f"{self.source}:{line}", scratch=scratch)
+        again = self.accept("again")
+        name, source = self.node_name(outputs), f"{self.source}:{line}"
+        return Node(name, op, inputs, outputs, attrs, source=source, scratch=scratch, again=again)
 
     def control(self, outputs: tuple[Value | None, ...]) -> Node:
         if self.depth == MAX_DEPTH:

@@ -63,7 +63,8 @@ def _node(node: Node) -> Iterator[str]:
     elif isinstance(node, CaseOf):
         yield from _case(node, head)
     else:
-        yield f"{head}{_key(node.op)}({_list(map(_use, node.inputs))}){_attrs(node)}{_scratch(node)}{_node_name(node)}"
+        more = f"{_attrs(node)}{_scratch(node)}{' again' if node.again else ''}{_node_name(node)}"
+        yield f"{head}{_key(node.op)}({_list(map(_use, node.inputs))}){more}"
 
 
 def _while(node: While, head: str) -> Iterator[str]:

@@ -1,0 +1,1 @@
+"""Recomputation: values are dropped and computed again before a late reader, where that lowers the peak."""

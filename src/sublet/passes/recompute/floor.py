@@ -1,0 +1,160 @@
+"""What no order and no recomputation can go below: the node whose operands and results alone need most.
+
+Counted is what must lie in the arena at once, when a node runs for the sake of a result: the values it reads and makes
+that are bytes of their own, and inputs that something after it reads, which nobody can compute again. A result that may
+be written over an operand counts nothing, views and parts of one tensor count as the largest of them, and what may lie in
+memory outside the arena (of a weight that nobody reads any more, of an output of the caller's) counts nothing either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from sublet.ir.graph import Graph, Node, Value
+from sublet.ir.walk import needs, results
+from sublet.ops import lookup
+from sublet.ops.op import Share
+from sublet.passes.order import data_flow
+from sublet.passes.recompute.clones import reads_of_clone
+from sublet.passes.rewriting import is_pure
+
+START, END = "", "return"
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Any program of these nodes needs at least `nbytes` when `node` runs: these values lie in the arena then.
+
+    node    "" for the start, when the inputs are there; "return" for the end, when the outputs are
+    steady  bytes of constants that lie in the arena throughout, counted too
+    """
+
+    nbytes: int
+    node: str
+    values: tuple[tuple[str, int], ...]
+    steady: int = 0
+
+    @property
+    def words(self) -> str:
+        """The claim, for people."""
+        where = {START: "at the start", END: "at the end"}.get(self.node, f"at node {self.node}")
+        named = ", ".join(f"{name} ({nbytes:,})" for name, nbytes in self.values)
+        throughout = f"; constants take {self.steady:,} throughout" if self.steady else ""
+        return f"any program of these nodes needs at least {self.nbytes:,} bytes {where}: {named}{throughout}"
+
+
+def floor(graph: Graph, *, io_bound: bool, weights_bound: bool) -> Floor:
+    """The bytes that any order of these nodes needs, whichever of them are computed again."""
+    steady = 0 if weights_bound else sum(value.nbytes for value in graph.constants)
+    level = _Level(graph, io_bound)
+    found = [level.at_start(), level.at_end(), *(level.at(i) for i in level.needed)]
+    highest = max(found, key=lambda each: each.nbytes)
+    return Floor(highest.nbytes + steady, highest.node, highest.values, steady)
+
+
+class _Sets:
+    """Values that may be bytes of each other (union-find)."""
+
+    def __init__(self) -> None:
+        self._of: dict[Value, Value] = {}
+
+    def first(self, value: Value) -> Value:
+        while value in self._of:
+            value = self._of[value]
+        return value
+
+    def join(self, values: Iterable[Value | None]) -> None:
+        firsts = list(dict.fromkeys(self.first(value) for value in values if value is not None))
+        for other in firsts[1:]:
+            self._of[other] = firsts[0]
+
+
+class _Level:
+    def __init__(self, graph: Graph, io_bound: bool) -> None:
+        self.graph, self.nodes, self.io_bound = graph, graph.nodes, io_bound
+        flow = data_flow(graph.nodes)
+        self.after = [0] * len(self.nodes)
+        """By node those that need what it makes, as bits."""
+        for i in reversed(range(len(self.nodes))):
+            for j in flow.after[i]:
+                self.after[i] |= self.after[j] | 1 << j
+        self.readers: dict[Value, int] = {}
+        for i, node in enumerate(self.nodes):
+            for value in needs(node):
+                self.readers[value] = self.readers.get(value, 0) | 1 << i
+        wanted = set(results(graph))
+        final = sum(1 << i for i, node in enumerate(self.nodes) if not is_pure(node) or wanted & set(node.defs))
+        plain = [i for i, node in enumerate(self.nodes) if not node.subgraphs]
+        self.needed = [i for i in plain if (self.after[i] | 1 << i) & final]
+        self.same, self.linked = self._sets()
+        self.outside: dict[Value, list[Value]] = {}
+        """By set of linked values those with memory outside the arena that may come to hold others of the set."""
+        free = [target for target in graph.updated if target in graph.weights or io_bound]
+        for value in (*free, *((*graph.outputs, *graph.inputs) if io_bound else ())):
+            self.outside.setdefault(self.linked.first(value), []).append(value)
+        fixed = (*graph.weights, *((*graph.inputs, *graph.outputs) if io_bound else ()))
+        self.fixed = {self.same.first(value) for value in fixed}
+
+    def _sets(self) -> tuple[_Sets, _Sets]:
+        same, linked = _Sets(), _Sets()
+        for node in self.nodes:
+            if node.subgraphs:
+                same.join((*needs(node), *node.defs))
+                linked.join((*needs(node), *node.defs))
+                continue
+            op = lookup(node.op)
+            for sets, facts in ((same, (op.views, op.parts)), (linked, (op.views, op.parts, op.inplace))):
+                for output, operand in _shared(node, facts):
+                    sets.join((output, operand))
+        for target, source in self.graph.updates:
+            linked.join((target, source))
+        return same, linked
+
+    def at(self, i: int) -> Floor:
+        """What is in the arena when a node runs."""
+        node, later = self.nodes[i], self.after[i]
+        over = {output for output, _ in _shared(node, (lookup(node.op).inplace,))}
+        read = [value for value in reads_of_clone(node) if not self._hidden(value, later | 1 << i)]
+        made = [value for value in node.defs if value not in over and not self._hidden(value, later)]
+        waiting = [] if self.io_bound else [v for v in self.graph.inputs if self.readers.get(v, 0) & (later | 1 << i)]
+        return self._sum(node.name, (*read, *made, *waiting))
+
+    def at_start(self) -> Floor:
+        """All inputs that lie in the arena and are read."""
+        there = [] if self.io_bound else [value for value in self.graph.inputs if value in self.readers]
+        return self._sum(START, there)
+
+    def at_end(self) -> Floor:
+        """All outputs that lie in the arena."""
+        return self._sum(END, [value for value in self.graph.outputs if not self._hidden(value, 0)])
+
+    def _hidden(self, value: Value, waiting: int) -> bool:
+        """Whether a value may lie outside the arena, while these nodes (as bits) have not run."""
+        if not value.plannable or self.same.first(value) in self.fixed:
+            return True
+        several = self.outside.get(self.linked.first(value), ())
+        return any(
+            other.nbytes >= value.nbytes and not (other in self.graph.updated and self.readers.get(other, 0) & waiting)
+            for other in several
+        )
+
+    def _sum(self, name: str, values: Sequence[Value]) -> Floor:
+        largest: dict[Value, Value] = {}
+        for value in values:
+            first = self.same.first(value)
+            if value.nbytes and (first not in largest or value.nbytes > largest[first].nbytes):
+                largest[first] = value
+        chosen = sorted(largest.values(), key=lambda value: (-value.nbytes, value.name))
+        return Floor(sum(value.nbytes for value in chosen), name, tuple((value.name, value.nbytes) for value in chosen))
+
+
+def _shared(node: Node, facts: Iterable[Callable[[Node], tuple[Share, ...]]]) -> list[tuple[Value, Value]]:
+    """The pairs (output, operand) that may be the same bytes by these facts."""
+    found = []
+    for fact in facts:
+        for share in fact(node):
+            output, operand = node.outputs[share.output], node.inputs[share.input]
+            if output is not None and operand is not None:
+                found.append((output, operand))
+    return found

@@ -1,0 +1,116 @@
+"""What to compute again so that no more than a number of bytes is alive: the cheapest found.
+
+Each start is brought within the budget, step by step the clone that takes most off for its time, then freed of what
+is not needed, then improved by ruin and recreate. Starts are nothing; checkpoints in 2, 3, 4, 6, ... stretches; and
+what was found for other budgets. Evaluations are counted, so results do not depend on the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from sublet.passes.recompute import _search
+from sublet.passes.recompute.level import Clones, Level
+
+STRETCHES = (2, 3, 4, 6, 8, 11, 16, 23, 32)
+LIKELY = 3
+"""Starts by checkpoints that are followed for a budget: those that need least in it, or come nearest."""
+
+EFFORT = 4000
+"""Evaluations for the improvement of each start."""
+
+NONE: Clones = frozenset()
+
+Stop = Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class Found:
+    """Clones, the bytes alive at the peak as estimated, and the seconds of all nodes."""
+
+    clones: Clones
+    peak: int
+    seconds: float
+
+
+@dataclass
+class Search:
+    """A search over one level. It remembers what it found: a budget is never answered worse than a smaller one was.
+
+    stopped   asked once in a while; True ends the search with what it has
+    """
+
+    level: Level
+    effort: int = EFFORT
+    stopped: Stop = lambda: False
+    found: list[Found] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._core = core_of(self.level)
+        self._keep(NONE)
+        self._segments = [frozenset(self._core.segments(count)) for count in STRETCHES]
+
+    def within(self, budget: int) -> Found | None:
+        """The cheapest found with no more than so many bytes alive; None where none was found."""
+        if self.found[0].peak > budget:
+            for start in self._starts(budget):
+                self._from(start, budget)
+                if self.stopped():
+                    break
+        fitting = [found for found in self.found if found.peak <= budget]
+        return min(fitting, key=lambda found: (found.seconds, found.peak), default=None)
+
+    def lowest(self) -> Found:
+        """The one with the fewest bytes alive."""
+        return min(self.found, key=lambda found: (found.peak, found.seconds))
+
+    def segmented(self) -> list[Found]:
+        """What checkpoints alone give, in each number of stretches."""
+        return [self._figures(clones) for clones in self._segments]
+
+    def _starts(self, budget: int) -> Iterable[Clones]:
+        yield NONE
+        fitting = [each for each in self.found if each.peak <= budget]
+        above = [each for each in self.found if each.peak > budget]
+        if fitting:
+            yield min(fitting, key=lambda found: found.seconds).clones
+        if above:
+            yield min(above, key=lambda found: (found.peak, found.seconds)).clones
+        ranked = sorted(self.segmented(), key=lambda found: (max(found.peak, budget), found.seconds))
+        yield from (found.clones for found in ranked[:LIKELY])
+
+    def _from(self, start: Clones, budget: int) -> None:
+        pairs, _ = self._core.within(budget, sorted(start), 0, self.effort, self.stopped)
+        self._keep(frozenset(pairs))
+
+    def _keep(self, clones: Clones) -> None:
+        self.found.append(self._figures(clones))
+
+    def _figures(self, clones: Clones) -> Found:
+        peak, nanoseconds = self._core.figures(sorted(clones))
+        return Found(clones, peak, nanoseconds * 1e-9)
+
+
+def core_of(level: Level) -> _search.Level:
+    """The level in the form of the compiled search."""
+    blocks = level.blocks
+    return _search.level(
+        blocks.nbytes,
+        [b in blocks.kept for b in range(len(blocks.nbytes))],
+        blocks.read,
+        level.cloned,
+        blocks.born,
+        level.renewed,
+        [_flat(pairs) for pairs in blocks.over],
+        [_flat(pairs) for pairs in blocks.at_home],
+        blocks.extra,
+        level.wasted,
+        [round(seconds * 1e9) for seconds in level.seconds],
+        level.latest,
+        level.steady + sum(blocks.nbytes[b] for b in blocks.present),
+    )
+
+
+def _flat(pairs: Sequence[tuple[int, int]]) -> list[int]:
+    return [b for pair in pairs for b in pair]

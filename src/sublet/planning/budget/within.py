@@ -1,0 +1,198 @@
+"""A budget of bytes: what is computed again so that a plan fits it, and what that costs.
+
+Nothing fits that was not planned and checked: what the search finds by estimate is planned for real, and where the
+arena comes out larger, asked for again with as much less. Between the proven floor and the least that was found nothing
+is known, and nothing is claimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from sublet.analysis.options import Options
+from sublet.base.bytesize import parse_bytes
+from sublet.errors import CapacityError, PlanError
+from sublet.ir.model import Model
+from sublet.passes.recompute.clones import Again, recomputed
+from sublet.passes.recompute.floor import Floor, floor
+from sublet.passes.recompute.level import level_of
+from sublet.passes.recompute.search import EFFORT, Found, Search, Stop
+from sublet.plan import MemoryPlan
+from sublet.planning.budget.costs import MODELLED, modelled
+from sublet.planning.pipeline import plan_memory
+
+TRIES = 4
+"""Plans for one budget: the estimate is exact nearly always."""
+
+
+class Outcome(StrEnum):
+    """What is known of a network and a number of bytes."""
+
+    FITS = "fits"
+    NOT_FOUND = "not_found"
+    IMPOSSIBLE = "impossible"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A program that was planned and checked: with these nodes computed again, in so many bytes and seconds."""
+
+    model: Model
+    plan: MemoryPlan
+    seconds: float
+
+    @property
+    def again(self) -> int:
+        """How many nodes are computed once more."""
+        return len(self.model.recipe.again)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a budget: the cheapest point found within it, or the one that needs fewest bytes."""
+
+    budget: int
+    outcome: Outcome
+    point: Point
+    plain: Point
+    floor: Floor
+    costs: str
+
+    @property
+    def extra(self) -> float:
+        """The seconds more than those of the plain program, as a share of these."""
+        return self.point.seconds / self.plain.seconds - 1 if self.plain.seconds else 0.0
+
+    @property
+    def words(self) -> str:
+        """The answer, for people."""
+        least = f"{self.point.plan.arena_bytes:,} bytes"
+        if self.outcome is Outcome.IMPOSSIBLE:
+            return f"{self.budget:,} bytes are impossible: {self.floor.words}"
+        if self.outcome is Outcome.NOT_FOUND:
+            found = f"the least found needs {least}, with {self.extra:.1%} more time predicted ({self.costs})"
+            return f"no program within {self.budget:,} bytes was found; {found}; {self.floor.words}"
+        if not self.point.again:
+            return f"fits: {least}, nothing is computed again"
+        done = f"{self.point.again} nodes are computed once more"
+        told = f"fits: {least} instead of {self.plain.plan.arena_bytes:,}; {done}"
+        return f"{told}: {self.extra:.1%} more time predicted ({self.costs})"
+
+
+def most(budget: int | str) -> int:
+    """The bytes of a budget, which may be written as "400MiB". Raises SubletError for what is none."""
+    nbytes = parse_bytes(budget) if isinstance(budget, str) else budget
+    if type(nbytes) is not int or nbytes < 0:
+        raise PlanError(f"budget={budget!r} must be a number of bytes, or text such as '400MiB'")
+    return nbytes
+
+
+Planned = Callable[[Again], tuple[Model, MemoryPlan]]
+"""The model with these nodes computed again, and its plan."""
+
+
+@dataclass
+class Budgets:
+    """Answers for one model and one way of planning. It keeps what it planned: a larger budget never costs more time.
+
+    seconds  of each node of the root level by name; where nobody gives them, by the model of `costs`
+    planned  makes the plan of what was found, where that takes more than planning
+    """
+
+    model: Model
+    options: Options = field(default_factory=Options)
+    seconds: Mapping[str, float] | None = None
+    costs: str = MODELLED
+    planned: Planned | None = None
+    effort: int = EFFORT
+    stopped: Stop = lambda: False
+
+    def __post_init__(self) -> None:
+        if self.options.streams != 1 or self.options.regions:
+            raise PlanError("values are computed again for one stream and one memory: drop streams and regions")
+        if self.model.recipe.again:
+            raise PlanError("this model computes values again already: give it as it was before")
+        graph, bound = self.model.graph, {"io_bound": self.options.io == "bound"}
+        bound["weights_bound"] = self.options.weights == "bound"
+        seconds = {**modelled(graph), **(self.seconds or {})}
+        self.floor = floor(graph, **bound)
+        self.search = Search(level_of(graph, seconds, **bound), self.effort, self.stopped)
+        self.plain = self._point(self.search.found[0])
+        self.points = {frozenset(): self.plain}
+
+    def within(self, budget: int) -> Answer:
+        """The cheapest program found that fits so many bytes."""
+        if budget < self.floor.nbytes and self.plain.plan.arena_bytes > budget:
+            lowest = min(self.points.values(), key=lambda point: (point.plan.arena_bytes, point.seconds))
+            return self._answer(budget, Outcome.IMPOSSIBLE, lowest)
+        if not self._fitting(budget):
+            self._search(budget)
+        fitting = self._fitting(budget)
+        if fitting:
+            return self._answer(budget, Outcome.FITS, min(fitting, key=lambda p: (p.seconds, p.plan.arena_bytes)))
+        self._plan(self.search.lowest())
+        lowest = min(self.points.values(), key=lambda point: (point.plan.arena_bytes, point.seconds))
+        return self._answer(budget, Outcome.NOT_FOUND, lowest)
+
+    def frontier(self, budgets: Sequence[int], told: Callable[[int], None] = lambda budget: None) -> tuple[Answer, ...]:
+        """The answers for several budgets, the largest first; each is asked for by itself, and the cheapest is taken.
+
+        An interrupt ends it; what was found until then is told.
+        """
+        wanted = sorted(set(budgets), reverse=True)
+        try:
+            for budget in wanted:
+                told(budget)
+                if self.plain.plan.arena_bytes > budget >= self.floor.nbytes:
+                    self._search(budget)
+        except KeyboardInterrupt:
+            wanted = [budget for budget in wanted if self._fitting(budget) or budget < self.floor.nbytes]
+        return tuple(self.within(budget) for budget in wanted)
+
+    def _search(self, budget: int) -> None:
+        """Plans what the search finds for so many bytes, and for as many less as the plan needs more."""
+        target = budget
+        for _ in range(TRIES):
+            found = self.search.within(target)
+            if found is None:
+                return
+            over = self._plan(found).plan.arena_bytes - budget
+            if over <= 0:
+                return
+            target = min(target, found.peak) - over
+
+    def _plan(self, found: Found) -> Point:
+        if found.clones not in self.points:
+            self.points[found.clones] = self._point(found)
+        return self.points[found.clones]
+
+    def _point(self, found: Found) -> Point:
+        make = self.planned or self._made
+        model, plan = make(self.search.level.again(found.clones))
+        return Point(model, plan, found.seconds)
+
+    def _made(self, again: Again) -> tuple[Model, MemoryPlan]:
+        model = with_again(self.model, again)
+        return model, plan_memory(model, self.options)
+
+    def _fitting(self, budget: int) -> list[Point]:
+        return [point for point in self.points.values() if point.plan.arena_bytes <= budget]
+
+    def _answer(self, budget: int, outcome: Outcome, point: Point) -> Answer:
+        return Answer(budget, outcome, point, self.plain, self.floor, self.costs)
+
+
+def with_again(model: Model, again: Again) -> Model:
+    """The model with these nodes computed again, and its recipe."""
+    recipe = replace(model.recipe, again=tuple(again))
+    return replace(model, graph=recomputed(model.graph, again), recipe=recipe)
+
+
+def within_budget(model: Model, budget: int | str, options: Options | None = None) -> Model:
+    """The model, with values computed again where its plan needs more bytes. Raises CapacityError with the argument."""
+    answer = Budgets(model, options or Options()).within(most(budget))
+    if answer.outcome is not Outcome.FITS:
+        raise CapacityError(answer.words)
+    return answer.point.model
