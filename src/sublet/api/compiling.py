@@ -55,8 +55,8 @@ def compile(
     `sublet.command` run with every backend.
     `simplify` first lets the cheap passes run: what nobody reads, what is computed twice and arithmetic that changes
     nothing go, and commands are fused. Results may differ in the last bits; the plan says so in its recipe.
-    `budget` is the most bytes that the arena may have ("400MiB"): values are computed again where the plan needs more, see
-    docs/budget.md. Raises CapacityError where that is impossible, or no way was found, and tells which.
+    `budget` is the most bytes that the arena may have ("400MiB"): values are computed again where the plan needs more
+    (docs/budget.md). Raises CapacityError where that is impossible, or no way was found, and tells which.
     Raises ModelError for a model that cannot be read, RunError when no backend computes a node or a weight is
     missing, PlanError when `plan` was not made for this model, PlanViolation when it is wrong.
     """

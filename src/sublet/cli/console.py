@@ -146,6 +146,16 @@ def packing_progress() -> Iterator[Progress | None]:
 
 
 @contextmanager
+def budget_progress() -> Iterator[Callable[[int], None]]:
+    """Tell each budget that is searched for on a terminal; say nothing elsewhere."""
+    if not errors.is_terminal:
+        yield lambda budget: None
+        return
+    with errors.status("budget") as status:
+        yield lambda budget: status.update(f"computing again what makes it fit {human(budget)}")
+
+
+@contextmanager
 def advice_progress() -> Iterator[Trying | None]:
     """Tell each change tried on a terminal, and the best so far; say nothing elsewhere."""
     if not errors.is_terminal:

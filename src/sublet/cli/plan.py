@@ -18,6 +18,7 @@ from sublet.base.bytesize import human
 from sublet.base.extras import installed
 from sublet.cli import options
 from sublet.cli.advice_table import advice_table
+from sublet.cli.budgeting import recomputing, show_frontier
 from sublet.cli.console import (
     advice_progress,
     answered,
@@ -45,10 +46,11 @@ from sublet.ir.model import Model as Source
 from sublet.ir.recipe import AS_IS
 from sublet.plan import MemoryPlan
 from sublet.plan.file import save
+from sublet.plan.verdict import Verdict
 from sublet.planning.advice.tried import SECONDS
 from sublet.planning.other_order import OtherOrder, other_order
 from sublet.planning.pipeline import plan_memory
-from sublet.viz.rectangles import rectangles
+from sublet.viz.rectangles import Picture, rectangles
 from sublet.viz.report import as_json
 
 
@@ -62,6 +64,12 @@ Forbid = Annotated[
 ]
 Advise = Annotated[
     bool, typer.Option("--advise", help=f"Say what would lower the arena; no change is begun after {SECONDS:g} s.")
+]
+Recompute = Annotated[
+    bool, typer.Option("--recompute", help="With --budget: compute values again where that makes the plan fit.")
+]
+Frontier = Annotated[
+    bool, typer.Option("--frontier", help="Show what smaller budgets cost in time, when values are computed again.")
 ]
 
 
@@ -85,6 +93,8 @@ def plan(
     timeout: options.Timeout = None,
     forbid_copies: Forbid = False,
     advise: Advise = False,
+    recompute: Recompute = False,
+    frontier: Frontier = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write the plan as JSON.")] = None,
     html: options.Html = None,
     png: options.Png = None,
@@ -95,17 +105,14 @@ def plan(
     question, started = Question(budget, max_dim), perf_counter()
     dims, trips = bound_extents(model, shape, bound_dims(dim)), bound_trips(max_trips)
     source = to_run(model, dims, max_trips=trips, optimize=optimize, assume=told_shapes(assume))
-    chosen = Options(
-        strategy=strategy,
-        alignment=alignment_of(model, align),
-        io=io.value,
-        weights=weights.value,
-        streams=streams,
-        timeout=timeout,
-        regions=parse_regions(region or ()),
-        forbid_copies=forbid_copies,
-        order=order.value,
-    )
+    chosen = Options(strategy, alignment_of(model, align), io.value, weights.value, streams, timeout)
+    regions = parse_regions(region or ())
+    chosen = replace(chosen, regions=regions, forbid_copies=forbid_copies, order=order.value)
+    if frontier:
+        show_frontier(source, chosen, in_json=as_json_)
+        return
+    if recompute:
+        source = recomputing(source, chosen, question.budget)
     with packing_progress() as progress:
         made = plan_memory(source, chosen, progress=progress)
         seconds = perf_counter() - started
@@ -121,11 +128,18 @@ def plan(
         more = {**warned(source), "other_order": other.content, **(advised.content if advised else {})}
         print_json({**as_json(made, seconds, decision), **more})
     else:
-        show_plan(made, picture, decision=decision)
-        _remark(made, other, source, rewritten=optimize == AS_IS and is_onnx(model) and installed(ALL))
-        if advised is not None:
-            answers().print(Text(), advice_table(advised))
+        rewritten = optimize == AS_IS and is_onnx(model) and installed(ALL)
+        _show(made, other, source, picture, decision, rewritten=rewritten)
     leave(decision)
+
+
+def _show(
+    made: MemoryPlan, other: OtherOrder, source: Source, picture: Picture, decision: Verdict | None, *, rewritten: bool
+) -> None:
+    show_plan(made, picture, decision=decision)
+    _remark(made, other, source, rewritten=rewritten)
+    if picture.advice is not None:
+        answers().print(Text(), advice_table(picture.advice))
 
 
 def _remark(made: MemoryPlan, other: OtherOrder, source: Source, rewritten: bool) -> None:

@@ -72,15 +72,20 @@ def _require_inside(graph: WrittenGraph, target: Value, values: Sequence[Value])
 
 
 def train_step(
-    loss: Tensor, parameters: Sequence[Tensor], optimizer: Optimizer, *, name: str = "loss", budget: int | str | None = None
+    loss: Tensor,
+    parameters: Sequence[Tensor],
+    optimizer: Optimizer,
+    *,
+    name: str = "loss",
+    budget: int | str | None = None,
 ) -> Model:
     """One step of training: computes `loss`, a scalar, and lets `optimizer` update the parameters in place.
 
     The result goes to `sublet.compile` or `sublet.plan_memory`; each run gives the outputs of the graph, and the loss
     under `name`. The gradients of parameters are not kept: each is consumed as early as the data allows, or, where that
     costs no memory, at the end of the step: a run that fails before leaves the parameters as they were.
-    `budget` is the most bytes that the arena may have, as `sublet.plan_memory` plans the step: values are computed again
-    where it needs more (docs/budget.md). Scratch memory of kernels is counted only by `sublet.compile(step, budget=)`.
+    `budget` is the most bytes that the arena may have, as `sublet.plan_memory` plans the step: values are computed
+    again where it needs more (docs/budget.md). What kernels ask for besides is counted by `compile(step, budget=)`.
     Raises CapacityError where that is impossible or no way was found.
     Raises GradientError for a loss or parameter that has no gradient; the graph is then as it was before.
     """

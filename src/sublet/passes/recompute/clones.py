@@ -67,7 +67,12 @@ def clonable(graph: Graph) -> list[int]:
 
 
 def _latest(node: Node, closed: Mapping[Value, int], last: int) -> int:
-    if node.subgraphs or not lookup(node.op).pure or not any(node.outputs) or not all(v.plannable for v in (*node.uses, *node.defs)):
+    if (
+        node.subgraphs
+        or not lookup(node.op).pure
+        or not any(node.outputs)
+        or not all(v.plannable for v in (*node.uses, *node.defs))
+    ):
         return -1
     read = _operands(node)
     return min([last, *(closed[value] for value in read if value is not None and value in closed)])

@@ -2,8 +2,8 @@
 
 Counted is what must lie in the arena at once, when a node runs for the sake of a result: the values it reads and makes
 that are bytes of their own, and inputs that something after it reads, which nobody can compute again. A result that may
-be written over an operand counts nothing, views and parts of one tensor count as the largest of them, and what may lie in
-memory outside the arena (of a weight that nobody reads any more, of an output of the caller's) counts nothing either.
+be written over an operand counts nothing, views and parts of one tensor count as the largest of them, and what may lie
+outside the arena (in memory of a weight that nobody reads any more, or of an output of the caller's) counts nothing.
 """
 
 from __future__ import annotations

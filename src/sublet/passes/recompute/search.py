@@ -17,6 +17,9 @@ STRETCHES = (2, 3, 4, 6, 8, 11, 16, 23, 32)
 LIKELY = 3
 """Starts by checkpoints that are followed for a budget: those that need least in it, or come nearest."""
 
+HALVINGS = 3
+"""Times that what was not met is approached."""
+
 EFFORT = 4000
 """Evaluations for the improvement of each start."""
 
@@ -54,12 +57,22 @@ class Search:
     def within(self, budget: int) -> Found | None:
         """The cheapest found with no more than so many bytes alive; None where none was found."""
         if self.found[0].peak > budget:
-            for start in self._starts(budget):
-                self._from(start, budget)
-                if self.stopped():
-                    break
-        fitting = [found for found in self.found if found.peak <= budget]
-        return min(fitting, key=lambda found: (found.seconds, found.peak), default=None)
+            self._try(budget)
+        for _ in range(HALVINGS):  # what reaches for too little stops early: come nearer first
+            if self._fitting(budget) or self.stopped():
+                break
+            self._try((budget + self.lowest().peak) // 2)
+            self._try(budget)
+        return min(self._fitting(budget), key=lambda found: (found.seconds, found.peak), default=None)
+
+    def _fitting(self, budget: int) -> list[Found]:
+        return [found for found in self.found if found.peak <= budget]
+
+    def _try(self, budget: int) -> None:
+        for start in self._starts(budget):
+            self._from(start, budget)
+            if self.stopped():
+                break
 
     def lowest(self) -> Found:
         """The one with the fewest bytes alive."""
@@ -71,7 +84,7 @@ class Search:
 
     def _starts(self, budget: int) -> Iterable[Clones]:
         yield NONE
-        fitting = [each for each in self.found if each.peak <= budget]
+        fitting = self._fitting(budget)
         above = [each for each in self.found if each.peak > budget]
         if fitting:
             yield min(fitting, key=lambda found: found.seconds).clones

@@ -17,7 +17,7 @@ from sublet.errors import CapacityError, PlanError
 from sublet.ir.model import Model
 from sublet.passes.recompute.clones import Again, recomputed
 from sublet.passes.recompute.floor import Floor, floor
-from sublet.passes.recompute.level import level_of
+from sublet.passes.recompute.level import Clones, level_of
 from sublet.passes.recompute.search import EFFORT, Found, Search, Stop
 from sublet.plan import MemoryPlan
 from sublet.planning.budget.costs import MODELLED, modelled
@@ -120,7 +120,7 @@ class Budgets:
         self.floor = floor(graph, **bound)
         self.search = Search(level_of(graph, seconds, **bound), self.effort, self.stopped)
         self.plain = self._point(self.search.found[0])
-        self.points = {frozenset(): self.plain}
+        self.points: dict[Clones, Point] = {frozenset(): self.plain}
 
     def within(self, budget: int) -> Answer:
         """The cheapest program found that fits so many bytes."""

@@ -1,0 +1,84 @@
+"""What `sublet plan` does about a budget: computes values again to fit it, or tells the curve of bytes and seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from sublet.analysis.options import Options
+from sublet.base.bytesize import human
+from sublet.cli.console import answers, budget_progress, errors, print_json
+from sublet.errors import CapacityError, PlanError
+from sublet.ir.model import Model
+from sublet.planning.budget.within import Answer, Budgets, Outcome
+
+PERCENT = (100, 90, 80, 70, 60, 50, 40, 30, 25, 20)
+"""Budgets of a frontier, as shares of the plain arena."""
+
+SAYS = {Outcome.FITS: "", Outcome.NOT_FOUND: "not found", Outcome.IMPOSSIBLE: "impossible"}
+
+
+def recomputing(source: Model, options: Options, budget: int | None) -> Model:
+    """The model with values computed again where its plan needs more than the budget, and a word on it.
+
+    Raises CapacityError with the argument where none fits or none was found.
+    """
+    if budget is None:
+        raise PlanError("--recompute fits a plan into a budget: add --budget BYTES")
+    with budget_progress() as told:
+        told(budget)
+        answer = Budgets(source, options).within(budget)
+    if answer.outcome is not Outcome.FITS:
+        raise CapacityError(answer.words)
+    errors.print(Text(answer.words), soft_wrap=True)
+    return answer.point.model
+
+
+def show_frontier(source: Model, options: Options, *, in_json: bool) -> None:
+    """The curve of bytes and seconds, from the plain plan down."""
+    with budget_progress() as told:
+        budgets = Budgets(source, options)
+        arena = budgets.plain.plan.arena_bytes
+        found = budgets.frontier([arena * percent // 100 for percent in PERCENT], told)
+    if in_json:
+        print_json(frontier_json(budgets, found))
+        return
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for title in ("budget", "arena", "of plain", "computed again", "extra time"):
+        table.add_column(title, justify="right")
+    for answer in found:
+        nbytes = answer.point.plan.arena_bytes
+        row = (human(nbytes), f"{nbytes / arena:.1%}", str(answer.point.again), f"{answer.extra:+.1%}")
+        shown = row if answer.outcome is Outcome.FITS else (SAYS[answer.outcome], "", "", "")
+        table.add_row(human(answer.budget), *shown)
+    answers().print(table, Text(), Text(f"Time is predicted {budgets.costs}."), Text(_least(budgets)))
+
+
+def _least(budgets: Budgets) -> str:
+    lowest = min(budgets.points.values(), key=lambda point: point.plan.arena_bytes)
+    words = budgets.floor.words
+    return f"The least found needs {lowest.plan.arena_bytes:,} bytes. {words[:1].upper()}{words[1:]}."
+
+
+def frontier_json(budgets: Budgets, found: tuple[Answer, ...]) -> dict[str, Any]:
+    """The curve for programs. Seconds are predicted."""
+    floor = budgets.floor
+    return {
+        "graph": budgets.model.graph.name,
+        "plain": {"arena_bytes": budgets.plain.plan.arena_bytes, "seconds": budgets.plain.seconds},
+        "floor": {"bytes": floor.nbytes, "node": floor.node, "values": dict(floor.values), "words": floor.words},
+        "costs": budgets.costs,
+        "points": [
+            {
+                "budget": answer.budget,
+                "outcome": answer.outcome.value,
+                "arena_bytes": answer.point.plan.arena_bytes,
+                "seconds": answer.point.seconds,
+                "extra": answer.extra,
+                "computed_again": answer.point.again,
+            }
+            for answer in found
+        ],
+    }
