@@ -85,8 +85,12 @@ class _Level:
                 self.readers[value] = self.readers.get(value, 0) | 1 << i
         wanted = set(results(graph))
         final = sum(1 << i for i, node in enumerate(self.nodes) if not is_pure(node) or wanted & set(node.defs))
-        plain = [i for i, node in enumerate(self.nodes) if not node.subgraphs]
-        self.needed = [i for i in plain if (self.after[i] | 1 << i) & final]
+        run = [i for i in range(len(self.nodes)) if (self.after[i] | 1 << i) & final]
+        self.needed = [i for i in run if not self.nodes[i].subgraphs]
+        """What runs for the sake of a result; nothing is said of the bytes that loops and branches need."""
+        running = sum(1 << i for i in run)
+        self.after = [bits & running for bits in self.after]
+        self.readers = {value: bits & running for value, bits in self.readers.items()}
         self.same, self.linked = self._sets()
         self.outside: dict[Value, list[Value]] = {}
         """By set of linked values those with memory outside the arena that may come to hold others of the set."""
@@ -122,7 +126,7 @@ class _Level:
 
     def at_start(self) -> Floor:
         """All inputs that lie in the arena and are read."""
-        there = [] if self.io_bound else [value for value in self.graph.inputs if value in self.readers]
+        there = [] if self.io_bound else [value for value in self.graph.inputs if self.readers.get(value)]
         return self._sum(START, there)
 
     def at_end(self) -> Floor:

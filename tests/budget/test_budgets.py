@@ -1,0 +1,155 @@
+"""Budgets: what fits is planned and runs the same, what is impossible is so, what was not found is not called so."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import sublet
+from sublet import layers, nn
+from sublet.analysis.options import Options
+from sublet.api.sources import planned_model
+from sublet.cli.app import app
+from sublet.errors import CapacityError, PlanError
+from sublet.ir.graph import Graph, Node, Value
+from sublet.ir.model import Model
+from sublet.ops.emitter import Emitter
+from sublet.planning.budget.within import Budgets, Outcome
+from sublet.planning.pipeline import plan_memory
+from sublet.tensor import DType, TensorSpec
+from tests.budget.brute_force import fewest_bytes
+from tests.fuzz_budget import check_budgets
+
+
+def step(budget: int | str | None = None) -> Model:
+    g = sublet.Graph("small")
+    x, labels = g.input("x", (4, 3, 8, 8)), g.input("labels", (4,), "i64")
+    y = x
+    for _ in range(4):
+        y = layers.dropout(nn.relu(layers.batch_norm(layers.conv(y, 8, 3, bias=False))), 0.2)
+    loss = nn.softmax_cross_entropy(layers.dense(y.mean(2, 3), 10), labels)[0].mean()
+    return sublet.train_step(loss, g.parameters, sublet.SGD(0.05, momentum=0.9), budget=budget)
+
+
+FEEDS = {
+    "x": np.random.default_rng(0).normal(size=(4, 3, 8, 8)).astype("float32"),
+    "labels": np.arange(4),
+}
+
+
+@pytest.mark.parametrize("seed", [1, 7, 19])
+def test_generated_steps_at_random_budgets(seed: int) -> None:
+    check_budgets(seed, 2)
+
+
+def test_a_step_within_half_its_memory_computes_the_same_bits() -> None:
+    plain = sublet.compile(step())
+    half = plain.arena_bytes // 2
+    budgeted = sublet.compile(step(), budget=half)
+    assert budgeted.arena_bytes <= half
+    assert budgeted.plan.recipe.again
+    assert "computed once more" in budgeted.plan.recipe.words
+    for _ in range(3):
+        assert plain(FEEDS)["loss"] == budgeted(FEEDS)["loss"]
+    for name in plain.updated:
+        assert np.array_equal(plain.state(name), budgeted.state(name)), name
+
+
+def test_a_step_is_written_for_a_budget() -> None:
+    plan = plan_memory(step("48KiB"))
+    assert plan.arena_bytes <= 48 << 10 < plan_memory(step()).arena_bytes
+    with pytest.raises(CapacityError, match="impossible: any program of these nodes needs at least"):
+        step(1000)
+    with pytest.raises(PlanError, match="budget"):
+        step(-1)
+
+
+def test_the_recipe_of_a_plan_is_done_again_to_check_it(tmp_path: Path) -> None:
+    path = tmp_path / "step.sublet"
+    path.write_text(sublet.to_text(step().graph))
+    plan_path = tmp_path / "plan.json"
+    done = CliRunner().invoke(app, ["plan", str(path), "--budget", "48KiB", "--recompute", "--out", str(plan_path)])
+    assert done.exit_code == 0, done.output
+    plan = sublet.load(plan_path)
+    assert plan.arena_bytes <= 48 << 10
+    assert sum(node.again for node in planned_model(path, plan).graph.nodes) >= 1
+    assert CliRunner().invoke(app, ["check", str(path), str(plan_path)]).exit_code == 0
+    told = json.loads(plan_path.read_text())
+    told["recipe"]["again"].pop()
+    plan_path.write_text(json.dumps(told))
+    assert CliRunner().invoke(app, ["check", str(path), str(plan_path)]).exit_code == 2
+
+
+def test_what_cannot_fit_is_refused_with_the_argument(tmp_path: Path) -> None:
+    path = tmp_path / "step.sublet"
+    path.write_text(sublet.to_text(step().graph))
+    done = CliRunner().invoke(app, ["plan", str(path), "--budget", "1KiB", "--recompute"])
+    assert done.exit_code == 1
+    assert "impossible" in done.output
+    assert CliRunner().invoke(app, ["plan", str(path), "--recompute"]).exit_code == 2
+
+
+def test_the_frontier_falls_and_says_how_time_was_told(tmp_path: Path) -> None:
+    path = tmp_path / "step.sublet"
+    path.write_text(sublet.to_text(step().graph))
+    done = CliRunner().invoke(app, ["plan", str(path), "--frontier", "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output)
+    assert "not measured" in told["costs"]
+    fitting = [point for point in told["points"] if point["outcome"] == "fits"]
+    assert len(fitting) >= 5
+    assert all(point["arena_bytes"] <= point["budget"] for point in fitting)
+    assert [point["seconds"] for point in fitting] == sorted(point["seconds"] for point in fitting)
+    assert told["floor"]["bytes"] <= fitting[-1]["arena_bytes"]
+
+
+def test_between_the_floor_and_what_was_found_nothing_is_claimed() -> None:
+    budgets = Budgets(step(), effort=50)
+    answer = budgets.within(budgets.floor.nbytes)
+    assert answer.outcome is Outcome.NOT_FOUND
+    assert answer.point.plan.arena_bytes > budgets.floor.nbytes
+    assert "was found" in answer.words
+
+
+def test_more_than_one_stream_is_refused() -> None:
+    with pytest.raises(PlanError, match="one stream"):
+        Budgets(step(), Options(streams=2))
+
+
+def chain(seed: int) -> Graph:
+    """A few element-wise nodes and products, several with readers far away."""
+    rng = random.Random(seed)
+    spec = [TensorSpec(DType.F32, (4, width)) for width in (1, 2, 4, 8)]
+    inputs = (Value("a", rng.choice(spec)), Value("b", rng.choice(spec)))
+    emit = Emitter.of(Graph("chain", inputs, (), (), ()))
+    values = list(inputs)
+    for i in range(rng.randint(3, 6)):
+        operands = tuple(rng.choice(values[-4:]) for _ in range(rng.choice((1, 1, 2))))
+        like = [value for value in operands if value.spec == operands[0].spec]
+        if len(like) == len(operands) and rng.random() < 0.6:
+            values.append(emit("nn.exp" if len(operands) == 1 else "nn.add", *operands))
+        else:
+            made = Value(f"m{i}", rng.choice(spec))
+            emit.nodes.append(Node(made.name, "onnx.NoSuch", operands, (made,)))
+            values.append(made)
+    return Graph("chain", inputs, tuple(emit.nodes), tuple({values[-1]: 0, rng.choice(values[2:]): 0}))
+
+
+def test_no_order_and_no_recomputation_goes_below_the_floor() -> None:
+    """And nothing that was found goes below the best there is."""
+    tight = 0
+    for seed in range(60):
+        graph = chain(seed)
+        budgets = Budgets(Model(graph), Options(alignment=1), effort=50)
+        least = fewest_bytes(graph)
+        assert budgets.floor.nbytes <= least <= budgets.plain.plan.arena_bytes, seed
+        answer = budgets.within(least)
+        assert answer.outcome is not Outcome.IMPOSSIBLE, seed
+        assert answer.point.plan.arena_bytes >= least, seed
+        tight += budgets.floor.nbytes == least
+    assert tight >= 20

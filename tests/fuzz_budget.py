@@ -1,0 +1,134 @@
+"""Generated training steps and programs at random budgets: every answer is held to what it says.
+
+What fits must run in its plan, in poisoned memory too, and leave the same bits as the plain program: outputs, gradients
+and state. What is "impossible" must be so by a search over all orders and recomputations, where that is small enough.
+
+    python -m tests.fuzz_budget --count 300 --first 0
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import sublet
+from sublet import layers, nn
+from sublet.analysis.options import Options
+from sublet.ir.model import Model
+from sublet.ir.text import parse, to_text
+from sublet.nn.tensor import Tensor
+from sublet.passes.common import without_common
+from sublet.passes.dead_code import without_dead_code
+from sublet.planning.budget.within import Budgets, Outcome
+from tests.training.steps import UNPLANNED, Step, runs_right, training_step, written_program
+
+EFFORT = 60
+
+
+def network(rng: random.Random, seed: int) -> Step:
+    """A step of a random convolutional network: normalisation, dropout, branches that meet again, shared weights."""
+    with_images = rng.random() < 0.7
+    g = sublet.Graph(f"net{seed}")
+    shape = (2, 3, 8, 8) if with_images else (6, 12)
+    x, labels = g.input("x", shape), g.input("labels", (shape[0],), "i64")
+    y = x
+    shared = g.parameter("shared", (12, 12), initial=layers.normal(0.3))
+    for _ in range(rng.randint(2, 6)):
+        y = (_image_layer if with_images else _row_layer)(rng, y, shared)
+    logits = layers.dense(y.mean(2, 3) if with_images else y, 4)
+    loss = nn.softmax_cross_entropy(logits, labels)[0].mean()
+    if rng.random() < 0.5:
+        g.output("logits", logits)
+    optimizer = rng.choice((sublet.SGD(0.05, momentum=0.9), sublet.Adam(0.01), sublet.SGD(0.1)))
+    model = sublet.train_step(loss, g.parameters, optimizer)
+    numbers = np.random.default_rng(seed)
+    feeds = {"x": numbers.normal(size=shape).astype("float32"), "labels": numbers.integers(0, 4, shape[0])}
+    return Step(model.graph, {name: each.array() for name, each in model.weights.items()}, feeds)
+
+
+def _image_layer(rng: random.Random, y: Tensor, shared: Tensor) -> Tensor:
+    kind = rng.randrange(5)
+    if kind == 0:
+        return layers.dropout(nn.relu(layers.batch_norm(layers.conv(y, 4, 3, bias=False))), 0.3)
+    if kind == 1:
+        return nn.concat([y, nn.relu(layers.conv(y, 2, 3))], axis=1)
+    if kind == 2:
+        same = layers.conv(nn.relu(y), y.shape[1], 3)
+        return y + same
+    if kind == 3:
+        return nn.gelu(layers.batch_norm(layers.conv(y, 6, 1, bias=False)))
+    return nn.tanh(y) * nn.sigmoid(layers.conv(y, y.shape[1], 1))
+
+
+def _row_layer(rng: random.Random, y: Tensor, shared: Tensor) -> Tensor:
+    kind = rng.randrange(4)
+    if kind == 0:
+        return layers.dropout(nn.gelu(layers.dense(y, 12)), 0.25)
+    if kind == 1:
+        return nn.tanh(y @ shared)
+    if kind == 2:
+        return y + layers.dense(layers.layer_norm(y), 12)
+    return (y.reshape(6, 3, 4).transpose(0, 2, 1).reshape(6, 12) * 0.5) + nn.square(y)
+
+
+def drawn(seed: int) -> tuple[random.Random, Step]:
+    """The step of a seed."""
+    rng = random.Random(seed)
+    kind = rng.random()
+    make = network if kind < 0.6 else training_step if kind < 0.85 else written_program
+    return rng, make(rng, seed)
+
+
+def check_budgets(seed: int, count: int = 3) -> Counter[str]:
+    """Some budgets of one step; how often each answer was given. Raises AssertionError that names the seed."""
+    rng, step = drawn(seed)
+    options = Options(io=rng.choice(("arena", "bound")), weights=rng.choice(("arena", "bound")))
+    budgets = Budgets(Model(step.graph), options, effort=EFFORT)
+    plain = budgets.plain.plan.arena_bytes
+    where = f"seed {seed}, {options}"
+    assert budgets.floor.nbytes <= plain, f"{where}: the floor is above a plan"
+    unplanned = step.compiled(UNPLANNED)
+    told: Counter[str] = Counter()
+    seconds: list[tuple[int, float]] = []
+    for _ in range(count):
+        budget = int(plain * rng.uniform(0.3, 1.0))
+        answer = budgets.within(budget)
+        told[answer.outcome.value] += 1
+        if answer.outcome is not Outcome.FITS:
+            assert answer.outcome is not Outcome.IMPOSSIBLE or budget < budgets.floor.nbytes
+            continue
+        assert budgets.floor.nbytes <= answer.point.plan.arena_bytes <= budget, f"{where}: it does not fit"
+        if answer.point.again:
+            told["computed again"] += 1
+            _runs_the_same(where, step, unplanned, answer.point.model, options)
+        seconds.append((answer.point.plan.arena_bytes, answer.point.seconds))
+    return told
+
+
+def _runs_the_same(where: str, step: Step, unplanned: Any, model: Model, options: Options) -> None:
+    graph = model.graph
+    assert parse(to_text(graph)) == graph, f"{where}: another graph in text form"
+    kept = without_dead_code(without_common(graph))
+    assert len([n for n in kept.nodes if n.again]) == len([n for n in graph.nodes if n.again]), f"{where}: merged"
+    changed = replace(step, graph=graph)
+    assert runs_right(step, unplanned, changed.compiled(options)), f"{where}: computed again, something else comes out"
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--count", type=int, default=300)
+    asked.add_argument("--first", type=int, default=0)
+    chosen = asked.parse_args()
+    told: Counter[str] = Counter()
+    for seed in range(chosen.first, chosen.first + chosen.count):
+        told += check_budgets(seed)
+    print(f"{chosen.count} steps: " + ", ".join(f"{count} {what}" for what, count in sorted(told.items())))
+
+
+if __name__ == "__main__":
+    main()

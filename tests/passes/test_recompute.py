@@ -1,0 +1,131 @@
+"""What is computed again: where clones stand, what they read, what is refused, and that the search counts right."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sublet.errors import PlanError
+from sublet.ir.graph import Graph
+from sublet.ir.text import parse, to_text
+from sublet.ir.walk import results
+from sublet.ops.verify import verify
+from sublet.passes.live_bytes import blocks_of
+from sublet.passes.pipeline import simplify
+from sublet.passes.recompute.clones import recomputed
+from sublet.passes.recompute.level import level_of
+from sublet.passes.recompute.search import Search, core_of
+from sublet.passes.recompute.timeline import timeline
+from tests.fuzz_budget import drawn
+
+LATE = """
+graph @late(%x: f32[64], %g: f32[64]) {
+  %y: f32[64] = nn.exp(%x)
+  %v: f32[8,8] = nn.reshape(%y) {shape = [8, 8]}
+  %z: f32[64] = nn.tanh(%y)
+  %s: f32[64] = nn.mul(%z, %g)
+  %t: f32[8,8] = nn.mul(%v, %v)
+  %u: f32[64] = nn.mul(%y, %s)
+  return %s, %t, %u
+}
+"""
+
+
+def read_by(graph: Graph, name: str) -> list[str]:
+    return [value.name for value in next(node for node in graph.nodes if name in [v.name for v in node.defs]).uses]
+
+
+def test_whoever_reads_later_reads_the_clone() -> None:
+    graph = recomputed(parse(LATE), [("y", "t"), ("v", "t")])
+    verify(graph)
+    assert [node.name for node in graph.nodes] == ["y", "z", "s", "y.again", "v.again", "t", "u"]
+    assert read_by(graph, "z") == ["y"]
+    assert read_by(graph, "v.again") == ["y.again"]
+    assert (read_by(graph, "t"), read_by(graph, "u")) == (["v.again", "v.again"], ["y.again", "s"])
+    assert parse(to_text(graph)) == graph
+
+
+def test_no_pass_merges_a_clone() -> None:
+    graph = recomputed(parse(LATE), [("y", "u")])
+    assert [node.name for node in simplify(graph).nodes if node.again] == ["y.again"]
+
+
+def test_a_node_whose_first_reader_reads_a_clone_has_moved() -> None:
+    graph = recomputed(parse(LATE), [("v", "t")])
+    assert [node.name for node in graph.nodes] == ["y", "z", "s", "v.again", "t", "u"]
+
+
+@pytest.mark.parametrize(
+    ("pair", "said"),
+    [(("no", "t"), "no such nodes"), (("t", "no"), "no such nodes"), (("t", "y"), "stands before it")],
+)
+def test_a_pair_that_a_graph_cannot_have_is_refused(pair: tuple[str, str], said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        recomputed(parse(LATE), [pair])
+
+
+def test_nothing_is_computed_again_behind_an_update_of_what_it_reads() -> None:
+    graph = parse("""
+    graph @updated(%x: f32[4]) {
+      weights %w: f32[4]
+      %y: f32[4] = nn.mul(%x, %w)
+      %z: f32[4] = nn.exp(%y)
+      %new: f32[4] = nn.add(%w, %z)
+      %t: f32[4] = nn.mul(%y, %z)
+      update %w = %new
+      return %t
+    }
+    """)
+    assert recomputed(graph, [("y", "new")])
+    with pytest.raises(PlanError, match="updated by then"):
+        recomputed(graph, [("y", "t")])
+
+
+def test_a_clone_of_a_normalisation_does_not_read_the_running_statistics() -> None:
+    drawn_graphs = (drawn(seed)[1].graph for seed in range(50))
+    graph = next(each for each in drawn_graphs if "nn.batch_norm" in {node.op for node in each.nodes})
+    node = next(node for node in graph.nodes if node.op == "nn.batch_norm")
+    reader = next(n for n in reversed(graph.nodes) if node.outputs[0] in n.uses or node.outputs[3] in n.uses)
+    changed = recomputed(graph, [(node.name, reader.name)])
+    verify(changed)
+    (clone,) = (node for node in changed.nodes if node.again)
+    scale = clone.inputs[1]
+    assert clone.inputs[3:] == (scale, scale)
+    assert clone.inputs[0] == node.inputs[0]
+    assert changed.updates == graph.updates
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_search_counts_what_the_graph_with_clones_needs(seed: int) -> None:
+    """Three times the same: by the compiled search, by the timeline, by live bytes of the graph with clones.
+
+    Views are not followed to their readers one by one: what only they keep is counted a little longer.
+    """
+    rng, step = drawn(seed)
+    graph = step.graph
+    level = level_of(graph, {node.name: 1e-6 for node in graph.nodes}, io_bound=False, weights_bound=True)
+    core = core_of(level)
+    for count in (0, 1, 4, 16):
+        able = [j for j, last in enumerate(level.latest) if last > j and level.renewed[j]]
+        chosen = [rng.choice(able) for _ in range(count if able else 0)]
+        clones = frozenset((j, rng.randint(j + 1, level.latest[j])) for j in chosen)
+        told = timeline(level, clones)
+        changed = recomputed(graph, level.again(clones))
+        extra = dict(zip((node.name for node in graph.nodes), level.blocks.extra, strict=True))
+        counted = blocks_of(changed, changed.nodes, results(changed), extra)
+        peak = max(counted.curve(range(len(changed.nodes))), default=0)
+        assert told.peak >= peak if any(level.views) else told.peak == peak
+        assert core.figures(sorted(clones)) == (told.peak, round(told.seconds * 1e9))
+
+
+def test_a_larger_budget_never_takes_longer() -> None:
+    graph = drawn(1)[1].graph
+    rng = random.Random(0)
+    seconds = {node.name: rng.choice((1e-6, 5e-6, 2e-5)) for node in graph.nodes}
+    search = Search(level_of(graph, seconds, io_bound=False, weights_bound=True), effort=200)
+    plain = search.found[0].peak
+    found = [search.within(plain * percent // 100) for percent in (60, 70, 80, 90, 100)]
+    met = [each.seconds for each in found if each is not None]
+    assert len(met) >= 2
+    assert met == sorted(met, reverse=True)
