@@ -38,6 +38,11 @@ def flash_gradient(dy: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
     return A._scaled_dot_product_flash_attention_for_cpu_backward(dy, q, k, v, y, lse, 0.0, False, attn_mask=mask)
 
 
+def pool_gradient(dy: Any, x: Any) -> Any:
+    _, at = A.max_pool2d_with_indices(x, [2, 2], [2, 2])
+    return A.max_pool2d_with_indices_backward(dy, x, [2, 2], [2, 2], [0, 0], [1, 1], False, at)
+
+
 HEADS = [rows(3, 2, 256, 64) for _ in range(4)]
 CASES: dict[str, Case] = {
     "new_zeros": (lambda x: A.new_zeros(x, [2, 3]) + x.sum(), (rows(3),)),
@@ -67,6 +72,12 @@ CASES: dict[str, Case] = {
     "_adaptive_avg_pool2d_backward, cut": (
         A._adaptive_avg_pool2d_backward, (rows(3, 128, 2, 2), rows(3, 128, 40, 40))
     ),
+    "_adaptive_avg_pool2d, one image": (lambda x: A._adaptive_avg_pool2d(x, [90, 90]), (rows(50, 100, 100),)),
+    "max_pool2d_with_indices_backward, one image": (pool_gradient, (rows(30, 60, 200), rows(30, 120, 400))),
+    "max_pool2d_with_indices_backward": (pool_gradient, (rows(3, 10, 60, 200), rows(3, 10, 120, 400))),
+    "slice_scatter, onto itself": (
+        lambda x: (y := A.mul(x, 2), A.slice_scatter(y, A.slice(y, 0, 0, 4), 0, 1, 5))[1] + 1, (rows(6, 3),)
+    ),
     "_adaptive_avg_pool2d": (lambda x: A._adaptive_avg_pool2d(x, [30, 30]), (rows(3, 200, 40, 40),)),
     "upsample_bicubic2d": (lambda x: A.upsample_bicubic2d(x, [40, 40], False), (rows(3, 200, 30, 30),)),
     "native_dropout_backward": (
@@ -77,6 +88,12 @@ CASES: dict[str, Case] = {
     "_scaled_dot_product_flash_attention_for_cpu, masked": (
         lambda q, k, v, m: flash(q.transpose(1, 2), k, v, attn_mask=m),
         (rows(3, 256, 2, 64), *HEADS[:2], rows(1, 2, 256, 256)),
+    ),
+    "_scaled_dot_product_flash_attention_for_cpu, one mask for all": (
+        lambda q, k, v, m: flash(q, k, v, attn_mask=m), (*HEADS[:3], rows(256, 256))
+    ),
+    "_scaled_dot_product_flash_attention_for_cpu_backward, one mask for all": (
+        flash_gradient, (*HEADS, rows(256, 256))
     ),
     "_scaled_dot_product_flash_attention_for_cpu_backward": (flash_gradient, (*HEADS, rows(3, 1, 256, 256))),
     "convolution, transposed": (
@@ -111,4 +128,4 @@ def test_every_operator_that_is_written_or_cut_is_tried() -> None:
     made_whole = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}  # of which nothing is known
     creating = {"full", "scalar_tensor"}  # of no tensor: tracing makes constants of them
     named = {name.partition(".")[0] for name in (*WRITTEN, *PIECED)} - made_whole - creating
-    assert named - tried <= {"max_pool2d_with_indices_backward"}
+    assert named <= tried

@@ -53,8 +53,11 @@ def pieces_of(
     if how is None or len(given) != len(results) or not given:
         return None
     calls = [
-        (partial(function, *_cut_args(args, how, cut), **_cut_kwargs(kwargs, how, cut)), [_part(r, cut) for r in given])
-        for cut in _cuts(given, how.axes)
+        (
+            partial(function, *_cut_args(args, how, cut), **_cut_kwargs(args[0].dim(), kwargs, how, cut)),
+            [_part(result, cut) for result in given],
+        )
+        for cut in _cuts(given, how.axes if args[0].dim() == 4 else 1)  # an image may come without its batch
     ]
     return partial(_run, calls)
 
@@ -102,8 +105,10 @@ def _cut_args(args: Sequence[Any], how: Pieced, cut: Cut) -> list[Any]:
     return [_part(each, cut) if i in how.arguments else each for i, each in enumerate(args)]
 
 
-def _cut_kwargs(kwargs: Mapping[str, Any], how: Pieced, cut: Cut) -> dict[str, Any]:
-    return {name: _part(each, cut) if name in how.arguments else each for name, each in kwargs.items()}
+def _cut_kwargs(rank: int, kwargs: Mapping[str, Any], how: Pieced, cut: Cut) -> dict[str, Any]:
+    """A mask, which may lack the first axes, is the same for all of these."""
+    listed = {name: each for name, each in kwargs.items() if name in how.arguments and each is not None}
+    return {**kwargs, **{name: _part(each[(None,) * (rank - each.dim())], cut) for name, each in listed.items()}}
 
 
 def _run(calls: Sequence[tuple[Callable[[], Any], Sequence[Tensor]]]) -> None:
