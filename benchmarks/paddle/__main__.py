@@ -61,7 +61,7 @@ def table(steps: int, only: str) -> Table:
 def held(console: Console) -> None:
     """What a predictor holds between runs."""
     try:
-        rows = predictor.rows()
+        rows = list(predictor.rows())
     except ModelsUnavailableError as error:
         console.print(f"{PREDICTOR}: not run: {error}")
         return

