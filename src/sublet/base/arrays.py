@@ -35,6 +35,11 @@ STAND_INS: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.int
 """By size, as which types such elements pass between the two."""
 
 
+def torch_name(dtype: DType) -> str:
+    """What PyTorch calls a type of elements."""
+    return NAMES.get(dtype) or np.dtype(NUMPY[dtype]).name
+
+
 def array_of(given: Any, what: str) -> Array:
     """An array over the memory of what is given: a NumPy array, a tensor of PyTorch's, anything with DLPack or the
     buffer protocol. Nothing is copied; strides are kept, and so is that memory is read-only.

@@ -164,6 +164,33 @@ def test_gradients_that_are_what_was_kept_are_the_callers_own() -> None:
         assert all(torch.allclose(one, other) for one, other in zip(mine, right, strict=True))
 
 
+@pytest.mark.parametrize("kind", ["gelu", "conv", "rows"])
+def test_what_is_cheap_is_computed_again_in_the_backward(kind: str) -> None:
+    """Of each layer one tensor is kept, and not two; the same gradients, also where PyTorch runs the backward."""
+    layers: list[Any] = []
+    for _ in range(6):
+        if kind == "gelu":
+            layers += [nn.Linear(64, 64), nn.GELU()]
+        elif kind == "rows":
+            layers += [nn.Linear(64, 64), nn.LayerNorm(64), nn.Tanh(), nn.Hardswish()]
+        else:
+            layers += [nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()]
+    module = nn.Sequential(*layers)
+    other = copy.deepcopy(module)
+    x = torch.randn(*((16, 8, 16, 16) if kind == "conv" else (512, 64)))
+    module(x).square().sum().backward()
+    loss = compiled(other)(x).square().sum()
+    for keep in (True, False):
+        other.zero_grad()
+        loss.backward(retain_graph=keep)
+        for right, found in zip(module.parameters(), other.parameters(), strict=True):
+            assert torch.allclose(found.grad, right.grad, rtol=1e-3, atol=1e-3 * float(right.grad.abs().max() + 1e-2))
+    plan = sublet.torch.report()[-1].plan
+    assert plan is not None
+    each = 4 * x.numel()
+    assert plan.arena_bytes <= (6 + 4) * each if kind != "rows" else plan.arena_bytes <= (2 * 6 + 5) * each
+
+
 def test_parameters_that_move_are_used_where_they_are() -> None:
     module = nn.Linear(4, 4)
     run = compiled(module)

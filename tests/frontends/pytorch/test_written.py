@@ -10,6 +10,7 @@ import pytest
 import sublet
 from sublet.api.torch.captured import capture
 from sublet.api.torch.flights import Pool
+from sublet.ops.aten.dialect import ROW_BY_ROW
 from sublet.runtime.backends.torch.pieced import PIECE, PIECED
 from sublet.runtime.backends.torch.written import WRITTEN
 
@@ -121,6 +122,26 @@ def test_results_are_pytorchs(name: str) -> None:
     for position, each in enumerate(right if isinstance(right, tuple | list) else [right]):
         assert torch.allclose(arena.results[position], each, rtol=1e-4, atol=1e-5)
     assert all(nbytes <= PIECE for _, nbytes in pool.copied), pool.copied
+
+
+@pytest.mark.parametrize("name", ROW_BY_ROW)
+def test_along_the_last_axis_a_softmax_may_overwrite(name: str) -> None:
+    """Every operand that the facts say, at sizes that ATen computes in different ways, and both at once."""
+    operator = getattr(A, name.partition(".")[0])
+    function, (place,) = operator.out, [each.name for each in operator.out._schema.arguments if each.is_out]
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        for shape in ((7,), (3, 5), (4, 33), (16, 5000), (2, 3, 1000), (300, 17), (1, 70000)):
+            given = [torch.softmax(torch.randn(shape), -1).to(dtype) for _ in ROW_BY_ROW[name]]
+            rest = (len(shape) - 1, False) if len(given) == 1 else (len(shape) - 1, dtype)
+            right = operator.default(*given, *rest)
+            for position in ROW_BY_ROW[name]:
+                copies = [each.clone() for each in given]
+                function(*copies, *rest, **{place: copies[position]})
+                assert torch.equal(copies[position], right), (dtype, shape, position)
+            one = given[0].clone()
+            same = operator.default(*[one] * len(given), *rest)
+            function(*[one] * len(given), *rest, **{place: one})
+            assert torch.equal(one, same)
 
 
 def test_every_operator_that_is_written_or_cut_is_tried() -> None:

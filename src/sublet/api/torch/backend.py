@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 from sublet.analysis.options import Options
 from sublet.api.torch.captured import capture, extents_of
 from sublet.api.torch.flights import Flight, Pool
+from sublet.api.torch.partition import partition
 from sublet.api.torch.reporting import Compiled, note
 from sublet.base.extras import require
 from sublet.errors import SubletError
@@ -37,7 +38,6 @@ def backend(module: Any, example: Sequence[Any], options: Mapping[str, Any] | No
     budget = asked.pop("budget", None)
     pair = _Pair(Options(**{"alignment": 64, **asked}), budget)
     common = require("torch._dynamo.backends.common", extra="torch")
-    partitioners = require("torch._functorch.partitioners", extra="torch")
     config = require("torch._functorch.config", extra="torch")
     compiled: Callable[..., Any]
     with config.patch(force_non_lazy_backward_lowering=True), quietly():
@@ -45,7 +45,7 @@ def backend(module: Any, example: Sequence[Any], options: Mapping[str, Any] | No
             fw_compiler=pair.forward,
             bw_compiler=pair.backward,
             inference_compiler=pair.inference,
-            partition_fn=partitioners.min_cut_rematerialization_partition,
+            partition_fn=partition,
         )(module, example)
     return compiled
 

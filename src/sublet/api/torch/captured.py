@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sublet.api.torch.taking import TAKE
+from sublet.api.torch.taking import TAKE, Computed, computed_for_callers
 from sublet.errors import ModelError
 from sublet.frontends.torch.conversion import Conversion, Level
 from sublet.frontends.torch.exported import held
@@ -51,6 +51,7 @@ class Captured:
     model: Model
     pieces: tuple[Piece, ...]
     weights: Mapping[int, Value]
+    computed: Computed
 
 
 def extents_of(forward: Any, args: Sequence[Any]) -> Extents:
@@ -93,10 +94,13 @@ def capture(forward: Any, backward: Any | None, static: Collection[int], extents
         level.emitter.nodes.append(Node(conversion.names.fresh("cut"), CUT, (), ()))
         known = dict(zip(names, zip(results, first.results, strict=True), strict=True))
         pieces.append(_backward(level, backward, known))
+    results = [each for piece in pieces for each in piece.results]
+    staying = {each.tensor.value for each in results if each.tensor is not None and not each.taken}
+    level.emitter.nodes[:], computed = computed_for_callers(level.emitter.nodes, staying)
     inputs = [each.value for piece in pieces for each in piece.given.values()]
     graph = level.whole_program(inputs, ())
     own = {value: tensor for value, tensor in conversion.weights.items() if value not in weights.values()}
-    return Captured(Model(graph, weights=held(own)), tuple(pieces), weights)
+    return Captured(Model(graph, weights=held(own)), tuple(pieces), weights, computed)
 
 
 def _saved(names: Sequence[Any], backward: Any | None) -> set[int]:

@@ -81,7 +81,7 @@ class Pool:
         self._free.append(arena)
 
     def _equipped(self) -> tuple[Taking, Equipped]:
-        taking = Taking()
+        taking = Taking(self.captured.computed)
         backends: list[str | Backend] = [taking, Cuts(), "torch", "numpy", "reference"]
         return taking, equipped(self.captured.model, backend=backends, optimize="none")
 

@@ -1,32 +1,92 @@
-"""What a caller gets: a copy made where the value is computed, so that the arena need not keep it."""
+"""What a caller gets: computed in memory of its own, or copied as it is computed, so that no arena has to keep it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sublet.base.arrays import array_of, torch_name
 from sublet.ir.graph import Node, Value
-from sublet.ops.aten import decode
+from sublet.ops.aten import Use, decode
+from sublet.ops.nn.command import spec_of
 from sublet.ops.op import Op, register
-from sublet.runtime.backends.torch.backend import over, seen
+from sublet.runtime.backends.torch.backend import Torch, over, seen
+from sublet.runtime.backends.torch.kernel import torch
+from sublet.runtime.cuts import CUT
 from sublet.runtime.kernel import Array, Call, Kernel, Operand
 
 TAKE = "take.result"
 """The op of a node that gives its input to the caller."""
 
-register("take", lambda name: Op(name, pure=False, inputs=(1, 1), outputs=(0, 0)))
+COMPUTE = "take.computed"
+"""The op of a node that computes what the caller gets, and nothing else."""
+
+LEAST = 1 << 14
+"""Bytes from which on a result that nobody else reads is computed where the caller gets it."""
+
+register("take", lambda name: Op(name, pure=False, outputs=(0, 0)))
+
+Computed = dict[str, tuple[Node, Node]]
+"""By name of a node: what it computes, and what was to take that."""
+
+
+def computed_for_callers(nodes: Sequence[Node], staying: Collection[Value]) -> tuple[list[Node], Computed]:
+    """The nodes, those whose only result is only taken, in the same piece, as one with that; no result that stays."""
+    readers: dict[Value, int] = dict.fromkeys(staying, 2)
+    taken: dict[Value, Node] = {}
+    alive: set[Value] = set()
+    for node in nodes:
+        alive = set() if node.op == CUT else alive
+        alive.update(node.defs)
+        for read in set(node.uses):
+            readers[read] = readers.get(read, 0) + 1
+        if node.op == TAKE and node.uses[0] in alive and _all_of(node):
+            taken[node.uses[0]] = node
+    found: Computed = {}
+    left: list[Node] = []
+    for node in nodes:
+        value = node.outputs[0] if len(node.outputs) == 1 else None
+        if value is not None and value in taken and readers[value] == 1 and value.nbytes >= LEAST and _known(node):
+            found[node.name] = (node, taken[value])
+            left.append(Node(node.name, COMPUTE, node.inputs, (), {"op": node.op}, node.source))
+        else:
+            left.append(node)
+    merged = {take.name for _, take in found.values()}
+    return [node for node in left if node.name not in merged], found
+
+
+def _known(node: Node) -> bool:
+    """Whether PyTorch has a kernel for it."""
+    return not node.subgraphs and node.scratch is None and Torch().kernel(node, {}) is not None
+
+
+def _all_of(node: Node) -> bool:
+    """Whether it takes every element of a value, once."""
+    (use,) = _use(node)
+    (value,) = node.uses
+    return use.layout is None or (use.layout.is_dense and use.layout.elements == spec_of(value).size)
+
+
+def _use(node: Node) -> list[Use]:
+    return list(decode(node).uses())
 
 
 @dataclass
 class Taking:
     """The backend of such nodes; what a run gave lies in `taken`, by position."""
 
+    computed: Computed
     name: str = "take"
     taken: dict[int, Any] = field(default_factory=dict)
 
     def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
-        """Copies, as a tensor that lies as the value is seen."""
+        """Gives tensors that lie as the value is seen."""
+        if node.op == COMPUTE:
+            made, take = self.computed[node.name]
+            inner = Torch().kernel(made, constants)
+            assert inner is not None
+            return _Compute(self.taken, made, take, inner)
         return _Take(self.taken, node) if node.op == TAKE else None
 
 
@@ -37,10 +97,34 @@ class _Take:
     scratch: int = 0
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
-        (use,) = decode(self.node).uses()
+        (use,) = _use(self.node)
         source, taken, position = seen(over(inputs[0]), use.layout), self.taken, self.node.attrs["position"]
 
         def take() -> None:
             taken[position] = source.clone()  # type: ignore[index]
 
         return take
+
+
+@dataclass(frozen=True)
+class _Compute:
+    taken: dict[int, Any]
+    node: Node
+    take: Node
+    inner: Kernel
+
+    @property
+    def scratch(self) -> int:
+        return self.inner.scratch
+
+    def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
+        """Every call computes in a new tensor."""
+        (use,), position, spec = _use(self.take), self.take.attrs["position"], spec_of(self.node.defs[0])
+        dtype, taken, bind = getattr(torch(), torch_name(spec.dtype)), self.taken, self.inner.bind
+
+        def compute() -> None:
+            place = torch().empty(spec.shape, dtype=dtype)
+            bind(inputs, [array_of(place, "a result")], scratch)()
+            taken[position] = seen(place, use.layout)  # type: ignore[index]
+
+        return compute

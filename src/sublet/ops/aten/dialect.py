@@ -25,6 +25,15 @@ COPIES = ("aten.clone.default", "aten._to_copy.default", "aten.contiguous.defaul
 """Their output has the content of their input."""
 
 
+ROW_BY_ROW = {
+    "_softmax.default": (0,),
+    "_log_softmax.default": (0,),
+    "_softmax_backward_data.default": (0, 1),
+    "_log_softmax_backward_data.default": (0, 1),
+}
+"""What these overwrite where they work along the last axis; along another one they read what they have written."""
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What is known of an operator.
@@ -57,6 +66,8 @@ def aten(name: str) -> Op:
     if found is None:
         return Op(name, pure=False)
     parts = _stacked if name == "aten.cat.default" else none
+    if name.removeprefix(PREFIX) in ROW_BY_ROW:
+        return Op(name, inplace=_along_rows(ROW_BY_ROW[name.removeprefix(PREFIX)]))
     return Op(name, parts=parts, inplace=_overwriting(found.overwrites), pure=not found.random)
 
 
@@ -90,6 +101,22 @@ def _overwriting(positions: tuple[int, ...]) -> Shares:
         found = (call.args[position] for position in positions if position < len(call.args))
         inputs = (argument.input for argument in found if isinstance(argument, Use))
         return tuple(Share(0, i) for i in dict.fromkeys(inputs) if _laid_alike(node, call, i, written, result))
+
+    return shares
+
+
+def _along_rows(positions: tuple[int, ...]) -> Shares:
+    """Of an operator whose axis follows its tensors."""
+    overwriting = _overwriting(positions)
+
+    def shares(node: Node) -> tuple[Share, ...]:
+        result = _planned(node.outputs[0]) if node.outputs else None
+        if result is None or not result.shape:
+            return ()
+        call = decode(node)
+        axis = call.args[len(positions)] if len(call.args) > len(positions) else None
+        last = isinstance(axis, int) and axis % len(result.shape) == len(result.shape) - 1
+        return overwriting(node) if last and call.outputs[0] is None else ()
 
     return shares
 

@@ -11,10 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from sublet.base.arrays import NAMES
-from sublet.base.numpy_types import NUMPY
+from sublet.base.arrays import torch_name
 from sublet.errors import RunError
 from sublet.ir.graph import Node, Value
 from sublet.ops.aten import AS_STRIDED, PREFIX, Argument, Named, Strided, Use, decode
@@ -25,7 +22,7 @@ from sublet.runtime.backends.torch.pieced import PIECE, pieces_of
 from sublet.runtime.backends.torch.written import WRITTEN
 from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Array, Call, Cell, Operand
-from sublet.tensor import DType, TensorSpec
+from sublet.tensor import TensorSpec
 
 
 @dataclass(frozen=True)
@@ -90,18 +87,13 @@ class AtenKernel:
         return _Copied(partial(function, *args, **kwargs), results) if pieces is None else pieces
 
 
-def _named(dtype: DType) -> str:
-    """What PyTorch calls a type of elements."""
-    return NAMES.get(dtype) or np.dtype(NUMPY[dtype]).name
-
-
 def _on_meta(value: Value | None) -> Tensor:
     """A tensor like a value's, without bytes."""
     if value is None:
         return None
     t = torch()
     assert isinstance(value.spec, TensorSpec)
-    return t.empty(value.spec.shape, dtype=getattr(t, _named(value.spec.dtype)), device="meta")
+    return t.empty(value.spec.shape, dtype=getattr(t, torch_name(value.spec.dtype)), device="meta")
 
 
 def _written(node: Node, results: Sequence[Tensor | None], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
