@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sublet.base.arrays import array_of, torch_name
+from sublet.frontends.torch.tensors import torch
 from sublet.ir.graph import Node, Value
 from sublet.ops.aten import Use, decode
 from sublet.ops.nn.command import spec_of
 from sublet.ops.op import Op, register
 from sublet.runtime.backends.torch.backend import Torch, over, seen
-from sublet.runtime.backends.torch.kernel import torch
 from sublet.runtime.cuts import CUT
 from sublet.runtime.kernel import Array, Call, Kernel, Operand
 
