@@ -20,10 +20,10 @@ from tests.onnx_check import check_onnx
 def test_generated_programs() -> None:
     """Each by a few strategies in turn. Mutants that can hardly be right by luck are refused nearly always."""
     tally, turn = Tally(), cycle(STRATEGIES)
-    for seed in range(18):
+    for seed in range(10):
         one_program(seed, tally, (next(turn), next(turn), "auto"))
     assert tally.unfollowed == []
-    assert tally.mutants.total() > 100
+    assert tally.mutants.total() > 60
     assert tally.accepted["shrunk arena"] == 0
     assert tally.accepted["swapped offsets"] < tally.mutants["swapped offsets"] / 4
 
@@ -31,16 +31,16 @@ def test_generated_programs() -> None:
 def test_rows_that_are_carried_are_generated() -> None:
     """Pointers stand for rows in many plans of the programs that are drawn for that."""
     found = 0
-    for seed in range(20):
+    for seed in range(12):
         graph = program(random.Random(seed), 8, recurrent=True)
         plan = plan_memory(graph, Options(strategy="best_fit_by_size", alignment=1, in_place_from=0))
         rows = {placement.value for placement in plan.placements if placement.how == "row"}
         found += any(not rows.isdisjoint(p.stands_for) for p in plan.placements if p.how == "pointer")
-    assert found >= 5
+    assert found >= 3
 
 
 def test_generated_onnx_models_run_as_in_onnx_runtime() -> None:
-    outcomes = [check_onnx(seed) for seed in range(50)]
+    outcomes = [check_onnx(seed) for seed in range(30)]
     assert [outcome.wrong for outcome in outcomes if outcome.wrong] == []
     assert not any(outcome.unfollowed for outcome in outcomes)
-    assert sum(bool(outcome.refused) for outcome in outcomes) < 5
+    assert sum(bool(outcome.refused) for outcome in outcomes) < 3

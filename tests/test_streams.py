@@ -7,12 +7,13 @@ import random
 import pytest
 
 from sublet.analysis.options import Options
-from sublet.analysis.streams import streamed
+from sublet.analysis.streams import MAX_NODES, streamed
 from sublet.errors import ProblemError
-from sublet.ir.graph import Graph
+from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.text import parse
 from sublet.plan.schedule import happens_before
 from sublet.planning.pipeline import plan_memory
+from sublet.tensor import DType, TensorSpec
 
 
 def wide(nodes: int) -> Graph:
@@ -34,7 +35,8 @@ def test_more_streams_than_nodes_are_no_more_use() -> None:
 
 def test_more_streams_never_need_fewer_bytes_at_best() -> None:
     graph = wide(200)
-    bounds = [plan_memory(graph, Options(streams=streams)).lower_bound_bytes for streams in (1, 2, 4)]
+    options = [Options(streams=streams, strategy="first_fit") for streams in (1, 2, 4)]
+    bounds = [plan_memory(graph, each).lower_bound_bytes for each in options]
     assert bounds[0] <= min(bounds[1:])
 
 
@@ -52,5 +54,9 @@ def test_all_dependencies_are_ordered() -> None:
 
 
 def test_a_program_too_large_for_several_streams_is_refused() -> None:
+    spec, nodes = TensorSpec(DType.F32, (16,)), []
+    x = value = Value("x", spec)
+    for i in range(MAX_NODES + 1):
+        nodes.append(Node(f"n{i}", "onnx.Relu", (value,), (value := Value(f"v{i}", spec),), {}))
     with pytest.raises(ProblemError, match="streams"):
-        plan_memory(wide(33_000), Options(streams=2))
+        streamed(Graph("long", (x,), tuple(nodes), (value,)), 2)

@@ -158,10 +158,9 @@ def test_mutants_are_refused_or_run_right() -> None:
             mutant = mutate(rng, plan)
             if mutant is None:
                 continue
-            right = results_match(graph, mutant.schedule, mutant, rng, 4)
             if check_bytes(graph, mutant.schedule, mutant):
                 refused[kind] += 1
-                failing[kind] += not right
+                failing[kind] += not results_match(graph, mutant.schedule, mutant, rng, 2)
             else:
-                assert right, (number, kind)
+                assert results_match(graph, mutant.schedule, mutant, rng), (number, kind)
     assert set(refused) == set(failing) == set(JUMP_MUTATIONS), (refused, failing)

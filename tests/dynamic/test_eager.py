@@ -249,7 +249,7 @@ def test_a_long_record_is_freed_without_recursion() -> None:
     d = sublet.DynamicGraph(backend="reference")
     x = d.tensor(np.float32(1))
     y = x
-    for _ in range(50_000):
+    for _ in range(20_000):
         y = nn.square(y)
     del y
     assert d.used_bytes < 1 << 16

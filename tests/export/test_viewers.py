@@ -6,6 +6,7 @@ import json
 import pickle
 import random
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,17 +28,22 @@ from sublet.planning.pipeline import plan_memory
 from tests.generate import program
 
 
-def plans() -> list[MemoryPlan]:
-    """Straight lines, loops and branches, rows in wholes, several arenas, memory of the caller."""
-    several = [plan_memory(program(random.Random(seed), 16, recurrent=seed % 2 == 1)) for seed in range(6)]
-    regions = (Region("sram", 64, 1), Region("dram", 1 << 20, 10))
-    several.append(plan_memory(program(random.Random(7), 16), Options(alignment=4, regions=regions)))
-    several.append(plan_memory(program(random.Random(8), 16), Options(alignment=1, io="bound")))
-    return [replace(plan, outside=()) for plan in several]
+@cache
+def planned(number: int) -> MemoryPlan:
+    """Straight lines, loops and branches, rows in wholes; then several arenas, and memory of the caller."""
+    if number < 6:
+        found = plan_memory(program(random.Random(number), 16, recurrent=number % 2 == 1))
+    elif number == 6:
+        regions = (Region("sram", 64, 1), Region("dram", 1 << 20, 10))
+        found = plan_memory(program(random.Random(7), 16), Options(alignment=4, regions=regions))
+    else:
+        found = plan_memory(program(random.Random(8), 16), Options(alignment=1, io="bound"))
+    return replace(found, outside=())
 
 
-PLANS = plans()
-each_plan = pytest.mark.parametrize("plan", PLANS, ids=range(len(PLANS)))
+@pytest.fixture(params=range(8))
+def plan(request: pytest.FixtureRequest) -> MemoryPlan:
+    return planned(request.param)
 
 
 def content(plan: MemoryPlan, form: str) -> str | bytes:
@@ -45,7 +51,6 @@ def content(plan: MemoryPlan, form: str) -> str | bytes:
     return text
 
 
-@each_plan
 def test_pytorch_shows_the_snapshot(plan: MemoryPlan) -> None:
     raw = content(plan, "pytorch-snapshot")
     assert isinstance(raw, bytes)
@@ -59,7 +64,6 @@ def test_pytorch_shows_the_snapshot(plan: MemoryPlan) -> None:
     assert viz.segment_plot(snapshot)
 
 
-@each_plan
 def test_the_snapshot_holds_what_lives_and_no_more(plan: MemoryPlan) -> None:
     """Replayed, what is allocated never overlaps, stays inside its segment, and peaks where the plan does."""
     raw = content(plan, "pytorch-snapshot")
@@ -83,7 +87,6 @@ def test_the_snapshot_holds_what_lives_and_no_more(plan: MemoryPlan) -> None:
     assert all(sum(block["size"] for block in s["blocks"]) == s["total_size"] for s in snapshot["segments"])
 
 
-@each_plan
 def test_events_of_a_lane_never_overlap(plan: MemoryPlan) -> None:
     text = content(plan, "perfetto")
     assert isinstance(text, str)
@@ -100,7 +103,6 @@ def test_events_of_a_lane_never_overlap(plan: MemoryPlan) -> None:
     assert (max(live), live[-1]) == (plan.peak.nbytes, 0)
 
 
-@each_plan
 def test_the_csv_is_judged_right_and_packs_as_well(plan: MemoryPlan, tmp_path: Path) -> None:
     text = content(plan, "minimalloc")
     assert isinstance(text, str)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,16 @@ class Case:
 
     graph: Graph
     arrays: dict[str, Array]
+
+
+@contextmanager
+def told(example: Example) -> Iterator[None]:
+    """What fails is told with the example that it fails for."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(str(example))
+        raise
 
 
 def case_of(record: Command, example: Example, seed: int = 0) -> Case:

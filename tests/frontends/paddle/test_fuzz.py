@@ -28,7 +28,7 @@ def found() -> str:
 
 def test_what_is_accepted_computes_the_same_bits_in_paddle(found: str) -> None:
     tally = Tally(arenas=True)
-    batch(9000, 12, 4, found, tally)
+    batch(9000, 6, 4, found, tally)
     assert not tally.wrong
     assert tally.accepted["ours"]
     assert tally.accepted["arena"]
@@ -56,7 +56,7 @@ def test_a_program_that_takes_too_much_has_that_for_an_answer(found: str, tmp_pa
         (tmp_path / f"{name}.start.pb").write_bytes(encode(Program((Block(0, -1, -1, {}, ()),), 3_000_000)))
         np.savez(tmp_path / f"{name}.npz", **{"0": np.zeros((4, 4), np.float32)})
         (tmp_path / f"{name}.json").write_text(json.dumps({"loss": "loss"}))
-    answers = answered(Tally(computing=4), found, tmp_path)
+    answers = answered(Tally(computing=2), found, tmp_path)
     assert [answers[f"{name}.pb"][0] for name in "12"] == ["too much computing", "too much memory"]
     assert answers["3.pb"][0] == [np.ones((4, 4), np.float32).tobytes().hex()]
 

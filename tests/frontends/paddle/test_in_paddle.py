@@ -13,7 +13,9 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +33,7 @@ from sublet.frontends.paddle.lives.flow import flow
 from sublet.frontends.paddle.operators.effects import there
 from sublet.frontends.paddle.operators.shapes import bound
 from sublet.frontends.paddle.policies.ours import ours
-from sublet.frontends.paddle.running.verify import PYTHON, Outcome, Training, compare, python, run, verify
+from sublet.frontends.paddle.running.verify import PYTHON, Comparison, Outcome, Training, compare, python, run, verify
 from sublet.frontends.paddle.transpile import Asked, transpile
 
 WRITER = Path(__file__).parents[3] / "benchmarks" / "paddle" / "programs.py"
@@ -46,12 +48,21 @@ SMALL = {
 
 @dataclass(frozen=True)
 class Written:
-    """A program that Paddle wrote, and how it is trained."""
+    """A program that Paddle wrote, and how it is trained: fifty steps, where nothing else is said."""
 
     program: bytes
     training: Training
 
-    @property
+    @cached_property
+    def whole(self) -> Outcome:
+        """What Paddle makes of the program as it is."""
+        return run(self.program, self.training)
+
+    def beside(self, rewritten: bytes, **changes: Any) -> Comparison:
+        """The program as it is, and another one in its place."""
+        return compare(self.whole, run(rewritten, replace(self.training, **changes)), self.training.fetch)
+
+    @cached_property
     def rewritten(self) -> bytes:
         return encode(ours(decode(self.program, "the program"), self.training.fetch))
 
@@ -63,6 +74,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Written]:
     except MissingExtraError as error:
         pytest.skip(str(error))
 
+    @cache  # each start of Paddle takes seconds
     def write(network: str, *sizes: str) -> Written:
         folder = tmp_path_factory.mktemp(network)
         subprocess.run([chosen, str(WRITER), network, str(folder), *sizes], check=True, capture_output=True)
@@ -72,7 +84,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Written]:
                 name, _, step = key.rpartition(".")
                 feeds.setdefault(int(step), {})[name] = arrays[key]
         loss = json.loads((folder / "about.json").read_text())["loss"]
-        training = Training((folder / "startup.pb").read_bytes(), [feeds[step] for step in sorted(feeds)], [loss])
+        startup = (folder / "startup.pb").read_bytes()
+        training = Training(startup, [feeds[step] for step in sorted(feeds)], [loss], steps=50)
         return Written((folder / "program.pb").read_bytes(), training)
 
     return write
@@ -87,8 +100,7 @@ def test_fifty_steps_are_equal_in_a_poisoned_arena(written: Callable[..., Writte
     made = written(network, *SMALL[network])
     program = decode(made.program, network)
     form = arena(program, bound(program), made.training.fetch, poisoned=True)
-    training = replace(made.training, steps=50, flags=SEQUENTIAL)
-    found = verify(made.program, encode(form.program), training)
+    found = made.beside(encode(form.program), flags=SEQUENTIAL)
     assert found.equal, found.differences[:3]
     assert len(form.places) > 20
 
@@ -98,8 +110,7 @@ def test_fifty_steps_are_equal_in_a_lasting_arena(written: Callable[..., Written
     made = written("transformer", *SMALL["transformer"])
     program = decode(made.program, "transformer")
     form = arena(program, bound(program), made.training.fetch, poisoned=True)
-    training = replace(made.training, steps=50, flags=SEQUENTIAL)
-    found = verify(made.program, encode(lasting(form.program)), training)
+    found = made.beside(encode(lasting(form.program)), flags=SEQUENTIAL)
     assert found.equal, found.differences[:3]
     assert max(found.rewritten.peaks[1:]) < found.rewritten.peaks[0]
 
@@ -164,7 +175,7 @@ def watched_places(form: Arena) -> tuple[Program, list[list[tuple[str, int]]]]:
 def test_fifty_steps_are_equal(written: Callable[..., Written], network: str) -> None:
     """Losses and, at the end, every weight and every state of the optimiser; of the branch, both arms in turn."""
     made = written(network, *SMALL[network])
-    found = verify(made.program, made.rewritten, replace(made.training, steps=50))
+    found = made.beside(made.rewritten)
     assert found.equal, found.differences[:3]
     assert len(found.original.fetched) == 50
     assert len(set(found.original.fetched)) == 50
@@ -181,12 +192,11 @@ def test_the_translation_of_thirty_words_holds_a_quarter(written: Callable[..., 
 def test_training_goes_on_from_a_checkpoint(written: Callable[..., Written], tmp_path: Path) -> None:
     """Saved by Paddle in the middle of a rewritten training, restored by Paddle: as if nothing had been."""
     made = written("translation", *SMALL["translation"])
-    whole = run(made.program, replace(made.training, steps=20))
     middle = str(tmp_path / "middle")
-    first = run(made.rewritten, replace(made.training, steps=10, save=middle))
-    second = run(made.rewritten, replace(made.training, steps=10, first=10, restore=middle))
+    first = run(made.rewritten, replace(made.training, steps=25, save=middle))
+    second = run(made.rewritten, replace(made.training, steps=25, first=25, restore=middle))
     both = replace(second, fetched=first.fetched + second.fetched)
-    assert compare(whole, both, made.training.fetch).differences == ()
+    assert compare(made.whole, both, made.training.fetch).differences == ()
 
 
 def test_the_book_in_the_paddle_it_was_written_by() -> None:
@@ -206,7 +216,7 @@ def test_another_program_is_told_by_step_and_name(written: Callable[..., Written
     program = decode(made.program, "the program")
     ops = tuple(replace(op, type="sigmoid") if op.type == "tanh" else op for op in program.blocks[0].ops)
     other = replace(program, blocks=(replace(program.blocks[0], ops=ops), *program.blocks[1:]))
-    found = verify(made.program, encode(other), made.training)
+    found = made.beside(encode(other))
     assert found.differences[0].startswith(f"step 0, {made.training.fetch[0]}: ")
     assert any("at the end" in line for line in found.differences)
 
@@ -215,14 +225,14 @@ def test_a_gradient_without_a_data_type_is_repaired(written: Callable[..., Writt
     """Paddle 2.6.2 and 3.0.0 write such a program of an LSTM cell, do not parse it, and train what is made of it."""
     made = written("lstm", "--batch", "2", "--source", "5")
     with pytest.raises(RunError, match="Failed to parse program_desc"):
-        run(made.program, made.training)
+        run(made.program, replace(made.training, steps=3))
     program = decode(made.program, "the program")
     whole, names = completed(program)
     small = transpile(program, Asked(keep=made.training.fetch))
     assert [name.partition("@")[1:] for name in names] == [("@", "GRAD")]
     assert small.report.completed == names
     assert small.report.proven
-    found = verify(encode(whole), encode(small.program), made.training)
+    found = verify(encode(whole), encode(small.program), replace(made.training, steps=3))
     assert found.equal
     assert found.rewritten.peak < found.original.peak
 
@@ -230,7 +240,7 @@ def test_a_gradient_without_a_data_type_is_repaired(written: Callable[..., Writt
 def test_what_paddle_refuses_is_told_in_its_words(written: Callable[..., Written]) -> None:
     made = written("branch", *SMALL["branch"])
     with pytest.raises(RunError, match=r"did not run in Paddle.*\n(.*\n)*.*nobody"):
-        run(made.program, replace(made.training, fetch=["nobody"]))
+        run(made.program, replace(made.training, fetch=["nobody"], steps=3))
 
 
 def test_no_python_with_paddle(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ def test_calls_in_flight_have_arenas_of_their_own() -> None:
         assert torch.allclose(torch.autograd.grad(losses[i], xs[i])[0], wanted[i])
     for _ in range(20):
         run(xs[0])  # dropped: its arena is given back
-        gc.collect()
+    gc.collect()
     assert torch.allclose(torch.autograd.grad(run(xs[1]).sum(), xs[1])[0], wanted[1])
     assert alive(Arena) - before == len(xs)  # as many as were in flight at once
     assert alive(Flight) == 0
