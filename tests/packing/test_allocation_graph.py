@@ -49,8 +49,9 @@ def check_against_libnnc(path: Path) -> None:
     problem = read_json(path)
     libnnc = json.loads(path.read_text())["libnnc"]
     report = pack(problem)
-    for name, strategy in STRATEGIES.items():
-        packing = strategy(problem)
+    tried = {name for name, nbytes, _ in report.tried if nbytes >= report.bound.bytes}
+    for name in ("allocation_graph", *(STRATEGIES.keys() - tried)):
+        packing = STRATEGIES[name](problem)
         check_packing(problem, packing)
         assert report.bound.bytes <= packing.arena_bytes
         if name == "allocation_graph":
