@@ -1,10 +1,11 @@
 """Memory and time of one training step, or of one inference, counted alike for eager, inductor and Sublet.
 
-    LD_PRELOAD=COUNTER python -m benchmarks.torch.peak NETWORK eager|inductor|sublet step|inference
+    LD_PRELOAD=COUNTER python -m benchmarks.torch.peak NETWORK eager|inductor|sublet step|inference|whole
 
 A preloaded counter notes every block of 16 KiB or more that the process takes from the time on when the module, its
 inputs and its labels are there. Blocks of gradients and of the optimizer's state are left out, each for all its life:
 what is left, arenas and caches held from call to call among it, has a peak in the third call. Prints JSON.
+A `whole` step is one of `sublet.torch.train_step`, whose gradients lie in its arena: there gradients count for all.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import sublet
 from benchmarks.torch.networks import NETWORKS, Judged
 
 WARM = 2
@@ -86,9 +88,10 @@ def peak(events: np.ndarray[Any, Any], begin: int, left_out: Iterable[int]) -> t
     return int(alive[begin - 1]) if begin else 0, int(alive[max(begin - 1, 0) :].max())
 
 
-def addresses(optimizer: torch.optim.Optimizer) -> list[int]:
-    """Where gradients and the optimizer's state lie."""
-    found = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+def addresses(optimizer: torch.optim.Optimizer, gradients: bool) -> list[int]:
+    """Where the optimizer's state lies, and the gradients if they are asked for."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    found = [each.grad for each in parameters if gradients and each.grad is not None]
     found += [each for state in optimizer.state.values() for each in state.values() if isinstance(each, torch.Tensor)]
     return [each.untyped_storage().data_ptr() for each in found]
 
@@ -98,7 +101,7 @@ def called(name: str, side: str, kind: str) -> tuple[Callable[[], Any], Callable
     torch.manual_seed(0)
     network = NETWORKS[name]
     module, inputs, labels = network.make(), network.inputs(), network.labels()
-    judged: Any = Judged(module.train()) if kind == "step" else module.eval()
+    judged: Any = module.eval() if kind == "inference" else Judged(module.train())
     run = judged if side == "eager" else torch.compile(judged, backend=side)
     if kind == "inference":
 
@@ -113,7 +116,10 @@ def called(name: str, side: str, kind: str) -> tuple[Callable[[], Any], Callable
         run(labels, *inputs).backward()
         optimizer.step()
 
-    return step, lambda: addresses(optimizer), lambda: optimizer.zero_grad(set_to_none=True)
+    if kind == "whole" and side == "sublet":
+        whole = sublet.torch.train_step(judged, lambda loss: loss, optimizer)
+        return lambda: whole((labels, *inputs)), lambda: addresses(optimizer, False), lambda: None
+    return step, lambda: addresses(optimizer, kind == "step"), lambda: optimizer.zero_grad(set_to_none=True)
 
 
 def measured(name: str, side: str, kind: str) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 model = sublet.from_torch(module.eval(), (x,))     # a model, by torch.export
 fast = torch.compile(module, backend="sublet")     # a module that runs, and trains, in planned arenas
+step = sublet.torch.train_step(module, loss, optimizer)  # forward, backward and update as one plan; step(x, labels)
 print(sublet.torch.report())                       # what was planned, and what was left to PyTorch and why
 """
 
 from sublet.api.torch.backend import backend
 from sublet.api.torch.exporting import from_torch
 from sublet.api.torch.reporting import Compiled, report
+from sublet.api.torch.training import TrainStep, train_step
 
-__all__ = ["Compiled", "backend", "from_torch", "report"]
+__all__ = ["Compiled", "TrainStep", "backend", "from_torch", "report", "train_step"]

@@ -52,6 +52,25 @@ def partition(joint: Any, example: Sequence[Any], *, num_fwd_outputs: int, **opt
     return found
 
 
+def computed_again(joint: Any, outputs: int) -> None:
+    """Let a graph of forward and backward, whose first results are the forward's, compute again what is cheap, each
+    right before its first reader."""
+    graph = joint.graph
+    graph.eliminate_dead_code()
+    found = _Joint(graph, outputs)
+    found.drop()
+    made = [node for node in graph.nodes if node not in found.before]
+    place = {node: number for number, node in enumerate(graph.nodes)}
+    for node in reversed(made):
+        first = min(node.users, key=lambda user: place[user])
+        first.prepend(node)
+        place[node] = place[first]
+    for node in graph.nodes:
+        node.meta.pop("recompute", None)
+    graph.lint()
+    joint.recompile()
+
+
 @dataclass
 class _Chain:
     """How a tensor is computed again: operators, the tensors that they begin with, and how many follow each other."""
@@ -67,6 +86,7 @@ class _Joint:
     def __init__(self, graph: Any, outputs: int) -> None:
         self._graph = graph
         self._order = list(graph.nodes)
+        self.before = set(self._order)
         self._forward = self._needed(self._order[-1].args[0][:outputs])
         self._kept: set[Any] = set()
         self._chains: dict[Any, _Chain] = {}
