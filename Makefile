@@ -1,6 +1,6 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: bench-torch fuzz-torch help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-packing bench-run bench-loops bench-train bench-plan bench-paddle train-digits bench-dynamic fuzz-dynamic bench-rebinding clean
+.PHONY: bench-torch fuzz-torch help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-packing bench-run bench-loops bench-train bench-budget bench-plan bench-paddle train-digits bench-dynamic fuzz-dynamic bench-rebinding clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -120,6 +120,9 @@ bench-loops: $(VENV)/.installed ## loops that carry large tensors: Sublet beside
 
 bench-train: $(VENV)/.installed ## training steps: arenas beside libnnc's and PyTorch's memory, time beside PyTorch's
 	$(BIN)/python -m benchmarks.train_table
+
+bench-budget: $(VENV)/.installed ## training steps within budgets: extra time predicted and measured, beside checkpoints in equal stretches
+	$(BIN)/python -m benchmarks.budget_table
 
 bench-plan: $(VENV)/.installed ## planning time of random nested, rotating, branching loops against their size
 	$(BIN)/python -m benchmarks.planning_time
