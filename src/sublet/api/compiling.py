@@ -8,6 +8,7 @@ from typing import Any
 
 from sublet.analysis.options import Options
 from sublet.api.binding import Equipped, equipped
+from sublet.api.measuring import measured
 from sublet.api.sources import SIMPLIFIED, Optimize
 from sublet.errors import CapacityError
 from sublet.frontends.trips import Trips
@@ -16,6 +17,7 @@ from sublet.ir.model import Model
 from sublet.nn.graph import Graph as WrittenGraph
 from sublet.passes.recompute.clones import Again
 from sublet.plan import MemoryPlan
+from sublet.planning.budget.costs import MODELLED
 from sublet.planning.budget.within import Budgets, Outcome, most, with_again
 from sublet.planning.pipeline import Progress, plan_memory
 from sublet.runtime.backends.by_name import AUTO
@@ -40,6 +42,7 @@ def compile(
     workspace: int = WORKSPACE_BYTES,
     simplify: bool = False,
     budget: int | str | None = None,
+    measure: bool = False,
     progress: Progress | None = None,
 ) -> Executable:
     """An Executable of a model: a file, an ONNX ModelProto, a graph written in Python, a `Model`, a training step.
@@ -56,7 +59,8 @@ def compile(
     `simplify` first lets the cheap passes run: what nobody reads, what is computed twice and arithmetic that changes
     nothing go, and commands are fused. Results may differ in the last bits; the plan says so in its recipe.
     `budget` is the most bytes that the arena may have ("400MiB"): values are computed again where the plan needs more
-    (docs/budget.md). Raises CapacityError where that is impossible, or no way was found, and tells which.
+    (docs/budget.md), at a cost that a model of operations and bytes predicts, or, with `measure`, what nodes take here.
+    Raises CapacityError where that is impossible, or no way was found, and tells which.
     Raises ModelError for a model that cannot be read, RunError when no backend computes a node or a weight is
     missing, PlanError when `plan` was not made for this model, PlanViolation when it is wrong.
     """
@@ -79,7 +83,7 @@ def compile(
         return ready.bound(ready.proven(plan), arena)
     made = plan_memory(ready.model, options, progress=progress)
     if budget is not None and made.arena_bytes > most(budget):
-        ready, made = _within(ready, most(budget), options, backend, weights or {}, autotune)
+        ready, made = _within(ready, most(budget), options, backend, weights or {}, autotune, measure)
     return ready.bound(made, arena)
 
 
@@ -90,6 +94,7 @@ def _within(
     backend: str | Backend | Sequence[str | Backend],
     weights: Mapping[str, Array],
     autotune: bool,
+    measure: bool,
 ) -> tuple[Equipped, MemoryPlan]:
     """The model with values computed again, its kernels and a plan within the budget. Raises CapacityError."""
     made: dict[tuple[tuple[str, str], ...], Equipped] = {(): ready}
@@ -100,7 +105,8 @@ def _within(
             made[key] = equipped(with_again(ready.source, key), backend=backend, weights=weights, autotune=autotune)
         return made[key].model, plan_memory(made[key].model, options)
 
-    answer = Budgets(ready.model, options or Options(), planned=planned).within(budget)
+    seconds, costs = measured(ready.model, backend) if measure else (None, MODELLED)
+    answer = Budgets(ready.model, options or Options(), seconds, costs, planned).within(budget)
     if answer.outcome is not Outcome.FITS:
         raise CapacityError(answer.words)
     return made[answer.point.model.recipe.again], answer.point.plan

@@ -8,10 +8,12 @@ from rich.table import Table
 from rich.text import Text
 
 from sublet.analysis.options import Options
+from sublet.api.measuring import measured
 from sublet.base.bytesize import human
 from sublet.cli.console import answers, budget_progress, errors, print_json
 from sublet.errors import CapacityError, PlanError
 from sublet.ir.model import Model
+from sublet.planning.budget.costs import MODELLED
 from sublet.planning.budget.within import Answer, Budgets, Outcome
 
 PERCENT = (100, 90, 80, 70, 60, 50, 40, 30, 25, 20)
@@ -20,7 +22,7 @@ PERCENT = (100, 90, 80, 70, 60, 50, 40, 30, 25, 20)
 SAYS = {Outcome.FITS: "", Outcome.NOT_FOUND: "not found", Outcome.IMPOSSIBLE: "impossible"}
 
 
-def recomputing(source: Model, options: Options, budget: int | None) -> Model:
+def recomputing(source: Model, options: Options, budget: int | None, *, measure: bool) -> Model:
     """The model with values computed again where its plan needs more than the budget, and a word on it.
 
     Raises CapacityError with the argument where none fits or none was found.
@@ -29,17 +31,22 @@ def recomputing(source: Model, options: Options, budget: int | None) -> Model:
         raise PlanError("--recompute fits a plan into a budget: add --budget BYTES")
     with budget_progress() as told:
         told(budget)
-        answer = Budgets(source, options).within(budget)
+        answer = _budgets(source, options, measure=measure).within(budget)
     if answer.outcome is not Outcome.FITS:
         raise CapacityError(answer.words)
     errors.print(Text(answer.words), soft_wrap=True)
     return answer.point.model
 
 
-def show_frontier(source: Model, options: Options, *, in_json: bool) -> None:
+def _budgets(source: Model, options: Options, *, measure: bool) -> Budgets:
+    seconds, costs = measured(source) if measure else (None, MODELLED)
+    return Budgets(source, options, seconds, costs)
+
+
+def show_frontier(source: Model, options: Options, *, measure: bool, in_json: bool) -> None:
     """The curve of bytes and seconds, from the plain plan down."""
     with budget_progress() as told:
-        budgets = Budgets(source, options)
+        budgets = _budgets(source, options, measure=measure)
         arena = budgets.plain.plan.arena_bytes
         found = budgets.frontier([arena * percent // 100 for percent in PERCENT], told)
     if in_json:

@@ -68,6 +68,9 @@ Advise = Annotated[
 Recompute = Annotated[
     bool, typer.Option("--recompute", help="With --budget: compute values again where that makes the plan fit.")
 ]
+Measure = Annotated[
+    bool, typer.Option("--measure", help="Measure what nodes take on this machine, once, to weigh and tell time by.")
+]
 Frontier = Annotated[
     bool, typer.Option("--frontier", help="Show what smaller budgets cost in time, when values are computed again.")
 ]
@@ -95,6 +98,7 @@ def plan(
     advise: Advise = False,
     recompute: Recompute = False,
     frontier: Frontier = False,
+    measure: Measure = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write the plan as JSON.")] = None,
     html: options.Html = None,
     png: options.Png = None,
@@ -109,10 +113,10 @@ def plan(
     regions = parse_regions(region or ())
     chosen = replace(chosen, regions=regions, forbid_copies=forbid_copies, order=order.value)
     if frontier:
-        show_frontier(source, chosen, in_json=as_json_)
+        show_frontier(source, chosen, measure=measure, in_json=as_json_)
         return
     if recompute:
-        source = recomputing(source, chosen, question.budget)
+        source = recomputing(source, chosen, question.budget, measure=measure)
     with packing_progress() as progress:
         made = plan_memory(source, chosen, progress=progress)
         seconds = perf_counter() - started

@@ -38,6 +38,8 @@ WORKSPACE_BYTES = 256 << 20
 
 ROUNDS = 5
 ROUND_SECONDS = 2e-3
+ENOUGH_SECONDS = 0.1
+"""A call that takes long is timed fewer times."""
 CHAIN = 8
 """Calls that are joined to see what one costs among its like."""
 
@@ -73,6 +75,42 @@ class Tuner:
                 chosen[node.name] = answers[question]
         return chosen
 
+    def seconds(self, graph: Graph, constants: Mapping[Value, Array]) -> dict[str, float]:
+        """Seconds of one run of each node of the root level, by name, with the first backend that has a kernel.
+
+        Loops, branches, plain moves of bytes and what needs more than the workspace are left out.
+        """
+        answers: dict[str, float | None] = {}
+        found: dict[str, float] = {}
+        for node in graph.nodes:
+            values = (*node.uses, *node.defs)
+            if node.subgraphs or byte_copies(node) is not None or not all(value.plannable for value in values):
+                continue
+            question = f"seconds of {self._question(node, constants)}"
+            if question not in answers:
+                answers[question] = self._seconds(node, constants, question)
+            seconds = answers[question]
+            if seconds is not None:
+                found[node.name] = seconds
+        return found
+
+    def _seconds(self, node: Node, constants: Mapping[Value, Array], question: str) -> float | None:
+        """None for what cannot be timed here."""
+        left = self.workspace - sum(value.nbytes for value in (*node.uses, *node.defs))
+        if left < 0:
+            return None
+        key = sha256(question.encode()).hexdigest()
+        kept = _remembered(key, "seconds")
+        if isinstance(kept, float):
+            return kept
+        first = next(
+            (b for b in self.backends if (kernel := b.kernel(node, constants)) and kernel.scratch <= left), None
+        )
+        seconds = timed(node, [first], constants).get(first.name) if first is not None else None
+        if seconds is not None:
+            _keep(key, {"seconds": seconds, "question": question})
+        return seconds
+
     def _question(self, node: Node, constants: Mapping[Value, Array]) -> str:
         def described(value: Value | None) -> Any:
             return value and [str(value.spec), value in constants, value.literal]
@@ -86,7 +124,7 @@ class Tuner:
     def _answer(self, node: Node, constants: Mapping[Value, Array], question: str) -> str:
         """The name of the fastest; "" when there is no choice."""
         key = sha256(question.encode()).hexdigest()
-        kept = _remembered(key)
+        kept = _remembered(key, "backend")
         if kept in ("", *(backend.name for backend in self.backends)):
             return str(kept)
         left = self.workspace - sum(value.nbytes for value in (*node.uses, *node.defs))
@@ -94,22 +132,26 @@ class Tuner:
         able = [b for b in asked if (kernel := b.kernel(node, constants)) and kernel.scratch <= left]
         seconds = timed(node, able, constants) if len(able) > 1 else {}
         best = min(seconds, key=lambda name: seconds[name]) if len(seconds) > 1 else ""
-        content = json.dumps({"backend": best, "seconds": seconds, "question": question})
-
-        def write(fresh: Path) -> None:
-            (fresh / CHOICE).write_text(content, encoding="utf-8")
-
-        add_entry(CACHE, key, write)
+        _keep(key, {"backend": best, "seconds": seconds, "question": question})
         return best
 
 
-def _remembered(key: str) -> Any:
+def _keep(key: str, content: Mapping[str, Any]) -> None:
+    text = json.dumps(content)
+
+    def write(fresh: Path) -> None:
+        (fresh / CHOICE).write_text(text, encoding="utf-8")
+
+    add_entry(CACHE, key, write)
+
+
+def _remembered(key: str, name: str) -> Any:
     """The answer in the cache, None when there is none; an entry that cannot be read is removed."""
     kept = entry(CACHE, key)
     if kept is None:
         return None
     try:
-        return json.loads((kept / CHOICE).read_text(encoding="utf-8"))["backend"]
+        return json.loads((kept / CHOICE).read_text(encoding="utf-8"))[name]
     except (OSError, ValueError, KeyError, TypeError):
         remove_entry(CACHE, key)
         return None
@@ -171,11 +213,15 @@ def _least(call: Call, runs: int) -> float:
     once = max(perf_counter() - begin, 1e-7)
     count = max(1, int(ROUND_SECONDS / once))
     best = once
+    spent = 0.0
     for _ in range(ROUNDS):
         begin = perf_counter()
         for _ in range(count):
             call()
-        best = min(best, (perf_counter() - begin) / count)
+        took = perf_counter() - begin
+        best, spent = min(best, took / count), spent + took
+        if spent > ENOUGH_SECONDS:
+            break
     return best / runs
 
 
