@@ -14,6 +14,7 @@ from sublet.ops.verify import verify
 from sublet.passes.live_bytes import blocks_of
 from sublet.passes.pipeline import simplify
 from sublet.passes.recompute.clones import recomputed
+from sublet.passes.recompute.least_time import least_extra_seconds
 from sublet.passes.recompute.level import level_of
 from sublet.passes.recompute.search import Search, core_of
 from sublet.passes.recompute.timeline import timeline
@@ -96,7 +97,7 @@ def test_a_clone_of_a_normalisation_does_not_read_the_running_statistics() -> No
     assert changed.updates == graph.updates
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_the_search_counts_what_the_graph_with_clones_needs(seed: int) -> None:
     """Three times the same: by the compiled search, by the timeline, by live bytes of the graph with clones.
 
@@ -129,3 +130,42 @@ def test_a_larger_budget_never_takes_longer() -> None:
     met = [each.seconds for each in found if each is not None]
     assert len(met) >= 2
     assert met == sorted(met, reverse=True)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nothing_that_is_found_takes_less_time_than_the_bound(seed: int) -> None:
+    """Where every node runs where it stands, which the bound is about."""
+    rng, step = drawn(seed)
+    seconds = {node.name: rng.choice((1e-6, 5e-6, 2e-5)) for node in step.graph.nodes}
+    level = level_of(step.graph, seconds, io_bound=False, weights_bound=True)
+    search = Search(level, effort=100)
+    plain = search.found[0]
+    for percent in (90, 70, 50):
+        found = search.within(plain.peak * percent // 100)
+        if found is None:
+            continue
+        ran = timeline(level, found.clones)
+        if all(j in {j for j, r in zip(ran.nodes, ran.slots, strict=True) if j == r} for j in range(len(level.names))):
+            bound = least_extra_seconds(level, found.peak)
+            assert bound is not None
+            assert bound <= found.seconds - plain.seconds + 1e-8
+
+
+def test_an_interrupt_keeps_what_was_found() -> None:
+    graph = drawn(1)[1].graph
+    level = level_of(graph, {node.name: 1e-6 for node in graph.nodes}, io_bound=False, weights_bound=True)
+    asked = 0
+
+    def stopped() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == 30:
+            raise KeyboardInterrupt
+        return False
+
+    search = Search(level, effort=10**9, stopped=stopped)
+    budget = search.found[0].peak * 19 // 20
+    first = search.within(budget)
+    assert search.interrupted
+    assert search.over()
+    assert search.within(budget) == first

@@ -19,6 +19,8 @@ from sublet.planning.budget.within import Answer, Budgets, Outcome
 PERCENT = (100, 90, 80, 70, 60, 50, 40, 30, 25, 20)
 """Budgets of a frontier, as shares of the plain arena."""
 
+BOUND = "No less than: a bound for programs in this order in which every node runs where it stands, and clones besides."
+
 SAYS = {Outcome.FITS: "", Outcome.NOT_FOUND: "not found", Outcome.IMPOSSIBLE: "impossible"}
 
 
@@ -53,14 +55,15 @@ def show_frontier(source: Model, options: Options, *, measure: bool, in_json: bo
         print_json(frontier_json(budgets, found))
         return
     table = Table(box=None, padding=(0, 2), header_style="dim")
-    for title in ("budget", "arena", "of plain", "computed again", "extra time"):
+    for title in ("budget", "arena", "of plain", "computed again", "extra time", "no less than"):
         table.add_column(title, justify="right")
     for answer in found:
         nbytes = answer.point.plan.arena_bytes
-        row = (human(nbytes), f"{nbytes / arena:.1%}", str(answer.point.again), f"{answer.extra:+.1%}")
-        shown = row if answer.outcome is Outcome.FITS else (SAYS[answer.outcome], "", "", "")
+        least = "" if answer.least_extra is None else f"{answer.least_extra:+.1%}"
+        row = (human(nbytes), f"{nbytes / arena:.1%}", str(answer.point.again), f"{answer.extra:+.1%}", least)
+        shown = row if answer.outcome is Outcome.FITS else (SAYS[answer.outcome], "", "", "", "")
         table.add_row(human(answer.budget), *shown)
-    answers().print(table, Text(), Text(f"Time is predicted {budgets.costs}."), Text(_least(budgets)))
+    answers().print(table, Text(), Text(f"Time is predicted {budgets.costs}. {BOUND}"), Text(_least(budgets)))
 
 
 def _least(budgets: Budgets) -> str:
@@ -84,6 +87,7 @@ def frontier_json(budgets: Budgets, found: tuple[Answer, ...]) -> dict[str, Any]
                 "arena_bytes": answer.point.plan.arena_bytes,
                 "seconds": answer.point.seconds,
                 "extra": answer.extra,
+                "least_extra": answer.least_extra,
                 "computed_again": answer.point.again,
             }
             for answer in found

@@ -17,6 +17,8 @@ from sublet.passes.recompute.clones import clonable, only_moved, reads_of_clone
 Clones = frozenset[tuple[int, int]]
 """Pairs (node, position of the reader): what is computed again, and before which node."""
 
+NONE: Clones = frozenset()
+
 
 @dataclass(frozen=True)
 class Level:

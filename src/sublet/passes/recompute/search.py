@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sublet.passes.recompute import _search
-from sublet.passes.recompute.level import Clones, Level
+from sublet.passes.recompute.level import NONE, Clones, Level
 
 STRETCHES = (2, 3, 4, 6, 8, 11, 16, 23, 32)
 LIKELY = 3
@@ -22,8 +22,6 @@ HALVINGS = 3
 
 EFFORT = 4000
 """Evaluations for the improvement of each start."""
-
-NONE: Clones = frozenset()
 
 Stop = Callable[[], bool]
 
@@ -41,13 +39,15 @@ class Found:
 class Search:
     """A search over one level. It remembers what it found: a budget is never answered worse than a smaller one was.
 
-    stopped   asked once in a while; True ends the search with what it has
+    stopped      asked once in a while; True ends the search with what it has
+    interrupted  whether it was, by Ctrl-C; it then ends with what it has
     """
 
     level: Level
     effort: int = EFFORT
     stopped: Stop = lambda: False
     found: list[Found] = field(default_factory=list)
+    interrupted: bool = False
 
     def __post_init__(self) -> None:
         self._core = core_of(self.level)
@@ -56,10 +56,10 @@ class Search:
 
     def within(self, budget: int) -> Found | None:
         """The cheapest found with no more than so many bytes alive; None where none was found."""
-        if self.found[0].peak > budget:
+        if self.found[0].peak > budget and not self.over():
             self._try(budget)
         for _ in range(HALVINGS):  # what reaches for too little stops early: come nearer first
-            if self._fitting(budget) or self.stopped():
+            if self._fitting(budget) or self.over():
                 break
             self._try((budget + self.lowest().peak) // 2)
             self._try(budget)
@@ -70,9 +70,16 @@ class Search:
 
     def _try(self, budget: int) -> None:
         for start in self._starts(budget):
-            self._from(start, budget)
-            if self.stopped():
+            try:
+                self._from(start, budget)
+            except KeyboardInterrupt:
+                self.interrupted = True
+            if self.over():
                 break
+
+    def over(self) -> bool:
+        """Whether the search was ended early."""
+        return self.interrupted or self.stopped()
 
     def lowest(self) -> Found:
         """The one with the fewest bytes alive."""

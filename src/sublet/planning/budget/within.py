@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from time import monotonic
 
 from sublet.analysis.options import Options
 from sublet.base.bytesize import parse_bytes
@@ -17,11 +18,15 @@ from sublet.errors import CapacityError, PlanError
 from sublet.ir.model import Model
 from sublet.passes.recompute.clones import Again, recomputed
 from sublet.passes.recompute.floor import Floor, floor
+from sublet.passes.recompute.least_time import least_extra_seconds
 from sublet.passes.recompute.level import Clones, level_of
-from sublet.passes.recompute.search import EFFORT, Found, Search, Stop
+from sublet.passes.recompute.search import EFFORT, Found, Search
 from sublet.plan import MemoryPlan
 from sublet.planning.budget.costs import MODELLED, modelled
 from sublet.planning.pipeline import plan_memory
+
+MOST_BOUNDED = 4000
+"""Nodes of a level whose extra time is bounded below."""
 
 TRIES = 4
 """Plans for one budget: the estimate is exact nearly always."""
@@ -59,6 +64,15 @@ class Answer:
     plain: Point
     floor: Floor
     costs: str
+    least_seconds: float | None = None
+    ended_early: bool = False
+
+    @property
+    def least_extra(self) -> float | None:
+        """As `extra`, a bound: no program in this order, each node run where it stands, costs less. None: not known."""
+        if self.least_seconds is None or not self.plain.seconds:
+            return None
+        return self.least_seconds / self.plain.seconds
 
     @property
     def extra(self) -> float:
@@ -73,12 +87,14 @@ class Answer:
             return f"{self.budget:,} bytes are impossible: {self.floor.words}"
         if self.outcome is Outcome.NOT_FOUND:
             found = f"the least found needs {least}, with {self.extra:.1%} more time predicted ({self.costs})"
-            return f"no program within {self.budget:,} bytes was found; {found}; {self.floor.words}"
+            ended = " before the search was ended" if self.ended_early else ""
+            return f"no program within {self.budget:,} bytes was found{ended}; {found}; {self.floor.words}"
         if not self.point.again:
             return f"fits: {least}, nothing is computed again"
         done = f"{self.point.again} nodes are computed once more"
         told = f"fits: {least} instead of {self.plain.plan.arena_bytes:,}; {done}"
-        return f"{told}: {self.extra:.1%} more time predicted ({self.costs})"
+        bound = "" if self.least_extra is None else f", no less than {self.least_extra:.1%} in this order"
+        return f"{told}: {self.extra:.1%} more time predicted{bound} ({self.costs})"
 
 
 def most(budget: int | str) -> int:
@@ -107,7 +123,6 @@ class Budgets:
     costs: str = MODELLED
     planned: Planned | None = None
     effort: int = EFFORT
-    stopped: Stop = lambda: False
 
     def __post_init__(self) -> None:
         if self.options.streams != 1 or self.options.regions:
@@ -118,7 +133,10 @@ class Budgets:
         bound["weights_bound"] = self.options.weights == "bound"
         seconds = {**modelled(graph), **(self.seconds or {})}
         self.floor = floor(graph, **bound)
-        self.search = Search(level_of(graph, seconds, **bound), self.effort, self.stopped)
+        end = None if self.options.timeout is None else monotonic() + self.options.timeout
+        self.search = Search(
+            level_of(graph, seconds, **bound), self.effort, lambda: end is not None and monotonic() > end
+        )
         self.plain = self._point(self.search.found[0])
         self.points: dict[Clones, Point] = {frozenset(): self.plain}
 
@@ -139,16 +157,13 @@ class Budgets:
     def frontier(self, budgets: Sequence[int], told: Callable[[int], None] = lambda budget: None) -> tuple[Answer, ...]:
         """The answers for several budgets, the largest first; each is asked for by itself, and the cheapest is taken.
 
-        An interrupt ends it; what was found until then is told.
+        An interrupt or time limit ends the search; what was found until then is told.
         """
         wanted = sorted(set(budgets), reverse=True)
-        try:
-            for budget in wanted:
-                told(budget)
-                if self.plain.plan.arena_bytes > budget >= self.floor.nbytes:
-                    self._search(budget)
-        except KeyboardInterrupt:
-            wanted = [budget for budget in wanted if self._fitting(budget) or budget < self.floor.nbytes]
+        for budget in wanted:
+            told(budget)
+            if self.plain.plan.arena_bytes > budget >= self.floor.nbytes:
+                self._search(budget)
         return tuple(self.within(budget) for budget in wanted)
 
     def _search(self, budget: int) -> None:
@@ -181,7 +196,9 @@ class Budgets:
         return [point for point in self.points.values() if point.plan.arena_bytes <= budget]
 
     def _answer(self, budget: int, outcome: Outcome, point: Point) -> Answer:
-        return Answer(budget, outcome, point, self.plain, self.floor, self.costs)
+        bounded = outcome is Outcome.FITS and len(self.search.level.names) <= MOST_BOUNDED
+        least = least_extra_seconds(self.search.level, budget) if bounded else None
+        return Answer(budget, outcome, point, self.plain, self.floor, self.costs, least, self.search.over())
 
 
 def with_again(model: Model, again: Again) -> Model:
