@@ -24,6 +24,7 @@ class Functions:
     def __init__(self, folders: tuple[Path, ...]) -> None:
         self._found: dict[Path, dict[tuple[str, int], list[FunctionType]]] = defaultdict(lambda: defaultdict(list))
         self._caches = []
+        gc.unfreeze()  # as the suite has frozen them
         for one in gc.get_objects():
             if isinstance(one, FunctionType):
                 path = Path(one.__code__.co_filename)
