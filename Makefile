@@ -1,6 +1,6 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: bench-torch fuzz-torch help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-packing bench-run bench-loops bench-train bench-budget bench-plan bench-paddle train-digits bench-dynamic fuzz-dynamic bench-rebinding clean
+.PHONY: ddp-torch bench-torch fuzz-torch help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-packing bench-run bench-loops bench-train bench-budget bench-plan bench-paddle train-digits bench-dynamic fuzz-dynamic bench-rebinding clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -145,6 +145,9 @@ bench-dynamic: $(VENV)/.installed ## the dynamic graph beside PyTorch's eager mo
 bench-torch: $(VENV)/.installed ## networks by torch.compile: exactness, memory and time beside eager and inductor; NETWORKS="GPT-2 BERT" SIDES=eager,sublet
 	$(BIN)/python -m pip install --quiet --group bench-torch
 	$(BIN)/python -m benchmarks.torch $(NETWORKS) --right --sides $(or $(SIDES),eager,sublet,inductor)
+
+ddp-torch: $(VENV)/.installed ## two processes under DistributedDataParallel, eagerly and compiled: losses, and what a killed one leaves
+	$(BIN)/python -m benchmarks.torch.distributed
 
 fuzz-torch: $(VENV)/.installed ## random functions of PyTorch's, run as torch.compile(backend="sublet") runs them, and poisoned; PROGRAMS=500
 	$(BIN)/python -m tests.frontends.pytorch.fuzz --programs $(or $(PROGRAMS),500)

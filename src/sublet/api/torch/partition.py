@@ -31,6 +31,9 @@ CHEAP = (
 )  # fmt: skip
 """Operators that take about as long as reading their inputs, beside those that PyTorch calls pointwise."""
 
+POOL = "aten.max_pool2d_with_indices.default"
+"""Its indices are twice as large as its maxima."""
+
 BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
 
 
@@ -241,7 +244,7 @@ def _cheap(node: Any) -> bool:
         whole, position = node.args
         if str(whole.target) == BATCH_NORM:
             return _is_batch_norm(node)
-        return position == 0 and str(whole.target) in CHEAP
+        return str(whole.target) == POOL or (position == 0 and str(whole.target) in CHEAP)
     t, tags = torch(), getattr(node.target, "tags", ())
     if t.Tag.nondeterministic_seeded in tags or not isinstance(node.meta.get("val"), t.Tensor):
         return False

@@ -11,8 +11,11 @@ from sublet.frontends.torch.control import CONTROL
 from sublet.frontends.torch.conversion import Level
 from sublet.frontends.torch.operators import add_operator
 from sublet.frontends.torch.tensors import fixed, torch
+from sublet.frontends.torch.twins import twin
 
 NUMBERS = (bool, int, float)
+POOL = "aten.max_pool2d_with_indices.default"
+"""Where nobody reads the indices, they are not made: each is as large as two numbers of the result."""
 INLINE = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "wrap")
 
 
@@ -79,6 +82,10 @@ def _called(level: Level, node: Any, stands: Mapping[Any, Any]) -> Any:
     if isinstance(target, torch()._ops.OpOverload):
         if isinstance(node.meta.get("val"), (*NUMBERS, torch().SymInt, torch().SymFloat, torch().SymBool)):
             return _number(level, node, source)
+        if str(target) == POOL and all(user.target is operator.getitem and not user.args[1] for user in node.users):
+            only = twin(level, "aten.max_pool2d.default", node.name, args, kwargs, source)
+            if only is not None:
+                return [only, None]
         return add_operator(level, target, node.name, args, kwargs, node.meta.get("val"), source)
     if all(isinstance(each, NUMBERS) for each in _flat(args)):
         return target(*args, **kwargs)
