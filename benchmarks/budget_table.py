@@ -10,9 +10,9 @@ checkpoints in 2 to 32 stretches alone: the least that they reach, and what it c
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 
 import numpy as np
 from rich.console import Console
@@ -65,18 +65,20 @@ def _said(answer: Answer) -> str:
     return "impossible" if answer.outcome is Outcome.IMPOSSIBLE else "not found"
 
 
-def timed_rows(name: str, batch: int, rounds: int) -> list[tuple[str, ...]]:
+def timed_rows(
+    name: str, batch: int, rounds: int, percents: Sequence[int], clock: Callable[[], float]
+) -> list[tuple[str, ...]]:
     """Lines of the table of what is measured: the plain program and each point run in turns."""
     step = training_step(name, batch)
     budgets = Budgets(step.model)
     plain = budgets.plain.plan.arena_bytes
-    found = budgets.frontier([plain * percent // 100 for percent in PERCENT])
+    found = budgets.frontier([plain * percent // 100 for percent in percents])
     fitting = [answer for answer in found if answer.outcome is Outcome.FITS and answer.point.again]
     base = sublet.compile(step.model)
     lines = []
     for answer in fitting:
         model = with_again(step.model, answer.point.model.recipe.again)
-        seconds, same = _taking_turns(step, base, sublet.compile(model), rounds)
+        seconds, same = _taking_turns(step, base, sublet.compile(model), rounds, clock)
         lines.append(
             (
                 name,
@@ -92,7 +94,7 @@ def timed_rows(name: str, batch: int, rounds: int) -> list[tuple[str, ...]]:
 
 
 def _taking_turns(
-    step: Step, plain: sublet.Executable, other: sublet.Executable, rounds: int
+    step: Step, plain: sublet.Executable, other: sublet.Executable, rounds: int, clock: Callable[[], float]
 ) -> tuple[Sequence[float], bool]:
     """Median seconds of both, and whether their losses and all that they leave are the same bits."""
     inputs = step.inputs()
@@ -103,9 +105,9 @@ def _taking_turns(
     for _ in range(rounds + 1):
         losses = []
         for executable, found in zip((plain, other), seconds, strict=True):
-            began = perf_counter()
+            began = clock()
             losses.append(executable.views(inputs)["loss"].item())
-            found.append(perf_counter() - began)
+            found.append(clock() - began)
         same &= losses[0] == losses[1]
     same &= all(np.array_equal(plain.state(name), other.state(name)) for name in plain.updated)
     return [median(found[1:]) for found in seconds], same
@@ -116,6 +118,8 @@ def main() -> None:
     asked.add_argument("--only", help="one network")
     asked.add_argument("--batch", type=int, help="its batch")
     asked.add_argument("--rounds", type=int, default=5, help="runs of each point; 0 measures nothing")
+    asked.add_argument("--percents", type=int, nargs="+", default=PERCENT, help="the points that are timed")
+    asked.add_argument("--processor", action="store_true", help="seconds of the processor, where others compute too")
     asked.add_argument("--no-prediction", action="store_true", help="only what is measured")
     chosen = asked.parse_args()
     console = Console(width=260)
@@ -138,7 +142,8 @@ def main() -> None:
         for title in ("network", "batch", "arena", "predicted", "measured", "plain, s", "same bits"):
             table.add_column(title)
         for name, batch in wanted(TIMED):
-            for line in timed_rows(name, batch, chosen.rounds):
+            clock = process_time if chosen.processor else perf_counter
+            for line in timed_rows(name, batch, chosen.rounds, chosen.percents, clock):
                 table.add_row(*line)
         console.print(table)
 

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from typer.testing import CliRunner
 
@@ -164,3 +165,38 @@ def test_seconds_are_measured_once() -> None:
     assert all(each > 0 for each in seconds.values())
     assert f"{len(seconds)} of {len(model.graph.nodes)} nodes measured" in words
     assert measured(model, "reference", workspace=1)[0] == {}
+
+
+SKIPS = """
+<ir_version: 8, opset_import: ["" : 17]>
+skips (float[1,8,16,16] x, float[8,8,3,3] w, float[16,8,3,3] v) => (float[1,8,16,16] y) {
+  a = Relu(x)
+  b = Sigmoid(a)
+  c = Conv <pads=[1,1,1,1]> (b, w)
+  d = Conv <pads=[1,1,1,1]> (c, v)
+  e = ReduceMean <axes=[1], keepdims=1> (d)
+  f = Mul(e, b)
+  y = Add(f, a)
+}
+"""
+
+
+@pytest.mark.parametrize("backend", ["reference", "onnxruntime"])
+def test_an_onnx_model_is_computed_in_less(backend: str) -> None:
+    model = onnx.parser.parse_model(SKIPS)
+    random_numbers = np.random.default_rng(0)
+    feeds = {
+        "x": random_numbers.normal(size=(1, 8, 16, 16)).astype("float32"),
+        "w": random_numbers.normal(size=(8, 8, 3, 3)).astype("float32"),
+        "v": random_numbers.normal(size=(16, 8, 3, 3)).astype("float32"),
+    }
+    plain = sublet.compile(model, backend=backend, optimize="none")
+    budget = plain.arena_bytes - 8 * 16 * 16 * 4
+    less = sublet.compile(model, backend=backend, optimize="none", budget=budget)
+    assert less.arena_bytes <= budget
+    assert less.plan.recipe.again
+    assert np.array_equal(plain(feeds)["y"], less(feeds)["y"])
+    again = sublet.with_plan(model, less.plan, backend=backend)
+    assert np.array_equal(plain(feeds)["y"], again(feeds)["y"])
+    with pytest.raises(CapacityError, match="impossible"):
+        sublet.compile(model, backend=backend, optimize="none", budget="4KiB")
