@@ -56,8 +56,9 @@ walk: ## README and docs, step by step, in a clean environment of each of PYTHON
 	  build/walk/bin/python tests/walk.py || exit 1; \
 	done
 
-fuzz: $(VENV)/.installed build/check ## generated programs, plans, models, kernels and gradients; the core under sanitizers; SECONDS=600
+fuzz: $(VENV)/.installed build/check build/recompute ## generated programs, plans, models, kernels and gradients; the core under sanitizers; SECONDS=600
 	build/check 2000 1
+	build/recompute 2000 1
 	for kind in programs steps plans foreign onnx shapes folding; do \
 	  $(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) --kind $$kind || exit 1; done
 	$(BIN)/python -m tests.frontends.paddle.hostile --flips 10000
@@ -94,6 +95,12 @@ mutants: $(VENV)/.installed ## one-line mistakes that no test notices; FOLDERS="
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutation $(FOLDERS) --sample $(or $(SAMPLE),200) --seconds $(or $(SECONDS),0)
 
 CORE := src/sublet/packing/core
+RECOMPUTE := src/sublet/passes/recompute/core
+build/recompute: tests/core/recompute.cpp $(wildcard $(RECOMPUTE)/*.?pp)
+	mkdir -p build
+	$(CXX) -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS \
+	  -I$(CORE) -I$(RECOMPUTE) tests/core/recompute.cpp $(filter-out %/module.cpp,$(wildcard $(RECOMPUTE)/*.cpp)) -o $@
+
 build/check: tests/core/check.cpp $(wildcard $(CORE)/*.?pp)
 	mkdir -p build
 	$(CXX) -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS \
