@@ -29,8 +29,9 @@ coverage: $(VENV)/.installed ## which lines and branches of Sublet the tests run
 	$(BIN)/python -m coverage report --skip-covered --sort=cover | tail -n 40
 	$(BIN)/python -m coverage html --quiet
 
-conformance: $(VENV)/.installed ## all of ONNX's own backend tests, each a second time in a poisoned arena
+conformance: $(VENV)/.installed ## all of ONNX's own backend tests, each a second time in a poisoned arena; outputs left out in every way
 	$(BIN)/python -m tests.conformance
+	$(BIN)/python -m tests.runtime.omitted_outputs
 
 check: $(VENV)/.installed ## lint and types
 	$(BIN)/ruff check .

@@ -20,13 +20,14 @@ WHOLE_DECODERS = {("com.microsoft", name) for name in ("BeamSearch", "Sampling",
 """Loops over networks that are attributes; a front-end that planned them would have to plan those."""
 
 
-def test_every_operator_of_several_outputs_runs_in_every_subset_of_them() -> None:
+def test_every_operator_of_several_outputs_runs_without_some_of_them() -> None:
+    """In every subset of up to three outputs; `make conformance` goes through those of more."""
     child = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.omitted_outputs"], capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "tests.runtime.omitted_outputs", "--few"], capture_output=True, text=True, timeout=300
     )
     lines = child.stdout.splitlines()
-    assert child.returncode == 0, (lines[-1:], child.stderr[-500:])
     assert [line for line in lines if line.startswith(("WRONG", "REFUSED"))] == []
+    assert child.returncode == 0, (lines[-1:], child.stderr[-500:])
     assert sum(line.endswith("asked for") for line in lines) > 400
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Protocol
 
@@ -122,6 +123,10 @@ class Step:
     def where(self) -> str:
         return f"block {self.block.index}, op {self.index} ({self.op.type})"
 
+    @cached_property
+    def facts(self) -> OpFacts:
+        return facts_declared(self.run.program, self.block.index, self.op)
+
     def one(self, slot: str) -> str:
         """The name in a slot that takes one; empty where there is none."""
         names = self.op.inputs.get(slot) or self.op.outputs.get(slot) or ()
@@ -174,7 +179,7 @@ class Step:
 
     def applied(self) -> Applied:
         """What an op is applied to."""
-        shape_only = facts_declared(self.run.program, self.block.index, self.op).shape_only
+        shape_only = self.facts.shape_only
         operands = (
             (slot, tuple(self._seen(name, slot in shape_only) for name in names if name != EMPTY))
             for slot, names in sorted(self.op.inputs.items())
@@ -244,8 +249,7 @@ class Step:
 
 def computed(step: Step) -> None:
     """An op that computes its outputs from its inputs."""
-    run, op = step.run, step.op
-    known = facts_declared(run.program, step.block.index, op)
+    run, op, known = step.run, step.op, step.facts
     applied = step.applied()
     step.require_applied(applied)
     reads: list[tuple[str, int, Place]] = []
