@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from sklearn.datasets import load_digits
 
 import sublet
 from benchmarks.networks.vision import small_resnet
@@ -45,6 +44,8 @@ class Digits:
 
 def digits(dtype: Any = np.float32) -> Digits:
     """The data, split at random but always alike."""
+    from sklearn.datasets import load_digits  # takes a second, which only who trains should wait for
+
     found = load_digits()
     images = (found.images[:, None] / 8 - 1).astype(dtype)
     labels = found.target.astype(np.int64)

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("sklearn")
 
 import sublet
 from benchmarks import digits
 from benchmarks.train_steps import eager_step_of
+from sublet.base.extras import installed
 
 
+@pytest.mark.skipif(not installed("sklearn"), reason="needs scikit-learn")
 def test_a_small_resnet_learns_as_pytorchs_does() -> None:
     """Two epochs in f64, where rounding does not drive the two apart; `make train-digits` goes on to 98 %."""
     data, step = digits.digits(np.float64), digits.training(64, "f64")
