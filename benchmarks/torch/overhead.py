@@ -1,0 +1,78 @@
+"""What a bound call costs: a chain of operators on few elements, eagerly, planned, and by `.out` from Python.
+
+python -m benchmarks.torch.overhead [--operators 1000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import sublet
+from sublet.api.torch.captured import capture
+from sublet.api.torch.flights import Pool
+
+ROUNDS = 30
+
+
+def chain(count: int) -> Callable[[Any], list[Any]]:
+    """Additions, products and sines, one after another."""
+
+    def run(x: Any) -> list[Any]:
+        y = x
+        for number in range(count):
+            y = y + x if number % 3 == 0 else y * x if number % 3 == 1 else torch.sin(y)
+        return [y]
+
+    return run
+
+
+def outs(count: int, x: Any) -> Callable[[], None]:
+    """The same operators by their `.out` overloads, written by hand."""
+    y, aten = x.clone(), torch.ops.aten
+    calls = (aten.add.out, aten.mul.out, aten.sin.out)
+
+    def run() -> None:
+        with torch.inference_mode():
+            for number in range(count):
+                if number % 3 < 2:
+                    calls[number % 3](y, x, out=y)
+                else:
+                    calls[2](y, out=y)
+
+    return run
+
+
+def microseconds(call: Callable[[], Any], count: int) -> float:
+    """CPU time of an operator, the least of several rounds."""
+    best = float("inf")
+    for _ in range(ROUNDS):
+        begin = time.process_time()
+        call()
+        best = min(best, time.process_time() - begin)
+    return best / count * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--operators", type=int, default=1000)
+    count = parser.parse_args().operators
+    x = torch.full((64,), 0.5)
+    function = chain(count)
+    pool = Pool(capture(make_fx(function)(x), None, (), {}), [x], sublet.Options())
+    arena = pool.take().arena
+    with torch.no_grad():
+        assert torch.equal(pool.run(arena, 0, [x])[0], function(x)[0])
+        eager, ours = microseconds(lambda: function(x), count), microseconds(lambda: pool.run(arena, 0, [x]), count)
+        by_hand = microseconds(outs(count, x), count)
+    print(f"{count} operators on {x.numel()} elements, microseconds each: eager {eager:.2f}, planned {ours:.2f} "
+          f"({ours / eager:.2f} of eager), .out from Python {by_hand:.2f}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
