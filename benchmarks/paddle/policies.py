@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from sublet.frontends.paddle.arena import arena
+from sublet.frontends.paddle.arena import Arena, arena
 from sublet.frontends.paddle.format.decoding import decode
 from sublet.frontends.paddle.format.program import Program
 from sublet.frontends.paddle.lives.scopes import Place
@@ -78,11 +78,15 @@ def own(case: Case) -> Made:
     return changed, SizesOf(bound(changed))
 
 
-def in_arena(case: Case) -> Made:
-    """The arena form, of what the passes make that share no names."""
+def arena_form(case: Case, *, poisoned: bool = False) -> Arena:
+    """The arena form, of what the passes make that share no names. A poisoned arena is full of NaN before every run."""
     passes = [change for name, change in PASSES.items() if name not in SHARING]
     program = reduce(lambda before, change: change(before, case.training.fetch), passes, case.program)
-    form = arena(program, bound(program), case.training.fetch)
+    return arena(program, bound(program), case.training.fetch, poisoned=poisoned)
+
+
+def in_arena(case: Case) -> Made:
+    form = arena_form(case)
     return form.program, SizesInArena(bound(form.program), frozenset(form.places))
 
 

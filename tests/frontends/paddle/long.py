@@ -16,12 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.paddle.measured import IN_ORDER
-from benchmarks.paddle.policies import PROGRAMS, Case, written
-from sublet.frontends.paddle.arena import arena
+from benchmarks.paddle.policies import PROGRAMS, Case, arena_form, written
 from sublet.frontends.paddle.format.encoding import encode
-from sublet.frontends.paddle.operators.shapes import bound
 from sublet.frontends.paddle.policies.ours import ours
-from sublet.frontends.paddle.policies.ours.reorder import optimise_early
 from sublet.frontends.paddle.running.verify import Comparison, compare, run, verify
 
 STEPS, LONG = 50, 500
@@ -41,8 +38,7 @@ def shared(name: str, python: str | None = None) -> Comparison:
 def poisoned(name: str) -> Comparison:
     """In an arena."""
     case = written(PROGRAMS[name], STEPS)
-    early = optimise_early(case.program)
-    form = arena(early, bound(early), case.training.fetch, poisoned=True)
+    form = arena_form(case, poisoned=True)
     return verify(encode(case.program), encode(form.program), replace(case.training, flags=IN_ORDER))
 
 
