@@ -100,7 +100,7 @@ RECOMPUTE := src/sublet/passes/recompute/core
 build/recompute: tests/core/recompute.cpp $(wildcard $(RECOMPUTE)/*.?pp)
 	mkdir -p build
 	$(CXX) -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS \
-	  -I$(CORE) -I$(RECOMPUTE) tests/core/recompute.cpp $(filter-out %/module.cpp,$(wildcard $(RECOMPUTE)/*.cpp)) -o $@
+	  -I$(RECOMPUTE) -I$(CORE) tests/core/recompute.cpp $(filter-out %/module.cpp,$(wildcard $(RECOMPUTE)/*.cpp)) -o $@
 
 build/check: tests/core/check.cpp $(wildcard $(CORE)/*.?pp)
 	mkdir -p build
