@@ -23,7 +23,6 @@ from sublet.ir.model import Model
 from sublet.ir.text import parse, to_text
 from sublet.nn.tensor import Tensor
 from sublet.passes.common import without_common
-from sublet.passes.dead_code import without_dead_code
 from sublet.planning.budget.within import Budgets, Outcome
 from tests.training.steps import UNPLANNED, Step, runs_right, training_step, written_program
 
@@ -94,7 +93,6 @@ def check_budgets(seed: int, count: int = 3) -> Counter[str]:
     assert budgets.floor.nbytes <= plain, f"{where}: the floor is above a plan"
     unplanned = step.compiled(UNPLANNED)
     told: Counter[str] = Counter()
-    seconds: list[tuple[int, float]] = []
     for _ in range(count):
         budget = int(plain * rng.uniform(0.3, 1.0))
         answer = budgets.within(budget)
@@ -106,14 +104,13 @@ def check_budgets(seed: int, count: int = 3) -> Counter[str]:
         if answer.point.again:
             told["computed again"] += 1
             _runs_the_same(where, step, unplanned, answer.point.model, options)
-        seconds.append((answer.point.plan.arena_bytes, answer.point.seconds))
     return told
 
 
 def _runs_the_same(where: str, step: Step, unplanned: Any, model: Model, options: Options) -> None:
     graph = model.graph
     assert parse(to_text(graph)) == graph, f"{where}: another graph in text form"
-    kept = without_dead_code(without_common(graph))
+    kept = without_common(graph)
     assert len([n for n in kept.nodes if n.again]) == len([n for n in graph.nodes if n.again]), f"{where}: merged"
     changed = replace(step, graph=graph)
     assert runs_right(step, unplanned, changed.compiled(options)), f"{where}: computed again, something else comes out"
