@@ -200,3 +200,20 @@ def test_an_onnx_model_is_computed_in_less(backend: str) -> None:
     assert np.array_equal(plain(feeds)["y"], again(feeds)["y"])
     with pytest.raises(CapacityError, match="impossible"):
         sublet.compile(model, backend=backend, optimize="none", budget="4KiB")
+
+
+def test_a_plan_with_nodes_computed_again_is_written_into_no_model(tmp_path: Path) -> None:
+    """The file has none of these nodes."""
+    path, plan_path = tmp_path / "skips.onnx", tmp_path / "plan.json"
+    onnx.save(onnx.parser.parse_model(SKIPS), path)
+    plain = plan_memory(sublet.read_model(path)).arena_bytes
+    wanted = ["plan", str(path), "--budget", str(plain - 8192), "--recompute", "--out", str(plan_path)]
+    assert CliRunner().invoke(app, wanted).exit_code == 0
+    assert CliRunner().invoke(app, ["check", str(path), str(plan_path)]).exit_code == 0
+    out = ["export", str(path), "--plan", str(plan_path), "--to", "onnx", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, out)
+    assert done.exit_code == 2
+    assert "computed once more" in done.output
+    told = CliRunner().invoke(app, ["plan", str(path), "--budget", str(plain - 8192)])
+    assert told.exit_code == 1
+    assert "--recompute" in told.output

@@ -142,6 +142,10 @@ def _show(
 ) -> None:
     show_plan(made, picture, decision=decision)
     _remark(made, other, source, rewritten=rewritten)
+    if decision is not None and decision.fits is False and not made.recipe.again:
+        answers().print(
+            Text("Values computed again may make it fit: --recompute; --frontier tells what that costs.", "dim")
+        )
     if picture.advice is not None:
         answers().print(Text(), advice_table(picture.advice))
 

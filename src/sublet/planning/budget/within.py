@@ -90,9 +90,9 @@ class Answer:
             ended = " before the search was ended" if self.ended_early else ""
             return f"no program within {self.budget:,} bytes was found{ended}; {found}; {self.floor.words}"
         if not self.point.again:
-            return f"fits: {least}, nothing is computed again"
+            return f"the arena fits: {least}, nothing is computed again"
         done = f"{self.point.again} nodes are computed once more"
-        told = f"fits: {least} instead of {self.plain.plan.arena_bytes:,}; {done}"
+        told = f"the arena fits: {least} instead of {self.plain.plan.arena_bytes:,}; {done}"
         bound = "" if self.least_extra is None else f", no less than {self.least_extra:.1%} in this order"
         return f"{told}: {self.extra:.1%} more time predicted{bound} ({self.costs})"
 
