@@ -228,3 +228,31 @@ def test_what_is_no_network_is_refused() -> None:
         sublet.from_torch(lambda x: x, (torch.randn(8),))
     with pytest.raises(ModelError, match="as a tuple"):
         sublet.from_torch(nn.ReLU(), torch.randn(8))  # type: ignore[arg-type]
+
+
+class Holding(nn.Module):
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.register_buffer("held", held)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.held
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        torch.arange(96.0).view(8, 12)[:, ::2].t(),
+        torch.arange(8.0).expand(6, 8),
+        torch.arange(6.0).view(6, 1).expand(6, 8),
+        torch.arange(48.0).view(8, 6).t(),
+        torch.arange(144.0).view(3, 8, 6).transpose(1, 2)[1],
+        torch.tensor(2.0),
+    ],
+    ids=["gaps", "repeated rows", "repeated columns", "turned", "part", "number"],
+)
+def test_what_a_module_holds_may_lie_in_any_way(held: Any) -> None:
+    x = torch.randn(6, 8)
+    model = sublet.from_torch(Holding(held), (x,))
+    (found,) = sublet.compile(model)({model.inputs[0]: x}).values()
+    np.testing.assert_array_equal(found, (x + held).numpy())

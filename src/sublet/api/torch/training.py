@@ -13,6 +13,7 @@ from sublet.analysis.options import Options
 from sublet.api.binding import equipped
 from sublet.api.torch.optimizers import Rule, rule_of
 from sublet.api.torch.partition import computed_again
+from sublet.base.arrays import Array
 from sublet.base.extras import require
 from sublet.errors import ModelError, RunError, SubletError
 from sublet.frontends.torch.conversion import Conversion, Level
@@ -22,6 +23,7 @@ from sublet.frontends.torch.traced import convert_traced, placeholders
 from sublet.ir.graph import Value
 from sublet.ir.model import Model
 from sublet.nn.training import step_of
+from sublet.ops.aten import Strided
 from sublet.plan import MemoryPlan
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.executable import Executable
@@ -52,6 +54,11 @@ class _Bound:
     weights: dict[str, Callable[[], Any]]
     addresses: dict[str, int]
 
+    def memory(self, name: str) -> Array:
+        """Where the tensor that a weight is lies now."""
+        (value,) = (each for each in self.run.graph.weights if each.name == name)
+        return Held(self.weights[name](), value.spec.shape).array()  # type: ignore[union-attr]
+
 
 class TrainStep:
     """See `train_step`. `plan` is that of the step that ran last."""
@@ -66,32 +73,42 @@ class TrainStep:
     def __call__(self, inputs: Any, *targets: Any) -> Any:
         """One step; the loss."""
         given = (*(inputs if isinstance(inputs, tuple) else (inputs,)), *targets)
-        key = (self._judged.training, *((tuple(each.shape), each.stride(), each.dtype) for each in given))
+        key = (self._setting(), *((tuple(each.shape), each.stride(), each.dtype) for each in given))
         if key not in self._steps:
             self._judged.count = len(given) - len(targets)
-            self._steps[key] = self._made(given)
+            with torch().random.fork_rng(devices=[]):  # tracing draws numbers
+                self._steps[key] = self._made(given)
         step = self._steps[key]
         self.plan = step.run.plan
         for name, tensor in step.weights.items():
             found = tensor()
             if found.data_ptr() != step.addresses[name]:
-                step.run.bind(name, Held(found, tuple(found.shape)).array())
+                step.run.bind(name, step.memory(name))
                 step.addresses[name] = found.data_ptr()
         scalars = self._rule.scalars(self._optimizer)
-        contents = (*(each.detach() for each in given), *scalars)
+        places = (step.run.inputs[name].spec.shape for name in step.inputs)  # type: ignore[union-attr]
+        contents = (Held(each, shape).array() for each, shape in zip((*given, *scalars), places, strict=True))
         (found,) = step.run(dict(zip(step.inputs, contents, strict=True))).values()
         self._rule.count(self._optimizer)
         return torch().as_tensor(found).clone()
+
+    def _setting(self) -> Any:
+        """What a step is planned for besides shapes: who trains, and how; the learning rate is told at each step."""
+        modes = tuple(each.training for each in self._judged.network.modules())
+        trained = tuple(each.requires_grad for each in self._judged.network.parameters())
+        groups = self._optimizer.param_groups
+        options = tuple((key, str(group[key])) for group in groups for key in group if key not in ("params", "lr"))
+        return modes, trained, options
 
     def _made(self, given: Sequence[Any]) -> _Bound:
         model, tensors = captured(self._judged, given, self._optimizer, self._rule)
         ready = equipped(step_of(model), backend=["torch", "numpy", "reference"], optimize="none")
         run = ready.bound(plan_memory(ready.model, self._options))
         updated = {value.name for value in run.graph.updated}
-        for name, tensor in tensors.items():
-            if name in updated:
-                run.bind(name, Held(tensor(), tuple(tensor().shape)).array())
-        return _Bound(run, model.inputs, tensors, {name: tensor().data_ptr() for name, tensor in tensors.items()})
+        step = _Bound(run, model.inputs, tensors, {name: tensor().data_ptr() for name, tensor in tensors.items()})
+        for name in updated & set(tensors):
+            run.bind(name, step.memory(name))
+        return step
 
 
 def _judged(module: Any, loss: Loss) -> Any:
@@ -144,6 +161,8 @@ def captured(judged: Any, given: Sequence[Any], optimizer: Any, rule: Rule) -> t
             stands.append(conversion.given(node.name, node.meta["val"]))
             inputs.append(stands[-1].value)
             continue
+        if not Strided(tuple(named[name].shape), tuple(named[name].stride())).is_dense:
+            raise ModelError(f"{name} does not lie in a row, so it cannot be used where it is: make it contiguous")
         same = next((other for other in homes if named[other] is named[name]), None)
         stands.append(homes[same] if same else conversion.weight(name, named[name].detach()))
         homes[name] = stands[-1]

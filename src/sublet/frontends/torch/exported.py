@@ -15,20 +15,24 @@ from sublet.frontends.torch.tensors import Tensor
 from sublet.frontends.torch.traced import convert_traced, placeholders
 from sublet.ir.graph import Value
 from sublet.ir.model import Model
+from sublet.ops.aten import Strided
 
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor of PyTorch's as the content of a weight: its bytes, no copy."""
+    """A tensor of PyTorch's as the content of a value of this shape: its bytes, no copy if they lie in a row."""
 
     tensor: Any
     shape: tuple[int, ...]
 
     def array(self) -> Array:
-        """The elements in the order in which they lie in memory."""
-        flat = self.tensor.detach()
-        order = sorted(range(flat.dim()), key=lambda axis: -flat.stride(axis))
-        return array_of(flat.permute(order).contiguous().reshape(self.shape), "a weight")
+        """The elements as `spec_and_layout` keeps them: in the order in which they lie in memory, if they are dense."""
+        tensor = self.tensor.detach()
+        layout = Strided(tuple(tensor.shape), tuple(tensor.stride()))
+        if layout.is_dense:
+            single = (axis for axis, extent in enumerate(layout.size) if extent == 1)
+            tensor = tensor.permute((*single, *layout.ordered))
+        return array_of(tensor.contiguous().reshape(self.shape), "a tensor")
 
 
 def from_exported(program: Any, where: str = "program") -> Model:
