@@ -145,10 +145,9 @@ class _Level:
 
     def _sum(self, name: str, values: Sequence[Value]) -> Floor:
         largest: dict[Value, Value] = {}
-        for value in values:
-            first = self.same.first(value)
-            if value.nbytes and (first not in largest or value.nbytes > largest[first].nbytes):
-                largest[first] = value
+        for value in sorted(values, key=lambda value: (value.nbytes, value.name)):
+            if value.nbytes:
+                largest[self.same.first(value)] = value
         chosen = sorted(largest.values(), key=lambda value: (-value.nbytes, value.name))
         return Floor(sum(value.nbytes for value in chosen), name, tuple((value.name, value.nbytes) for value in chosen))
 
