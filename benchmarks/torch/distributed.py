@@ -2,7 +2,8 @@
 
     python -m benchmarks.torch.distributed [--steps 20]
 
-Tells the largest difference of losses, and what the other process sees when one is killed.
+Tells the largest difference of losses, and what the other process sees when one is killed. In f64: in f32 weights that
+differ by 1e-7 give losses that differ by 1e-3 after 20 steps, eagerly too.
 """
 
 from __future__ import annotations
@@ -96,6 +97,7 @@ def work(name: str, side: str, steps: int, dying: int) -> None:
     warnings.simplefilter("ignore")
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
+    torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     module = resnet() if name == "resnet" else Words()
     parallel: Any = nn.parallel.DistributedDataParallel(module, bucket_cap_mb=1)
