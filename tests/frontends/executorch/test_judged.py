@@ -71,6 +71,11 @@ def test_what_is_accepted_of_changed_plans_runs_right(name: str) -> None:
     assert accepted < 60
 
 
+@pytest.mark.parametrize("seed", [1921, 5998])
+def test_a_shape_of_many_or_huge_extents_is_refused_in_few_words(seed: int) -> None:
+    assert judge_many(FILES, 1, seed=seed)["refused"] == 1
+
+
 def test_no_damaged_file_breaks_the_reader() -> None:
     """10,000 of them: `python -m tests.frontends.executorch.hostile`."""
     tally = judge_many(FILES, 300)

@@ -27,6 +27,9 @@ from sublet.frontends.executorch.program import Bytes, Program
 ADVICE = "the file is damaged, or is no program of ExecuTorch: export it again"
 IDENTIFIER = b"ET12"
 MOST_RANK = 64
+MOST_BYTES = (1 << 62) - 1
+SHOWN = 8
+"""So many extents of a wrong shape are in a message."""
 BOOLEAN, TENSOR, LISTS = 3, 5, (10, 11)
 """Kinds of values, by ExecuTorch's numbers."""
 NOTHING = -1
@@ -84,9 +87,12 @@ def _value(number: int, table: Table, count: int, where: str) -> Value:
         return Value(name, items=_indices(items, count, where))
     sizes, scalar = told.integers(2, "i"), told.integer(0, "b")
     if scalar not in WIDTHS or len(sizes) > MOST_RANK or any(size < 0 for size in sizes):
-        raise _broken(where, f"{name} is a tensor of type {scalar} and shape {sizes[:MOST_RANK]}")
+        more_of_them = " ..." if len(sizes) > SHOWN else ""
+        raise _broken(where, f"{name} is a tensor of type {scalar} and shape {sizes[:SHOWN]}{more_of_them}")
     content, allocated, more = told.integer(5, "I"), told.table(6), told.table(9)
     nbytes = prod(sizes) * WIDTHS[scalar]
+    if nbytes > MOST_BYTES:
+        raise _broken(where, f"{name} has 2^{nbytes.bit_length() - 1} bytes or more")
     elsewhere = more is not None and more.integer(2, "b") == EXTERNAL
     called = "" if more is None else printable(more.text(1))
     if allocated is None:
