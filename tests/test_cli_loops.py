@@ -57,7 +57,8 @@ def test_a_maximum_of_rounds_is_kept_in_the_plan(cli: Cli, growing: Path, tmp_pa
     given = ("--input", tmp_path / "feeds.npz", "--backend", "reference", "--out", tmp_path / "out.npz")
     status, _, err = cli("run", growing, "--plan", plan, *given)
     assert status == 0, err
-    np.testing.assert_array_equal(np.load(tmp_path / "out.npz")["all"], expected(2))
+    with np.load(tmp_path / "out.npz") as found:
+        np.testing.assert_array_equal(found["all"], expected(2))
 
 
 def test_a_run_beyond_the_maximum_is_one_message(cli: Cli, growing: Path, tmp_path: Path) -> None:

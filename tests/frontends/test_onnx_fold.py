@@ -133,7 +133,7 @@ def test_dead_nodes_and_unread_optional_outputs_are_removed() -> None:
           dead = Exp(x)
         }""")
     ).graph
-    assert [(node.op, len(node.outputs)) for node in graph.nodes] == [
+    assert [(node.op, len(node.defs)) for node in graph.nodes] == [
         ("onnx.MaxPool", 1),
         ("onnx.Dropout", 1),
         ("onnx.Relu", 1),
