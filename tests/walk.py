@@ -3,8 +3,8 @@
 python tests/walk.py [DOCUMENT ...]        with the Python of that environment; `make walk` makes one for each version
 
 The edge engineer walks through README.md, who has another tool's plan through docs/foreign.md, who serves loops
-through docs/loops.md, memory.md and text_form.md, who trains through docs/training.md. Needs Sublet with the extras
-onnxruntime and png, and nothing of the tests.
+through docs/loops.md, memory.md and text_form.md, who trains through docs/training.md and budget.md.
+Needs Sublet with the extras onnxruntime and png, and nothing of the tests.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ from sublet.tensor import DType
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("foreign", "loops", "memory", "text_form", "tflite", "training", "dynamic")),
+    *(
+        f"docs/{name}.md"
+        for name in ("foreign", "loops", "memory", "text_form", "tflite", "training", "budget", "dynamic")
+    ),
 )
 BLOCK = re.compile(r"^```(python|sublet)\n(.*?)^```$|^ {4}(sublet [^\n]*)$", re.MULTILINE | re.DOTALL)
 TORCH = re.compile(r"import torch|, torch$|\.pt2", re.MULTILINE)
