@@ -13,7 +13,7 @@ from sublet.ir.walk import results
 from sublet.ops.verify import verify
 from sublet.passes.live_bytes import blocks_of
 from sublet.passes.pipeline import simplify
-from sublet.passes.recompute.clones import recomputed
+from sublet.passes.recompute.clones import read_by_somebody, recomputed
 from sublet.passes.recompute.least_time import least_extra_seconds
 from sublet.passes.recompute.level import level_of
 from sublet.passes.recompute.search import Search, core_of
@@ -59,11 +59,24 @@ def test_a_node_whose_first_reader_reads_a_clone_has_moved() -> None:
 
 @pytest.mark.parametrize(
     ("pair", "said"),
-    [(("no", "t"), "no such nodes"), (("t", "no"), "no such nodes"), (("t", "y"), "stands before it")],
+    [
+        (("no", "t"), "no such nodes"),
+        (("t", "no"), "no such nodes"),
+        (("t", "y"), "stands before it"),
+        (("z", "u"), "read by nobody"),
+    ],
 )
 def test_a_pair_that_a_graph_cannot_have_is_refused(pair: tuple[str, str], said: str) -> None:
     with pytest.raises(PlanError, match=said):
         recomputed(parse(LATE), [pair])
+
+
+def test_what_is_told_of_recomputation_is_what_is_done() -> None:
+    """A pair told twice, or a pair that changes nothing, would be counted in the words of a plan."""
+    graph = parse(LATE)
+    with pytest.raises(PlanError, match="told twice"):
+        recomputed(graph, [("y", "u"), ("y", "u")])
+    assert read_by_somebody(graph, [("y", "u"), ("z", "u"), ("y", "u")]) == [("y", "u")]
 
 
 def test_nothing_is_computed_again_behind_an_update_of_what_it_reads() -> None:
@@ -112,7 +125,7 @@ def test_the_search_counts_what_the_graph_with_clones_needs(seed: int) -> None:
         chosen = [rng.choice(able) for _ in range(count if able else 0)]
         clones = frozenset((j, rng.randint(j + 1, level.latest[j])) for j in chosen)
         told = timeline(level, clones)
-        changed = recomputed(graph, level.again(clones))
+        changed = recomputed(graph, read_by_somebody(graph, level.again(clones)))
         extra = dict(zip((node.name for node in graph.nodes), level.blocks.extra, strict=True))
         counted = blocks_of(changed, changed.nodes, results(changed), extra)
         peak = max(counted.curve(range(len(changed.nodes))), default=0)

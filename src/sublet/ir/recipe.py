@@ -51,7 +51,7 @@ class Recipe:
         if self.changed:
             graph += f", changed by {self.changed}"
         if self.again:
-            graph += f", with {len(self.again)} nodes computed once more to save memory"
+            graph += f", with {len(self.again)} nodes computed once more, or later, to save memory"
         if self.scratch:
             graph += f", with scratch memory that the kernels of {len(self.scratch)} nodes ask for"
         order = {

@@ -40,22 +40,38 @@ ONLY_MOVED: Mapping[str, tuple[tuple[int, int, int], ...]] = {"nn.batch_norm": (
 def recomputed(graph: Graph, again: Again) -> Graph:
     """The graph in which these nodes are computed again. The same graph for the same pairs.
 
-    Raises PlanError for a pair that this graph cannot have.
+    Raises PlanError for a pair that this graph cannot have, that is told twice, or that nobody would read.
     """
     if not again:
         return graph
+    nodes, left = _written(graph, again)
+    if len(left) != len(again):
+        name, reader = next((pair for pair in again if pair not in left), again[0])
+        raise PlanError(f"{name!r} computed again before {reader!r} is read by nobody, or told twice: leave it out")
+    return replace(graph, nodes=tuple(nodes))
+
+
+def read_by_somebody(graph: Graph, again: Again) -> Again:
+    """Those of the pairs that change something. Raises PlanError for a pair that this graph cannot have."""
+    return _written(graph, again)[1]
+
+
+def _written(graph: Graph, again: Again) -> tuple[Sequence[Node], Again]:
+    """The nodes, and of the pairs those whose clones are left."""
     places = _places(graph, again)
     names = Names([value.name for value in graph.values()] + [node.name for node in graph.walk()])
     now: dict[Value, Value] = {}
     made: list[Node] = []
+    pairs: dict[str, tuple[str, str]] = {}
     for i, node in enumerate(graph.nodes):
         for j in sorted(places.get(i, ())):
             clone = _clone(graph.nodes[j], now, names)
+            pairs[clone.name] = graph.nodes[j].name, node.name
             made.append(clone)
             now.update(_pairs(graph.nodes[j], clone))
         made.append(renamed_in(node, now) if now else node)
-    several = {name for name, _ in again}
-    return replace(graph, nodes=tuple(_needed(made, set(results(graph)), several)))
+    nodes = _needed(made, set(results(graph)), {name for name, _ in again})
+    return nodes, [pairs[node.name] for node in nodes if node.name in pairs]
 
 
 def clonable(graph: Graph) -> list[int]:

@@ -16,7 +16,7 @@ from sublet.analysis.options import Options
 from sublet.base.bytesize import parse_bytes
 from sublet.errors import CapacityError, PlanError
 from sublet.ir.model import Model
-from sublet.passes.recompute.clones import Again, recomputed
+from sublet.passes.recompute.clones import Again, read_by_somebody, recomputed
 from sublet.passes.recompute.floor import Floor, floor
 from sublet.passes.recompute.least_time import least_extra_seconds
 from sublet.passes.recompute.level import Clones, level_of
@@ -50,7 +50,7 @@ class Point:
 
     @property
     def again(self) -> int:
-        """How many nodes are computed once more."""
+        """How many nodes are computed once more, or later."""
         return len(self.model.recipe.again)
 
 
@@ -91,7 +91,7 @@ class Answer:
             return f"no program within {self.budget:,} bytes was found{ended}; {found}; {self.floor.words}"
         if not self.point.again:
             return f"the arena fits: {least}, nothing is computed again"
-        done = f"{self.point.again} nodes are computed once more"
+        done = f"{self.point.again} nodes are computed once more, or later"
         told = f"the arena fits: {least} instead of {self.plain.plan.arena_bytes:,}; {done}"
         bound = "" if self.least_extra is None else f", no less than {self.least_extra:.1%} in this order"
         return f"{told}: {self.extra:.1%} more time predicted{bound} ({self.costs})"
@@ -185,7 +185,8 @@ class Budgets:
 
     def _point(self, found: Found) -> Point:
         make = self.planned or self._made
-        model, plan = make(self.search.level.again(found.clones))
+        again = tuple(read_by_somebody(self.model.graph, self.search.level.again(found.clones)))
+        model, plan = make(again)
         return Point(model, plan, found.seconds)
 
     def _made(self, again: Again) -> tuple[Model, MemoryPlan]:
