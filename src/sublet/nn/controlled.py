@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 from sublet.nn.control import Branch, Loop
 from sublet.nn.levels import Levels
 from sublet.nn.tensor import Tensor
 
 
-class Controlled:
+class Controlled(Protocol):
     """A graph with control flow.
 
     training   what layers and modules ask for that differ in use: normalisation, dropout
@@ -20,7 +21,6 @@ class Controlled:
 
     def _written(self) -> Levels:
         """What the next loop or branch is written in."""
-        raise NotImplementedError
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:

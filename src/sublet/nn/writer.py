@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from sublet.errors import SpecError
-from sublet.nn.control import Branch, Loop
+from sublet.nn.controlled import Controlled
 from sublet.nn.graph import Graph
 from sublet.nn.lines import at_line
 from sublet.nn.naming import Named
@@ -15,10 +15,8 @@ from sublet.nn.tensor import Operand, Tensor
 from sublet.tensor import DType
 
 
-class Eager(Protocol):
+class Eager(Controlled, Protocol):
     """A graph that computes at once, as layers, optimisers and gradients see it (`sublet.DynamicGraph`)."""
-
-    training: bool
 
     def apply(self, op: str, *inputs: Operand, **attrs: Any) -> tuple[Tensor, ...]:
         """The outputs of a command."""
@@ -59,21 +57,6 @@ class Eager(Protocol):
     @property
     def prefix(self) -> str:
         """What names begin with here."""
-
-    def while_(
-        self,
-        carried: Mapping[str, Tensor] | None = None,
-        *,
-        over: Mapping[str, Tensor] | None = None,
-        rounds: int | None = None,
-        max_trips: int | None = None,
-        backwards: bool = False,
-        name: str = "loop",
-    ) -> Loop:
-        """A loop."""
-
-    def case_of(self, index: Tensor, fallback: Sequence[Tensor] = (), name: str = "case") -> Branch:
-        """A branch."""
 
     def gradients(self, of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None) -> list[Tensor]:
         """The gradients of a tensor by others."""
