@@ -84,13 +84,12 @@ def _read(path: Path, dims: Mapping[str, int] | None, optimize: str, assume: Map
         if assume:
             raise ModelError(f"--assume is for ONNX models: tell extents of {path.name} by --shape")
         return pir.load(path, dims) if path.suffix.lower() == PIR_SUFFIX else paddle.load(path, dims)
-    if path.suffix.lower() == TORCH_SUFFIX:
+    of_torch = path.suffix.lower() == TORCH_SUFFIX
+    if of_torch or is_tflite(path):
         if dims or assume:
             raise ModelError(f"{path} tells the shape of every tensor itself: drop --dim and --assume")
-        return from_exported(read_archive(path), path.stem)
-    if is_tflite(path):
-        if dims or assume:
-            raise ModelError(f"{path} tells the shape of every tensor itself: drop --dim and --assume")
+        if of_torch:
+            return from_exported(read_archive(path), path.stem)
         return tflite.load(path)
     if path.suffix.lower() == TEXT_SUFFIX:
         if dims:

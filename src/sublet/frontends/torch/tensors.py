@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from sublet.base.arrays import NAMES
+from sublet.base.arrays import NAMES, torch_name
 from sublet.base.extras import require
 from sublet.errors import ModelError
 from sublet.ir.graph import Value
@@ -30,8 +30,6 @@ SHORT = {
     **{name: dtype for dtype, name in NAMES.items()},
 }
 """Types of elements by PyTorch's names."""
-
-LONG = {short: name for name, short in SHORT.items()}
 
 
 def torch() -> ModuleType:
@@ -71,7 +69,7 @@ class Tensor:
     def on_meta(self) -> Any:
         """A tensor without bytes that lies as this one does, for PyTorch to say what a view of it is."""
         t, layout = torch(), self.layout
-        base = t.empty((self.spec.size,), dtype=getattr(t, LONG[self.spec.dtype]), device="meta")
+        base = t.empty((self.spec.size,), dtype=getattr(t, torch_name(self.spec.dtype)), device="meta")
         return base.as_strided(layout.size, layout.stride, layout.offset)
 
 

@@ -20,16 +20,9 @@ def _filled(value: Any) -> Write:
     return lambda out, *args, **kwargs: [partial(out.fill_, value)]
 
 
-def _full(out: Tensor, _: Any, value: Any, **kwargs: Any) -> Sequence[Call]:
-    return [partial(out.fill_, value)]
-
-
-def _new_full(out: Tensor, like: Tensor, _: Any, value: Any, **kwargs: Any) -> Sequence[Call]:
-    return [partial(out.fill_, value)]
-
-
-def _scalar(out: Tensor, value: Any, **kwargs: Any) -> Sequence[Call]:
-    return [partial(out.fill_, value)]
+def _filled_as_told(position: int) -> Write:
+    """By the argument at this position."""
+    return lambda out, *args, **kwargs: [partial(out.fill_, args[position])]
 
 
 def _copy(out: Tensor, like: Tensor, source: Tensor, non_blocking: bool = False) -> Sequence[Call]:
@@ -142,10 +135,10 @@ WRITTEN: Mapping[str, Write] = {
     "zeros_like.default": _filled(0),
     "new_ones.default": _filled(1),
     "ones_like.default": _filled(1),
-    "full.default": _full,
-    "full_like.default": lambda out, like, value, **kwargs: [partial(out.fill_, value)],
-    "new_full.default": _new_full,
-    "scalar_tensor.default": _scalar,
+    "full.default": _filled_as_told(1),
+    "full_like.default": _filled_as_told(1),
+    "new_full.default": _filled_as_told(2),
+    "scalar_tensor.default": _filled_as_told(0),
     "copy.default": _copy,
     "embedding.default": _embedding,
     "embedding_dense_backward.default": _embedding_gradient,
