@@ -233,6 +233,45 @@ def test_operands_are_of_types_that_the_original_has_there_also_in_a_block_that_
     assert rules(program(less), program(less.renamed({"i": "go"})), "loss") == {"types"}
 
 
+def test_a_mutant_that_never_ends_is_followed_as_far_as_the_original() -> None:
+    """Found by the fuzz, where one took minutes."""
+    vars: dict[str, Var] = {name: new_var(name, DType.I64, (1,)) for name in ("i", "n")}
+    vars |= {"go": new_var("go", DType.BOOL, (1,)), "scopes": new_var("scopes", None, kind="STEP_SCOPES")}
+    fill = new_op("fill_constant", {}, {"Out": ["i"]}, {"shape": (1,), "value": 0.0})
+    numbers = (fill, new_op("fill_constant", {}, {"Out": ["n"]}, {"shape": (1,), "value": 3.0}))
+    less = new_op("less_than", {"X": ["i"], "Y": ["n"]}, {"Out": ["go"]})
+    on = new_op("increment", {"X": ["i"]}, {"Out": ["i"]}, {"step": 1.0})
+    slots = {"Condition": ["go"], "X": ["i", "n"]}
+    attributes = {"sub_block": Attr("BLOCK", 1), "is_test": True}
+    loop = new_op("while", slots, {"Out": ["go", "i"], "StepScopes": ["scopes"]}, attributes)
+
+    def program(*body: Op) -> Program:
+        return Program((Block(0, -1, -1, vars, (*numbers, less, loop)), Block(1, 0, -1, {}, body)), 3_000_000)
+
+    assert not rules(program(on, less), program(on, less), "i")
+    endless = rules(program(on, less), program(less), "i")
+    assert "differs" in endless
+    assert "rounds" not in endless
+
+
+def test_nothing_has_no_extents() -> None:
+    """Found by the fuzz: what a branch that is not taken leaves unwritten goes by names of several sizes."""
+    vars: dict[str, Var] = {name: new_var(name, DType.F32, (8,)) for name in ("long", "far", "loss")}
+    vars |= {name: new_var(name, DType.F32, (4,)) for name in ("x", "short", "near", "made", "out")}
+    vars |= {"go": new_var("go", DType.BOOL, (1,)), "scope": new_var("scope", None, kind="STEP_SCOPES")}
+    written = [new_op("tanh", {"X": [x]}, {"Out": [out]}) for x, out in (("x", "short"), ("loss", "long"))]
+    owner = {"Cond": ["go"], "Input": ["x", "loss"]}, {"Out": ["short", "long"], "Scope": ["scope"]}
+    taken = new_op("conditional_block", *owner, {"sub_block": Attr("BLOCK", 1), "is_scalar_condition": True})
+    copied = [new_op("assign", {"X": [x]}, {"Out": [out]}) for x, out in (("long", "far"), ("short", "near"))]
+
+    def program(end: str) -> Program:
+        ends = new_op("tanh", {"X": ["near"]}, {"Out": [end]}), new_op("relu", {"X": [end]}, {"Out": ["out"]})
+        outer = Block(0, -1, -1, vars, (taken, *copied, *ends))
+        return Program((outer, Block(1, 0, -1, {}, tuple(written))), 3_000_000)
+
+    assert not rules(program("made"), program("near"), "out")
+
+
 def test_what_one_op_can_do_without_another_of_its_type_cannot() -> None:
     """An original in which one op finds nothing says nothing about other ops of that type, or that slot."""
     without = new_op("sum", {"X": ["x", "late"]}, {"Out": ["out"]})

@@ -79,10 +79,12 @@ def _goes_on(step: Step, count: int) -> bool:
     """Whether a loop goes on: as its condition says where that is a number, else so often as was asked for."""
     term = step.read(step.one("Condition"))
     condition = step.run.terms.literal.get(term)
-    step.observe(term)
+    alike = step.observe(term)
     if condition is None:
         step.run.asked = True
         return count < step.run.trips
+    if not alike:
+        return False  # the programs differ, however often this one goes on
     if condition and count == MOST_ROUNDS:
         step.run.tell(step.where, f"takes more than {MOST_ROUNDS} rounds, which are not followed", "rounds")
         return False

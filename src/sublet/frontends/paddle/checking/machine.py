@@ -55,12 +55,14 @@ class Known:
     dtypes   the types of terms, as declared where they are written
     applied  what ops were applied to, those without a result that is used as well
     absent   the (block, op, block that it runs, slot) in which an op finds nothing, and can do without
+    observed what left the program, or decided where it went, by op and in order
     """
 
     nbytes: dict[Term, int] = field(default_factory=dict)
     dtypes: dict[Term, DType] = field(default_factory=dict)
     applied: set[Applied] = field(default_factory=set)
     absent: set[tuple[int, str, int | None, str]] = field(default_factory=set)
+    observed: dict[tuple[object, ...], list[Term]] = field(default_factory=dict)
 
 
 @dataclass
@@ -135,11 +137,16 @@ class Step:
     def variable(self, name: str) -> Variable | None:
         return self.scope.find(name)
 
-    def observe(self, term: Term) -> None:
-        """Note what leaves the program, or decides where it goes; each op of its own, as these may change places."""
+    def observe(self, term: Term) -> bool:
+        """Note what leaves the program, or decides where it goes; each op of its own, as these may change places.
+        Whether that is what the original observes there.
+        """
         column = self.op.attrs.get("col")
         op = (self.op.type, self.op.block(), column.value if column is not None else None)
-        self.run.observed.setdefault(op, []).append(term)
+        observed = self.run.observed.setdefault(op, [])
+        observed.append(term)
+        known = self.run.known.observed.get(op, [])
+        return self.run.sizes is not None or known[len(observed) - 1 : len(observed)] == [term]
 
     def read(self, name: str) -> Term:
         """What a name holds; told where that is nothing, or not what was written there."""
@@ -224,7 +231,7 @@ class Step:
 
     def write(self, name: str, term: Term, place: Place | None = None) -> None:
         var = self.run.program.var(self.block.index, name)
-        if var is not None and var.dtype is not None:
+        if var is not None and var.dtype is not None and term != self.run.terms.of("nothing"):
             dtype = self.run.known.dtypes.setdefault(term, var.dtype)
             if dtype != var.dtype:
                 self.run.tell(self.where, f"%{name} is declared as {var.dtype}, and gets {dtype}", "dtype")
@@ -233,8 +240,10 @@ class Step:
         variable.place.put(term)
 
     def _nbytes(self, name: str, term: Term) -> int:
-        """Bytes of a term; 1 where its extents are open."""
+        """Bytes of a term; 1 where its extents are open, and of nothing, which goes by names of any extents."""
         run = self.run
+        if term == run.terms.of("nothing"):
+            return 1
         if run.sizes is not None and term not in run.known.nbytes:
             own = run.program.home(self.block.index, name) is not None
             here = self.block.index if own else self.block.forward  # a gradient block sees what the forward one left
