@@ -19,8 +19,9 @@ from typing import Any
 
 import sublet.frontends.tflite
 from sublet.frontends.tflite.offline import METADATA, encoded
-from sublet.frontends.tflite.tflm import Trial, tried, version
+from sublet.frontends.tflite.tflm import CRASHED, Trial, tried, version
 from tests.frontends.tflite.kernels import Case, Piece, binary, mixing, others, pieces, unary
+from tests.frontends.tflite.kernels_elsewhere import elsewhere
 from tests.frontends.tflite.written import NUMBERS, G, O, T, tflite
 
 FACTS = Path(sublet.frontends.tflite.__file__).with_name("facts.json")
@@ -37,7 +38,9 @@ def nbytes(tensor: T) -> int:
 
 def given(tensors: Sequence[T], operator: O) -> list[int]:
     """The operands that are given at run time."""
-    return [i for i in dict.fromkeys(operator.inputs) if i >= 0 and tensors[i].content is None]
+    return [
+        i for i in dict.fromkeys(operator.inputs) if i >= 0 and tensors[i].content is None and not tensors[i].variable
+    ]
 
 
 def trials(
@@ -51,10 +54,10 @@ def trials(
 
 
 def laid_out(tensors: Sequence[T], fixed: dict[int, int], behind: int) -> list[int | None]:
-    """Offsets: those that are fixed, all others that are no constants behind them."""
+    """Offsets: those that are fixed, all others that lie in the arena behind them."""
     offsets: list[int | None] = []
     for i, tensor in enumerate(tensors):
-        if i in fixed or tensor.content is not None:
+        if i in fixed or tensor.content is not None or tensor.variable:
             offsets.append(fixed.get(i))
             continue
         offsets.append(behind)
@@ -90,18 +93,21 @@ def sharing(piece: Piece) -> list[Trial]:
 
 
 def start_of(piece: Piece) -> int:
-    """The byte of the whole where the first piece starts: slices say it in their second operand."""
-    if piece.operator.name not in ("STRIDED_SLICE", "SLICE"):
+    """The byte of the whole where the first piece starts: slices and gathers say it in their second operand."""
+    if piece.operator.name not in ("STRIDED_SLICE", "SLICE", "GATHER"):
         return 0
-    whole, begin = piece.tensors[0], piece.tensors[1].array().tolist()
+    whole, begin = piece.tensors[0], piece.tensors[1].array().reshape(-1).tolist()
     return int(begin[0]) * nbytes(whole) // whole.shape[0]
 
 
 def holds(answers: Sequence[Any]) -> bool | None:
-    """Whether two runs computed the same; None when the operator does not run like that at all."""
+    """Whether two runs computed the same; None when the operator does not run like that at all.
+
+    One that ends the process, for want of a check, cannot be tried: nothing is said for it.
+    """
     plain, shared = answers
     if plain.refused:
-        return None
+        return False if plain.refused == CRASHED else None
     assert shared.refused or shared.head != plain.head, "the offline plan is not obeyed, so that nothing was tried"
     return not shared.refused and plain.outputs == shared.outputs
 
@@ -142,7 +148,7 @@ def found() -> dict[str, Any]:
     wrong = passing(mixing())
     assert not wrong, f"the experiment does not notice what is overwritten: {wrong}"
     moved = moving()
-    inplace = passing([*unary(), *binary(), *others()])
+    inplace = passing([*unary(), *binary(), *others(), *elsewhere()])
     return {"tflite-micro": version(), "inplace": inplace, "views": moved["view"], "parts": moved["part"]}
 
 

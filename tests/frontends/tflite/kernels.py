@@ -10,39 +10,33 @@ from tests.frontends.tflite.written import ADD, MUL, O, Options, T, byte, intege
 
 SHAPES = ((7,), (1, 16), (3, 5), (2, 3, 7), (1, 3, 8, 16), (2, 3, 4, 5))
 FLOAT, BYTE, WORD = ("f32",), ("f32", "i8"), ("f32", "i8", "i16")
+ANY = ("f32", "i8", "i16", "i32", "i64", "u8", "bool")
 SUB, DIV, SOFTMAX, LEAKY = (
     (28, {0: byte(0)}),
     (29, {0: byte(0)}),
     (9, {0: Number("f", 1.0)}),
     (75, {0: Number("f", 0.3)}),
 )
-UNARY: dict[str, tuple[tuple[str, ...], Options | None]] = {
-    **dict.fromkeys(("ABS", "RSQRT"), (WORD, None)),
-    **dict.fromkeys(("SQRT", "SQUARE", "LOG", "SIN", "COS", "CEIL", "FLOOR", "ROUND"), (FLOAT, None)),
-    **dict.fromkeys(("RELU", "RELU6", "EXP", "LOGISTIC", "TANH", "HARD_SWISH"), (WORD, None)),
-    **dict.fromkeys(("NEG", "ELU", "L2_NORMALIZATION", "LOG_SOFTMAX"), (BYTE, None)),
-    "LEAKY_RELU": (WORD, LEAKY),
-    "SOFTMAX": (WORD, SOFTMAX),
-    "LOGICAL_NOT": (("bool",), None),
-    "ZEROS_LIKE": (("f32", "i8", "i32", "i64"), None),
+UNARY: dict[str, Options | None] = {
+    **dict.fromkeys(("ABS", "RSQRT", "SQRT", "SQUARE", "LOG", "SIN", "COS", "CEIL", "FLOOR", "ROUND", "NEG", "EXP")),
+    **dict.fromkeys(("RELU", "RELU6", "LOGISTIC", "TANH", "HARD_SWISH", "ELU", "LOGICAL_NOT", "ZEROS_LIKE")),
+    **dict.fromkeys(("L2_NORMALIZATION", "LOG_SOFTMAX")),
+    "LEAKY_RELU": LEAKY,
+    "SOFTMAX": SOFTMAX,
 }
-ANY = ("f32", "i8", "i16", "i32", "i64", "u8", "bool")
-BINARY: dict[str, tuple[tuple[str, ...], Options | None]] = {
-    "ADD": (("f32", "i8", "i16", "i32"), ADD),
-    "SUB": (("f32", "i8", "i16", "i32"), SUB),
-    "MUL": (("f32", "i8", "i16", "i32"), MUL),
-    "DIV": (BYTE, DIV),
-    **dict.fromkeys(("MAXIMUM", "MINIMUM"), (("f32", "i8", "i16", "i32", "i64"), None)),
-    **dict.fromkeys(("SQUARED_DIFFERENCE", "FLOOR_DIV", "FLOOR_MOD"), (WORD, None)),
-    **dict.fromkeys(("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL"), (("i8", "bool"), None)),
-    **dict.fromkeys(("LOGICAL_AND", "LOGICAL_OR"), (("bool",), None)),
-    **dict.fromkeys(("PRELU",), (BYTE, None)),
+BINARY: dict[str, Options | None] = {
+    **{"ADD": ADD, "SUB": SUB, "MUL": MUL, "DIV": DIV},
+    **dict.fromkeys(("MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE", "FLOOR_DIV", "FLOOR_MOD", "PRELU")),
+    **dict.fromkeys(("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL")),
+    **dict.fromkeys(("LOGICAL_AND", "LOGICAL_OR")),
 }
 COMPARISONS = ("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL")
 CONVERSIONS = (
     ("QUANTIZE", "i8", "i8"), ("QUANTIZE", "i16", "i16"), ("QUANTIZE", "i8", "u8"), ("QUANTIZE", "u8", "i8"),
     ("CAST", "f32", "i32"), ("CAST", "i32", "f32"), ("CAST", "i8", "u8"), ("CAST", "bool", "i8"),
-    ("CAST", "i8", "bool"), ("DEQUANTIZE", "i32", "f32"),
+    ("CAST", "i8", "bool"), ("CAST", "u8", "i8"), ("CAST", "bool", "u8"), ("CAST", "u8", "bool"),
+    ("CAST", "i32", "u32"), ("CAST", "u32", "i32"), ("CAST", "u32", "f32"), ("CAST", "f32", "u32"),
+    *(("CAST", dtype, dtype) for dtype in ANY), ("DEQUANTIZE", "i32", "f32"), ("QUANTIZE", "i32", "i32"),
 )  # fmt: skip
 OUTPUTS = {
     **dict.fromkeys((("LOGISTIC", "i8"), ("SOFTMAX", "i8")), (1 / 256, -128)),
@@ -78,8 +72,8 @@ def tensor(shape: Sequence[int], dtype: str, scale: float = 0.05, zero: int = 3,
 
 
 def unary() -> Iterator[Case]:
-    for name, (dtypes, options) in UNARY.items():
-        for dtype in dtypes:
+    for name, options in UNARY.items():
+        for dtype in ANY:
             scale, zero = OUTPUTS.get((name, dtype), (0.04, -5))
             for shape in SHAPES:
                 tensors = tensor(shape, dtype), tensor(shape, dtype, scale, zero)
@@ -100,8 +94,8 @@ def smaller(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def binary() -> Iterator[Case]:
-    for name, (dtypes, options) in BINARY.items():
-        for dtype in dtypes:
+    for name, options in BINARY.items():
+        for dtype in ("bool",) if name.startswith("LOGICAL") else ("i8", "u8", "bool") if name in COMPARISONS else ANY:
             result = "bool" if name in COMPARISONS else dtype
             for shape in SHAPES:
                 out = tensor(shape, result, 0.07, -5)
@@ -116,13 +110,13 @@ def binary() -> Iterator[Case]:
 
 
 def others() -> Iterator[Case]:
-    for dtype in BYTE:
+    for dtype in ANY:
         for shape in SHAPES:
             whole = [tensor(shape, dtype) for _ in range(3)]
             for over in range(3):
                 yield Case(O("ADD_N", (0, 1, 2), (3,)), (*whole, tensor(shape, dtype)), over, "same")
             which = tensor(shape, "bool")
-            for over in (1, 2):
+            for over in (0, 1, 2):
                 yield Case(O("SELECT_V2", (0, 1, 2), (3,)), (which, whole[0], whole[1], whole[2]), over, "same")
             for axis in range(len(shape)):
                 along = T((), "i32", axis)
@@ -195,3 +189,9 @@ def pieces() -> Iterator[Piece]:
         yield Piece(behind, (*flat, tensor((1, 12), dtype)), "part")
         packed = O("PACK", (0, 1), (2,), (59, {0: integer(2), 1: integer(0)}))
         yield Piece(packed, (rows[0], rows[1], tensor((2, 6), dtype)), "part")
+        for order, whole in (((1, 0, 2), (1, 4, 6)), ((0, 2, 1), (4, 1, 6)), ((0, 1), (4, 6))):
+            turned = tensor([whole[axis] for axis in order], dtype)
+            yield Piece(O("TRANSPOSE", (0, 1), (2,)), (tensor(whole, dtype), numbers(*order), turned), "view")
+        for chosen, shape in ((numbers(1, 2), (2, 6)), (T((), "i32", 2), (6,))):
+            gathered = O("GATHER", (0, 1), (2,), (23, {0: integer(0)}))
+            yield Piece(gathered, (x, chosen, tensor(shape, dtype)), "view")

@@ -49,7 +49,7 @@ def _in_place(of: str, node: Node) -> tuple[Share, ...]:
     variables = _positions(node, "variables")
     first = len(node.outputs) - len(variables)
     changed = tuple(Share(first + i, position) for i, position in enumerate(variables))
-    return changed or overwriting(of, node, _positions(node, "outside"))
+    return (*overwriting(of, node, _positions(node, "outside")), *changed)
 
 
 register(PREFIX.rstrip("."), tflite_op)

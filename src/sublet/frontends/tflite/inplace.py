@@ -16,8 +16,14 @@ from sublet.ops.op import Share
 from sublet.tensor import TensorSpec
 
 FACTS = Path(__file__).with_name("facts.json")
-STEERED = frozenset({"BROADCAST_TO", "CUMSUM", "DYNAMIC_UPDATE_SLICE"})
-"""Operators whose other operands say where, and have shapes of their own."""
+STEERED = frozenset(
+    {
+        *("BROADCAST_TO", "CUMSUM", "DYNAMIC_UPDATE_SLICE", "PAD", "PADV2", "MIRROR_PAD", "RESIZE_BILINEAR"),
+        *("RESIZE_NEAREST_NEIGHBOR", "BATCH_TO_SPACE_ND", "SPACE_TO_BATCH_ND"),
+        *("SVDF", "TRANSPOSE_CONV", "UNIDIRECTIONAL_SEQUENCE_LSTM"),
+    }
+)
+"""Operators whose other operands say where, or are weights, and have shapes of their own."""
 
 SAME, BROADCAST, TWICE = "same", "broadcast", "twice"
 

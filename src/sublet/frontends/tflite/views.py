@@ -52,6 +52,32 @@ def _slice(node: Node) -> tuple[Share, ...]:
     return tuple(_cut(0, 0, source, result.shape, begin)) if len(result.shape) == len(begin) else ()
 
 
+def _transpose(node: Node) -> tuple[Share, ...]:
+    """Only axes of one element change their places: the others stay in order."""
+    source, result, order = _spec(node.inputs, 0), _spec(node.outputs, 0), _numbers(node, 1)
+    if not source or not result or source.dtype is not result.dtype or order is None:
+        return ()
+    if sorted(order) != list(range(len(source.shape))) or result.shape != tuple(source.shape[axis] for axis in order):
+        return ()
+    moving = [axis for axis in order if source.shape[axis] > 1]
+    return (Share(0, 0),) if moving == sorted(moving) else ()
+
+
+def _gather(node: Node) -> tuple[Share, ...]:
+    """Constant positions, one after another, along an axis with nothing in front of it."""
+    source, result, chosen = _spec(node.inputs, 0), _spec(node.outputs, 0), _numbers(node, 1)
+    if not source or not result or source.dtype is not result.dtype or not chosen or _option(node, "batch_dims"):
+        return ()
+    axis, rank = _option(node, "axis"), len(source.shape)
+    if not -rank <= axis < rank or chosen != tuple(range(chosen[0], chosen[0] + len(chosen))):
+        return ()
+    at, last = axis % rank, chosen[-1]
+    shape = (*source.shape[:at], len(chosen), *source.shape[at + 1 :])
+    if chosen[0] < 0 or last >= source.shape[at] or prod(shape) != result.size:
+        return ()
+    return tuple(_cut(0, 0, source, shape, [chosen[0] if i == at else 0 for i in range(rank)]))
+
+
 def _strided_slice(node: Node) -> tuple[Share, ...]:
     """Every step is 1; axes may be dropped, but none made."""
     source, result = _spec(node.inputs, 0), _spec(node.outputs, 0)
@@ -130,6 +156,8 @@ VIEWS: Mapping[str, Callable[[Node], tuple[Share, ...]]] = {
     "RESHAPE": _whole,
     "EXPAND_DIMS": _whole,
     "SQUEEZE": _whole,
+    "TRANSPOSE": _transpose,
+    "GATHER": _gather,
     "SLICE": _slice,
     "STRIDED_SLICE": _strided_slice,
     "SPLIT": _split(0, 1),
