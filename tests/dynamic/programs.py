@@ -253,7 +253,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     for seed in range(chosen.seed, chosen.seed + chosen.programs):
-        wrong = disagreement(seed)
+        try:
+            wrong = disagreement(seed)
+        except sublet.errors.SubletError as error:
+            raise RuntimeError(f"program {seed}") from error
         if wrong:
             raise SystemExit(wrong)
         if (seed - chosen.seed) % 100 == 99:

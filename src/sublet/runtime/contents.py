@@ -85,10 +85,10 @@ class Contents:
         else:
             self._put(value, content)
 
-    def bind(self, name: str, memory: Any) -> tuple[str, bool]:
+    def bind(self, name: str, memory: Any) -> tuple[Value, bool]:
         """Let a value be the caller's memory.
 
-        Gives its storage, and whether that is another content for a weight that no run updates.
+        Gives the value, and whether that is another content for a weight that no run updates.
         """
         value = self._named(name)
         known = value.name
@@ -102,9 +102,9 @@ class Contents:
         self._memory.callers.add(storage)
         self._state.set(value)
         if known not in self._named_weights or value not in self._weights:
-            return storage, False
+            return value, False
         self._weights[value] = self._memory.here().array(value)
-        return storage, True
+        return value, True
 
     def _there(self, value: Value) -> bool:
         """Whether an input has a content without being given."""

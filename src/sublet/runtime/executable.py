@@ -25,6 +25,7 @@ from sublet.runtime.left import UNBEGUN, left_by
 from sublet.runtime.memory import Memory, Places, Raw, aligned_bytes, raw_bytes
 from sublet.runtime.moments import moments
 from sublet.runtime.program import Program, Watch, build, unwatched
+from sublet.runtime.programs import Programs
 from sublet.runtime.results import Form, Views, as_it_is, form_of
 from sublet.runtime.rounds import stacked_outputs
 from sublet.runtime.state import State
@@ -92,7 +93,7 @@ class Executable:
         self._stacked = stacked_outputs(graph)
         self._workers = Workers()
         self._program: Program | None = None  # the one that ran last
-        self._programs: dict[tuple[int, ...], Program] = {}  # by where memory is that runs exchange
+        self._programs = Programs(self._memory, lambda: self._built(unwatched, self._workers))
         self._lock = Lock()
         self._form: Form = as_it_is
         self._runs = 0  # how often what lies in its memory became something else
@@ -156,7 +157,7 @@ class Executable:
     def prepare(self) -> None:
         """Choose the kernels, allocate and bind, which the first run would do otherwise."""
         with self._lock:
-            self._program = self._program or self._bind_program()
+            self._program = self._programs.current()
 
     def bind(self, name: str, memory: Any) -> None:
         """Let an input, output or weight, or a whole arena, be the caller's memory.
@@ -168,6 +169,8 @@ class Executable:
         """
         with self._lock:
             self._begin()
+            if self._programs.patched(name, memory):
+                return
             if name in self._memory.arenas and name not in (*self.inputs, *self.outputs):
                 saved = self._state.save()
                 raw = raw_bytes(contiguous(array_of(memory, f"the {name}"), f"the {name}"))
@@ -176,11 +179,11 @@ class Executable:
                 self._state.restore(saved)
                 self._forget()
                 return
-            storage, other_weight = self._contents.bind(name, memory)
+            value, other_weight = self._contents.bind(name, memory)
             if other_weight:
                 self._forget(content=True)
-            else:
-                self._rebind(storage)
+            elif self._rebind(bound_to(value.name)) and value not in self.graph.updated:
+                self._programs.learn(name, value)
 
     @property
     def updated(self) -> tuple[str, ...]:
@@ -300,24 +303,15 @@ class Executable:
     def _forget(self, content: bool = False) -> None:
         """Programs, for memory is another one; and with another `content` of weights kernels, which know it."""
         self._program = None
-        self._programs.clear()
+        self._programs.forget()
         if content:
             self._kernels = None
 
-    def _rebind(self, storage: str) -> None:
-        """Let programs find a storage where it is now: those of their calls are bound anew that hold its address."""
-        if not self._programs:
-            return
-        programs = list(self._programs.values())
-        bind = partial(bind_node, kernels=self._chosen())
-        done = False
-        try:
-            done = not self.plan.exchanged
-            for program in programs:
-                done = done and program.holders.rebind(storage, bind)
-        finally:
-            if not done:
-                self._forget()
+    def _rebind(self, storage: str) -> bool:
+        """Let programs find a storage where it is now; whether only calls that hold its address were bound anew."""
+        done = self._programs.rebind(storage, lambda: partial(bind_node, kernels=self._chosen()))
+        self._program = self._program if done else None
+        return done
 
     def _built(self, watch: Watch, workers: Workers | None) -> Program:
         bind = partial(bind_node, kernels=self._chosen())
@@ -362,17 +356,8 @@ class Executable:
         """What it holds itself at the moment: storages, and values outside the plan."""
         return self._memory.present_bytes + sum(content_bytes(cell.content) for cell in self._memory.cells.values())
 
-    def _bind_program(self) -> Program:
-        """The program for where memory is now. Those for where it will be after other runs are bound with it."""
-        if self._memory.arrangement not in self._programs:
-            with self._memory.put_back():
-                while (arrangement := self._memory.arrangement) not in self._programs:
-                    self._programs[arrangement] = self._built(unwatched, self._workers)
-                    self._memory.turn()
-        return self._programs[self._memory.arrangement]
-
     def _execute(self) -> None:
-        program = self._program = self._bind_program()
+        program = self._program = self._programs.current()
         program.failed = UNBEGUN
         with self._state.running(lambda: left_by(self.graph, self.plan, self.moments, program.failed)):
             program.run()

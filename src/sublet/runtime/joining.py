@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from sublet.errors import KernelError, SubletError
 from sublet.ir.graph import Node
 from sublet.runtime.calls import InTurn, in_turn, nothing
 from sublet.runtime.cuts import CUT
-from sublet.runtime.kernel import Call, Joinable, Movable
+from sublet.runtime.kernel import Array, Call, Joinable, Movable, Pointable
 from sublet.runtime.varying import Varying
 
 
@@ -44,6 +44,10 @@ class Guarded:
             return True
         patch = getattr(self.call, "patch", None)  # to ask for the protocol takes longer than the rest
         return patch is not None and bool(patch(number, call))
+
+    def pointing(self, number: int, operands: Collection[int]) -> Callable[[Array], None] | None:
+        """See `kernel.Pointable`."""
+        return self.call.pointing(number, operands) if isinstance(self.call, Pointable) else None
 
     def _shown(self) -> str:
         node, last = self.reached

@@ -7,7 +7,7 @@ with its backend]. A backend that has no kernel for a node says None, and the ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -108,6 +108,15 @@ class Patchable(Protocol):
 
     def patch(self, number: int, call: Call) -> bool:
         """Let `call`, of the same kernel at other places, take the place of one; False when it cannot."""
+
+
+@runtime_checkable
+class Pointable(Protocol):
+    """A call of several nodes, of which those that were patched can read and write elsewhere without their kernels."""
+
+    def pointing(self, number: int, operands: Collection[int]) -> Callable[[Array], None] | None:
+        """What gives a call another array of the same type and shape for these of its operands, by position, inputs
+        before outputs; None when only the kernel can do that."""
 
 
 @runtime_checkable

@@ -92,7 +92,7 @@ class Memory:
         self.arenas = tuple(storage.name for storage in plan.storages if storage.kind == ARENA)
         self.callers: set[str] = set()  # storages of values that the caller bound
         updated = {bound_to(value.name) for value in graph.updated}
-        self._written = [s.name for s in plan.storages if s.kind not in READ_ONLY or s.name in updated]
+        self._written = {s.name: None for s in plan.storages if s.kind not in READ_ONLY or s.name in updated}
         self._spans = Spans(self._written)
 
     def raw(self, storage: str) -> Raw:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+
+from sublet.base.arrays import array_of
+from sublet.base.numpy_types import NUMPY
 from sublet.ir.graph import Node, Value
-from sublet.plan import Context, Region
-from sublet.runtime.dtypes import array_over
+from sublet.plan import Context, Region, bound_to
+from sublet.runtime.dtypes import array_over, packed
 from sublet.runtime.joining import Guarded
-from sublet.runtime.kernel import Call, Operand
-from sublet.runtime.memory import Memory, Places
+from sublet.runtime.kernel import Array, Call, Operand
+from sublet.runtime.memory import Memory, Places, raw_bytes
 from sublet.tensor import TensorSpec
 
 BindNode = Callable[[Node, Places], Call]
@@ -38,11 +44,72 @@ class _Held(Places):
             self.operands[value.name] = found
         return found
 
+    def pointers(self, node: Node, storage: str, call: Guarded, number: int) -> list[_Pointer] | None:
+        """What lets the call of the node find all that lies in a storage elsewhere; None where its kernel is needed."""
+        operands = (*node.inputs, *node.outputs)
+        found = []
+        for name, region in self.regions.items():
+            if region.storage == storage:
+                positions = [i for i, value in enumerate(operands) if value is not None and value.name == name]
+                point = call.pointing(number, positions) if positions else None
+                if point is None:
+                    return None
+                found.append(_Pointer(operands[positions[0]], region, self.operands, point))
+        return found
+
     def forget(self, storage: str) -> None:
         """Other memory was brought for a storage."""
         for name, region in self.regions.items():
             if region.storage == storage:
                 self.operands.pop(name, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pointer:
+    """Lets one call find a value elsewhere; `operands` are the arrays of its node that are known, by name."""
+
+    value: Value
+    region: Region
+    operands: dict[str, Operand]
+    point: Callable[[Array], None]
+
+
+class Patch:
+    """Lets a program find one value in other memory: nothing is looked up, no kernel is asked."""
+
+    def __init__(self, memory: Memory, value: Value, pointers: Sequence[_Pointer]) -> None:
+        assert isinstance(value.spec, TensorSpec)
+        self._memory = memory
+        self._storage = bound_to(value.name)
+        self._shape, self._dtype = value.spec.shape, NUMPY[value.spec.dtype]
+        self._whole = [(each.operands, each.value.name, each.point) for each in pointers if self._is_all(each)]
+        self._parts = [each for each in pointers if not self._is_all(each)]
+
+    def _is_all(self, pointer: _Pointer) -> bool:
+        spec, offset = pointer.value.spec, pointer.region.offset
+        return (
+            offset == 0
+            and isinstance(spec, TensorSpec)
+            and (spec.shape, NUMPY[spec.dtype]) == (self._shape, self._dtype)
+        )
+
+    def __call__(self, given: Any, what: str) -> bool:
+        """Whether the memory was of the kind that needs no more than this. Raises RunError as `Memory.bring` does."""
+        array = given if type(given) is np.ndarray else array_of(given, what)
+        if array.dtype != self._dtype or array.shape != self._shape or not array.flags.c_contiguous:
+            return False
+        raw = raw_bytes(array)
+        self._memory.bring(self._storage, raw, what, self._dtype.itemsize)
+        for operands, name, point in self._whole:
+            operands[name] = array
+            point(array)
+        for each in self._parts:
+            assert isinstance(each.value.spec, TensorSpec)
+            here = each.operands[each.value.name] = array_over(
+                raw[each.region.offset : each.region.end], each.value.spec
+            )
+            each.point(here)
+        return True
 
 
 class Holders:
@@ -59,6 +126,7 @@ class Holders:
         self._others: set[str] = set()
         self._calls: dict[str, tuple[Guarded, int]] = {}  # by node, with its number among the nodes of the call
         self._held: dict[str, _Held] = {}  # by node
+        self._patches: dict[str, Patch] = {}  # by what the user calls the value
 
     def note(
         self, values: Iterable[Value], context: Context, pointed: Mapping[str, Region] | None, node: Node | None = None
@@ -107,3 +175,21 @@ class Holders:
             if not call.patch(number, bind(node, held)):
                 return False
         return True
+
+    def learn(self, name: str, value: Value) -> None:
+        """From now on `patched` knows the value, whose storage was rebound, unless it needs `rebind` each time."""
+        storage, spec, found = bound_to(value.name), value.spec, list[_Pointer]()
+        if storage in self._others or not isinstance(spec, TensorSpec) or packed(spec):
+            return
+        for node in self._nodes.get(storage, ()):
+            call, number = self._calls[node.name]
+            pointers = self._held[node.name].pointers(node, storage, call, number)
+            if pointers is None:
+                return
+            found += pointers
+        self._patches[name] = Patch(self._memory, value, found)
+
+    def patched(self, name: str, given: Any) -> bool:
+        """Whether it sufficed to point at other memory. Raises RunError when that does not fit."""
+        patch = self._patches.get(name)
+        return patch is not None and patch(given, name)

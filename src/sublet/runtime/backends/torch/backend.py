@@ -79,7 +79,7 @@ class _TorchKernel:
         """One call of torch's. Raises RunError when a function would not write where it was told."""
         given, results = list(map(over, inputs)), list(map(over, outputs))
         calls = self.fast.make(self.node, given, results, over(scratch))
-        return Bound(calls if callable(calls) else in_turn(calls), results, self.node)
+        return Bound(calls if callable(calls) else in_turn(calls), results, self.node, given)
 
     def over(self, array: Array) -> Any:
         return tensor_over(array)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 from sublet.errors import RunError
 from sublet.ir.graph import Node
-from sublet.runtime.backends.torch.kernel import torch
+from sublet.runtime.backends.torch.kernel import Tensor, tensor_over, torch
 from sublet.runtime.calls import InTurn
-from sublet.runtime.kernel import Call
+from sublet.runtime.kernel import Array, Call
+
+Arguments = Sequence[Sequence[int | str]]
+"""By operand which arguments of a call it is: by position or name."""
 
 
 class Bound:
@@ -18,12 +22,15 @@ class Bound:
     ATen moves a result elsewhere when its place has another shape than it thinks right: the first run watches that.
     """
 
-    __slots__ = ("call", "node", "results")
+    __slots__ = ("call", "given", "node", "places", "results")
 
-    def __init__(self, call: Call, results: Sequence[Any], node: Node) -> None:
+    def __init__(self, call: Call, places: Sequence[Tensor], node: Node, given: Sequence[Tensor] = ()) -> None:
+        """`places` are those of the results, and `given` the inputs, if others may take their places."""
         self.call = call
         self.node = node
-        self.results = [(result, result.data_ptr(), result.shape) for result in results if result is not None]
+        self.given = given
+        self.places = places
+        self.results = [(result, result.data_ptr(), result.shape) for result in places if result is not None]
 
     def __call__(self) -> None:
         with torch().inference_mode():
@@ -36,6 +43,24 @@ class Bound:
             if result.data_ptr() != address or result.shape != shape:
                 raise RunError(f"node {self.node.name}, {self.node.op}: PyTorch did not write where it was told")
 
+    def arguments(self) -> Arguments | None:
+        """Which arguments of the call the operands are, inputs and then outputs; None unless it is one call of just
+        them and of plain values."""
+        call, operands = self.call, (*self.given, *self.places)
+        if not isinstance(call, partial) or not self.given:
+            return None
+        told: dict[int | str, Any] = {**dict(enumerate(call.args)), **call.keywords}
+        known = {id(operand) for operand in operands}
+        plain = (int, float, bool, str, type(None), torch().dtype)
+        if not all(id(each) in known or isinstance(each, plain) for each in told.values()):
+            return None
+        return [[place for place, each in told.items() if each is operand] for operand in operands]
+
+    def moved(self, operands: Collection[int], tensor: Tensor) -> Bound:
+        """The same with other memory for some operands, to be watched."""
+        moved = [tensor if i in operands else each for i, each in enumerate((*self.given, *self.places))]
+        return Bound(self.call, moved[len(self.given) :], self.node, moved[: len(self.given)])
+
     def joined(self, following: Sequence[Call]) -> tuple[Call, int]:
         """One call for this one and all of the following that are torch's too."""
         bounds = [self]
@@ -47,25 +72,55 @@ class Bound:
 
 
 class _Joined(InTurn):
-    """Neighbours as one call."""
+    """Neighbours as one call.
 
-    __slots__ = ("inference_mode", "watched")
+    watched    by number those that have not run yet
+    arguments  by number, of those that were bound anew
+    """
+
+    __slots__ = ("arguments", "inference_mode", "watched")
 
     def __init__(self, bounds: Sequence[Bound]) -> None:
         super().__init__([bound.call for bound in bounds])
         self.inference_mode = torch().inference_mode
-        self.watched = list(bounds)
+        self.watched = dict(enumerate(bounds))
+        self.arguments: dict[int, Arguments | None] = {}
 
     def patch(self, number: int, call: Call) -> bool:
         """See `kernel.Patchable`."""
         if not isinstance(call, Bound):
             return False
         self.calls[number] = call.call
-        self.watched.append(call)
+        self.watched[number] = call
+        if number not in self.arguments:
+            self.arguments[number] = call.arguments()
         return True
+
+    def pointing(self, number: int, operands: Collection[int]) -> Callable[[Array], None] | None:
+        """See `kernel.Pointable`."""
+        found = self.arguments.get(number)
+        if found is None:
+            return None
+        calls, watched = self.calls, self.watched
+        by_position = [place for operand in operands for place in found[operand] if isinstance(place, int)]
+        by_name = [place for operand in operands for place in found[operand] if isinstance(place, str)]
+
+        def point(array: Array) -> None:
+            call, tensor = calls[number], tensor_over(array)
+            assert isinstance(call, partial)
+            args, keywords = call.args, call.keywords
+            if by_position:
+                args = tuple([tensor if i in by_position else each for i, each in enumerate(args)])
+            if by_name:
+                keywords = {**keywords, **dict.fromkeys(by_name, tensor)}
+            calls[number] = partial(call.func, *args, **keywords)
+            if number in watched:
+                watched[number] = watched[number].moved(operands, tensor)
+
+        return point
 
     def __call__(self) -> None:
         with self.inference_mode():
             super().__call__()
         while self.watched:
-            self.watched.pop().verify()
+            self.watched.popitem()[1].verify()
