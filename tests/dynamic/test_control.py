@@ -87,6 +87,32 @@ def test_a_loop_that_ends_by_a_check_counts_its_rounds() -> None:
     assert (remembered.replayed, remembered.planned) == (2, 1)
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_loop_that_ends_by_a_check_may_stack_rows_and_be_differentiated(backwards: bool) -> None:
+    """Rows of rounds that were not made are zeros where it is computed at once; its tape holds such rows too."""
+    d = sublet.DynamicGraph()
+
+    def squared(x: Any) -> tuple[Any, Any, Any]:
+        with d.while_({"x": x, "n": d.tensor(0)}, max_trips=6, backwards=backwards) as loop:
+            loop.check(loop["x"].sum() < 100)
+            loop.next(x=loop["x"] * loop["x"], n=loop["n"] + 1)
+            loop.stack(seen=loop["x"] * 1)
+        (slope,) = sublet.gradients(loop["x"].sum(), [x])
+        return loop["x"], loop["seen"], slope
+
+    remembered = d.jit(squared)
+    for start, rounds in ((2.0, 3), (100.0, 0), (3.0, 2), (1.5, 4)):
+        seen = [start ** (2**k) for k in range(rounds)]
+        right = np.array([*([0.0] * (6 - rounds)), *seen[::-1]] if backwards else [*seen, *([0.0] * (6 - rounds))])
+        for way in (squared, remembered):
+            last, rows, slope = way(d.tensor(np.full(2, start)))
+            assert last.tolist() == [start ** (2**rounds)] * 2
+            assert np.allclose(slope.numpy(), 2**rounds * start ** (2**rounds - 1))
+            made = slice(6 - rounds, None) if backwards else slice(rounds)
+            assert rows.numpy()[made].tolist() == [[one] * 2 for one in right[made]]
+            assert way is remembered or rows.numpy()[:, 0].tolist() == right.tolist()
+
+
 @pytest.mark.parametrize("look", [False, True])
 def test_a_remembered_step_with_loops_and_branches_is_one_plan(look: bool) -> None:
     """Recorded, replayed, looked at in between: the same losses and parameters."""

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from sublet.api.binding import equipped
-from sublet.dynamic.storage import Kinds, Pool, Storage
+from sublet.dynamic.storage import Kind, Kinds, Pool, Storage
 from sublet.errors import KernelError, SpecError, SubletError
-from sublet.ir.graph import Graph, Node, Value
+from sublet.ir.graph import Graph, Node, Value, While
 from sublet.ir.model import Model
 from sublet.ir.text import to_text
 from sublet.ir.walk import mapped, needs, renamed_in
@@ -23,7 +23,7 @@ from sublet.ops.emitter import Emitter, Literals, Names
 from sublet.ops.nn.shapes import FLOATS
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.executable import Executable
-from sublet.runtime.kernel import Backend
+from sublet.runtime.kernel import Array, Backend
 from sublet.tensor import TensorSpec
 
 WRITTEN = "written"
@@ -108,6 +108,8 @@ class Program:
         self.keeps: tuple[tuple[int, ...], tuple[int, ...]] = (tuple(range(len(written.operands))), ())
         self._backends = backends
         self._executable: Executable | None = None
+        rows = zip(self.node.stacked, self.node.row_reversed, strict=True) if isinstance(self.node, While) else ()
+        self._backwards = {value for value, backwards in rows if backwards}
 
     @property
     def attrs(self) -> Mapping[str, Written]:
@@ -124,7 +126,8 @@ class Program:
             found = executable.views(given)
         except SubletError as error:
             raise KernelError(at_line(str(error))) from error
-        return [pool.filled(kind, array) for kind, array in zip(self.outputs, found.values(), strict=True)]
+        made = zip(self.outputs, self.node.defs, found.values(), strict=True)
+        return [_whole(pool, kind, array, value in self._backwards) for kind, value, array in made]
 
     def _planned(self) -> Executable:
         names = Names()
@@ -141,6 +144,20 @@ class Program:
 
 def _floating(values: Sequence[Value]) -> bool:
     return any(isinstance(value.spec, TensorSpec) and value.spec.dtype in FLOATS for value in values)
+
+
+def _whole(pool: Pool, kind: Kind, made: Array, backwards: bool) -> Storage:
+    """What a loop or branch gave, with zeros for the rows of rounds that were not made, as a check ended the loop."""
+    shape = kind.spec.shape
+    if made.shape == shape:
+        return pool.filled(kind, made)
+    storage = pool.take(kind)
+    storage.array[...] = 0
+    there = [
+        slice(all_ - some, None) if backwards else slice(some) for all_, some in zip(shape, made.shape, strict=True)
+    ]
+    storage.array[tuple(there)] = made
+    return storage
 
 
 def applied_to(node: Node) -> tuple[Sequence[Value | None], Mapping[str, Any]]:

@@ -46,15 +46,15 @@ class _Held(Places):
 
     def pointers(self, node: Node, storage: str, call: Guarded, number: int) -> list[_Pointer] | None:
         """What lets the call of the node find all that lies in a storage elsewhere; None where its kernel is needed."""
-        operands = (*node.inputs, *node.outputs)
+        operands = [(i, value) for i, value in enumerate((*node.inputs, *node.outputs)) if value is not None]
         found = []
         for name, region in self.regions.items():
             if region.storage == storage:
-                positions = [i for i, value in enumerate(operands) if value is not None and value.name == name]
-                point = call.pointing(number, positions) if positions else None
+                here = {i: value for i, value in operands if value.name == name}
+                point = call.pointing(number, here) if here else None
                 if point is None:
                     return None
-                found.append(_Pointer(operands[positions[0]], region, self.operands, point))
+                found.append(_Pointer(next(iter(here.values())), region, self.operands, point))
         return found
 
     def forget(self, storage: str) -> None:

@@ -49,7 +49,7 @@ class Bound:
         call, operands = self.call, (*self.given, *self.places)
         if not isinstance(call, partial) or not self.given:
             return None
-        told: dict[int | str, Any] = {**dict(enumerate(call.args)), **call.keywords}
+        told: dict[int | str, Any] = dict([*enumerate(call.args), *call.keywords.items()])
         known = {id(operand) for operand in operands}
         plain = (int, float, bool, str, type(None), torch().dtype)
         if not all(id(each) in known or isinstance(each, plain) for each in told.values()):
