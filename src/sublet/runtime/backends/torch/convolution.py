@@ -3,7 +3,8 @@
 PyTorch's convolutions allocate: their result, and copies of all operands in layouts that oneDNN prefers. So they are
 run a few samples and channels at a time, which bounds what they allocate by a small slice and costs little time or
 none: small allocations come from memory that is warm. Kernels of one element are matrix products, which oneDNN adds to
-what lies in the output; where there is no oneDNN, or little work, they are `mm` and `bmm` and allocate nothing.
+what lies in the output; where there is no oneDNN, little work, or one thread, they are `mm` and `bmm` and allocate
+nothing.
 """
 
 from __future__ import annotations
@@ -146,8 +147,10 @@ def _input_gradient(node: Node, inputs: Operands, outputs: Operands, scratch: Te
     calls: list[Call] = []
     if _is_product(node, spec_of(operand(node, 1))):
         matrix = w[(..., *(0,) * (w.ndim - 2))].t()
-        dense = bytes_as(scratch, w.dtype, matrix.shape)
-        calls = [partial(dense.copy_, matrix), *_product(node, dy, dense, None, dx)]
+        if _in_onednn(dy, matrix):
+            dense = bytes_as(scratch, w.dtype, matrix.shape)
+            calls, matrix = [partial(dense.copy_, matrix)], dense
+        calls += _product(node, dy, matrix, None, dx)
     else:
         its = _Convolution(node, dx, w, dy, scratch)
         channels = its.channels(1)
@@ -191,7 +194,10 @@ def _product(node: Node, x: Tensor, w: Tensor, b: Tensor, y: Tensor) -> list[Cal
 
 
 def _in_onednn(x: Tensor, w: Tensor) -> bool:
-    """Whether oneDNN multiplies: it is up to twice as fast as the library behind `mm`, where there is work enough."""
+    """Whether oneDNN multiplies: with several threads it is up to twice as fast as the library behind `mm`, where there
+    is work enough; with one it is slower, and PyTorch does not take it either."""
+    if torch().get_num_threads() == 1:
+        return False
     there = torch().backends.mkldnn.is_available() and hasattr(torch().ops.mkldnn, "_convolution_pointwise_")
     return bool(there and x.dtype == torch().float32 and x.numel() * w.shape[0] >= WORK)
 
