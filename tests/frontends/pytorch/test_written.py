@@ -74,6 +74,9 @@ CASES: dict[str, Case] = {
         A._adaptive_avg_pool2d_backward, (rows(3, 128, 2, 2), rows(3, 128, 40, 40))
     ),
     "_adaptive_avg_pool2d, one image": (lambda x: A._adaptive_avg_pool2d(x, [90, 90]), (rows(50, 100, 100),)),
+    "max_pool2d_with_indices, equal maxima": (
+        lambda x: A.max_pool2d_with_indices(x.round(), [3, 3], [2, 2], [1, 1]), (rows(3, 10, 120, 200),)
+    ),
     "max_pool2d_with_indices_backward, one image": (pool_gradient, (rows(30, 60, 200), rows(30, 120, 400))),
     "max_pool2d_with_indices_backward": (pool_gradient, (rows(3, 10, 60, 200), rows(3, 10, 120, 400))),
     "slice_scatter, onto itself": (

@@ -18,7 +18,7 @@ from sublet.ops.aten import AS_STRIDED, PREFIX, Argument, Named, Strided, Use, d
 from sublet.ops.aten.dialect import COPIES, Facts, facts
 from sublet.runtime.backends.torch.bound import Bound
 from sublet.runtime.backends.torch.kernel import Tensor, tensor_over, torch
-from sublet.runtime.backends.torch.pieced import PIECE, pieces_of
+from sublet.runtime.backends.torch.pieced import PIECE, is_faster_in_pieces, pieces_of
 from sublet.runtime.backends.torch.written import WRITTEN
 from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Array, Call, Cell, Operand
@@ -43,11 +43,13 @@ class AtenKernel:
     def allocates(self) -> int:
         """Bytes of tensors of its own that it gives at once, which are copied to their places."""
         known, name = _known(self.node), self.node.op.removeprefix(PREFIX)
-        if self.node.op in (AS_STRIDED, *COPIES) or known.out or known.inside:
+        if self.node.op in (AS_STRIDED, *COPIES) or known.inside:
             return 0
         results, args, kwargs = self._operands(
             [_on_meta(v) for v in self.node.inputs], map(_on_meta, self.node.outputs)
         )
+        if known.out and not is_faster_in_pieces(name, args):
+            return 0
         if _written(self.node, results, args, kwargs) is not None:
             return 0
         whole = sum(value.nbytes for value in self.node.defs)
@@ -79,7 +81,7 @@ class AtenKernel:
             if args[0].data_ptr() == results[0].data_ptr():
                 return function
             return in_turn([partial(results[0].copy_, args[0]), function])
-        if known.out:
+        if known.out and not is_faster_in_pieces(self.node.op.removeprefix(PREFIX), args):
             function = operator_of(known.out, self.node)
             names = [each.name for each in function._schema.arguments]
             places = [each.name for each in function._schema.arguments if each.is_out]

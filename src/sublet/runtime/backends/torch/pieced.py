@@ -33,6 +33,7 @@ PIECED: Mapping[str, Pieced] = {
     "_scaled_dot_product_flash_attention_for_cpu_backward.default": Pieced((0, 1, 2, 3, 4, 5, "attn_mask"), 2),
     "_adaptive_avg_pool2d.default": Pieced((0,), 2),
     "_adaptive_avg_pool2d_backward.default": Pieced((0, 1), 2),
+    "max_pool2d_with_indices.default": Pieced((0,), 2),
     "max_pool2d_with_indices_backward.default": Pieced((0, 1, 7), 2),
     "upsample_bicubic2d.default": Pieced((0,), 2),
     "convolution.default": Pieced((0,)),
@@ -40,6 +41,21 @@ PIECED: Mapping[str, Pieced] = {
     "native_dropout_backward.default": Pieced((0, 1)),
 }
 """By the operator's name. Those that PyTorch calls pointwise are cut along their first axis without being listed."""
+
+
+def is_faster_in_pieces(name: str, args: Sequence[Any]) -> bool:
+    """Whether an operator that writes where it is told takes less time piece by piece, each in another layout.
+
+    Maxima with their places take ATen a third of the time where channels lie last.
+    """
+    return name == "max_pool2d_with_indices.default" and args[0].dim() == 4 and args[0].is_contiguous()
+
+
+def _channels_last(function: Any) -> Any:
+    def call(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return function(x.contiguous(memory_format=torch().channels_last), *args, **kwargs)
+
+    return call
 
 
 def pieces_of(
@@ -52,6 +68,8 @@ def pieces_of(
         return _convolution_gradient(function, args, results)
     if how is None or len(given) != len(results) or not given:
         return None
+    if is_faster_in_pieces(name, args):
+        function = _channels_last(function)
     calls = [
         (
             partial(function, *_cut_args(args, how, cut), **_cut_kwargs(args[0].dim(), kwargs, how, cut)),
