@@ -150,9 +150,9 @@ bench-dynamic: $(VENV)/.installed ## the dynamic graph beside PyTorch's eager mo
 	$(BIN)/python -m benchmarks.dynamic_models
 	$(BIN)/python -m benchmarks.stochastic_depth
 
-bench-torch: $(VENV)/.installed ## networks by torch.compile: exactness, memory and time beside eager and inductor; NETWORKS="GPT-2 BERT" SIDES=eager,sublet
+bench-torch: $(VENV)/.installed ## networks by torch.compile: exactness, memory and time beside eager, three beside inductor; NETWORKS="GPT-2 BERT" INDUCTOR=all
 	$(BIN)/python -m pip install --quiet --group bench-torch
-	$(BIN)/python -m benchmarks.torch $(NETWORKS) --right --sides $(or $(SIDES),eager,sublet,inductor)
+	$(BIN)/python -m benchmarks.torch $(NETWORKS) --right $(if $(INDUCTOR),--inductor $(INDUCTOR))
 
 ddp-torch: $(VENV)/.installed ## two processes under DistributedDataParallel, eagerly and compiled: losses, and what a killed one leaves
 	$(BIN)/python -m benchmarks.torch.distributed

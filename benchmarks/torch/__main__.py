@@ -1,8 +1,9 @@
 """Networks by `torch.compile(backend="sublet")`: whether they are right, what they need, beside eager and inductor.
 
-    python -m benchmarks.torch [NETWORK ...] [--sides eager,sublet,inductor] [--kinds step,inference] [--right]
+    python -m benchmarks.torch [NETWORK ...] [--inductor all|NETWORK,...] [--kinds step,inference] [--right]
 
-Every figure comes from a process of its own. inductor compiles a network for minutes; leave it out with --sides.
+Every peak comes from a process of its own; times are those of all sides in turn, in one process. inductor compiles a
+network for minutes, so that it stands beside three of them unless asked for.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ NAMES = (
     "ResNet-18", "ResNet-50", "MobileNetV3", "EfficientNet-B0", "ViT-B/16", "Swin-T", "ConvNeXt-T", "U-Net", "GPT-2",
     "BERT", "T5-small", "Llama-like", "Whisper-tiny",
 )  # fmt: skip
+SMALL = ("ResNet-18", "U-Net", "T5-small")
+"""Those that inductor stands beside unless asked otherwise."""
 MEGABYTE = 1e6
 
 
@@ -62,42 +65,49 @@ def right(names: Sequence[str]) -> None:
             print("    " + ", ".join(f"{op} {nbytes:,}" for op, nbytes in found["copied"]))
 
 
-def table(names: Sequence[str], sides: Sequence[str], kind: str, preload: Path) -> None:
-    """Peaks and times of a kind of call, ours over eager's and over the better one's."""
-    print(f"{kind}: peak MB, CPU s, s of the first call, by side; ours over the better of the others; time over eager")
-    ratios, times = [], []
+def table(names: Sequence[str], beside: Sequence[str], kind: str, preload: Path) -> None:
+    """Peaks and times of a kind of call: ours over eager's, and over inductor's for the networks in `beside`."""
+    print(f"{kind}: by side peak MB, seconds of the first call, CPU s; ours over eager's and over inductor's")
+    ratios: dict[str, list[float]] = {}
     for name in names:
+        sides = ["eager", "sublet", *(["inductor"] if name in beside else [])]
         found = {side: asked_of("peak", name, side, kind, preload=preload) for side in sides}
-        words = [
-            f"{side} {each['error']}" if "error" in each else
-            f"{side} {each['peak'] / MEGABYTE:.1f} {each['cpu']:.2f} {each['first']:.1f}"
-            for side, each in found.items()
-        ]  # fmt: skip
-        peaks = {side: each["peak"] for side, each in found.items() if "peak" in each}
-        if "sublet" in peaks and len(peaks) > 1:
-            ratios.append(peaks["sublet"] / min(peak for side, peak in peaks.items() if side != "sublet"))
-            words.append(f"ratio {ratios[-1]:.2f}")
-        if "sublet" in peaks and "eager" in peaks:
-            times.append(found["sublet"]["cpu"] / found["eager"]["cpu"])
-            words.append(f"time {times[-1]:.2f}")
-        print(f"{name}: " + "; ".join(words), flush=True)
-    print(f"{kind}: ratio {geometric(ratios):.3f} geometric mean, {max(ratios, default=0):.3f} at most; "
-          f"time {geometric(times):.3f}", flush=True)  # fmt: skip
+        there = [side for side in sides if "error" not in found[side]]
+        paces = asked_of("pace", name, ",".join(there), kind)
+        for side in there:
+            found[side]["cpu"] = paces.get(side, {}).get("cpu", float("nan"))
+        print(f"{name}: " + "; ".join(_words(side, each) for side, each in found.items()), flush=True)
+        for other in (side for side in there if side != "sublet" and "sublet" in there):
+            for what in ("peak", "first", "cpu"):
+                ratio = found["sublet"][what] / found[other][what]
+                ratios.setdefault(f"{what} over {other}", []).append(ratio)
+                print(f"    {what} {ratio:.2f} of {other}'s", flush=True)
+    for what, each in ratios.items():
+        print(
+            f"{kind}: {what}: {geometric(each):.3f} geometric mean of {len(each)}, {max(each):.3f} at most", flush=True
+        )
+
+
+def _words(side: str, each: dict[str, Any]) -> str:
+    if "error" in each:
+        return f"{side} {each['error']}"
+    return f"{side} {each['peak'] / MEGABYTE:.1f} MB, first {each['first']:.1f} s, {each['cpu']:.3f} s"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("networks", nargs="*", default=NAMES)
-    parser.add_argument("--sides", default="eager,sublet,inductor")
+    parser.add_argument("--inductor", default=",".join(SMALL), help="beside which networks; all, or none")
     parser.add_argument("--kinds", default="step,inference")
     parser.add_argument("--right", action="store_true", help="compare with f64 too")
     asked = parser.parse_args()
+    beside = {"all": NAMES, "none": ()}.get(asked.inductor, asked.inductor.split(","))
     if asked.right:
         right(asked.networks)
     with tempfile.TemporaryDirectory() as folder:
         preload = counter(Path(folder))
         for kind in asked.kinds.split(",") if asked.kinds else ():
-            table(asked.networks, asked.sides.split(","), kind, preload)
+            table(asked.networks, beside, kind, preload)
 
 
 if __name__ == "__main__":

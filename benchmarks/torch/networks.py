@@ -10,10 +10,12 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from torchvision import models
-from torchvision.ops import StochasticDepth
+
+from benchmarks.torch.vision import torchvision
 
 F = nn.functional
+models = torchvision("models")
+StochasticDepth = torchvision("ops").StochasticDepth
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Memory and time of one training step, or of one inference, counted alike for eager, inductor and Sublet.
+"""Memory of one training step, or of one inference, counted alike for eager, inductor and Sublet; seconds of the first.
 
     LD_PRELOAD=COUNTER python -m benchmarks.torch.peak NETWORK eager|inductor|sublet step|inference|whole
 
@@ -29,7 +29,6 @@ import sublet
 from benchmarks.torch.networks import NETWORKS, Judged
 
 WARM = 2
-TIMED = 3
 
 
 def counter(folder: Path) -> Path:
@@ -123,7 +122,7 @@ def called(name: str, side: str, kind: str) -> tuple[Callable[[], Any], Callable
 
 
 def measured(name: str, side: str, kind: str) -> dict[str, Any]:
-    """Peak and times of one side."""
+    """Peak of one side, and the seconds of its first call."""
     blocks = Blocks()
     call, outside, between = called(name, side, kind)
     gc.collect()
@@ -140,17 +139,7 @@ def measured(name: str, side: str, kind: str) -> dict[str, Any]:
     left_out = outside()
     blocks.record(False)
     held, most = peak(blocks.events(), mark, left_out)
-    walls, spent = [], []
-    for _ in range(TIMED):
-        between()
-        wall, cpu = time.perf_counter(), time.process_time()
-        call()
-        walls.append(time.perf_counter() - wall)
-        spent.append(time.process_time() - cpu)
-    return {
-        "name": name, "side": side, "kind": kind, "peak": most, "held": held, "first": first, "wall": min(walls),
-        "cpu": min(spent),
-    }  # fmt: skip
+    return {"name": name, "side": side, "kind": kind, "peak": most, "held": held, "first": first}
 
 
 def main() -> None:
