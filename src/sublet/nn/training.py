@@ -16,7 +16,7 @@ from sublet.nn.optimizers import Optimizer
 from sublet.nn.tensor import Tensor
 from sublet.nn.writer import graph_of
 from sublet.ops.nn.command import spec_of
-from sublet.passes.autodiff import backward, differentiable, reached
+from sublet.passes.autodiff import Checkpoints, backward, differentiable, reached
 from sublet.passes.late_updates import with_late_updates
 from sublet.passes.order import ordered
 from sublet.passes.pipeline import run_passes, simplify
@@ -27,16 +27,25 @@ QUICK = "best_fit_by_size"
 """The strategy that orders are judged by."""
 
 
-def gradients(of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None) -> list[Tensor]:
+def gradients(
+    of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None, *, checkpoint: Checkpoints = None
+) -> list[Tensor]:
     """The gradients of a tensor by others of its graph, written after it; their gradients can be asked for again.
 
     `seed` is the gradient of `of` itself, 1 everywhere when nothing is said. What `of` does not depend on has zeros.
     Inside a loop or branch only what is written there is differentiated: by what was computed before it, `of` must not
     depend on `wrt`. Raises GradientError, which begins with the user's line: for that, for a value that is no
     floating-point number, is random, or is computed from `wrt` by a command without a gradient.
+
+    `checkpoint` says what loops store for their gradients, where their number of rounds is a constant: every round
+    ("plain"); what every k-th round begins with, and the rounds between are computed again (an integer k; "sqrt": near
+    the root of the rounds); or a tree of such segments in segments ("tree"). The gradients are the same. A dict says
+    it by the names of loops.
     """
     graph = graph_of(of)
     if not isinstance(graph, WrittenGraph):
+        if checkpoint is not None:
+            raise SpecError(at_line("a dynamic graph differentiates what ran: it takes no checkpoint"))
         return graph.gradients(of, _several(wrt), seed)
     target, values = graph.own(of), [graph.own(tensor) for tensor in _several(wrt)]
     start = None if seed is None else graph.own(seed)
@@ -48,7 +57,7 @@ def gradients(of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None) -> 
         try:
             _require_inside(graph, target, values)
             start = start or emit.filled(1, spec_of(target))
-            found = backward(emit, tuple(emit.nodes), {target: start}, values)
+            found = backward(emit, tuple(emit.nodes), {target: start}, values, checkpoint)
         except GradientError as error:
             raise GradientError(at_line(str(error))) from None
         made = [
@@ -77,6 +86,7 @@ def train_step(
     optimizer: Optimizer,
     *,
     name: str = "loss",
+    checkpoint: Checkpoints = None,
     budget: int | str | None = None,
 ) -> Model:
     """One step of training: computes `loss`, a scalar, and lets `optimizer` update the parameters in place.
@@ -103,7 +113,7 @@ def train_step(
         graph.output(name, loss)
         _require_dependence(graph, loss, chosen)
         with graph.scope(graph.unused("step")):
-            optimizer.write(graph, chosen, gradients(loss, chosen))
+            optimizer.write(graph, chosen, gradients(loss, chosen, checkpoint=checkpoint))
         step = step_of(graph)
         return step if budget is None else within_budget(step, budget)
 

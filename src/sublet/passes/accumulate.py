@@ -46,6 +46,10 @@ class Contributions:
         box = whole if box is None else box
         pieces[box] = _sum(emit, pieces[box], grad) if box in pieces else grad
 
+    def put(self, value: Value, grad: Value) -> None:
+        """Let `grad` be all that has been found of a value: what was there is in it."""
+        self._pieces[value] = {box_of(value.spec) if isinstance(value.spec, TensorSpec) else (): grad}
+
     def total(self, emit: Emitter, value: Value | None) -> Value | None:
         """The gradient of a value, None for zero; from then on it is one piece."""
         if value is None or value not in self._pieces:

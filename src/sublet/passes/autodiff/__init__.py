@@ -2,5 +2,7 @@
 
 from sublet.passes.autodiff.paths import differentiable, reached
 from sublet.passes.autodiff.reverse import backward, gradients
+from sublet.passes.autodiff.rounds import rounds_of
+from sublet.passes.autodiff.schedules import PLAIN, SQRT, TREE, Checkpoints
 
-__all__ = ["backward", "differentiable", "gradients", "reached"]
+__all__ = ["PLAIN", "SQRT", "TREE", "Checkpoints", "backward", "differentiable", "gradients", "reached", "rounds_of"]

@@ -126,7 +126,7 @@ def _replace(level: Level, node: CaseOf, arms: Sequence[_Arm]) -> dict[Value, Va
     for slot, result in zip(slots, results, strict=True):
         there.update((value, result) for value in slot.values.values())
     changed, before = _with_slots(level, node, arms, slots)
-    level.replace(replace(changed, outputs=(*node.outputs, *results)), *before)
+    level.replace(node, *before, replace(changed, outputs=(*node.outputs, *results)))
     return there
 
 

@@ -10,6 +10,7 @@ from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.walk import needs
 from sublet.ops.emitter import Emitter
 from sublet.passes.accumulate import Box, Contributions
+from sublet.passes.autodiff.schedules import Checkpoints
 from sublet.tensor import DType, TensorSpec
 
 SCALAR = TensorSpec(DType.I64)
@@ -27,11 +28,15 @@ class Trail:
     active   the values that depend on what the gradient is wanted of
     makers   the nodes of the forward program by what they define
     run      walks back over the nodes of a level
+    asked    how loops are differentiated
+    cut      the loops that are as they were asked for, by name: whether their rounds are computed again
     """
 
     active: set[Value]
     makers: dict[Value, Node]
     run: Run
+    asked: Checkpoints = None
+    cut: dict[str, bool] = field(default_factory=dict)
 
 
 @dataclass
@@ -49,10 +54,10 @@ class Level:
         """The node as it is now: it may have been given more outputs since."""
         return next(found for found in self.forward.nodes if found.name == node.name)
 
-    def replace(self, node: Node, *before: Node) -> None:
-        """Put a node in the place of the one of its name, after some new ones."""
+    def replace(self, node: Node, *by: Node) -> None:
+        """Put nodes in the place of the one of this name."""
         position = next(i for i, found in enumerate(self.forward.nodes) if found.name == node.name)
-        self.forward.nodes[position : position + 1] = [*before, node]
+        self.forward.nodes[position : position + 1] = by
 
     def below(self, graph: Graph) -> Level:
         """The level of a sub-graph."""

@@ -30,16 +30,29 @@ from sublet.tensor import TensorSpec, Unplannable
 
 
 @dataclass
+class Back:
+    """What the backward of a loop gives: gradients by initial values, by position, and by the steps of wholes.
+
+    What is captured is added to where it was found.
+    """
+
+    inits: dict[int, Value] = field(default_factory=dict)
+    steps: list[tuple[Lane, Value]] = field(default_factory=list)
+
+
+@dataclass
 class _Body:
     """The backward of a body while it is written.
 
     carried    (parameter, initial value, update, the value it is the gradient of)
+    begins     the positions of the carried values that the first of `carried` are for
     rows       (gradient of a step, the lane of the step)
     given      (slice, lane): the gradients of stacked rows, as they come in
     """
 
     level: Level
     carried: list[tuple[Value, Value, Value, Value]] = field(default_factory=list)
+    begins: list[int] = field(default_factory=list)
     rows: list[tuple[Value, Lane]] = field(default_factory=list)
     given: dict[Value, Lane] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
@@ -48,20 +61,51 @@ class _Body:
         return (*(update for _, _, update, _ in self.carried), *(row for row, _ in self.rows))
 
 
-def loop_gradient(level: Level, node: While, grads: Sequence[Value | None]) -> list[Flow]:
-    """The gradients by initial values, sequences and what the body captures."""
+def loop_gradient(level: Level, node: While, grads: Sequence[Value | None], found: Contributions) -> list[Flow]:
+    """The gradients by initial values and sequences; those by what the body captures are added to what is found."""
+    back = differentiated(level, node, grads, found, again=level.trail.cut.get(node.name, False))
+    flows: list[Flow] = [(node.inits[i], grad, None) for i, grad in back.inits.items()]
+    rounds = rounds_of(node)
+    for lane, whole in back.steps:
+        static = rounds is not None and isinstance(whole.spec, TensorSpec)
+        flows.append((lane.whole, whole, lane.box(rounds) if rounds is not None and static else None))
+    return flows
+
+
+def differentiated(
+    level: Level, node: While, grads: Sequence[Value | None], found: Contributions, *, again: bool
+) -> Back:
+    """Writes the backward of a loop as it is, and gives the forward its tape.
+
+    With `again` it stores what a round begins with, and the backward computes the round again.
+    """
     rounds = Rounds(rounds_of(node), told_count(node), level.fresh("counter", SCALAR), level.emit)
-    body = _backward(level, node, grads, rounds)
+    body = _backward(level, node, grads, rounds, found)
     if not body.carried and not body.rows:
-        return []
-    tape = Tape(level, node, body.level.forward, rounds)
+        return Back()
+    tape = _taped(level, node, body, rounds, again)
+    level.replace(node, tape.forward())
+    return _loop(level, body, tape, rounds, found)
+
+
+def tape_bytes(level: Level, node: While, grads: Sequence[Value | None]) -> tuple[int, int]:
+    """The bytes that a round begins with as far as a backward needs it, and those of a round of a plain tape."""
+    aside = Level(level.emit.inside(), level.forward.inside(), replace(level.trail, asked=None))
+    rounds = Rounds(rounds_of(node), told_count(node), level.fresh("counter", SCALAR), aside.emit)
+    body = _backward(aside, node, grads, rounds, Contributions())
+    begins, row = (_taped(aside, node, body, rounds, again) for again in (True, False))
+    return begins.row_bytes, row.row_bytes
+
+
+def _taped(level: Level, node: While, body: _Body, rounds: Rounds, again: bool) -> Tape:
+    tape = Tape(level, node, body.level.forward, rounds, again)
     tape.choose(Graph("", (), tuple(body.nodes), body.outputs()))
-    changed = tape.forward()
-    level.replace(changed)
-    return _loop(level, node, body, tape, rounds)
+    return tape
 
 
-def _backward(level: Level, node: While, grads: Sequence[Value | None], rounds: Rounds) -> _Body:
+def _backward(
+    level: Level, node: While, grads: Sequence[Value | None], rounds: Rounds, around_it: Contributions
+) -> _Body:
     """One round of the backward, as far as what it reads of the forward is not yet known."""
     active, body = level.trail.active, _Body(level.below(node.body))
     emit, found = body.level.emit, Contributions()
@@ -89,7 +133,13 @@ def _backward(level: Level, node: While, grads: Sequence[Value | None], rounds: 
     for value in around:
         if value not in sums and value in found:
             raise refuse(node, f"%{value.name} has as many rows as a run makes, and is read whole: declare max_trips")
-    _results(level, node, grads, body, carried, sums, steps, found)
+    _results(level, node, grads, body, carried, steps, found)
+    for value, parameter in sums.items():
+        update = found.total(emit, value) or parameter
+        if update != parameter:
+            before = around_it.total(level.emit, value)  # each round adds to what was found after the loop
+            body.carried.append((parameter, before or zeros(level.emit, value), update, value))
+    body.nodes = needed(emit.nodes, body.outputs())
     return body
 
 
@@ -99,7 +149,6 @@ def _results(
     grads: Sequence[Value | None],
     body: _Body,
     carried: dict[int, Value],
-    sums: dict[Value, Value],
     steps: dict[Value, Lane],
     found: Contributions,
 ) -> None:
@@ -109,14 +158,10 @@ def _results(
         update = found.total(emit, node.parameters[i]) or zeros(emit, node.parameters[i])
         init = grads[i] or zeros(level.emit, node.parameters[i])
         body.carried.append((parameter, init, update, node.inits[i]))
-    for value, parameter in sums.items():
-        update = found.total(emit, value) or parameter
-        if update != parameter:
-            body.carried.append((parameter, zeros(level.emit, value), update, value))
+        body.begins.append(i)
     for value, lane in steps.items():
         if (grad := found.total(emit, value)) is not None:
             body.rows.append((grad, lane))
-    body.nodes = needed(emit.nodes, body.outputs())
 
 
 def _part(node: While, row: Value) -> TensorSpec:
@@ -176,7 +221,7 @@ def _only_stepped(node: While, steps: dict[Value, Lane]) -> set[Value]:
     return {lane.whole for lane in steps.values()} - set(captures(left))
 
 
-def _loop(level: Level, node: While, body: _Body, tape: Tape, rounds: Rounds) -> list[Flow]:
+def _loop(level: Level, body: _Body, tape: Tape, rounds: Rounds, found: Contributions) -> Back:
     """Writes the backward loop; the gradients it gives."""
     emit = level.emit
     inner = emit.inside()
@@ -212,16 +257,14 @@ def _loop(level: Level, node: While, body: _Body, tape: Tape, rounds: Rounds) ->
             row_reversed=tuple(backwards for _, backwards in stacks),
         )
     )
-    carried = zip(body.carried, finals, strict=True)
-    flows: list[Flow] = [(of, final, None) for (_, _, _, of), final in carried if final is not None]
+    back = Back({i: final for i, final in zip(body.begins, finals, strict=False) if final is not None})
+    for (_, _, _, of), final in list(zip(body.carried, finals, strict=True))[len(body.begins) :]:
+        if final is not None:
+            found.put(of, final)
     for (whole, _), (_, lane) in zip(stacks, body.rows, strict=True):
-        if not isinstance(whole.spec, TensorSpec):
-            flows.append((lane.whole, whole, None))
-        elif rounds.static is None:
-            flows.append((lane.whole, rounds.placed(whole, lane), None))
-        else:
-            flows.append((lane.whole, whole, lane.box(rounds.static)))
-    return flows
+        placed = isinstance(whole.spec, TensorSpec) and rounds.static is None
+        back.steps.append((lane, rounds.placed(whole, lane) if placed else whole))
+    return back
 
 
 def _stack(level: Level, lane: Lane, rounds: Rounds) -> tuple[Value, bool]:

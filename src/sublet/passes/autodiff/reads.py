@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.walk import captures, needs, renamed_in
 from sublet.ops import lookup
 from sublet.ops.emitter import Emitter
+from sublet.passes.autodiff.copies import copied
+from sublet.passes.autodiff.cuts import least_stored
+from sublet.passes.rewriting import is_pure
 
 CHEAP = frozenset(
     f"nn.{name}"
@@ -30,34 +33,46 @@ class Reads:
     inner     the values of the forward sub-graph, each with its maker (None for what enters it)
     source    writes what stands for a value that the backward has, and gives it; None where it must be computed
     same      whether a value is the same in each round, so that it is computed again at whatever cost
+    kept      where everything is computed again, loops included: the values that may be stored
     """
 
     inner: Mapping[Value, Node | None]
     source: Callable[[Emitter, Value], Value | None]
     same: Callable[[Value], bool] = lambda value: False
+    kept: frozenset[Value] | None = None
 
-    def stored(self, values: Sequence[Value], at_hand: Callable[[Value], bool]) -> list[Value]:
-        """Which of `values` must be stored: those not at hand that cannot be computed again from what is.
+    def stored(
+        self, values: Sequence[Value], at_hand: Callable[[Value], bool], free: Callable[[Value], bool] | None = None
+    ) -> list[Value]:
+        """Which values to store, of the fewest bytes, so that `values` are stored, at hand, or can be computed again.
 
-        Comparisons, arithmetic and moves of elements are computed again, and whatever does not change.
+        Comparisons, arithmetic and moves of elements are computed again, and whatever does not change. What is `free`
+        to store is stored by something else already.
         """
+
+        def away(of: Iterable[Value]) -> list[Value]:
+            return [value for value in of if value in self.inner and not at_hand(value)]
+
+        uses: dict[Value, list[Value] | None] = {}
+        waiting = away(values)
+        while waiting:
+            value = waiting.pop()
+            if value not in uses:
+                maker = self.inner[value]
+                of = uses[value] = away(needs(maker)) if maker is not None and self._again(maker, value) else None
+                waiting += of or []
         order = {value: i for i, value in enumerate(self.inner)}
-        kept = dict.fromkeys(v for v in values if not at_hand(v) and not self._again(v))
+        free = free or (lambda value: False)
+        price = {value: 1 if free(value) else max(value.nbytes, 2) for value in uses}
+        never = 1 + sum(price.values())
+        price |= {v: never for v in uses if not v.plannable or (self.kept is not None and v not in self.kept)}
+        wanted = sorted(away(values), key=lambda value: order[value])
+        return sorted(least_stored(wanted, uses, price), key=lambda value: order[value])
 
-        def there(value: Value) -> bool:
-            if value not in self.inner or at_hand(value) or value in kept:
-                return True
-            maker = self.inner[value]
-            return maker is not None and self._again(value) and all(map(there, maker.uses))
-
-        for value in sorted(values, key=lambda value: order[value]):
-            if not there(value):
-                kept[value] = None
-        return sorted(kept, key=lambda value: order[value])
-
-    def _again(self, value: Value) -> bool:
-        maker = self.inner[value]
-        if maker is None or maker.subgraphs or not all(v.plannable for v in (*maker.uses, *maker.defs)):
+    def _again(self, maker: Node, value: Value) -> bool:
+        if self.kept is not None:
+            return is_pure(maker)
+        if maker.subgraphs or not all(v.plannable for v in (*maker.uses, *maker.defs)):
             return False
         return lookup(maker.op).pure and (maker.op in CHEAP or self.same(value))
 
@@ -84,14 +99,10 @@ class Reads:
                 continue
             maker = self.inner[value]
             assert maker is not None
-            self._fetch(emit, maker.uses, now)
-            outputs = tuple(
-                None if old is None else Value(emit.names.fresh(f"{emit.scope}{old.name}"), old.spec)
-                for old in maker.outputs
-            )
-            name = next(new.name for new in outputs if new is not None)
-            emit.nodes.append(replace(renamed_in(maker, now), name=name, outputs=outputs))
-            now.update((old, new) for old, new in zip(maker.outputs, outputs, strict=True) if old and new)
+            self._fetch(emit, needs(maker), now)
+            copy, made = copied(maker, emit.names, emit.scope, now)
+            emit.nodes.append(copy)
+            now.update(made)
 
 
 def taken(graph: Graph, inner: set[Value]) -> list[Value]:

@@ -22,19 +22,25 @@ from sublet.ops.op import ByParts
 from sublet.passes.accumulate import Box, Contributions, box_of
 from sublet.passes.autodiff.branches import branch_gradient
 from sublet.passes.autodiff.level import Flow, Level, Trail, makers_of, needed, refuse
-from sublet.passes.autodiff.loops import loop_gradient
 from sublet.passes.autodiff.paths import differentiable, reached, spread
+from sublet.passes.autodiff.schedules import Checkpoints, checked
+from sublet.passes.autodiff.segments import cut_gradient
 from sublet.tensor import TensorSpec
 
 
 def gradients(
-    graph: Graph, of: Sequence[Value], wrt: Sequence[Value], seeds: Sequence[Value] | None = None
+    graph: Graph,
+    of: Sequence[Value],
+    wrt: Sequence[Value],
+    seeds: Sequence[Value] | None = None,
+    checkpoint: Checkpoints = None,
 ) -> tuple[Graph, tuple[Value, ...]]:
     """The graph with the gradients of `of` by `wrt` as further nodes and outputs, and these gradients.
 
     `of` and `wrt` are floating-point values of the root graph: inputs, weights, or what its nodes compute. `seeds` are
     values of the graph, the gradients of `of`; ones when they are not given, so that the sum of all elements of `of`
-    is differentiated. What `of` does not depend on has zeros. Each gradient has the spec of its value.
+    is differentiated. What `of` does not depend on has zeros. Each gradient has the spec of its value. `checkpoint`
+    says which rounds of loops are stored, see `sublet.gradients`.
     Raises GradientError for a value that is no floating-point number, is random, or is not of the root graph, and for
     an op on the way that has no gradient; the message has the line that the node comes from.
     """
@@ -52,7 +58,7 @@ def gradients(
     given = seeds if seeds is not None else [emit.filled(1, spec_of(value)) for value in of]
     emit.scope = ""
     starts = _seeds(emit, of, given)
-    found = backward(emit, graph.nodes, starts, wrt)
+    found = backward(emit, graph.nodes, starts, wrt, checkpoint)
     emit.scope = "grad/"
     grads = tuple(
         grad if grad is not None else emit.filled(0, spec_of(value)) for value, grad in zip(wrt, found, strict=True)
@@ -74,7 +80,11 @@ def _seeds(emit: Emitter, of: Sequence[Value], given: Sequence[Value]) -> dict[V
 
 
 def backward(
-    emit: Emitter, nodes: Sequence[Node], seeds: Mapping[Value, Value], wrt: Sequence[Value]
+    emit: Emitter,
+    nodes: Sequence[Node],
+    seeds: Mapping[Value, Value],
+    wrt: Sequence[Value],
+    checkpoint: Checkpoints = None,
 ) -> list[Value | None]:
     """The gradients of `wrt`, when the gradients of some values that `nodes` compute are `seeds`; None for zero.
 
@@ -83,10 +93,11 @@ def backward(
     gradient, or an op on the way that has no rule.
     """
     before = {node.name for node in emit.nodes}
+    there = [value for node in emit.nodes for value in node.defs]
     makers = makers_of(nodes)
     for value in (*wrt, *seeds):
         _check(value, makers)
-    trail = Trail(reached(nodes, wrt), makers, _walk_back)
+    trail = Trail(reached(nodes, wrt), makers, _walk_back, checked(checkpoint))
     found = Contributions()
     scope, source = emit.scope, emit.source
     for value, grad in seeds.items():
@@ -95,7 +106,7 @@ def backward(
     _walk_back(Level(emit, emit, trail), nodes, found)
     emit.scope = f"{scope}grad/"
     results = [found.total(emit, value) for value in wrt]
-    emit.nodes[:] = needed(emit.nodes, [grad for grad in results if grad is not None], before)
+    emit.nodes[:] = needed(emit.nodes, [*there, *(grad for grad in results if grad is not None)], before)
     emit.scope, emit.source = scope, source
     return results
 
@@ -132,7 +143,7 @@ def _flows(level: Level, node: Node, found: Contributions) -> list[Flow]:
         node = level.current(node)
     grads = [found.total(level.emit, value) for value in node.outputs]
     if isinstance(node, While):
-        return loop_gradient(level, node, grads)
+        return cut_gradient(level, node, grads, found)
     if isinstance(node, CaseOf):
         return branch_gradient(level, node, grads)
     parts = _parts(node)

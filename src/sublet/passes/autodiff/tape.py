@@ -33,6 +33,7 @@ class Tape:
     """The rows that a forward loop stacks for its backward, and the other ways to what the forward computed.
 
     lanes     where values of the body are stacked, or what they are steps of
+    again     whether each round is computed again, so that only what it begins with is stacked
     new       the rows that are stacked for the backward alone
     later     updates whose parameter is stacked: the backward carries to the round before what it read of it:
               (carried value, the one of its first round, parameter)
@@ -40,8 +41,9 @@ class Tape:
     slices    those of the backward loop
     """
 
-    def __init__(self, level: Level, node: While, forward: Emitter, rounds: Rounds) -> None:
+    def __init__(self, level: Level, node: While, forward: Emitter, rounds: Rounds, again: bool = False) -> None:
         self.level = level
+        self.again = again
         self.node = node
         self.inside = forward
         self.rounds = rounds
@@ -73,12 +75,19 @@ class Tape:
         for row, whole, axis, backwards in details:
             if whole is not None and row not in self.lanes:
                 self.lanes[row] = lane_of(whole, axis, spec_of(row), backwards)
-        stored = self.reads().stored(read, self._at_hand)
+        updates = dict(zip(self.node.updates, self.node.parameters, strict=True))
+        alike = {update for update, parameter in updates.items() if parameter in read and self._saves(parameter)}
+        stored = self.reads().stored(read, self._at_hand, alike.__contains__)
         self._derive(stored)
         for value in (value for value in stored if value not in self.shifted and value not in self.later):
             whole = Value(self.inside.names.fresh(f"{self.node.name}.tape.{value.name}"), self._spec(value))
             self.new.append((value, whole))
             self.lanes[value] = lane_of(whole, 0, spec_of(value), backwards=False)
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes that a round adds to the tape."""
+        return sum(value.nbytes for value, _ in self.new)
 
     def _at_hand(self, value: Value) -> bool:
         return value == self.node.counter or value in self.lanes or self._constant(value) is not None
@@ -131,17 +140,16 @@ class Tape:
 
     def forward(self) -> While:
         """The forward loop with its tape."""
-        node, inside = self.node, self.inside
-        begin = len(inside.nodes)
-        if node.check < len(node.body.nodes):
-            first = node.body.nodes[node.check].name
-            begin = next(i for i, inner in enumerate(inside.nodes) if inner.name == first)
+        node = self.node
+        nodes = node.body.nodes if self.again else tuple(self.inside.nodes)
+        early = {value for inner in node.body.nodes[: node.check] for value in inner.defs}
+        begin = max((i + 1 for i, inner in enumerate(nodes) if not early.isdisjoint(inner.defs)), default=0)
         changed = replace(
             node,
             outputs=(*self.outputs, *(whole for _, whole in self.new)),
             body=replace(
                 node.body,
-                nodes=tuple(inside.nodes),
+                nodes=nodes,
                 outputs=(*node.body.outputs, *(value for value, _ in self.new)),
             ),
             check=begin,
@@ -177,7 +185,8 @@ class Tape:
 
     def reads(self) -> Reads:
         """How the backward reads what the forward computed."""
-        return Reads(self.inner, self._source, self._unchanging)
+        kept = frozenset(self.node.body.values()) if self.again else None
+        return Reads(self.inner, self._source, self._unchanging, kept)
 
     def _source(self, emit: Emitter, value: Value) -> Value | None:
         if value == self.node.counter:

@@ -1,0 +1,46 @@
+"""What to store so that values can be computed again: a minimum cut in bytes between what is lost and what is read.
+
+Each value is an edge that may be cut at the price of its bytes: stored, what it was computed from is not needed. What
+cannot be computed again hangs on the source, what is read on the sink (Ford and Fulkerson, 1956; PyTorch's partitioner
+asks the same question of a whole step).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy.sparse import coo_array, csr_array
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+from sublet.ir.graph import Value
+
+LARGEST = 1 << 29
+"""The sum of all prices: SciPy's flows are 32 bits wide."""
+
+
+def least_stored(
+    wanted: Sequence[Value], uses: Mapping[Value, Sequence[Value] | None], price: Mapping[Value, int]
+) -> set[Value]:
+    """The values to store, at the least sum of prices, so that all that is wanted is stored or can be computed.
+
+    `uses` says what each value is computed from again, None where it cannot be. Of several least cuts the one next to
+    what is wanted is taken: it computes least.
+    """
+    if all(of is not None for of in uses.values()):
+        return set()
+    at = {value: 2 * i for i, value in enumerate(uses)}
+    source, sink = 2 * len(at), 2 * len(at) + 1
+    scale = max(1, -(-sum(price[value] for value in at) // LARGEST))
+    endless = 2 * LARGEST
+    edges = [(at[value], at[value] + 1, -(-price[value] // scale)) for value in at]
+    for value, of in uses.items():
+        begins = [source] if of is None else [at[use] + 1 for use in dict.fromkeys(of)]
+        edges += [(begin, at[value], endless) for begin in begins]
+    edges += [(at[value] + 1, sink, endless) for value in dict.fromkeys(wanted) if value in at]
+    rows, columns, most = np.array(edges, np.int32).T
+    capacity = csr_array(coo_array((most, (rows, columns)), shape=(sink + 1, sink + 1)))
+    left = (capacity - maximum_flow(capacity, source, sink).flow).tocsr()
+    left.eliminate_zeros()
+    before_the_sink = set(breadth_first_order(left.T.tocsr(), sink, return_predecessors=False).tolist())
+    return {value for value, i in at.items() if i not in before_the_sink and i + 1 in before_the_sink}

@@ -1,0 +1,179 @@
+"""A loop as loops in loops, chunk after chunk: the same rounds in the same order.
+
+    %y = while(%i < 64; %x = %x0) { B(%i, %x) }
+
+in chunks of 7 times 8 rounds and of 8 is
+
+    %x1 = while(%s < 7; %u = %x0) { %b = nn.mul(%s, 8)
+                                    %v = while(%j < 8; %x = %u) { %i = nn.add(%b, %j)  B(%i, %x) }
+                                    next %v }
+    %y = while(%j2 < 8; %x2 = %x1) { %i2 = nn.add(56, %j2)  B(%i2, %x2) }
+
+Steps and rows are those of parts of the sequences and stacks, reshaped to an axis a loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sublet.ir.graph import Graph, Value, While
+from sublet.ir.walk import reads_inside
+from sublet.ops.emitter import Emitter
+from sublet.ops.nn.command import spec_of
+from sublet.passes.accumulate import Box, part_of
+from sublet.passes.autodiff.copies import copied_graph
+from sublet.passes.autodiff.level import SCALAR
+from sublet.passes.autodiff.schedules import Chunk
+from sublet.tensor import TensorSpec
+
+
+@dataclass(frozen=True)
+class Span:
+    """The rounds of a chunk: so many, from `begin` on."""
+
+    chunk: Chunk
+    begin: int
+
+    def box(self, shape: Sequence[int], axis: int, backwards: bool) -> Box:
+        """The part of a sequence or stack that these rounds go through."""
+        rounds = self.chunk.rounds
+        first = shape[axis] - self.begin - rounds if backwards else self.begin
+        return tuple((first, first + rounds) if i == axis else (0, extent) for i, extent in enumerate(shape))
+
+    def folded(self, emit: Emitter, whole: Value, axis: int, backwards: bool) -> Value:
+        """The part of a whole that these rounds go through, with an axis for each loop."""
+        shape = spec_of(whole).shape
+        part = part_of(emit, whole, self.box(shape, axis, backwards))
+        return emit("nn.reshape", part, shape=(*shape[:axis], *self.chunk.extents, *shape[axis + 1 :]))
+
+    def unfolded(self, emit: Emitter, part: Value, axis: int) -> Value:
+        """The axes of the loops as one."""
+        shape, depth = spec_of(part).shape, len(self.chunk.extents)
+        if depth == 1:
+            return part
+        return emit("nn.reshape", part, shape=(*shape[:axis], self.chunk.rounds, *shape[axis + depth :]))
+
+
+def joined(emit: Emitter, parts: Sequence[Value], axis: int, backwards: bool) -> Value:
+    """The parts of all chunks, in the order of rounds, as one."""
+    parts = parts[::-1] if backwards else parts
+    return parts[0] if len(parts) == 1 else emit("nn.concat", *parts, axis=axis)
+
+
+@dataclass
+class _Nest:
+    """What the loops of one nest have in common.
+
+    body     that of the loop which is cut
+    again    the names of the loops, and whether their rounds are computed again
+    """
+
+    node: While
+    body: Graph
+    numbered: bool
+    again: dict[str, bool]
+
+    def loop(
+        self,
+        emit: Emitter,
+        chunk: Chunk,
+        base: Value,
+        inputs: Sequence[Value],
+        outputs: tuple[Value | None, ...],
+    ) -> While:
+        """The loop over the first of the extents; round 0 is number `base` of all."""
+        node, inside = self.node, emit.inside()
+        counter = Value(emit.names.fresh(f"{node.name}.counter"), SCALAR)
+        go = inside("nn.less", counter, inside.filled(chunk.extents[0], SCALAR))
+        if len(chunk.extents) == 1:
+            taken, given = list(self.body.inputs[1:]), list(self.body.outputs)
+            self._rounds(inside, counter, base)
+        else:
+            taken, given = self._segments(inside, chunk, counter, base, inputs)
+        name = emit.names.fresh(node.name)
+        self.again[name] = chunk.again or len(chunk.extents) > 1
+        body = Graph(emit.names.fresh(f"{name}.body"), (counter, *taken), tuple(inside.nodes), tuple(given))
+        return replace(
+            node, name=name, inputs=tuple(inputs), outputs=outputs, attrs={}, body=body, condition=go, check=1
+        )
+
+    def _rounds(self, inside: Emitter, counter: Value, base: Value) -> None:
+        """The nodes of a round of the loop that is cut, but its condition."""
+        if self.numbered:
+            made = inside("nn.add", base, counter)
+            number = self.body.inputs[0]
+            inside.nodes[-1] = replace(inside.nodes[-1], name=number.name, outputs=(number,))
+            assert made.spec == number.spec
+        inside.nodes.extend(self.body.nodes)
+
+    def _segments(
+        self, inside: Emitter, chunk: Chunk, counter: Value, base: Value, inputs: Sequence[Value]
+    ) -> tuple[list[Value], list[Value]]:
+        """A round that is a loop: what it takes besides the counter, and what it gives."""
+        node, fresh = self.node, inside.names.fresh
+        below = replace(chunk, extents=chunk.extents[1:])
+        taken = [Value(fresh(f"{value.name}.begin"), value.spec) for value in node.parameters]
+        for value, axis in zip(inputs[node.carried :], node.slice_axes, strict=True):
+            taken.append(Value(fresh(f"{value.name}.part"), _without(spec_of(value), axis)))
+        if self.numbered:
+            base = inside("nn.add", base, inside("nn.mul", counter, inside.filled(below.rounds, SCALAR)))
+        given = [Value(fresh(f"{value.name}.end"), value.spec) for value in node.updates]
+        for row, axis in zip(node.rows, node.row_axes, strict=True):
+            given.append(Value(fresh(f"{row.name}.rows"), _with(spec_of(row), axis, below.extents)))
+        loop = self.loop(inside, below, base, taken, tuple(given))
+        inside.nodes.append(loop)
+        return taken, given
+
+
+def nest(
+    emit: Emitter,
+    node: While,
+    span: Span,
+    inits: Sequence[Value],
+    finals: Sequence[Value | None],
+    again: dict[str, bool],
+) -> While:
+    """The rounds of a span as loops in loops; its stacked outputs have an axis for each loop.
+
+    Written to `emit` with what it takes of the sequences; `again` gets the names of its loops.
+    """
+    details = zip(node.sequences, node.slice_axes, node.slice_reversed, strict=True)
+    sequences = [span.folded(emit, whole, axis, backwards) for whole, axis, backwards in details]
+    extents = span.chunk.extents
+    stacks = [
+        Value(emit.names.fresh(f"{node.name}.stack"), _with(spec_of(row), axis, extents))
+        for row, axis in zip(node.rows, node.row_axes, strict=True)
+    ]
+    body = _unconditional(node)
+    numbered = node.counter in {value for inner in body.nodes for value in reads_inside(inner)} | {*body.outputs}
+    body = body if span.begin == 0 else copied_graph(body, emit.names)
+    made = _Nest(node, body, numbered, again)
+    loop = made.loop(emit, span.chunk, emit.filled(span.begin, SCALAR), [*inits, *sequences], (*finals, *stacks))
+    emit.nodes.append(loop)
+    return loop
+
+
+def _unconditional(node: While) -> Graph:
+    """The body without its condition, where nobody else reads that."""
+    read = {value for inner in node.body.nodes for value in reads_inside(inner)} | {*node.body.outputs}
+    nodes = [inner for inner in node.body.nodes if node.condition not in inner.defs or node.condition in read]
+    return replace(node.body, nodes=tuple(nodes))
+
+
+def _without(spec: TensorSpec, axis: int) -> TensorSpec:
+    return TensorSpec(spec.dtype, (*spec.shape[:axis], *spec.shape[axis + 1 :]))
+
+
+def _with(spec: TensorSpec, axis: int, extents: Sequence[int]) -> TensorSpec:
+    return TensorSpec(spec.dtype, (*spec.shape[:axis], *extents, *spec.shape[axis:]))
+
+
+def foldable(node: While, rounds: int) -> bool:
+    """Whether a loop of so many rounds may be cut: what it takes and stacks is planned, and as long as it is."""
+    stacks = zip(node.rows, node.stacked, node.row_axes, strict=True)
+    planned = all(value.plannable for value in (*node.uses, *node.body.values()))
+    return planned and all(
+        whole is None or (isinstance(whole.spec, TensorSpec) and whole.spec.shape[axis] == rounds)
+        for _, whole, axis in stacks
+    )
