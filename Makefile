@@ -68,6 +68,7 @@ fuzz: $(VENV)/.installed build/check build/recompute ## generated programs, plan
 	$(BIN)/python -m tests.frontends.pytorch.hostile --flips 10000
 	$(BIN)/python -m tests.frontends.tflite.in_tflm --networks 400
 	$(BIN)/python -m tests.fuzz_budget --count 1000
+	$(BIN)/python -m tests.fuzz_budget --count 300 --loops
 	for kind in facts operators gradients; do \
 	  $(BIN)/python -m tests.fuzz_kernels --seconds $(or $(SECONDS),600) --kind $$kind || exit 1; done
 

@@ -4,6 +4,7 @@ What fits must run in its plan, in poisoned memory too, and leave the same bits 
 and state. What is "impossible" must be so by a search over all orders and recomputations, where that is small enough.
 
     python -m tests.fuzz_budget --count 300 --first 0
+    python -m tests.fuzz_budget --count 300 --loops       # loops, stored in every way, beside the plain tape
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from sublet.ir.text import parse, to_text
 from sublet.nn.tensor import Tensor
 from sublet.passes.common import without_common
 from sublet.planning.budget.within import Budgets, Outcome
+from tests.passes.checkpointed import check_seed
 from tests.training.steps import UNPLANNED, Step, runs_right, training_step, written_program
 
 EFFORT = 60
@@ -120,10 +122,11 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--count", type=int, default=300)
     asked.add_argument("--first", type=int, default=0)
+    asked.add_argument("--loops", action="store_true")
     chosen = asked.parse_args()
     told: Counter[str] = Counter()
     for seed in range(chosen.first, chosen.first + chosen.count):
-        told += check_budgets(seed)
+        told += Counter({"cut": int(check_seed(seed))}) if chosen.loops else check_budgets(seed)
     print(f"{chosen.count} steps: " + ", ".join(f"{count} {what}" for what, count in sorted(told.items())))
 
 

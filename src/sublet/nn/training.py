@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from sublet.analysis.options import Options
 from sublet.errors import GradientError, SpecError
-from sublet.ir.graph import Graph, Value
+from sublet.ir.graph import Graph, Value, While
 from sublet.ir.model import Model, as_model
 from sublet.ir.walk import needs
+from sublet.nn.affordable import cheapest, taken_back
 from sublet.nn.graph import Graph as WrittenGraph
 from sublet.nn.lines import at_line, user_line
 from sublet.nn.optimizers import Optimizer
 from sublet.nn.tensor import Tensor
 from sublet.nn.writer import graph_of
 from sublet.ops.nn.command import spec_of
-from sublet.passes.autodiff import Checkpoints, backward, differentiable, reached
+from sublet.passes.autodiff import PLAIN, SQRT, TREE, Checkpoints, backward, differentiable, reached
 from sublet.passes.late_updates import with_late_updates
 from sublet.passes.order import ordered
 from sublet.passes.pipeline import run_passes, simplify
-from sublet.planning.budget.within import within_budget
 from sublet.planning.pipeline import plan_memory
 
 QUICK = "best_fit_by_size"
@@ -94,8 +95,10 @@ def train_step(
     The result goes to `sublet.compile` or `sublet.plan_memory`; each run gives the outputs of the graph, and the loss
     under `name`. The gradients of parameters are not kept: each is consumed as early as the data allows, or, where that
     costs no memory, at the end of the step: a run that fails before leaves the parameters as they were.
+    `checkpoint` is how loops are stored, see `gradients`.
     `budget` is the most bytes that the arena may have, as `sublet.plan_memory` plans the step: values are computed
-    again where it needs more (docs/budget.md). What kernels ask for besides is counted by `compile(step, budget=)`.
+    again where it needs more, and loops are stored, unless `checkpoint` says how, in the way that fits at the least
+    time predicted (docs/budget.md). What kernels ask for besides is counted by `compile(step, budget=)`.
     Raises CapacityError where that is impossible or no way was found.
     Raises GradientError for a loss or parameter that has no gradient; the graph is then as it was before.
     """
@@ -109,13 +112,23 @@ def train_step(
         raise GradientError(at_line("there are no parameters to train"))
     if isinstance(optimizer, type) or not hasattr(optimizer, "write"):
         raise SpecError(at_line(f"{optimizer!r} is no optimiser: give one like sublet.SGD(0.1)"))
-    with graph.whole():
+
+    def write(stored: Checkpoints) -> None:
         graph.output(name, loss)
         _require_dependence(graph, loss, chosen)
         with graph.scope(graph.unused("step")):
-            optimizer.write(graph, chosen, gradients(loss, chosen, checkpoint=checkpoint))
-        step = step_of(graph)
-        return step if budget is None else within_budget(step, budget)
+            optimizer.write(graph, chosen, gradients(loss, chosen, checkpoint=stored))
+
+    with graph.whole():
+        if budget is None:
+            write(checkpoint)
+            return step_of(graph)
+        given = checkpoint is not None or not _loops(graph)
+        ways = [("the step", checkpoint)] if given else [(f"loops stored {way}", way) for way in (PLAIN, SQRT, TREE)]
+        made = {name: partial(taken_back, graph, partial(write, way), step_of) for name, way in ways}
+        name, step = cheapest(made, budget)
+        write(dict(ways)[name])
+        return step
 
 
 def step_of(source: WrittenGraph | Graph | Model) -> Model:
@@ -128,6 +141,14 @@ def _several(tensors: Sequence[Tensor]) -> list[Tensor]:
     if isinstance(tensors, Tensor):
         raise SpecError(at_line(f"{tensors!r} is one tensor: give a list of them"))
     return list(tensors)
+
+
+def _loops(graph: WrittenGraph) -> bool:
+    """Whether there are loops, in branches too."""
+    waiting = list(graph.emit.nodes)
+    for node in waiting:
+        waiting.extend(inner for sub in node.subgraphs for inner in sub.nodes)
+    return any(isinstance(node, While) for node in waiting)
 
 
 def _require_dependence(graph: WrittenGraph, loss: Tensor, parameters: Sequence[Tensor]) -> None:

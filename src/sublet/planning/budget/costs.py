@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import prod
 
-from sublet.ir.graph import Graph, Node, Value
+from sublet.ir.graph import Graph, Node, Value, While
 from sublet.ops import lookup
+from sublet.passes.autodiff import rounds_of
 from sublet.tensor import TensorSpec
 
 OPERATIONS = 100e9
@@ -23,13 +24,17 @@ CALL = 2e-6
 
 
 def modelled(graph: Graph) -> dict[str, float]:
-    """Seconds of each node of the root level by name; of a loop or branch those of what is inside, once."""
+    """Seconds of each node of the root level by name; of a branch those of all arms, of a loop those of its rounds.
+
+    Where only a run tells the number of rounds, one is counted.
+    """
     return {node.name: _seconds(node) for node in graph.nodes}
 
 
 def _seconds(node: Node) -> float:
     if node.subgraphs:
-        return CALL + sum(_seconds(inner) for sub in node.subgraphs for inner in sub.nodes)
+        rounds = rounds_of(node) if isinstance(node, While) else None
+        return CALL + (1 if rounds is None else rounds) * sum(_seconds(n) for sub in node.subgraphs for n in sub.nodes)
     if lookup(node.op).views(node):
         return 0.0
     nbytes = sum(value.nbytes for value in {*node.uses, *node.defs})

@@ -14,7 +14,7 @@ from time import monotonic
 
 from sublet.analysis.options import Options
 from sublet.base.bytesize import parse_bytes
-from sublet.errors import CapacityError, PlanError
+from sublet.errors import PlanError
 from sublet.ir.model import Model
 from sublet.passes.recompute.clones import Again, read_by_somebody, recomputed
 from sublet.passes.recompute.floor import Floor, floor
@@ -206,11 +206,3 @@ def with_again(model: Model, again: Again) -> Model:
     """The model with these nodes computed again, and its recipe."""
     recipe = replace(model.recipe, again=tuple(again))
     return replace(model, graph=recomputed(model.graph, again), recipe=recipe)
-
-
-def within_budget(model: Model, budget: int | str, options: Options | None = None) -> Model:
-    """The model, with values computed again where its plan needs more bytes. Raises CapacityError with the argument."""
-    answer = Budgets(model, options or Options()).within(most(budget))
-    if answer.outcome is not Outcome.FITS:
-        raise CapacityError(answer.words)
-    return answer.point.model
