@@ -1,6 +1,6 @@
 """Commands as records of facts, in dialects."""
 
-from sublet.ops.aten import PREFIX, aten
+from sublet.ops.aten import COLLECTIVES, PREFIX, aten, collective
 from sublet.ops.nn import nn_op
 from sublet.ops.onnx import onnx_op
 from sublet.ops.op import Op, Share, lookup, register
@@ -8,5 +8,6 @@ from sublet.ops.op import Op, Share, lookup, register
 register("onnx", onnx_op)
 register("nn", nn_op)
 register(PREFIX.rstrip("."), aten)
+register(COLLECTIVES.rstrip("."), collective)
 
 __all__ = ["Op", "Share", "lookup", "register"]

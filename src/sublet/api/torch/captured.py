@@ -14,7 +14,7 @@ from sublet.api.torch.taking import TAKE, Computed, computed_for_callers
 from sublet.errors import ModelError
 from sublet.frontends.torch.conversion import Conversion, Level
 from sublet.frontends.torch.exported import held
-from sublet.frontends.torch.tensors import Extents, Tensor, fixed
+from sublet.frontends.torch.tensors import Extents, Tensor, fixed, torch
 from sublet.frontends.torch.traced import convert_traced, placeholders
 from sublet.ir.graph import Node, Value
 from sublet.ir.model import Model
@@ -30,6 +30,13 @@ class Result:
     argument: int | None = None
     number: Any = None
     taken: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Passed:
+    """An argument that is no tensor and no number, such as a mesh of devices: it may be handed on."""
+
+    name: str
 
 
 @dataclass
@@ -64,9 +71,11 @@ def extents_of(forward: Any, args: Sequence[Any]) -> Extents:
     return found
 
 
-def capture(forward: Any, backward: Any | None, static: Collection[int], extents: Extents) -> Captured:
+def capture(
+    forward: Any, backward: Any | None, static: Collection[int], extents: Extents, device: str = "cpu"
+) -> Captured:
     """Forward and, if there is one, backward as a model; `static` are the positions of parameters and buffers.
-    With `extents` it is the program for arguments of these shapes.
+    With `extents` it is the program for arguments of these shapes. Its tensors lie on the device.
 
     Raises ModelError for what cannot be planned.
     """
@@ -77,9 +86,9 @@ def capture(forward: Any, backward: Any | None, static: Collection[int], extents
     for position, node in enumerate(placeholders(forward)):
         fake = node.meta["val"]
         if not hasattr(fake, "stride"):
-            stands.append(fixed(fake, extents, node.name))
+            stands.append(_number(fake, extents, node.name))
             continue
-        _on_cpu(fake, node.name)
+        _on(device, fake, node.name)
         if position in static and _dense(fake):
             made = conversion.weight(node.name, fake)
             weights[position] = made.value
@@ -93,7 +102,7 @@ def capture(forward: Any, backward: Any | None, static: Collection[int], extents
     if backward is not None:
         level.emitter.nodes.append(Node(conversion.names.fresh("cut"), CUT, (), ()))
         known = dict(zip(names, zip(results, first.results, strict=True), strict=True))
-        pieces.append(_backward(level, backward, known))
+        pieces.append(_backward(level, backward, known, device))
     results = [each for piece in pieces for each in piece.results]
     staying = {each.tensor.value for each in results if each.tensor is not None and not each.taken}
     level.emitter.nodes[:], computed = computed_for_callers(level.emitter.nodes, staying)
@@ -110,7 +119,7 @@ def _saved(names: Sequence[Any], backward: Any | None) -> set[int]:
     return set(range(len(names) - count, len(names)))
 
 
-def _backward(level: Level, module: Any, known: Mapping[Any, tuple[Any, Result]]) -> Piece:
+def _backward(level: Level, module: Any, known: Mapping[Any, tuple[Any, Result]], device: str) -> Piece:
     piece, stands = Piece(), []
     held: dict[int, Any] = {}
     begin = len(level.emitter.nodes)
@@ -120,7 +129,7 @@ def _backward(level: Level, module: Any, known: Mapping[Any, tuple[Any, Result]]
             if result.argument is not None:
                 held[position] = stand
         else:
-            _on_cpu(node.meta["val"], node.name)
+            _on(device, node.meta["val"], node.name)
             stand = held[position] = piece.given[position] = level.conversion.given(node.name, node.meta["val"])
         stands.append(stand)
     _take(level, piece, convert_traced(level, module, stands), held, set(), begin)
@@ -133,13 +142,13 @@ def _take(level: Level, piece: Piece, results: Any, held: Mapping[int, Any], sav
     Those that are arguments which the caller holds (`held`, by position) are these; those that are only kept (`saved`)
     stay in the arena.
     """
-    arguments = {stand: position for position, stand in held.items() if isinstance(stand, Tensor)}
+    arguments = {stand: position for position, stand in held.items() if isinstance(stand, Tensor | Passed)}
     for position, each in enumerate(results):
+        if isinstance(each, Tensor | Passed) and each in arguments:
+            piece.results.append(Result(each if isinstance(each, Tensor) else None, argument=arguments[each]))
+            continue
         if not isinstance(each, Tensor):
             piece.results.append(Result(number=each))
-            continue
-        if each in arguments:
-            piece.results.append(Result(each, argument=arguments[each]))
             continue
         taken = position not in saved
         if taken:
@@ -161,8 +170,14 @@ def _output(module: Any) -> Sequence[Any]:
     return found
 
 
-def _on_cpu(fake: Any, name: str) -> None:
-    if fake.device.type != "cpu":
+def _number(fake: Any, extents: Extents, name: str) -> Any:
+    """An argument that is no tensor."""
+    numbers = (bool, int, float, torch().SymInt, torch().SymFloat, torch().SymBool)
+    return fixed(fake, extents, name) if isinstance(fake, numbers) else Passed(name)
+
+
+def _on(device: str, fake: Any, name: str) -> None:
+    if fake.device.type != device:
         raise ModelError(f"{name}: a tensor on {fake.device}; arenas on devices are not made yet")
 
 

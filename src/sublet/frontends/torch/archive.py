@@ -21,7 +21,7 @@ from sublet.frontends.torch.tensors import torch
 
 ALLOWED = re.compile(
     r"torch\.ops\.aten\.\w+\.\w+|torch\.ops\.higher_order\.(cond|while_loop|scan|map_impl|wrap_with_set_grad_enabled)"
-    r"|_operator\.getitem"
+    r"|torch\.ops\._c10d_functional\.\w+\.\w+|_operator\.getitem"
 )
 """The operators that a program may call."""
 

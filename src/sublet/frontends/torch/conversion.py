@@ -24,12 +24,14 @@ class Conversion:
 
     weights   the contents of its weights, tensors of PyTorch's
     extents   what its symbols stand for
+    begun     what collectives that have begun may read until somebody waits for their results
     """
 
     names: Names = field(default_factory=Names)
     weights: dict[Value, Any] = field(default_factory=dict)
     where: str = ""
     extents: Extents = field(default_factory=dict)
+    begun: dict[Value, tuple[Tensor, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.literals = Literals(self.names)

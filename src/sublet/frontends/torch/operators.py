@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from sublet.errors import ModelError
+from sublet.frontends.torch.collectives import add_collective
 from sublet.frontends.torch.conversion import Level
 from sublet.frontends.torch.tensors import Tensor, torch
 from sublet.frontends.torch.twins import twin
-from sublet.ops.aten import PREFIX, Strided
+from sublet.ops.aten import COLLECTIVES, PREFIX, Strided
 
 ALIASES = ("aten._unsafe_view.default", "aten.alias.default", "aten.detach.default", "aten.detach_.default")
 """Views of their first argument, though some of their schemas do not say so, or say that they write it."""
@@ -19,6 +20,8 @@ def add_operator(
     level: Level, target: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], like: Any, source: str
 ) -> Any:
     """What an operator gives for these arguments: a tensor, or a list of tensors; `like` are traced ones."""
+    if str(target).startswith(COLLECTIVES):
+        return add_collective(level, target, name, args, kwargs, like, source)
     full = _name(target, source)
     schema = target._schema
     if full in ALIASES or _gives_views(schema):

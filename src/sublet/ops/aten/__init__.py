@@ -5,6 +5,10 @@ it is a view of.
 """
 
 from sublet.ops.aten.call import Argument, Call, Named, Strided, Use, decode, encode
+from sublet.ops.aten.collectives import COLLECTIVES, WAIT, collective
 from sublet.ops.aten.dialect import AS_STRIDED, PREFIX, aten
 
-__all__ = ["AS_STRIDED", "PREFIX", "Argument", "Call", "Named", "Strided", "Use", "aten", "decode", "encode"]
+__all__ = [
+    "AS_STRIDED", "COLLECTIVES", "PREFIX", "WAIT", "Argument", "Call", "Named", "Strided", "Use", "aten", "collective",
+    "decode", "encode",
+]  # fmt: skip

@@ -61,7 +61,7 @@ def facts() -> Mapping[str, Facts]:
 def aten(name: str) -> Op:
     """The record of an operator; of one without facts nothing is assumed, nor that it is the same each time."""
     if name == AS_STRIDED or name in COPIES:
-        return Op(name, views=_same_elements)
+        return Op(name, views=same_elements)
     found = facts().get(name.removeprefix(PREFIX))
     if found is None:
         return Op(name, pure=False)
@@ -75,7 +75,7 @@ def _planned(value: Value | None) -> TensorSpec | None:
     return value.spec if value is not None and isinstance(value.spec, TensorSpec) and value.nbytes else None
 
 
-def _same_elements(node: Node) -> tuple[Share, ...]:
+def same_elements(node: Node) -> tuple[Share, ...]:
     """The output is a range of the bytes of the input, in their order."""
     call = decode(node)
     source, result = _planned(node.inputs[0]) if node.inputs else None, _planned(node.outputs[0])

@@ -45,8 +45,8 @@ class AtenKernel:
         known, name = _known(self.node), self.node.op.removeprefix(PREFIX)
         if self.node.op in (AS_STRIDED, *COPIES) or known.inside:
             return 0
-        results, args, kwargs = self._operands(
-            [_on_meta(v) for v in self.node.inputs], map(_on_meta, self.node.outputs)
+        results, args, kwargs = operands(
+            self.node, [_on_meta(v) for v in self.node.inputs], map(_on_meta, self.node.outputs)
         )
         if known.out and not is_faster_in_pieces(name, args):
             return 0
@@ -56,20 +56,9 @@ class AtenKernel:
         pieces = pieces_of(name, operator_of(name, self.node), args, kwargs, results)
         return whole if pieces is None else min(whole, PIECE)
 
-    def _operands(
-        self, given: Sequence[Tensor], places: Iterable[Tensor]
-    ) -> tuple[list[Tensor], list[Any], dict[str, Any]]:
-        """Results, arguments by position and by name, seen as the call says."""
-        call = decode(self.node)
-        results = [
-            None if place is None else seen(place, layout) for place, layout in zip(places, call.outputs, strict=True)
-        ]
-        args = [_argument(argument, given) for argument in call.args]
-        return results, args, {name: _argument(argument, given) for name, argument in call.kwargs}
-
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         """One call of torch's. Raises RunError for an operator that this PyTorch has not."""
-        results, args, kwargs = self._operands([over(operand) for operand in inputs], map(over, outputs))
+        results, args, kwargs = operands(self.node, [over(operand) for operand in inputs], map(over, outputs))
         return Bound(self._call(results, args, kwargs), results, self.node)
 
     def _call(self, results: Sequence[Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
@@ -96,6 +85,18 @@ class AtenKernel:
         function = operator_of(name, self.node)
         pieces = pieces_of(name, function, args, kwargs, results)
         return _Copied(partial(function, *args, **kwargs), results) if pieces is None else pieces
+
+
+def operands(
+    node: Node, given: Sequence[Tensor], places: Iterable[Tensor]
+) -> tuple[list[Tensor], list[Any], dict[str, Any]]:
+    """Results, arguments by position and by name of a call, seen as it says."""
+    call = decode(node)
+    results = [
+        None if place is None else seen(place, layout) for place, layout in zip(places, call.outputs, strict=True)
+    ]
+    args = [_argument(argument, given) for argument in call.args]
+    return results, args, {name: _argument(argument, given) for name, argument in call.kwargs}
 
 
 def _on_meta(value: Value | None) -> Tensor:

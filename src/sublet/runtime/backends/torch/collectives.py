@@ -1,0 +1,68 @@
+"""Kernels of collectives: each is begun and waited for where it stands, and its result lies in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sublet.errors import RunError
+from sublet.ir.graph import Node
+from sublet.ops.aten import COLLECTIVES, WAIT
+from sublet.runtime.backends.torch.aten import operands, over
+from sublet.runtime.backends.torch.bound import Bound
+from sublet.runtime.backends.torch.kernel import torch
+from sublet.runtime.kernel import Array, Call, Operand
+
+INSIDE = {"all_reduce", "broadcast"}
+"""Those that there is a form of which works on its argument."""
+
+OUT = {"all_gather_into_tensor", "reduce_scatter_tensor"}
+"""Those that there is a form of which writes where it is told."""
+
+
+@dataclass(frozen=True)
+class CollectiveKernel:
+    """A collective of the process group that its arguments name, in this process."""
+
+    node: Node
+    scratch: int = 0
+
+    def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
+        """Raises RunError, when it is called, where there is no such group."""
+        results, args, kwargs = operands(self.node, list(map(over, inputs)), map(over, outputs))
+        name = self.node.op.removeprefix(COLLECTIVES).partition(".")[0]
+        if self.node.op == WAIT:  # it has been waited for
+            return Bound(partial(results[0].copy_, args[0]), results, self.node)
+        return Bound(_Waited(self.node, name, results, args, kwargs), results, self.node)
+
+
+@dataclass(frozen=True)
+class _Waited:
+    node: Node
+    name: str
+    results: Sequence[Any]
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+
+    def __call__(self) -> None:
+        functional = torch().ops._c10d_functional
+        place, (first, *rest) = self.results[0], self.args
+        try:
+            if self.name in INSIDE and place.is_contiguous():
+                place.copy_(first)
+                made = getattr(functional, f"{self.name}_")(place, *rest, **self.kwargs)
+            elif self.name in OUT and place.is_contiguous():
+                made = getattr(functional, f"{self.name}_out")(first.contiguous(), *rest, **self.kwargs, out=place)
+            else:
+                made = getattr(functional, self.name)(first, *rest, **self.kwargs)
+        except RuntimeError as error:
+            if torch().distributed.is_initialized():
+                raise
+            words = str(error).splitlines()[0]
+            raise RunError(f"node {self.node.name}: {self.name} needs a process group of torch.distributed: {words}") from None
+        for result, one in zip(self.results, made if isinstance(made, list | tuple) else [made], strict=True):
+            complete = functional.wait_tensor(one)
+            if complete.data_ptr() != result.data_ptr():
+                result.copy_(complete)

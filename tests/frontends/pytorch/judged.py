@@ -1,0 +1,194 @@
+"""Whether a function of tensors gives what PyTorch gives when Sublet plans it, bit for bit.
+
+It is traced as `torch.compile` traces it and run in an arena, once more in a poisoned one, in two forms: inputs may be
+overwritten, or are read once more after the function, and must be what they were.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._functorch.aot_autograd import aot_function, make_boxed_func
+from torch.utils import _pytree as pytree
+
+import sublet
+from sublet.api.torch.captured import Captured, capture
+from sublet.api.torch.flights import Arena, Pool
+from sublet.errors import SubletError
+from sublet.frontends.torch.exported import Held, first_line
+
+Function = Callable[..., Any]
+
+EQUAL, CLOSE, DIFFERENT = "equal", "close", "different"
+EAGER, UNTRACED, REFUSED = "refused by PyTorch", "not traced", "refused"
+
+TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.float32: 2e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 4e-2,
+}
+"""Relative to the largest number of a result; of other types all bits count."""
+
+SEED = 42
+"""That of the functions by which PyTorch tests random operators, which a traced program does not set."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a function did.
+
+    kind  one of the words above; "close" where other kernels of PyTorch's, or Sublet's, compute than eagerly
+    why   what differs, or what is refused
+    over  results that were computed over an input
+    """
+
+    kind: str
+    why: str = ""
+    over: int = 0
+
+
+def judge(function: Function, inputs: Sequence[Any], contents: bool = True) -> Verdict:
+    """Judge a function of tensors; without `contents` only shapes and types count."""
+    given = [_own(each) for each in inputs]
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            right = _seeded(_flat(function), given)
+        except Exception as error:  # whatever a kernel of PyTorch's says of its arguments
+            return Verdict(EAGER, first_line(error))
+        first = _judged(function, inputs, given, right, False, contents)
+        if first.kind not in (EQUAL, CLOSE):
+            return first
+        second = _judged(function, inputs, given, right, True, contents)
+        return second if first.kind == EQUAL or second.kind not in (EQUAL, CLOSE) else first
+
+
+def _judged(
+    function: Function, inputs: Sequence[Any], after: Sequence[Any], right: Sequence[Any], kept: bool, contents: bool
+) -> Verdict:
+    """One form of it; `after` is what the function makes of its inputs."""
+    flat, wanted = _flat(function), [*right, *(after if kept else [])]
+    planned = _Planned()
+
+    def form(*args: Any) -> list[Any]:
+        return [*flat(*args), *([each.clone() for each in args] if kept else [])]
+
+    run = aot_function(form, fw_compiler=planned.compile, inference_compiler=planned.compile, dynamic=False)
+    worst = Verdict(EQUAL)
+    for how in (_run, _poisoned):
+        planned.how, args = how, [_own(each) for each in inputs]
+        try:
+            founds = _seeded(run, args)
+        except SubletError as error:
+            return Verdict(REFUSED, str(error))
+        except Exception as error:  # whatever tracing meets
+            if planned.pool is not None:
+                raise
+            return Verdict(UNTRACED, first_line(error))
+        words = f"{'poisoned, ' * (how is _poisoned)}{'inputs outlive, ' * kept}"
+        for i, (one, other) in enumerate(zip([*founds, *args], [*wanted, *after], strict=True)):
+            what = f"result {i}" if i < len(wanted) else f"input {i - len(wanted)}"
+            found = _compared(one, other, contents or i >= len(right))
+            if found.kind == DIFFERENT:
+                return Verdict(DIFFERENT, f"{words}{what}: {found.why}")
+            worst = found if found.kind == CLOSE else worst
+    assert planned.pool is not None
+    return Verdict(worst.kind, worst.why, _over_inputs(planned.pool))
+
+
+class _Planned:
+    """Compiles one graph, and runs it as is asked for."""
+
+    def __init__(self) -> None:
+        self.pool: Pool | None = None
+        self.how: Callable[[Pool, Sequence[Any]], list[Any]] = _run
+
+    def compile(self, graph: Any, example: Sequence[Any]) -> Function:
+        """What AOTAutograd calls."""
+
+        def call(*args: Any) -> list[Any]:
+            if self.pool is None:
+                self.pool = Pool(capture(graph, None, (), {}), args, sublet.Options(alignment=64))
+            return self.how(self.pool, args)
+
+        return make_boxed_func(call)
+
+
+def _flat(function: Function) -> Function:
+    """The function giving a list of the tensors that it gives."""
+
+    def flat(*args: Any) -> list[Any]:
+        return [each for each in pytree.tree_leaves(function(*args)) if isinstance(each, torch.Tensor)]
+
+    return flat
+
+
+def _own(tensor: Any) -> Any:
+    """A copy that lies as the tensor does, if each of its elements has memory of its own."""
+    if tensor.layout != torch.strided or not all(s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
+        return tensor.clone()
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
+
+
+def _seeded(function: Function, args: Sequence[Any]) -> Any:
+    torch.manual_seed(SEED)
+    return function(*args)
+
+
+def _run(pool: Pool, args: Sequence[Any]) -> list[Any]:
+    flight = pool.take()
+    return pool.run(flight.arena, 0, args)
+
+
+def _poisoned(pool: Pool, args: Sequence[Any]) -> list[Any]:
+    arena: Arena = pool.take().arena
+    captured: Captured = pool.captured
+    piece = captured.pieces[0]
+    given = {
+        tensor.value.name: Held(args[position], tensor.spec.shape).array() for position, tensor in piece.given.items()
+    }
+    sublet.run_poisoned(arena.run, given)
+    return [
+        arena.results[position] if result.taken else args[result.argument] if result.argument is not None else None
+        for position, result in enumerate(piece.results)
+    ]
+
+
+def _compared(found: Any, right: Any, contents: bool) -> Verdict:
+    if not isinstance(found, torch.Tensor):
+        return Verdict(DIFFERENT, f"{found!r} is no tensor")
+    if found.shape != right.shape or found.dtype != right.dtype:
+        kinds = (f"{each.dtype} {tuple(each.shape)}" for each in (found, right))
+        return Verdict(DIFFERENT, "{}, eagerly {}".format(*kinds))
+    if not contents or same(found, right):
+        return Verdict(EQUAL)
+    tolerance = TOLERANCE.get(right.dtype, 0)
+    usual = torch.isfinite(right)
+    one, other = found.double(), right.double()
+    most = float(other[usual].abs().max()) if usual.any() else 0.0
+    off = float((one - other)[usual].abs().max()) if usual.any() else 0.0
+    words = f"off by {off:.1e} of {most:.1e}"
+    rest = torch.equal(torch.nan_to_num(one[~usual]), torch.nan_to_num(other[~usual]))
+    if rest and off <= tolerance * max(most, 1e-6):
+        return Verdict(CLOSE, words)
+    return Verdict(DIFFERENT, words if rest else "numbers that are not finite differ")
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two tensors have the same bits, but for what NaN they have."""
+    if not one.dtype.is_floating_point:
+        return torch.equal(one, other)
+    numbers = ~one.isnan()
+    return torch.equal(numbers, ~other.isnan()) and all(
+        torch.equal(of(one[numbers]), of(other[numbers])) for of in (torch.clone, torch.signbit)
+    )
+
+
+def _over_inputs(pool: Pool) -> int:
+    """How many results of calls lie over bytes of an input that ends there."""
+    return sum(place.how == "inplace" for place in pool.plan.placements)
