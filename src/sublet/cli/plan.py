@@ -31,6 +31,7 @@ from sublet.cli.console import (
     warned,
 )
 from sublet.cli.options import (
+    ALIGNMENT,
     Question,
     alignment_of,
     bound_dims,
@@ -39,6 +40,7 @@ from sublet.cli.options import (
     parse_regions,
     told_shapes,
 )
+from sublet.cli.ranks_table import show_ranks
 from sublet.cli.showing import draw, show_plan
 from sublet.frontends.model import is_onnx
 from sublet.frontends.onnx.optimized import ALL
@@ -71,6 +73,14 @@ Recompute = Annotated[
 Measure = Annotated[
     bool, typer.Option("--measure", help="Measure what nodes take on this machine, once, to weigh and tell time by.")
 ]
+Ranks = Annotated[
+    int | None,
+    typer.Option(
+        "--ranks", "--rank", min=1, metavar="N",
+        help="MODEL is SCRIPT.py:FUNCTION, which gives module and arguments of a rank of N: plan them all.",
+    ),
+]  # fmt: skip
+Device = Annotated[str, typer.Option(help="With --ranks: cpu for modules that cannot be built on meta.")]
 Frontier = Annotated[
     bool, typer.Option("--frontier", help="Show what smaller budgets cost in time, when values are computed again.")
 ]
@@ -99,19 +109,22 @@ def plan(
     recompute: Recompute = False,
     frontier: Frontier = False,
     measure: Measure = False,
+    ranks: Ranks = None,
+    device: Device = "meta",
     out: Annotated[Path | None, typer.Option("--out", help="Write the plan as JSON.")] = None,
     html: options.Html = None,
     png: options.Png = None,
     as_json_: options.Json = False,
 ) -> None:
     """Plan the memory of a model, prove the plan, and show it."""
+    if ranks is not None:
+        show_ranks(model, ranks, Options(strategy, align or ALIGNMENT), device, budget, as_json_, (out, html, png))
     refuse_overwriting(model, out, html, png)
     question, started = Question(budget, max_dim), perf_counter()
     dims, trips = bound_extents(model, shape, bound_dims(dim)), bound_trips(max_trips)
     source = to_run(model, dims, max_trips=trips, optimize=optimize, assume=told_shapes(assume))
     chosen = Options(strategy, alignment_of(model, align), io.value, weights.value, streams, timeout)
-    regions = parse_regions(region or ())
-    chosen = replace(chosen, regions=regions, forbid_copies=forbid_copies, order=order.value)
+    chosen = replace(chosen, regions=parse_regions(region or ()), forbid_copies=forbid_copies, order=order.value)
     if frontier:
         show_frontier(source, chosen, measure=measure, in_json=as_json_)
         return
@@ -132,9 +145,12 @@ def plan(
         more = {**warned(source), "other_order": other.content, **(advised.content if advised else {})}
         print_json({**as_json(made, seconds, decision), **more})
     else:
-        rewritten = optimize == AS_IS and is_onnx(model) and installed(ALL)
-        _show(made, other, source, picture, decision, rewritten=rewritten)
+        _show(made, other, source, picture, decision, rewritten=optimize == AS_IS and _rewrites(model))
     leave(decision)
+
+
+def _rewrites(model: Path) -> bool:
+    return is_onnx(model) and installed(ALL)
 
 
 def _show(

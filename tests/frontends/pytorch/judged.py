@@ -130,7 +130,9 @@ def _flat(function: Function) -> Function:
 
 def _own(tensor: Any) -> Any:
     """A copy that lies as the tensor does, if each of its elements has memory of its own."""
-    if tensor.layout != torch.strided or not all(s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
+    if tensor.layout != torch.strided or not all(
+        s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1
+    ):
         return tensor.clone()
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
 

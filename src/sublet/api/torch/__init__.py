@@ -3,12 +3,16 @@
 model = sublet.from_torch(module.eval(), (x,))     # a model, by torch.export
 fast = torch.compile(module, backend="sublet")     # a module that runs, and trains, in planned arenas
 step = sublet.torch.train_step(module, loss, optimizer)  # forward, backward and update as one plan; step(x, labels)
+plans = sublet.torch.rank_plans(build, 8)          # what each rank of a parallel training will need
 print(sublet.torch.report())                       # what was planned, and what was left to PyTorch and why
 """
 
 from sublet.api.torch.backend import backend
 from sublet.api.torch.exporting import from_torch
+from sublet.api.torch.ranks import RankPlan, RankPlans, rank_plans
 from sublet.api.torch.reporting import Compiled, report
 from sublet.api.torch.training import TrainStep, train_step
 
-__all__ = ["Compiled", "TrainStep", "backend", "from_torch", "report", "train_step"]
+__all__ = [
+    "Compiled", "RankPlan", "RankPlans", "TrainStep", "backend", "from_torch", "rank_plans", "report", "train_step",
+]  # fmt: skip

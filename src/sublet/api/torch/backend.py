@@ -36,7 +36,12 @@ def backend(module: Any, example: Sequence[Any], options: Mapping[str, Any] | No
     if unknown:
         raise SubletError(f"options={{{unknown[0]!r}: ...}}: there are {', '.join(OPTIONS)}")
     budget = asked.pop("budget", None)
-    pair = _Pair(Options(**{"alignment": 64, **asked}), budget)
+    pair = Pair(Options(**{"alignment": 64, **asked}), budget)
+    return compiled_by(pair, module, example)
+
+
+def compiled_by(pair: Pair, module: Any, example: Sequence[Any]) -> Callable[..., Any]:
+    """A graph of Dynamo's, whose forward and backward the pair runs."""
     common = require("torch._dynamo.backends.common", extra="torch")
     config = require("torch._functorch.config", extra="torch")
     compiled: Callable[..., Any]
@@ -50,7 +55,7 @@ def backend(module: Any, example: Sequence[Any], options: Mapping[str, Any] | No
     return compiled
 
 
-class _Pair:
+class Pair:
     """The graphs of one region: a forward, and the backward that goes with it. They are planned at the first call."""
 
     def __init__(self, options: Options, budget: int | None) -> None:

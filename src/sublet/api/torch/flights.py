@@ -55,6 +55,19 @@ class Flight:
         self.land.atexit = False
 
 
+def ready_to_plan(captured: Captured) -> tuple[Taking, Equipped]:
+    """A captured program with kernels, and who takes its results."""
+    taking = Taking(captured.computed)
+    backends: list[str | Backend] = [taking, Cuts(), "torch", "numpy", "reference"]
+    return taking, equipped(captured.model, backend=backends, optimize="none")
+
+
+def copied_through(captured: Captured) -> tuple[tuple[str, int], ...]:
+    """The operators whose results PyTorch allocates, with the bytes of these that are there at once."""
+    calls = (node for node in captured.model.graph.walk() if node.op.startswith(PREFIX))
+    return tuple((node.op, nbytes) for node in calls if (nbytes := AtenKernel(node).allocates))
+
+
 class Pool:
     """The arenas of one captured program, all of one plan."""
 
@@ -66,9 +79,7 @@ class Pool:
         taking, ready = self._equipped()
         self.plan: MemoryPlan = plan_memory(ready.model, options)
         self._free.append(self._made(taking, ready))
-        calls = (node for node in captured.model.graph.walk() if node.op.startswith(PREFIX))
-        self.copied = tuple((node.op, nbytes) for node in calls if (nbytes := AtenKernel(node).allocates))
-        """The operators whose results PyTorch allocates, with the bytes of these that are there at once."""
+        self.copied = copied_through(captured)
 
     def take(self) -> Flight:
         """A call in an arena that no other is in."""
@@ -81,9 +92,7 @@ class Pool:
         self._free.append(arena)
 
     def _equipped(self) -> tuple[Taking, Equipped]:
-        taking = Taking(self.captured.computed)
-        backends: list[str | Backend] = [taking, Cuts(), "torch", "numpy", "reference"]
-        return taking, equipped(self.captured.model, backend=backends, optimize="none")
+        return ready_to_plan(self.captured)
 
     def _made(self, taking: Taking, ready: Equipped) -> Arena:
         run = ready.bound(self.plan)

@@ -61,7 +61,9 @@ class _Waited:
             if torch().distributed.is_initialized():
                 raise
             words = str(error).splitlines()[0]
-            raise RunError(f"node {self.node.name}: {self.name} needs a process group of torch.distributed: {words}") from None
+            raise RunError(
+                f"node {self.node.name}: {self.name} needs a process group of torch.distributed: {words}"
+            ) from None
         for result, one in zip(self.results, made if isinstance(made, list | tuple) else [made], strict=True):
             complete = functional.wait_tensor(one)
             if complete.data_ptr() != result.data_ptr():

@@ -1,0 +1,68 @@
+"""What `sublet plan --ranks` prints: the arena of each rank, the largest, and how far that is above the mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from sublet.analysis.options import Options
+from sublet.api.torch.ranks import RankPlans, build_in, rank_plans
+from sublet.base.bytesize import human, parse_bytes
+from sublet.cli.console import answers, print_json
+from sublet.errors import PlanError
+
+
+def show_ranks(
+    place: Path,
+    count: int,
+    options: Options,
+    device: str,
+    budget: str | None,
+    in_json: bool,
+    files: Sequence[Path | None],
+) -> NoReturn:
+    """Plan and print. Exit 1 when a rank needs more than the budget, 3 when nobody can tell: a graph has no plan."""
+    if any(files):
+        raise PlanError("--ranks prints a table of many plans: no --out, --html or --png")
+    most = None if budget is None else parse_bytes(budget)
+    planned = rank_plans(build_in(str(place)), count, options, device)
+    if in_json:
+        print_json(
+            {
+                "arena_bytes": planned.arena_bytes,
+                "imbalance": planned.imbalance,
+                "ranks": [
+                    {
+                        "rank": each.rank, "arena_bytes": each.arena_bytes, "weight_bytes": each.weights,
+                        "graphs": [0 if graph.plan is None else graph.plan.arena_bytes for graph in each.graphs],
+                        "not_planned": list(each.left),
+                    }
+                    for each in planned.ranks
+                ],
+            }
+        )  # fmt: skip
+    else:
+        _print(planned, most)
+    above = most is not None and planned.arena_bytes > most
+    raise typer.Exit(1 if above else 3 if any(each.left for each in planned.ranks) else 0)
+
+
+def _print(planned: RankPlans, most: int | None) -> None:
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for title in ("rank", "arena", "graphs", "weights"):
+        table.add_column(title, justify="right")
+    for each in planned.ranks:
+        count = str(len(each.graphs) - len(each.left))
+        table.add_row(str(each.rank), human(each.arena_bytes), count, human(each.weights))
+    answers().print(table)
+    answers().print(Text(f"largest {human(planned.arena_bytes)}, {planned.imbalance:.1%} above the mean"))
+    if most is not None and planned.arena_bytes > most:
+        answers().print(Text(f"more than the budget of {human(most)}", "red"))
+    for each in planned.ranks:
+        for why in each.left:
+            answers().print(Text(f"rank {each.rank}: a graph is not planned, and not counted: {why}", "yellow"))

@@ -1,0 +1,145 @@
+"""Functional collectives in planned graphs, run in a process group of one; plans of the ranks of a larger one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sublet
+from sublet.errors import ModelError, RunError
+from tests.commands import Cli
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
+from sublet.api.torch.captured import capture  # noqa: E402
+from sublet.api.torch.flights import ready_to_plan  # noqa: E402
+from tests.frontends.pytorch.judged import EQUAL, judge  # noqa: E402
+
+C = torch.ops._c10d_functional
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(monkeypatch, capsys)
+
+
+@pytest.fixture
+def group() -> Iterator[str]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield torch.distributed.group.WORLD.group_name
+    torch.distributed.destroy_process_group()
+
+
+COLLECTIVES = {
+    "all_reduce": lambda x, g: C.all_reduce(x, "sum", g),
+    "all_reduce of a view": lambda x, g: C.all_reduce(x.t(), "sum", g),
+    "all_gather": lambda x, g: C.all_gather_into_tensor(x, 1, g),
+    "all_gather of a view": lambda x, g: C.all_gather_into_tensor(x[:, 1:], 1, g),
+    "reduce_scatter": lambda x, g: C.reduce_scatter_tensor(x, "sum", 1, g),
+    "broadcast": lambda x, g: C.broadcast(x, 0, g),
+    "all_to_all": lambda x, g: C.all_to_all_single(x, [4], [4], g),
+    "coalesced": lambda x, g: C.all_gather_into_tensor_coalesced([x, x * 3], 1, g)[1],
+}
+
+
+def test_collectives_give_what_they_give_eagerly(group: str) -> None:
+    """Other operators run between beginnings and waits."""
+
+    def function(x: Any) -> Any:
+        given = x * 2
+        begun = {name: collective(given + i, group) for i, (name, collective) in enumerate(COLLECTIVES.items())}
+        other = given.sin().sum() + x.cos().sum()
+        return [C.wait_tensor(each) + other for each in begun.values()]
+
+    assert judge(function, [torch.randn(4, 6)]).kind == EQUAL
+
+
+def planned(function: Any) -> Any:
+    traced = make_fx(function, tracing_mode="fake")(torch.randn(64, 64))
+    _, ready = ready_to_plan(capture(traced, None, (), {}))
+    return sublet.plan_memory(ready.model)
+
+
+def test_what_a_collective_reads_lives_until_somebody_waits_for_it(group: str) -> None:
+    def function(x: Any) -> Any:
+        given = x * 2
+        begun = C.all_gather_into_tensor(given, 1, group)
+        other = x.sin()
+        return [C.wait_tensor(begun) + other]
+
+    plan = planned(function)
+    places = {place.value: place for place in plan.placements}
+    waited = places["wait_tensor"]
+    assert waited.how == "view", "the same bytes as what was begun"
+    assert places["mul"].end >= waited.begin > places["sin"].begin
+    apart = places["mul"].region, places["all_gather_into_tensor"].region, places["sin"].region
+    assert len({region.offset for region in apart}) == 3
+
+
+def test_a_sum_over_all_ranks_lies_where_its_terms_did(group: str) -> None:
+    plan = planned(lambda x: [C.wait_tensor(C.all_reduce(x * 2, "sum", group)) * 3])
+    places = {place.value: place for place in plan.placements}
+    assert places["all_reduce"].how == "inplace"
+    assert places["all_reduce"].region == places["mul"].region == places["wait_tensor"].region
+
+
+def test_without_a_group_it_is_told(group: str) -> None:
+    class Summed(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            return C.wait_tensor(C.all_reduce(x, "sum", "nobody"))
+
+    model = sublet.from_torch(Summed(), (torch.ones(3),))
+    torch.distributed.destroy_process_group()
+    try:
+        with pytest.raises(RunError, match="all_reduce needs a process group"):
+            sublet.compile(model)({model.inputs[0]: torch.ones(3)})
+    finally:
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+def build(rank, world):
+    mesh = torch.distributed.init_device_mesh("cpu", (world,))
+    module = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64))
+    parallel = parallelize_module(module, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return parallel, (torch.randn(32 * (1 + rank), 64),)
+
+def broken(rank, world):
+    raise KeyError(rank)
+"""
+
+
+def test_the_plans_of_all_ranks(tmp_path: Path, cli: Cli) -> None:
+    """Two ranks, of which one has twice the rows."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    status, out, _ = cli("plan", f"{script}:build", "--ranks", 2, "--json", "--budget", "1K")
+    assert status == 1
+    told = json.loads(out)
+    first, second = told["ranks"]
+    assert first["weight_bytes"] == second["weight_bytes"] == 4 * (2 * 64 * 64 + 64 + 64)
+    assert not first["not_planned"]
+    assert 1.8 < second["arena_bytes"] / first["arena_bytes"] <= 2.1
+    assert told["arena_bytes"] == second["arena_bytes"] == sum(second["graphs"])
+    assert told["imbalance"] == second["arena_bytes"] / ((first["arena_bytes"] + second["arena_bytes"]) / 2) - 1
+    assert "no --out, --html or --png" in cli("plan", f"{script}:build", "--ranks", 2, "--html", "x.html")[2]
+    for name, words in (("broken", "rank 0 of 2 cannot be traced on meta: KeyError"), ("nobody", "has no function")):
+        status, _, err = cli("plan", f"{script}:{name}", "--ranks", 2)
+        assert (status, words in err) == (2, True), err
+
+
+def test_bad_ranks_are_told(group: str) -> None:
+    with pytest.raises(RunError, match="a process group is there already"):
+        sublet.torch.rank_plans(lambda rank, world: (None, ()), 2)
+    with pytest.raises(ModelError, match="at least one rank"):
+        sublet.torch.rank_plans(lambda rank, world: (None, ()), 0)
