@@ -1,6 +1,6 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: ddp-torch bench-torch fuzz-torch help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-packing bench-run bench-loops bench-train bench-budget bench-plan bench-paddle train-digits bench-dynamic fuzz-dynamic bench-rebinding clean
+.PHONY: ddp-torch bench-torch fuzz-torch help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-packing bench-run bench-loops bench-train bench-budget bench-offload bench-plan bench-paddle train-digits bench-dynamic fuzz-dynamic bench-rebinding clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -129,6 +129,9 @@ bench-loops: $(VENV)/.installed ## loops that carry large tensors: Sublet beside
 
 bench-train: $(VENV)/.installed ## training steps: arenas beside libnnc's and PyTorch's memory, time beside PyTorch's
 	$(BIN)/python -m benchmarks.train_table
+
+bench-offload: $(VENV)/.installed ## training steps in less memory: computed again, or brought to a slow memory and back; ONLY=ResNet-50
+	$(BIN)/python -m benchmarks.offload --only '$(or $(ONLY),ResNet-50)'
 
 bench-budget: $(VENV)/.installed ## training steps within budgets: extra time predicted and measured, beside checkpoints in equal stretches
 	$(BIN)/python -m benchmarks.budget_table

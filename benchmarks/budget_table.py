@@ -78,7 +78,7 @@ def timed_rows(
     lines = []
     for answer in fitting:
         model = with_again(step.model, answer.point.model.recipe.again)
-        seconds, same = _taking_turns(step, base, sublet.compile(model), rounds, clock)
+        seconds, same = taking_turns(step, base, sublet.compile(model), rounds, clock)
         lines.append(
             (
                 name,
@@ -93,7 +93,7 @@ def timed_rows(
     return lines
 
 
-def _taking_turns(
+def taking_turns(
     step: Step, plain: sublet.Executable, other: sublet.Executable, rounds: int, clock: Callable[[], float]
 ) -> tuple[Sequence[float], bool]:
     """Median seconds of both, and whether their losses and all that they leave are the same bits."""

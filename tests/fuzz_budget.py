@@ -23,12 +23,16 @@ from sublet.analysis.options import Options
 from sublet.ir.model import Model
 from sublet.ir.text import parse, to_text
 from sublet.nn.tensor import Tensor
+from sublet.packing import Region
 from sublet.passes.common import without_common
 from sublet.planning.budget.within import Budgets, Outcome
 from tests.passes.checkpointed import check_seed
 from tests.training.steps import UNPLANNED, Step, runs_right, training_step, written_program
 
 EFFORT = 60
+
+RATES = (10**8, 10**10, 10**12)
+"""Bytes a second of the slow memory that some have."""
 
 
 def network(rng: random.Random, seed: int) -> Step:
@@ -89,8 +93,10 @@ def check_budgets(seed: int, count: int = 3) -> Counter[str]:
     """Some budgets of one step; how often each answer was given. Raises AssertionError that names the seed."""
     rng, step = drawn(seed)
     options = Options(io=rng.choice(("arena", "bound")), weights=rng.choice(("arena", "bound")))
+    if rng.random() < 0.4:
+        options = replace(options, regions=(Region("near", 1 << 50), Region("far", 1 << 50, rate=rng.choice(RATES))))
     budgets = Budgets(Model(step.graph), options, effort=EFFORT)
-    plain = budgets.plain.plan.arena_bytes
+    plain = budgets.plain.nbytes
     where = f"seed {seed}, {options}"
     assert budgets.floor.nbytes <= plain, f"{where}: the floor is above a plan"
     unplanned = step.compiled(UNPLANNED)
@@ -102,9 +108,10 @@ def check_budgets(seed: int, count: int = 3) -> Counter[str]:
         if answer.outcome is not Outcome.FITS:
             assert answer.outcome is not Outcome.IMPOSSIBLE or budget < budgets.floor.nbytes
             continue
-        assert budgets.floor.nbytes <= answer.point.plan.arena_bytes <= budget, f"{where}: it does not fit"
-        if answer.point.again:
-            told["computed again"] += 1
+        assert budgets.floor.nbytes <= answer.point.nbytes <= budget, f"{where}: it does not fit"
+        if answer.point.model.recipe.again:
+            told["computed again"] += answer.point.again > 0
+            told["brought back"] += answer.point.brought_back > 0
             _runs_the_same(where, step, unplanned, answer.point.model, options)
     return told
 

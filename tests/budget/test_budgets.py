@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from sublet.errors import CapacityError, PlanError
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.model import Model
 from sublet.ops.emitter import Emitter
+from sublet.packing import Region
 from sublet.planning.budget.within import Budgets, Outcome
 from sublet.planning.pipeline import plan_memory
 from sublet.tensor import DType, TensorSpec
@@ -85,6 +87,52 @@ def test_the_recipe_of_a_plan_is_done_again_to_check_it(tmp_path: Path) -> None:
     told["recipe"]["again"].pop()
     plan_path.write_text(json.dumps(told))
     assert CliRunner().invoke(app, ["check", str(path), str(plan_path)]).exit_code == 2
+
+
+SLOW = (Region("near", 30 << 10), Region("far", 1 << 20, rate=10**12))
+
+
+def test_a_step_runs_in_less_than_it_needs_where_values_are_brought_away() -> None:
+    plain = sublet.compile(step(), backend="torch")
+    small = sublet.compile(step(), backend="torch", options=Options(regions=SLOW), budget="1MiB")
+    near, far = small.plan.arenas
+    assert near.nbytes <= 30 << 10 < plain.arena_bytes
+    assert far.nbytes > 0
+    assert "brought back from slow memory" in small.plan.recipe.words
+    for _ in range(3):
+        assert plain(FEEDS)["loss"] == small(FEEDS)["loss"]
+
+
+def test_in_a_memory_for_transfers_lies_nothing_else(tmp_path: Path) -> None:
+    path, plan_path = tmp_path / "step.sublet", tmp_path / "plan.json"
+    path.write_text(sublet.to_text(step().graph))
+    memories = ["--region", "near=30KiB", "--region", "far=1MiB@10GB/s"]
+    asked = ["plan", str(path), *memories, "--recompute", "--out", str(plan_path)]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    assert "at 10 GB/s" in done.output
+    assert CliRunner().invoke(app, ["check", str(path), str(plan_path)]).exit_code == 0
+    told = json.loads(plan_path.read_text())
+    near, far = told["storages"][:2]
+    near["rate"], far["rate"] = far["rate"], near["rate"]
+    plan_path.write_text(json.dumps(told))
+    done = CliRunner().invoke(app, ["check", str(path), str(plan_path)])
+    assert done.exit_code == 1
+    assert "out-of-reach" in done.output
+    shown = CliRunner().invoke(app, ["plan", str(path), *memories, "--frontier", "--json"])
+    points = json.loads(shown.output)["points"]
+    assert max(point["brought_back"] for point in points) > 0
+    assert points[-1]["away_bytes"] <= 1 << 20
+
+
+@pytest.mark.parametrize(
+    "regions",
+    [SLOW[::-1], (SLOW[0], replace(SLOW[1], rate=0)), (*SLOW, Region("more", 1))],
+    ids=["slow first", "no rate", "three"],
+)
+def test_values_are_brought_to_one_memory_with_a_rate(regions: tuple[Region, ...]) -> None:
+    with pytest.raises(PlanError, match="one and a second with bytes a second"):
+        Budgets(step(), Options(regions=regions))
 
 
 def test_what_cannot_fit_is_refused_with_the_argument(tmp_path: Path) -> None:

@@ -20,9 +20,25 @@ void require(bool holds, const char* what, uint64_t seed) {
     std::exit(1);
 }
 
+// Brings a block to the slow memory: what is there has no bytes here, and a clone makes the block anew.
+void offload(Level& level, int b, int nodes) {
+    const int there = static_cast<int>(level.nbytes.size()), j = static_cast<int>(level.read.size());
+    level.away[b] = j;
+    level.nbytes.push_back(0), level.kept.push_back(0), level.maker.push_back(j), level.away.push_back(-1);
+    level.read.push_back({b}), level.cloned.push_back({there}), level.born.push_back({there});
+    level.renewed.push_back({b}), level.over.push_back({}), level.at_home.push_back({});
+    level.extra.push_back(0), level.wasted.push_back(0), level.cost.push_back(3000);
+    level.latest.push_back(nodes - 1);
+}
+
 Level drawn(Random& random, int nodes) {
     Level level;
     for (int j = 0; j < nodes; j++) {
+        const int last = static_cast<int>(level.nbytes.size()) - 1;
+        if (last >= 0 && j + 1 < nodes && level.away[last] < 0 && level.maker[last] + 1 == j && random.below(4) == 0) {
+            offload(level, last, nodes);
+            continue;
+        }
         std::vector<int> read, born, over;
         const int known = static_cast<int>(level.nbytes.size());
         for (uint64_t i = random.below(3); i > 0 && known; i--) {
@@ -34,7 +50,7 @@ Level drawn(Random& random, int nodes) {
             born.push_back(static_cast<int>(level.nbytes.size()));
             level.nbytes.push_back(static_cast<int64_t>(random.below(9)));
             level.kept.push_back(random.below(12) == 0);
-            level.maker.push_back(j);
+            level.maker.push_back(j), level.away.push_back(-1);
         }
         if (!read.empty() && random.below(2)) over = {born[0], read[0]};
         level.read.push_back(read), level.cloned.push_back(read);

@@ -16,6 +16,7 @@ from sublet.passes.pipeline import simplify
 from sublet.passes.recompute.clones import read_by_somebody, recomputed
 from sublet.passes.recompute.least_time import least_extra_seconds
 from sublet.passes.recompute.level import level_of
+from sublet.passes.recompute.offload import candidates, offloaded, with_offloads
 from sublet.passes.recompute.search import Search, core_of
 from sublet.passes.recompute.timeline import timeline
 from tests.fuzz_budget import drawn
@@ -55,6 +56,26 @@ def test_no_pass_merges_a_clone() -> None:
 def test_a_node_whose_first_reader_reads_a_clone_has_moved() -> None:
     graph = recomputed(parse(LATE), [("v", "t")])
     assert [node.name for node in graph.nodes] == ["y", "z", "s", "v.again", "t", "u"]
+
+
+def test_a_value_that_is_brought_back_is_read_from_there_on() -> None:
+    graph = recomputed(parse(LATE), [("y.offload", "t"), ("v", "t")])
+    verify(graph)
+    assert [node.name for node in graph.nodes] == ["y", "y.offload", "z", "s", "y.again", "v.again", "t", "u"]
+    assert [node.op for node in graph.nodes if "y" in node.name][1:3] == ["nn.offload", "nn.reload"]
+    assert (read_by(graph, "y.again"), read_by(graph, "v.again")) == (["y.offload"], ["y.again"])
+    assert read_by(graph, "u") == ["y.again", "s"]
+    assert parse(to_text(graph)) == graph
+    assert [node.name for node in simplify(graph).nodes if node.again] == ["y.again", "v.again"]
+    with pytest.raises(PlanError, match="no such nodes"):
+        recomputed(parse(LATE), [("x.offload", "t")])  # an input, which no node computes
+
+
+def test_a_node_that_is_called_like_an_offload_is_itself() -> None:
+    graph = parse(LATE.replace("%s", "%y.offload"))
+    assert "y" not in candidates(graph, 0)
+    clone = next(node for node in recomputed(graph, [("y.offload", "u")]).nodes if node.again)
+    assert clone.op == "nn.mul"
 
 
 @pytest.mark.parametrize(
@@ -111,23 +132,26 @@ def test_a_clone_of_a_normalisation_does_not_read_the_running_statistics() -> No
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_search_counts_what_the_graph_with_clones_needs(seed: int) -> None:
+@pytest.mark.parametrize("away", [False, True])
+def test_the_search_counts_what_the_graph_with_clones_needs(seed: int, away: bool) -> None:
     """Three times the same: by the compiled search, by the timeline, by live bytes of the graph with clones.
 
     Views are not followed to their readers one by one: what only they keep is counted a little longer.
     """
     rng, step = drawn(seed)
-    graph = step.graph
+    graph = with_offloads(step.graph, candidates(step.graph, 0)) if away else step.graph
     level = level_of(graph, {node.name: 1e-6 for node in graph.nodes}, io_bound=False, weights_bound=True)
     core = core_of(level)
     for count in (0, 1, 4, 16):
         able = [j for j, last in enumerate(level.latest) if last > j and level.renewed[j]]
         chosen = [rng.choice(able) for _ in range(count if able else 0)]
-        clones = frozenset((j, rng.randint(j + 1, level.latest[j])) for j in chosen)
+        clones = frozenset((j, r) for j in chosen if (r := rng.randint(j + 1, level.latest[j])) not in level.away)
         told = timeline(level, clones)
-        changed = recomputed(graph, read_by_somebody(graph, level.again(clones)))
+        changed = recomputed(step.graph, read_by_somebody(step.graph, level.again(clones)))
         extra = dict(zip((node.name for node in graph.nodes), level.blocks.extra, strict=True))
         counted = blocks_of(changed, changed.nodes, results(changed), extra)
+        for value in offloaded(changed):
+            counted.nbytes[counted.of[value]] = 0
         peak = max(counted.curve(range(len(changed.nodes))), default=0)
         assert told.peak >= peak if any(level.views) else told.peak == peak
         assert core.figures(sorted(clones)) == (told.peak, round(told.seconds * 1e9))

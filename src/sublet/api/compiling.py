@@ -18,7 +18,7 @@ from sublet.nn.graph import Graph as WrittenGraph
 from sublet.passes.recompute.clones import Again
 from sublet.plan import MemoryPlan
 from sublet.planning.budget.costs import MODELLED
-from sublet.planning.budget.within import Budgets, Outcome, most, with_again
+from sublet.planning.budget.within import Budgets, Outcome, most, roomy, with_again
 from sublet.planning.pipeline import Progress, plan_memory
 from sublet.runtime.backends.by_name import AUTO
 from sublet.runtime.executable import Executable
@@ -59,7 +59,8 @@ def compile(
     `simplify` first lets the cheap passes run: what nobody reads, what is computed twice and arithmetic that changes
     nothing go, and commands are fused. Results may differ in the last bits; the plan says so in its recipe.
     `budget` is the most bytes that the arena may have ("400MiB"): values are computed again where the plan needs more
-    (docs/budget.md), at a cost that a model of operations and bytes predicts, or, with `measure`, what nodes take here.
+    (docs/budget.md) or, where `options` has a second region with a rate, brought there and back, at a cost that a model
+    of operations and bytes predicts, or, with `measure`, what nodes take here.
     Raises CapacityError where that is impossible, or no way was found, and tells which.
     Raises ModelError for a model that cannot be read, RunError when no backend computes a node or a weight is
     missing, PlanError when `plan` was not made for this model, PlanViolation when it is wrong.
@@ -81,32 +82,43 @@ def compile(
         if budget is not None and plan.arena_bytes > most(budget):
             raise CapacityError(f"the plan given needs {plan.arena_bytes:,} bytes: leave plan out, or budget")
         return ready.bound(ready.proven(plan), arena)
-    made = plan_memory(ready.model, options, progress=progress)
-    if budget is not None and made.arena_bytes > most(budget):
-        ready, made = _within(ready, most(budget), options, backend, weights or {}, autotune, measure)
+    if budget is None:
+        return ready.bound(plan_memory(ready.model, options, progress=progress), arena)
+    ready, made = _within(ready, most(budget), options or Options(), backend, weights or {}, autotune, measure)
     return ready.bound(made, arena)
 
 
 def _within(
     ready: Equipped,
     budget: int,
-    options: Options | None,
+    options: Options,
     backend: str | Backend | Sequence[str | Backend],
     weights: Mapping[str, Array],
     autotune: bool,
     measure: bool,
 ) -> tuple[Equipped, MemoryPlan]:
-    """The model with values computed again, its kernels and a plan within the budget. Raises CapacityError."""
+    """The model, with values computed again where its plan needs more than the budget, its kernels and its plan.
+
+    Raises CapacityError.
+    """
+    slow = any(region.rate for region in options.regions)
+    if slow:
+        budget = min(budget, options.regions[0].capacity)
+    else:
+        plain = plan_memory(ready.model, options)
+        if plain.arena_bytes <= budget:
+            return ready, plain
     made: dict[tuple[tuple[str, str], ...], Equipped] = {(): ready}
 
     def planned(again: Again) -> tuple[Model, MemoryPlan]:
         key = tuple(again)
         if key not in made:
             made[key] = equipped(with_again(ready.source, key), backend=backend, weights=weights, autotune=autotune)
-        return made[key].model, plan_memory(made[key].model, options)
+        return made[key].model, plan_memory(made[key].model, roomy(options))
 
     seconds, costs = measured(ready.model, backend) if measure else (None, MODELLED)
-    answer = Budgets(ready.model, options or Options(), seconds, costs, planned).within(budget)
+    answer = Budgets(ready.model, options, seconds, costs, planned).within(budget)
     if answer.outcome is not Outcome.FITS:
         raise CapacityError(answer.words)
-    return made[answer.point.model.recipe.again], answer.point.plan
+    ready, plan = made[answer.point.model.recipe.again], answer.point.plan
+    return ready, plan_memory(ready.model, options) if slow else plan

@@ -36,7 +36,10 @@ PROVEN = (
     *("moves", "updated", "exchanged", "nodes"),
 )
 """What a plan says that follows from its model and its regions."""
-LABELS = ("strategy", "stopped", "moves.why", "recipe.by", "recipe.order", "storages.capacity", "nodes.source")
+LABELS = (
+    *("strategy", "stopped", "moves.why", "recipe.by", "recipe.order"),
+    *("storages.capacity", "storages.rate", "nodes.source"),
+)
 """What nothing follows from: how the plan was made, and in which lines of which file its nodes were written."""
 
 

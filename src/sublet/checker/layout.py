@@ -80,7 +80,8 @@ def lay_out(graph: Graph, plan: MemoryPlan) -> tuple[Layout, list[Finding]]:
     """The layout that the plan describes, and everything that is wrong with it by itself."""
     values = {value.name: value for value in graph.values()}
     storages = {storage.name: storage for storage in plan.storages}
-    findings = [*_names(graph), *_storages(graph, plan), *_claims(graph, plan), *_copies(graph, plan)]
+    findings = [*_names(graph), *_storages(graph, plan), *_transferred(graph, plan)]
+    findings += [*_claims(graph, plan), *_copies(graph, plan)]
     if plan.alignment < 1:
         findings.append(Finding("bad-alignment", "the plan", f"alignment {plan.alignment} is less than 1"))
     regions: dict[str, Region] = {}
@@ -202,6 +203,19 @@ def _storages(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
     if arenas != plan.arena_bytes:
         what = f"says the arena has {plan.arena_bytes} bytes, but lists {arenas}"
         yield Finding("arena-size", "the plan", what)
+
+
+def _transferred(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
+    """In a memory that transfers alone touch lies what was brought there, and nothing but that is read from there."""
+    slow = {storage.name for storage in plan.storages if storage.rate}
+    if not slow:
+        return
+    brought = {value.name for node in graph.nodes if node.op == "nn.offload" for value in node.defs}
+    read = {value.name for node in graph.walk() if node.op != "nn.reload" for value in node.uses}
+    for placement in plan.placements:
+        if placement.region.storage in slow and (placement.value not in brought or placement.value in read):
+            what = f"lies in {placement.region.storage}, which only nn.offload writes and nn.reload reads"
+            yield Finding("out-of-reach", f"value %{placement.value}", what, "place it where kernels reach it")
 
 
 def _claims(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:

@@ -29,6 +29,8 @@ def recomputing(source: Model, options: Options, budget: int | None, *, measure:
 
     Raises CapacityError with the argument where none fits or none was found.
     """
+    if budget is None and options.regions:
+        budget = options.regions[0].capacity
     if budget is None:
         raise PlanError("--recompute fits a plan into a budget: add --budget BYTES")
     with budget_progress() as told:
@@ -49,27 +51,35 @@ def show_frontier(source: Model, options: Options, *, measure: bool, in_json: bo
     """The curve of bytes and seconds, from the plain plan down."""
     with budget_progress() as told:
         budgets = _budgets(source, options, measure=measure)
-        arena = budgets.plain.plan.arena_bytes
+        arena = budgets.plain.nbytes
         found = budgets.frontier([arena * percent // 100 for percent in PERCENT], told)
     if in_json:
         print_json(frontier_json(budgets, found))
         return
     table = Table(box=None, padding=(0, 2), header_style="dim")
-    for title in ("budget", "arena", "of plain", "computed again", "extra time", "no less than"):
+    last = "brought back" if options.regions else "no less than"
+    for title in ("budget", "arena", "of plain", "computed again", "extra time", last):
         table.add_column(title, justify="right")
     for answer in found:
-        nbytes = answer.point.plan.arena_bytes
+        nbytes = answer.point.nbytes
         least = "" if answer.least_extra is None else f"{answer.least_extra:+.1%}"
+        least = str(answer.point.brought_back) if options.regions else least
         row = (human(nbytes), f"{nbytes / arena:.1%}", str(answer.point.again), f"{answer.extra:+.1%}", least)
         shown = row if answer.outcome is Outcome.FITS else (SAYS[answer.outcome], "", "", "", "")
         table.add_row(human(answer.budget), *shown)
-    answers().print(table, Text(), Text(f"Time is predicted {budgets.costs}. {BOUND}"), Text(_least(budgets)))
+    bound = f"No transfer is counted as hidden behind others' work; at most {_away(found)} bytes are away."
+    words = f"Time is predicted {budgets.costs}. {bound if options.regions else BOUND}"
+    answers().print(table, Text(), Text(words), Text(_least(budgets)))
+
+
+def _away(found: tuple[Answer, ...]) -> str:
+    return f"{max(answer.point.away for answer in found):,}"
 
 
 def _least(budgets: Budgets) -> str:
-    lowest = min(budgets.points.values(), key=lambda point: point.plan.arena_bytes)
+    lowest = min(budgets.points.values(), key=lambda point: point.nbytes)
     words = budgets.floor.words
-    return f"The least found needs {lowest.plan.arena_bytes:,} bytes. {words[:1].upper()}{words[1:]}."
+    return f"The least found needs {lowest.nbytes:,} bytes. {words[:1].upper()}{words[1:]}."
 
 
 def frontier_json(budgets: Budgets, found: tuple[Answer, ...]) -> dict[str, Any]:
@@ -77,18 +87,20 @@ def frontier_json(budgets: Budgets, found: tuple[Answer, ...]) -> dict[str, Any]
     floor = budgets.floor
     return {
         "graph": budgets.model.graph.name,
-        "plain": {"arena_bytes": budgets.plain.plan.arena_bytes, "seconds": budgets.plain.seconds},
+        "plain": {"arena_bytes": budgets.plain.nbytes, "seconds": budgets.plain.seconds},
         "floor": {"bytes": floor.nbytes, "node": floor.node, "values": dict(floor.values), "words": floor.words},
         "costs": budgets.costs,
         "points": [
             {
                 "budget": answer.budget,
                 "outcome": answer.outcome.value,
-                "arena_bytes": answer.point.plan.arena_bytes,
+                "arena_bytes": answer.point.nbytes,
                 "seconds": answer.point.seconds,
                 "extra": answer.extra,
                 "least_extra": answer.least_extra,
                 "computed_again": answer.point.again,
+                "brought_back": answer.point.brought_back,
+                "away_bytes": answer.point.away,
             }
             for answer in found
         ],

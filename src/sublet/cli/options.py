@@ -22,6 +22,8 @@ from sublet.plan.verdict import Verdict, verdict
 DEARER = 10
 """How many times the cost of the region before, when no costs are told."""
 
+RATE = "/s"
+
 Model = Annotated[
     Path,
     typer.Argument(
@@ -54,7 +56,8 @@ RegionTexts = Annotated[
     typer.Option(
         "--region",
         metavar="NAME=BYTES[@COST]",
-        help="A memory, such as sram=512KiB@1, with what accessing a byte costs (if left out: 1, 10, ...); repeat.",
+        help="A memory, such as sram=512KiB@1, with what accessing a byte costs (if left out: 1, 10, ...), or "
+        "host=8GiB@10GB/s: --recompute may bring values there; repeat.",
     ),
 ]
 Timeout = Annotated[float | None, typer.Option(help="Stop searching after this many seconds.", metavar="SECONDS")]
@@ -173,14 +176,20 @@ def _by_name(
 def parse_regions(texts: Sequence[str]) -> tuple[Region, ...]:
     """Regions written "sram=512KiB@1": a name, a capacity, and the cost of reading or writing one byte.
 
-    Without any costs the regions come cheapest first, and cost 1, 10, 100, ... Raises ProblemError or
-    SubletError naming what is wrong.
+    With "@10GB/s" instead a region is read and written by transfers alone, at that rate. Without any costs the regions
+    come cheapest first, and cost 1, 10, 100, ... Raises ProblemError or SubletError naming what is wrong.
     """
     regions = []
-    told = [text for text in texts if "@" in text]
+    told = [text for text in texts if "@" in text and not text.endswith(RATE)]
     for position, text in enumerate(texts):
         name, equals, rest = text.partition("=")
         size, at, cost = rest.partition("@")
+        if equals and at and cost.endswith(RATE):
+            rate = parse_bytes(cost.removesuffix(RATE))
+            if not rate:
+                raise ProblemError(f"region {text[:80]!r}: nothing is brought there at 0 bytes a second")
+            regions.append(Region(name.strip(), parse_bytes(size), rate=rate))
+            continue
         if not equals or (at and not (cost.isascii() and cost.isdigit() and len(cost) <= 30)):
             raise ProblemError(f"region {text[:80]!r}: write NAME=BYTES or NAME=BYTES@COST, such as sram=512KiB@1")
         if told and not at:

@@ -16,6 +16,10 @@ ORDERS = {
 }
 
 
+OFFLOADED = ".offload"
+"""What a node is called, after its value, that brings the value to slow memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What was done to the model as it is in its file before it was planned.
@@ -24,7 +28,8 @@ class Recipe:
     by         what else the rewriting depends on, as text: the version of ONNX Runtime and the processor
     changed    what Sublet's own passes did to the nodes: "" for nothing, "simplify" or "less_memory"
     order      "given": the model's own, "less": another one that needs less memory, "own": a schedule of the caller's
-    again      (node, reader): what is computed once more, and right before which node (`passes/recompute`)
+    again      (node, reader): what is computed once more, and right before which node (`passes/recompute`); for a node
+               called after a value, with `OFFLOADED` at its end, that value is brought back from slow memory instead
     scratch    (node, bytes): memory that kernels asked for, which is part of the planned graph
     assumed    values whose shape the caller told, with their types: the plan holds where they are true
     declared   values whose type only the file tells, as for operators without a rule: as much of a condition
@@ -51,7 +56,11 @@ class Recipe:
         if self.changed:
             graph += f", changed by {self.changed}"
         if self.again:
-            graph += f", with {len(self.again)} nodes computed once more, or later, to save memory"
+            back = sum(name.endswith(OFFLOADED) for name, _ in self.again)
+            more = len(self.again) - back
+            done = [f"{more} nodes computed once more, or later"] if more else []
+            done += [f"{back} values brought back from slow memory"] if back else []
+            graph += f", with {' and '.join(done)} to save memory"
         if self.scratch:
             graph += f", with scratch memory that the kernels of {len(self.scratch)} nodes ask for"
         order = {

@@ -11,12 +11,14 @@
     validate                          whether a packing is right
     settle                            bytes saved where companions lie at distances
     regions, region_choice, region_cost    several memories: which buffer goes into which
+    apart                             a memory that only transfers touch
 
 `auto.pack` ties these together: the best of all strategies, checked.
 """
 
 from __future__ import annotations
 
+from sublet.packing.apart import place_apart, slow_region
 from sublet.packing.auto import Report, pack
 from sublet.packing.bounds import Bound, lower_bound
 from sublet.packing.csv_format import Lifetimes, read_csv, write_csv
@@ -45,10 +47,12 @@ __all__ = [
     "check_regions",
     "lower_bound",
     "pack",
+    "place_apart",
     "place_in_regions",
     "read_csv",
     "read_json",
     "read_problem",
+    "slow_region",
     "strategy_named",
     "strategy_names",
     "write_csv",

@@ -33,11 +33,16 @@ PRICE_UNIT = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A memory: `capacity` bytes, each of which costs `cost` to read or write once."""
+    """A memory: `capacity` bytes, each of which costs `cost` to read or write once.
+
+    One with a `rate` is read and written by transfers alone, so many bytes a second: only what the program brings
+    there lies in it (`nn.offload`).
+    """
 
     name: str
     capacity: int
     cost: int = 1
+    rate: int = 0
 
     def __post_init__(self) -> None:
         if not self.name or self.name.startswith("%"):
@@ -46,6 +51,8 @@ class Region:
             raise ProblemError(f"region {self.name}: capacity {self.capacity} must be between 0 and 2^62")
         if not 0 <= self.cost <= MAX_ACCESSES:
             raise ProblemError(f"region {self.name}: cost {self.cost} must be between 0 and 2^53")
+        if not 0 <= self.rate <= MAX_ACCESSES:
+            raise ProblemError(f"region {self.name}: {self.rate} bytes a second must be between 0 and 2^53")
 
 
 @dataclass(frozen=True, slots=True)

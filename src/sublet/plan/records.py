@@ -16,7 +16,7 @@ from sublet.plan.schedule import Schedule
 from sublet.tensor import DType, Unplannable
 
 ARENA = "arena"
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 UNLIMITED = -1
 OPEN = -1
 """Stands for an extent, or for a placement, that is known only when the network has run."""
@@ -75,13 +75,15 @@ class Storage:
     There is one arena, called "arena", or one in each memory region the plan was made for, with its name.
     Every other storage is named after the value bound to it, see `bound_to`. A weight or input storage is
     the caller's, and is written by the network only when the graph updates its value. `capacity` is that of the memory
-    region of an arena, UNLIMITED when it has none.
+    region of an arena, UNLIMITED when it has none. A memory with a `rate`, in bytes a second, is touched by
+    transfers alone (`nn.offload`, `nn.reload`).
     """
 
     name: str
     kind: str
     nbytes: int
     capacity: int = UNLIMITED
+    rate: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,9 @@ def in_one_arena(report: Report) -> Packed:
 
 def in_several_arenas(problem: Problem, packing: RegionPacking) -> Packed:
     """An arena in every memory region. Their bytes together are bounded without padding between buffers."""
-    arenas = tuple(Storage(s.region.name, ARENA, s.arena_bytes, s.region.capacity) for s in packing.shares)
+    arenas = tuple(
+        Storage(s.region.name, ARENA, s.arena_bytes, s.region.capacity, s.region.rate) for s in packing.shares
+    )
     strategies = dict.fromkeys(share.strategy for share in packing.shares if share.members)
     bound = lower_bound(problem)
     bound = replace(bound, bytes=sum(problem.buffers[member].size for member in bound.members))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -25,10 +25,11 @@ from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model, Written, as_model
 from sublet.ir.recipe import GIVEN, LESS, OWN
 from sublet.ops.verify import verify
-from sublet.packing import Problem, pack, place_in_regions
+from sublet.packing import Problem, pack, place_apart
 from sublet.packing.search import SEARCH
 from sublet.passes.on_demand import on_demand
 from sublet.passes.order import ordered
+from sublet.passes.recompute.offload import offloaded
 from sublet.plan import MemoryPlan
 from sublet.plan.schedule import Schedule, serial
 from sublet.planning.assemble import Packed, assemble, in_one_arena, in_several_arenas
@@ -128,7 +129,9 @@ def _proven(
         forbid(moves)
     planned = tuple(buffer for buffer in layout.buffers if buffer.packed)
     problem = interference(planned, layout.flow, alignment=options.alignment, name=graph.name)
-    packed = _packed(problem, options, progress)
+    gone = offloaded(graph)
+    away = {i for i, buffer in enumerate(planned) if any(member.value in gone for member in buffer.members)}
+    packed = _packed(problem, away, options, progress)
     plan = assemble(graph, schedule, layout, layouts, packed, moves)
     judged = require_valid(graph, schedule, plan).bound
     if judged.why and not (plan.bound == SEARCH and judged.followed):
@@ -136,9 +139,9 @@ def _proven(
     return plan
 
 
-def _packed(problem: Problem, options: Options, progress: Progress | None) -> Packed:
-    """The buffers in one arena, or in one a memory region."""
+def _packed(problem: Problem, away: Collection[int], options: Options, progress: Progress | None) -> Packed:
+    """The buffers in one arena, or in one a memory region; those `away` in the one that only transfers touch."""
     if not options.regions:
         return in_one_arena(pack(problem, options.strategy, timeout=options.timeout, progress=progress))
-    placed = place_in_regions(problem, options.regions, options.strategy, options.timeout, progress)
+    placed = place_apart(problem, options.regions, away, options.strategy, options.timeout, progress)
     return in_several_arenas(problem, placed)

@@ -117,6 +117,7 @@ def _regions(plan: MemoryPlan) -> list[dict[str, Any]]:
             "name": storage.name,
             "nbytes": storage.nbytes,
             "capacity_bytes": None if storage.capacity == UNLIMITED else storage.capacity,
+            "bytes_a_second": storage.rate or None,
             "peak_bytes": highest(curve(b for b in blocks if b.arena == storage.name))[1],
             "buffers": sum(block.arena == storage.name for block in blocks),
         }

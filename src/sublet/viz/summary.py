@@ -9,7 +9,7 @@ from rich.text import Text
 
 from sublet.base.bytesize import human, percent
 from sublet.base.printable import printable
-from sublet.plan import ARENA, POINTER, UPDATE, Edge, MemoryPlan, Placement
+from sublet.plan import ARENA, POINTER, UPDATE, Edge, MemoryPlan, Placement, Storage
 from sublet.plan.coverage import assumptions, coverage, planned_values
 from sublet.plan.figures import bytes_by_edge, multiview, updated
 from sublet.plan.relief import relief
@@ -34,6 +34,11 @@ def summary(plan: MemoryPlan, claimed: str = "") -> RenderableType:
     return Group(*parts)
 
 
+def _used(arena: Storage) -> str:
+    transfers = f", by transfers alone, at {arena.rate / 1e9:g} GB/s" if arena.rate else ""
+    return f"{arena.nbytes:,} bytes{transfers}"
+
+
 def _figures(plan: MemoryPlan, claimed: str) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
@@ -43,7 +48,7 @@ def _figures(plan: MemoryPlan, claimed: str) -> Table:
     several = plan.arenas if len(plan.arenas) > 1 else ()
     rows = [
         ("arena", plan.arena_bytes, f"{plan.arena_bytes:,} bytes, aligned to {plan.alignment}, by {plan.strategy}"),
-        *((f"  {escape(printable(arena.name))}", arena.nbytes, f"{arena.nbytes:,} bytes") for arena in several),
+        *((f"  {escape(printable(arena.name))}", arena.nbytes, _used(arena)) for arena in several),
         ("lower bound", plan.lower_bound_bytes, f"{_gap(plan, claimed)} ({bound})"),
         ("without reuse", plan.total_bytes, _ratio(plan)),
         ("views save", plan.view_bytes, "of that sum: outputs that are bytes of an input"),

@@ -115,6 +115,9 @@ def _layout(name: str, text: str, axes: Callable[[int], tuple[int, ...]], before
 STOP_GRADIENT = "nn.stop_gradient"
 """Differentiation takes what it gives for a constant."""
 
+OFFLOAD, RELOAD = "nn.offload", "nn.reload"
+"""A tensor goes to a slower memory, and comes back."""
+
 COMMANDS = (
     Command(
         "fill",
@@ -153,6 +156,20 @@ COMMANDS = (
     Command(
         "copy",
         "The same elements with bytes of their own, whatever becomes of the input.",
+        _copy_infer,
+        lambda x: x,
+        _same,
+    ),
+    Command(
+        OFFLOAD.removeprefix("nn."),
+        "The same elements, in the slow memory where the plan has one; nothing but nn.reload reads them.",
+        _copy_infer,
+        lambda x: x,
+        _same,
+    ),
+    Command(
+        RELOAD.removeprefix("nn."),
+        "The same elements, brought back from where nn.offload brought them.",
         _copy_infer,
         lambda x: x,
         _same,

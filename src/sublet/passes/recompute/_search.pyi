@@ -23,5 +23,6 @@ def level(
     wasted: Sequence[int],
     cost: Sequence[int],
     latest: Sequence[int],
+    away: Sequence[int],
     steady: int,
 ) -> Level: ...

@@ -17,6 +17,8 @@ original's always. Random commands are functions of a key, and give the same num
 A clone never stands behind the node that makes the new content of an input or weight which it reads: that content may
 be written over the old. A batch normalisation reads the running statistics only to move them; its clone, whose moved
 ones nobody reads, reads the scale in their place.
+
+A pair may also name the offload of a value (`offload.py`): its clone brings the value back from slow memory.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.walk import makers, reads_inside, renamed_in, results
 from sublet.ops import lookup
 from sublet.ops.emitter import Names
+from sublet.ops.nn.conversion import RELOAD
+from sublet.passes.recompute.offload import is_offload, meant, there_and_back, with_offloads
 
 Again = Sequence[tuple[str, str]]
 """Pairs (node, reader) of the root level, by name."""
@@ -58,6 +62,7 @@ def read_by_somebody(graph: Graph, again: Again) -> Again:
 
 def _written(graph: Graph, again: Again) -> tuple[Sequence[Node], Again]:
     """The nodes, and of the pairs those whose clones are left."""
+    graph = with_offloads(graph, meant(graph, (name for name, _ in again)))
     places = _places(graph, again)
     names = Names([value.name for value in graph.values()] + [node.name for node in graph.walk()])
     now: dict[Value, Value] = {}
@@ -96,6 +101,8 @@ def _latest(node: Node, closed: Mapping[Value, int], last: int) -> int:
 
 def _operands(node: Node) -> tuple[Value | None, ...]:
     """What a clone of the node reads."""
+    if is_offload(node):
+        return (there_and_back(node)[1],)
     read = list(node.inputs)
     for position, other, _ in ONLY_MOVED.get(node.op, ()):
         if position < len(read):
@@ -142,7 +149,8 @@ class _Fresh:
 def _clone(node: Node, now: Mapping[Value, Value], names: Names) -> Node:
     fresh = _Fresh(names)
     inputs = tuple(None if value is None else now.get(value, value) for value in _operands(node))
-    outputs = tuple(fresh.of(value) for value in node.outputs)
+    outputs = tuple(fresh.of(value) for value in (node.inputs if is_offload(node) else node.outputs))
+    node = replace(node, op=RELOAD) if is_offload(node) else node
     scratch = None if node.scratch is None else fresh.of(node.scratch)
     name = next(value.name for value in outputs if value is not None)
     return replace(node, name=name, inputs=inputs, outputs=outputs, scratch=scratch, again=True)
@@ -150,7 +158,7 @@ def _clone(node: Node, now: Mapping[Value, Value], names: Names) -> Node:
 
 def _pairs(node: Node, clone: Node) -> dict[Value, Value]:
     moved = only_moved(node)
-    pairs = zip(node.outputs, clone.outputs, strict=True)
+    pairs = zip(node.inputs if is_offload(node) else node.outputs, clone.outputs, strict=True)
     return {old: new for old, new in pairs if old is not None and new is not None and old not in moved}
 
 

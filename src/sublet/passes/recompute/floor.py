@@ -44,10 +44,13 @@ class Floor:
         return f"any program of these nodes needs at least {self.nbytes:,} bytes {where}: {named}{throughout}"
 
 
-def floor(graph: Graph, *, io_bound: bool, weights_bound: bool) -> Floor:
-    """The bytes that any order of these nodes needs, whichever of them are computed again."""
+def floor(graph: Graph, *, io_bound: bool, weights_bound: bool, offloading: bool = False) -> Floor:
+    """The bytes that any order of these nodes needs, whichever of them are computed again.
+
+    With `offloading`, also whatever is brought to another memory and back: inputs that wait count nothing then.
+    """
     steady = 0 if weights_bound else sum(value.nbytes for value in graph.constants)
-    level = _Level(graph, io_bound)
+    level = _Level(graph, io_bound, offloading)
     found = [level.at_start(), level.at_end(), *(level.at(i) for i in level.needed)]
     highest = max(found, key=lambda each: each.nbytes)
     return Floor(highest.nbytes + steady, highest.node, highest.values, steady)
@@ -71,8 +74,9 @@ class _Sets:
 
 
 class _Level:
-    def __init__(self, graph: Graph, io_bound: bool) -> None:
+    def __init__(self, graph: Graph, io_bound: bool, offloading: bool) -> None:
         self.graph, self.nodes, self.io_bound = graph, graph.nodes, io_bound
+        self.wait_here = not (io_bound or offloading)
         flow = data_flow(graph.nodes)
         self.after = [0] * len(self.nodes)
         """By node those that need what it makes, as bits."""
@@ -121,7 +125,7 @@ class _Level:
         over = {output for output, _ in _shared(node, (lookup(node.op).inplace,))}
         read = [value for value in reads_of_clone(node) if not self._hidden(value, later | 1 << i)]
         made = [value for value in node.defs if value not in over and not self._hidden(value, later)]
-        waiting = [] if self.io_bound else [v for v in self.graph.inputs if self.readers.get(v, 0) & (later | 1 << i)]
+        waiting = [v for v in self.graph.inputs if self.wait_here and self.readers.get(v, 0) & (later | 1 << i)]
         return self._sum(node.name, (*read, *made, *waiting))
 
     def at_start(self) -> Floor:

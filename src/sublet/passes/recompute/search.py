@@ -128,6 +128,7 @@ def core_of(level: Level) -> _search.Level:
         level.wasted,
         [round(seconds * 1e9) for seconds in level.seconds],
         level.latest,
+        level.away,
         level.steady + sum(blocks.nbytes[b] for b in blocks.present),
     )
 

@@ -69,7 +69,7 @@ class Timeline:
 def timeline(level: Level, clones: Clones) -> Timeline:
     """What runs when these nodes are computed again; clones, and what they replace, not when nobody reads them."""
     nodes, slots = _in_order(level, clones)
-    several = {j for j, _ in clones}
+    several = {j for j, _ in clones} | set(level.away)
     while True:
         lives, latest, reads, born = _lives(level, nodes, slots)
         idle = _idle(nodes, slots, several, lives, born)

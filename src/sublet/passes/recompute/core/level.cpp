@@ -16,6 +16,7 @@ void Timeline::lay_out(const Level& level, const Clones& clones) {
     reads.clear(), born.clear();
     reads_at.assign(1, 0), born_at.assign(1, 0);
     several.assign(level.nodes(), 0);
+    for (int j = 0; j < level.nodes(); j++) several[j] = level.offloads(j);
     of_block.resize(blocks);
     for (int b = 0; b < blocks; b++) {
         of_block[b].clear();

@@ -15,7 +15,11 @@ struct Level {
     Rows over, at_home;                        // (made, read) by node
     std::vector<int64_t> extra, wasted, cost;  // bytes, bytes, nanoseconds by node
     std::vector<int> latest, maker;            // by node: the last place of a clone; by block: the node, -1 for none
+    std::vector<int> away;                     // by block: the node that brings it to the slow memory, -1 for none
     int64_t steady = 0;                        // bytes that are there before the first node
+
+    // Whether a node brings what it reads to the slow memory: it runs only where that is brought back.
+    bool offloads(int j) const { return !renewed[j].empty() && away[renewed[j][0]] == j; }
 
     int nodes() const { return static_cast<int>(read.size()); }
 };

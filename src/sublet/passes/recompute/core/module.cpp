@@ -40,7 +40,8 @@ Pairs pairs_of(const Clones& clones) {
 
 Level make_level(std::vector<int64_t> nbytes, std::vector<bool> kept, Rows read, Rows cloned, Rows born, Rows renewed,
                  Rows over, Rows at_home, std::vector<int64_t> extra, std::vector<int64_t> wasted,
-                 std::vector<int64_t> cost, std::vector<int> latest, int64_t steady) {
+                 std::vector<int64_t> cost, std::vector<int> latest,
+                 std::vector<int> away, int64_t steady) {
     Level level;
     level.maker.assign(nbytes.size(), -1);
     for (size_t j = 0; j < born.size(); j++)
@@ -51,7 +52,7 @@ Level make_level(std::vector<int64_t> nbytes, std::vector<bool> kept, Rows read,
     level.born = std::move(born), level.renewed = std::move(renewed);
     level.over = std::move(over), level.at_home = std::move(at_home);
     level.extra = std::move(extra), level.wasted = std::move(wasted), level.cost = std::move(cost);
-    level.latest = std::move(latest);
+    level.latest = std::move(latest), level.away = std::move(away);
     level.steady = steady;
     return level;
 }
@@ -93,5 +94,5 @@ NB_MODULE(_search, module) {
         .def("within", &within, "budget"_a, "start"_a, "seed"_a, "most"_a, "should_stop"_a)
         .def("segments", &segments, "count"_a);
     module.def("level", &make_level, "nbytes"_a, "kept"_a, "read"_a, "cloned"_a, "born"_a, "renewed"_a, "over"_a,
-               "at_home"_a, "extra"_a, "wasted"_a, "cost"_a, "latest"_a, "steady"_a);
+               "at_home"_a, "extra"_a, "wasted"_a, "cost"_a, "latest"_a, "away"_a, "steady"_a);
 }

@@ -48,13 +48,22 @@ struct Reducing {
         return total;
     }
 
-    bool may(int j, int r) const { return j >= 0 && j < r && r <= level.latest[j]; }
+    bool may(int j, int r) const { return j >= 0 && j < r && r <= level.latest[j] && !level.offloads(r); }
+
+    // What an offload costs that is not made yet; any other node runs anyway.
+    int64_t first_time(int j) const {
+        return level.offloads(j) && std::none_of(clones.begin(), clones.end(), [&](const std::vector<int>& at) {
+                   return std::binary_search(at.begin(), at.end(), j);
+               })
+                   ? level.cost[j]
+                   : 0;
+    }
 
     // Node j once more before the reader, with those it needs, `depth` steps back; the rest is kept for it.
     Move move(int j, int moment, int64_t gained, int depth) const {
         const int r = now.slot[moment];
         Move found{0, r, {j}};
-        int64_t cost = level.cost[j];
+        int64_t cost = level.cost[j] + first_time(j);
         std::vector<std::pair<int, int>> todo{{j, 0}};
         while (!todo.empty()) {
             const auto [node, far] = todo.back();
@@ -81,6 +90,18 @@ struct Reducing {
         return found;
     }
 
+    // Node j before the reader: alone, and with what it needs.
+    void again(int j, int moment, int64_t gained, std::vector<Move>& found) const {
+        if (!may(j, now.slot[moment]) || has(clones, j, now.slot[moment])) return;
+        size_t before = 0;
+        for (int depth : DEPTHS) {
+            Move next = move(j, moment, gained, depth);
+            if (next.nodes.size() == before) break;
+            before = next.nodes.size();
+            if (next.score > 0) found.push_back(std::move(next));
+        }
+    }
+
     std::vector<Move> moves() const {
         Rows readers(now.contents.size());
         for (size_t m = 0; m < now.node.size(); m++)
@@ -91,21 +112,13 @@ struct Reducing {
         for (size_t number = 0; number < now.contents.size(); number++) {
             const Content& content = now.contents[number];
             const int64_t nbytes = level.nbytes[content.block];
-            const int j = level.maker[content.block];
-            if (nbytes == 0 || content.kept || j < 0) continue;
+            if (nbytes == 0 || content.kept) continue;
             int from = content.made;
             for (int moment : readers[number]) {
-                const int r = now.slot[moment];
-                if (moment > from + 1 && may(j, r) && !has(clones, j, r)) {
-                    const int64_t gained = relief(nbytes, from, moment);
-                    size_t before = 0;
-                    for (int depth : DEPTHS) {
-                        if (gained == 0) break;
-                        Move next = move(j, moment, gained, depth);
-                        if (next.nodes.size() == before) break;
-                        before = next.nodes.size();
-                        if (next.score > 0) found.push_back(std::move(next));
-                    }
+                const int64_t gained = moment > from + 1 ? relief(nbytes, from, moment) : 0;
+                if (gained > 0) {
+                    again(level.maker[content.block], moment, gained, found);
+                    again(level.away[content.block], moment, gained, found);
                 }
                 from = moment;
             }

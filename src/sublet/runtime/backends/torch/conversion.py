@@ -60,6 +60,8 @@ KERNELS: Mapping[str, Fast] = {
     "iota": Fast(_iota, takes=_exactly_counted),
     "cast": Fast(copied, moves=True),
     "copy": Fast(copied, moves=True),
+    "offload": Fast(copied, moves=True),
+    "reload": Fast(copied, moves=True),
     "to_nhwc": Fast(reordered(lambda node, rank: last_axes(rank)), moves=True),
     "to_nchw": Fast(reordered(lambda node, rank: first_axes(rank)), moves=True),
 }

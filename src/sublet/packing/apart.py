@@ -1,0 +1,64 @@
+"""Regions that only transfers touch: what the program brings there lies in them, all else in the other regions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from sublet.errors import ProblemError
+from sublet.packing.auto import AUTO
+from sublet.packing.by_id import rearranged
+from sublet.packing.problem import Problem
+from sublet.packing.region_cost import Region
+from sublet.packing.regions import Progress, RegionPacking, Share, check_regions, place_in_regions
+
+
+def slow_region(regions: Sequence[Region]) -> Region | None:
+    """The region with a rate; None where there is none. Raises ProblemError for several, or for nothing else."""
+    slow = [region for region in regions if region.rate]
+    if len(slow) > 1:
+        raise ProblemError(f"regions {slow[0].name} and {slow[1].name}: only one may have bytes a second")
+    if slow and len(regions) == 1:
+        raise ProblemError(f"region {slow[0].name}: give the memory that the network runs in too")
+    return slow[0] if slow else None
+
+
+def place_apart(
+    problem: Problem,
+    regions: Sequence[Region],
+    away: Collection[int],
+    strategy: str = AUTO,
+    timeout: float | None = None,
+    progress: Progress | None = None,
+) -> RegionPacking:
+    """As `place_in_regions`; the buffers at the positions `away` go to the region with a rate, all others elsewhere.
+
+    Raises also ProblemError for several such regions, or no other.
+    """
+    slow = slow_region(regions)
+    if slow is None:
+        return place_in_regions(problem, regions, strategy, timeout, progress)
+    number = {region.name: k for k, region in enumerate(regions)}
+    shares: dict[int, Share] = {}
+    region_of, offsets = [0] * len(problem.buffers), [0] * len(problem.buffers)
+    parts = []
+    for inside in ((slow,), tuple(region for region in regions if region is not slow)):
+        members = [i for i in range(len(problem.buffers)) if (i in away) is (inside == (slow,))]
+        part = place_in_regions(rearranged(problem, members), inside, strategy, timeout, progress)
+        parts.append(part)
+        for share in part.shares:
+            shares[number[share.region.name]] = replace(share, members=tuple(members[rank] for rank in share.members))
+        for rank, position in enumerate(members):
+            region_of[position] = number[inside[part.region_of[rank]].name]
+            offsets[position] = part.offsets[rank]
+    whole = RegionPacking(
+        tuple(shares[k] for k in range(len(regions))),
+        tuple(region_of),
+        tuple(offsets),
+        sum(part.cost for part in parts),
+        sum(part.least_cost for part in parts),
+        sum(part.seconds for part in parts),
+        next((part.stopped for part in parts if part.stopped), ""),
+    )
+    check_regions(problem, whole)
+    return whole
