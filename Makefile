@@ -1,6 +1,6 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: ddp-torch bench-torch fuzz-torch help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-packing bench-run bench-loops bench-train bench-budget bench-offload bench-plan bench-paddle train-digits bench-dynamic fuzz-dynamic bench-rebinding clean
+.PHONY: ddp-torch bench-torch fuzz-torch help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-packing bench-run bench-loops bench-train bench-budget bench-offload bench-order bench-plan bench-paddle train-digits bench-dynamic fuzz-dynamic bench-rebinding clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -69,6 +69,7 @@ fuzz: $(VENV)/.installed build/check build/recompute ## generated programs, plan
 	$(BIN)/python -m tests.frontends.tflite.in_tflm --networks 400
 	$(BIN)/python -m tests.fuzz_budget --count 1000
 	$(BIN)/python -m tests.fuzz_budget --count 300 --loops
+	$(BIN)/python -m tests.fuzz_orders --count 2000
 	for kind in facts operators gradients; do \
 	  $(BIN)/python -m tests.fuzz_kernels --seconds $(or $(SECONDS),600) --kind $$kind || exit 1; done
 
@@ -135,6 +136,9 @@ bench-offload: $(VENV)/.installed ## training steps in less memory: computed aga
 
 bench-budget: $(VENV)/.installed ## training steps within budgets: extra time predicted and measured, beside checkpoints in equal stretches
 	$(BIN)/python -m benchmarks.budget_table
+
+bench-order: $(VENV)/.installed ## irregular networks: arenas in the order given, greedy, searched, beside what no order goes below
+	$(BIN)/python -m benchmarks.orders
 
 bench-plan: $(VENV)/.installed ## planning time of random nested, rotating, branching loops against their size
 	$(BIN)/python -m benchmarks.planning_time

@@ -35,7 +35,7 @@ def ordered(graph: Graph, measure: Callable[[Graph], tuple[int, ...]] | None = N
     `measure` tells the bytes of a graph exactly, where somebody above can: then an order is taken only when it needs
     fewer by that, too. The estimate knows little about what loops carry.
     """
-    found = reordered(graph, _best)
+    found = reordered(graph, greedy)
     if measure is None or found == graph or measure(found) < measure(graph):
         return found
     return graph
@@ -81,13 +81,13 @@ def _inside(node: Node, extra: dict[str, int], choose: Choose) -> Node:
     return node
 
 
-def _best(
+def greedy(
     graph: Graph, nodes: Sequence[Node], wanted: Sequence[Value], extra: dict[str, int]
 ) -> tuple[tuple[Node, ...], int]:
     """The nodes of a level in the best order found, and its peak."""
     nodes = tuple(nodes)
     blocks = blocks_of(graph, nodes, wanted, extra)
-    flow = _constrained(graph, nodes)
+    flow = constrained(graph, nodes)
     best = tuple(range(len(nodes)))
     lowest = blocks.peak(best)
     for _ in range(ROUNDS):
@@ -124,7 +124,7 @@ def _keep_effects(nodes: Sequence[Node], before: list[set[int]]) -> None:
             last = i
 
 
-def _constrained(graph: Graph, nodes: Sequence[Node]) -> DataFlow:
+def constrained(graph: Graph, nodes: Sequence[Node]) -> DataFlow:
     """The data flow, with what writes over an updated value after all that reads it, unless these wait for it."""
     flow = data_flow(nodes)
     maker = makers(nodes)

@@ -9,6 +9,7 @@ from sublet.analysis.options import Options
 from sublet.ir.model import Model
 from sublet.ir.recipe import LESS
 from sublet.plan import MemoryPlan
+from sublet.planning.least_order import LeastOrder, least_order
 from sublet.planning.pipeline import Progress, plan_memory, schedules
 
 MOST_NODES = 4000
@@ -21,30 +22,37 @@ class OtherOrder:
 
     arena_bytes   what it needs; None when none was planned
     words         what happened
+    least         what no order goes below, where an order of less memory was asked for
     """
 
     arena_bytes: int | None
     words: str
+    least: LeastOrder | None = None
 
     @property
     def content(self) -> dict[str, Any]:
         """For programs."""
-        return {"arena_bytes": self.arena_bytes, "words": self.words}
+        least = None if self.least is None else self.least.content
+        return {"arena_bytes": self.arena_bytes, "words": self.words, "least": least}
 
 
 def other_order(model: Model, options: Options, plan: MemoryPlan, progress: Progress | None = None) -> OtherOrder:
     """What the order of `--order less` needs, where the plan is in the model's own."""
+    if options.order == LESS:
+        least = least_order(model, options, plan)
+        own = "No order that needs less was found: the order is the model's own."
+        words = "The order is one of less memory, not the model's own." if plan.recipe.order == LESS else own
+        return OtherOrder(None, f"{words} {least.words}", least)
     if plan.recipe.order == LESS:
         return OtherOrder(None, "The order is one of less memory, not the model's own.")
-    if options.order == LESS:
-        return OtherOrder(None, "No order that needs less was found: the order is the model's own.")
     reason = _too_dear(model, options)
     if reason:
         return OtherOrder(None, f"Whether another order would need less was not tried: {reason}. Use --order less.")
     orders = schedules(model.graph, replace(options, order=LESS))
     if len(orders) == 1:
         return OtherOrder(None, "No order that needs less was found.")
-    found = plan_memory(model, options, schedule=orders[1], progress=progress)
+    others = [plan_memory(model, options, schedule=order, progress=progress) for order in orders[1:]]
+    found = min(others, key=lambda each: each.arena_bytes)
     if found.arena_bytes < plan.arena_bytes:
         return OtherOrder(found.arena_bytes, "Another order needs less.")
     return OtherOrder(found.arena_bytes, "No order that needs less was found.")

@@ -29,6 +29,7 @@ from sublet.packing import Problem, pack, place_apart
 from sublet.packing.search import SEARCH
 from sublet.passes.on_demand import on_demand
 from sublet.passes.order import ordered
+from sublet.passes.ordering.search import orders_of_less
 from sublet.passes.recompute.offload import offloaded
 from sublet.plan import MemoryPlan
 from sublet.plan.schedule import Schedule, serial
@@ -86,15 +87,22 @@ def _uncollected() -> Iterator[None]:
 
 
 def schedules(graph: Graph, options: Options) -> tuple[Schedule, ...]:
-    """The orders that are planned: the graph's own, and another that may need less where that is asked for."""
+    """The orders that are planned: the graph's own, and others that may need less where that is asked for.
+
+    The others are the best greedy one, and what searches make of it: which of them packs best is seen when planned.
+    """
     own = on_demand(graph)
     orders = [own]
     if options.order == LESS:
-        orders.append(on_demand(ordered(own)))
-    return tuple(
-        serial(each) if options.streams == 1 else streamed(each, options.streams)
-        for each in orders[: 1 + (orders[-1] != own)]
-    )
+        for other in (on_demand(ordered(own)), *orders_of_less(own, outside(graph, options))):
+            orders += [other] if other not in orders else []
+    return tuple(serial(each) if options.streams == 1 else streamed(each, options.streams) for each in orders)
+
+
+def outside(graph: Graph, options: Options) -> frozenset[Value]:
+    """The values that lie in memory of the caller."""
+    ends = (*graph.inputs, *graph.outputs) if options.io == "bound" else ()
+    return frozenset((*ends, *(graph.weights if options.weights == "bound" else ())))
 
 
 def _planned(graph: Graph, schedule: Schedule, options: Options, progress: Progress | None) -> MemoryPlan:

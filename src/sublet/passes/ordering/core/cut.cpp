@@ -1,0 +1,163 @@
+#include "cut.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace sublet::ordering {
+
+namespace {
+
+constexpr int64_t unlimited = std::numeric_limits<int64_t>::max() / 4;
+constexpr int most_choices = 16;
+
+// Maximum flow by blocking flows (Dinitz, 1970).
+class Network {
+public:
+    int add_node() {
+        edges.emplace_back();
+        return static_cast<int>(edges.size()) - 1;
+    }
+
+    void add_edge(int from, int to, int64_t capacity) {
+        edges[from].push_back({to, static_cast<int>(edges[to].size()), capacity});
+        edges[to].push_back({from, static_cast<int>(edges[from].size()) - 1, 0});
+    }
+
+    int64_t flow(int source, int sink) {
+        int64_t total = 0;
+        while (levels(source, sink)) {
+            next.assign(edges.size(), 0);
+            while (const int64_t more = push(source, sink, unlimited)) total += more;
+        }
+        return total;
+    }
+
+private:
+    struct Edge {
+        int to, back;
+        int64_t left;
+    };
+    std::vector<std::vector<Edge>> edges;
+    std::vector<int> level;
+    std::vector<size_t> next;
+
+    bool levels(int source, int sink) {
+        level.assign(edges.size(), -1);
+        std::vector<int> queue{source};
+        level[source] = 0;
+        for (size_t i = 0; i < queue.size() && level[sink] < 0; i++)
+            for (const Edge& edge : edges[queue[i]])
+                if (edge.left > 0 && level[edge.to] < 0) {
+                    level[edge.to] = level[queue[i]] + 1;
+                    queue.push_back(edge.to);
+                }
+        return level[sink] >= 0;
+    }
+
+    // One path, without recursion: networks are deep.
+    int64_t push(int source, int sink, int64_t most) {
+        std::vector<std::pair<int, size_t>> path;
+        int at = source;
+        while (at != sink) {
+            size_t& i = next[at];
+            while (i < edges[at].size() && !(edges[at][i].left > 0 && level[edges[at][i].to] == level[at] + 1)) i++;
+            if (i < edges[at].size()) {
+                path.emplace_back(at, i);
+                at = edges[at][i].to;
+            } else {
+                if (path.empty()) return 0;
+                at = path.back().first;
+                path.pop_back();
+                next[at]++;
+            }
+        }
+        for (const auto& [from, i] : path) most = std::min(most, edges[from][i].left);
+        for (const auto& [from, i] : path) {
+            Edge& edge = edges[from][i];
+            edge.left -= most;
+            edges[edge.to][edge.back].left += most;
+        }
+        return most;
+    }
+};
+
+enum Side : char { open, before, after };
+
+std::vector<char> sides_of(const Problem& p, int j) {
+    std::vector<char> side(p.nodes(), open);
+    for (const auto& [rows, mark] : {std::pair{&p.before, before}, std::pair{&p.after, after}}) {
+        std::vector<int> todo{j};
+        while (!todo.empty()) {
+            const int k = todo.back();
+            todo.pop_back();
+            for (int other : (*rows)[k])
+                if (side[other] == open) side[other] = mark, todo.push_back(other);
+        }
+    }
+    side[j] = after;
+    return side;
+}
+
+// Bytes alive besides what node j makes; it ends what is `over`, whose bytes its results take.
+int64_t cut(const Problem& p, const std::vector<char>& side, int j, const std::vector<char>& over) {
+    Network network;
+    const int source = network.add_node(), sink = network.add_node();
+    std::vector<int> id(p.nodes());
+    for (int k = 0; k < p.nodes(); k++)
+        id[k] = side[k] == before ? source : side[k] == after ? sink : network.add_node();
+    for (int k = 0; k < p.nodes(); k++)
+        if (side[k] == open)
+            for (int first : p.before[k])
+                if (side[first] == open) network.add_edge(id[k], id[first], unlimited);
+    int64_t steady = p.base;
+    for (int a = 0; a < p.atoms(); a++) {
+        const int maker = p.maker[a] < 0 ? source : id[p.maker[a]];
+        if (maker == sink || p.size[a] == 0) continue;
+        bool stays = p.kept[a];
+        std::vector<int> readers;
+        for (int r : p.readers[a]) {
+            if (r == j && over[a]) continue;
+            stays |= id[r] == sink;
+            if (side[r] == open) readers.push_back(id[r]);
+        }
+        if (stays && maker == source) {
+            steady += p.size[a];
+        } else if (stays) {
+            network.add_edge(maker, sink, p.size[a]);
+        } else if (readers.size() == 1) {
+            network.add_edge(maker, readers[0], p.size[a]);
+        } else if (!readers.empty()) {
+            const int some = network.add_node();
+            network.add_edge(maker, some, p.size[a]);
+            for (int r : readers) network.add_edge(some, r, unlimited);
+        }
+    }
+    return steady + network.flow(source, sink);
+}
+
+}  // namespace
+
+int64_t least_during(const Problem& p, int j) {
+    const std::vector<char> side = sides_of(p, j);
+    size_t choices = 1;
+    for (const Slot& slot : p.over[j]) choices *= std::max<size_t>(1, slot.operands.size());
+    int64_t made = p.extra[j];
+    for (int a : p.born[j]) made += p.size[a];
+    int64_t least = unlimited;
+    const bool all = choices > most_choices;  // then every operand counts as written over, which needs no more
+    for (size_t choice = 0; choice < (all ? 1 : choices); choice++) {
+        std::vector<char> over(p.atoms(), 0);
+        size_t rest = choice;
+        for (const Slot& slot : p.over[j]) {
+            const size_t n = std::max<size_t>(1, slot.operands.size());
+            for (size_t i = 0; i < slot.operands.size(); i++)
+                if (all || i == rest % n)
+                    for (int a : slot.operands[i]) over[a] = !p.kept[a];
+            rest /= n;
+        }
+        least = std::min(least, made + cut(p, side, j, over));
+    }
+    return least;
+}
+
+}  // namespace sublet::ordering

@@ -1,0 +1,97 @@
+"""Orders that are searched for, held against all orders, against plans, and against what is known of small networks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import sublet
+from benchmarks.orders import random_graph
+from sublet import Options, parse
+from sublet.ir.model import as_model
+from sublet.ops.verify import verify
+from sublet.passes.order import ordered
+from sublet.passes.ordering.search import account_in_order, least_live, live_bytes
+from sublet.planning.least_order import least_order
+from tests.fuzz_orders import compare
+from tests.passes.networks import training_step
+from tests.passes.orders import in_random_order
+from tests.passes.programs import program, same
+
+
+@pytest.mark.parametrize("first", [0, 12])
+def test_what_is_said_of_all_orders_holds_for_all_of_them(first: int) -> None:
+    found = [compare(seed) for seed in range(first, first + 12)]
+    assert sum(all_orders for _, all_orders in found) >= 2
+
+
+def test_the_cut_at_a_node_is_the_least_over_all_orders() -> None:
+    """At every node, not only at the peak."""
+    for seed in range(4):
+        graph = random_graph(seed, 6)
+        problem = account_in_order(graph).problem()
+        rng = random.Random(seed)
+        least = [problem.least_during(i) for i in range(len(graph.nodes))]
+        lowest = [1 << 60] * len(least)
+        names = [node.name for node in graph.nodes]
+        for _ in range(150):
+            order = [names.index(node.name) for node in in_random_order(graph, rng).nodes]
+            for i, nbytes in zip(order, problem.curve(order), strict=True):
+                lowest[i] = min(lowest[i], nbytes)
+        assert all(bound <= seen for bound, seen in zip(least, lowest, strict=True))
+        assert sum(bound == seen for bound, seen in zip(least, lowest, strict=True)) >= len(least) - 1
+
+
+def test_a_greedy_order_is_made_better() -> None:
+    better = 0
+    for seed in range(4):
+        graph = random_graph(seed, 30)
+        greedy = live_bytes(ordered(graph))
+        found, known = least_live(graph)
+        verify(found)
+        assert known.bound <= known.live_bytes == live_bytes(found) <= greedy
+        better += known.live_bytes < greedy
+    assert better >= 1
+
+
+def test_no_effort_keeps_an_order_and_a_bound() -> None:
+    graph = random_graph(3, 200)
+    for known in (least_live(graph, effort=0)[1], least_live(graph, stop=lambda: True)[1]):
+        assert known.live_bytes <= live_bytes(graph)
+        assert not known.exact
+
+
+def test_loops_and_updates_keep_what_they_compute() -> None:
+    for graph in (*(program(seed, 20) for seed in (1, 2)), training_step((8,) * 3)):
+        found, known = least_live(graph)
+        verify(found)
+        assert known.proven == account_in_order(graph).proves
+        same(graph, found, runs=2, tolerance=1e-6)
+
+
+TWO_BRANCHES = """
+    graph @g(%x: f32[8]) {
+      %a: f32[64,8] = nn.broadcast_to(%x) {shape = [64, 8]}
+      %b: f32[32,8] = nn.broadcast_to(%x) {shape = [32, 8]}
+      %c: f32[] = nn.sum(%a) {axes = [], keepdims = 0}
+      %d: f32[] = nn.sum(%b) {axes = [], keepdims = 0}
+      %e: f32[] = nn.add(%c, %d)
+      return %e
+    }
+    """
+
+
+def test_a_plan_is_called_optimal_only_where_no_order_needs_less() -> None:
+    model = as_model(parse(TWO_BRANCHES))
+    options = Options(alignment=4, order="less")
+    made = sublet.plan_memory(model, options)
+    said = least_order(model, options, made)
+    assert said.optimal
+    assert said.nbytes == made.arena_bytes == 32 + 64 * 32 + 4
+    given = least_order(model, options, sublet.plan_memory(model, Options(alignment=4)))
+    assert given.nbytes == said.nbytes
+    assert not given.optimal
+    elsewhere = least_order(model, Options(order="less", io="bound"), made)
+    assert elsewhere.nbytes is None
+    assert not elsewhere.optimal
