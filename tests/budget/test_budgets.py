@@ -119,6 +119,9 @@ def test_in_a_memory_for_transfers_lies_nothing_else(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["check", str(path), str(plan_path)])
     assert done.exit_code == 1
     assert "out-of-reach" in done.output
+    refused = CliRunner().invoke(app, ["plan", str(path), *memories])
+    assert refused.exit_code == 1
+    assert "far holds only what the program brings there" in refused.output
     shown = CliRunner().invoke(app, ["plan", str(path), *memories, "--frontier", "--json"])
     points = json.loads(shown.output)["points"]
     assert max(point["brought_back"] for point in points) > 0

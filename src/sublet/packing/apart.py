@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from sublet.errors import ProblemError
+from sublet.errors import CapacityError, ProblemError
 from sublet.packing.auto import AUTO
 from sublet.packing.by_id import rearranged
 from sublet.packing.problem import Problem
@@ -44,7 +44,10 @@ def place_apart(
     parts = []
     for inside in ((slow,), tuple(region for region in regions if region is not slow)):
         members = [i for i in range(len(problem.buffers)) if (i in away) is (inside == (slow,))]
-        part = place_in_regions(rearranged(problem, members), inside, strategy, timeout, progress)
+        try:
+            part = place_in_regions(rearranged(problem, members), inside, strategy, timeout, progress)
+        except CapacityError as error:
+            raise CapacityError(f"{error}; {slow.name} holds only what the program brings there") from None
         parts.append(part)
         for share in part.shares:
             shares[number[share.region.name]] = replace(share, members=tuple(members[rank] for rank in share.members))
