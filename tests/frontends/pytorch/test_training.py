@@ -60,8 +60,11 @@ OPTIMIZERS = {
 
 
 class Small(nn.Sequential):  # type: ignore[misc]
+    """One of its parameters is never read: it gets no gradient, and no update by decay either."""
+
     def __init__(self) -> None:
         super().__init__(nn.Flatten(), nn.Linear(243, 5))
+        self.unread = nn.Parameter(torch.ones(3))
 
 
 @pytest.mark.parametrize(

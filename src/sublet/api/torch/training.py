@@ -5,7 +5,8 @@ Parameters, buffers and the optimizer's state are used, and updated, where they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,17 +138,46 @@ def _judged(module: Any, loss: Loss) -> Any:
     return Judged()
 
 
-def captured(judged: Any, given: Sequence[Any], optimizer: Any, rule: Rule) -> tuple[Model, dict[str, Any]]:
-    """The step as a model, and by name of a weight how to find its tensor. Raises ModelError for what has no plan."""
+def _traced(judged: Any, given: Sequence[Any]) -> tuple[Any, Any]:
+    """Forward and backward as one graph, and what its arguments and results are. Raises ModelError."""
     aot = require("torch._functorch.aot_autograd", extra="torch")
-    t = torch()
     try:
-        with quietly(), t.enable_grad():
-            graph, signature = aot.aot_export_module(judged, given, trace_joint=True, output_loss_index=0)
+        with quietly(), torch().enable_grad(), _frozen(_unused(judged, given)):
+            found: tuple[Any, Any] = aot.aot_export_module(judged, given, trace_joint=True, output_loss_index=0)
     except SubletError:
         raise
     except Exception as error:  # whatever tracing a program of somebody else's meets
         raise ModelError(f"the step cannot be traced: {first_line(error)}") from error
+    return found
+
+
+def _unused(judged: Any, given: Sequence[Any]) -> list[Any]:
+    """The parameters that the loss does not depend on: torch.optim leaves them as they are."""
+    t = torch()
+    mode = require("torch._subclasses.fake_tensor", extra="torch").FakeTensorMode()
+    trained = {name: each for name, each in judged.named_parameters() if each.requires_grad}
+    fakes = {name: mode.from_tensor(each) for name, each in (*judged.named_parameters(), *judged.named_buffers())}
+    with mode:
+        (loss,) = t.func.functional_call(judged, fakes, tuple(map(mode.from_tensor, given)))
+        found = t.autograd.grad(loss, [fakes[name] for name in trained], allow_unused=True)
+    return [each for each, gradient in zip(trained.values(), found, strict=True) if gradient is None]
+
+
+@contextmanager
+def _frozen(parameters: Sequence[Any]) -> Iterator[None]:
+    """While they ask for no gradients."""
+    for each in parameters:
+        each.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for each in parameters:
+            each.requires_grad_(True)
+
+
+def captured(judged: Any, given: Sequence[Any], optimizer: Any, rule: Rule) -> tuple[Model, dict[str, Any]]:
+    """The step as a model, and by name of a weight how to find its tensor. Raises ModelError for what has no plan."""
+    graph, signature = _traced(judged, given)
     computed_again(graph, 1 + len(signature.buffers_to_mutate))
     conversion = Conversion(where="step")
     level = conversion.root()

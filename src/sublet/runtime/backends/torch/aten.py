@@ -18,7 +18,7 @@ from sublet.ops.aten import AS_STRIDED, PREFIX, Argument, Named, Strided, Use, d
 from sublet.ops.aten.dialect import COPIES, Facts, facts
 from sublet.runtime.backends.torch.bound import Bound
 from sublet.runtime.backends.torch.kernel import Tensor, tensor_over, torch
-from sublet.runtime.backends.torch.pieced import PIECE, is_faster_in_pieces, pieces_of
+from sublet.runtime.backends.torch.pieced import is_faster_in_pieces, pieces_of
 from sublet.runtime.backends.torch.written import WRITTEN
 from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Array, Call, Cell, Operand
@@ -54,7 +54,7 @@ class AtenKernel:
             return 0
         whole = sum(value.nbytes for value in self.node.defs)
         pieces = pieces_of(name, operator_of(name, self.node), args, kwargs, results)
-        return whole if pieces is None else min(whole, PIECE)
+        return whole if pieces is None else pieces.nbytes
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         """One call of torch's. Raises RunError for an operator that this PyTorch has not."""

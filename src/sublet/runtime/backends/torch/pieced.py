@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from sublet.runtime.backends.torch.kernel import Tensor, torch
-from sublet.runtime.kernel import Call
 
 PIECE = 1 << 20
 """Bytes of the results of a piece, where they can be cut as small."""
@@ -43,6 +42,24 @@ PIECED: Mapping[str, Pieced] = {
 """By the operator's name. Those that PyTorch calls pointwise are cut along their first axis without being listed."""
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """Calls that give tensors, each with the places that these are copied to."""
+
+    calls: Sequence[tuple[Callable[[], Any], Sequence[Tensor]]]
+
+    def __call__(self) -> None:
+        for call, places in self.calls:
+            found = call()
+            for place, made in zip(places, found if isinstance(found, tuple | list) else (found,), strict=True):
+                place.copy_(made)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the tensors that the largest call gives."""
+        return max((sum(place.nbytes for place in places) for _, places in self.calls), default=0)
+
+
 def is_faster_in_pieces(name: str, args: Sequence[Any]) -> bool:
     """Whether an operator that writes where it is told takes less time piece by piece, each in another layout.
 
@@ -60,7 +77,7 @@ def _channels_last(function: Any) -> Any:
 
 def pieces_of(
     name: str, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Tensor]
-) -> Call | None:
+) -> Pieces | None:
     """A call that computes the results piece by piece; None for an operator that is not cut."""
     given = [each for each in results if each is not None]
     how = PIECED.get(name) or _by_element(function, args, given)
@@ -77,7 +94,7 @@ def pieces_of(
         )
         for cut in _cuts(given, how.axes if args[0].dim() == 4 else 1)  # an image may come without its batch
     ]
-    return partial(_run, calls)
+    return Pieces(calls)
 
 
 def _by_element(function: Any, args: Sequence[Any], results: Sequence[Tensor]) -> Pieced | None:
@@ -129,14 +146,7 @@ def _cut_kwargs(rank: int, kwargs: Mapping[str, Any], how: Pieced, cut: Cut) -> 
     return {**kwargs, **{name: _part(each[(None,) * (rank - each.dim())], cut) for name, each in listed.items()}}
 
 
-def _run(calls: Sequence[tuple[Callable[[], Any], Sequence[Tensor]]]) -> None:
-    for call, places in calls:
-        found = call()
-        for place, made in zip(places, found if isinstance(found, tuple | list) else (found,), strict=True):
-            place.copy_(made)
-
-
-def _convolution_gradient(function: Any, args: Sequence[Any], results: Sequence[Tensor]) -> Call:
+def _convolution_gradient(function: Any, args: Sequence[Any], results: Sequence[Tensor]) -> Pieces:
     """By the input sample by sample; by weight and bias at once, which are small."""
     dy, x, *rest, _ = args
     calls: list[tuple[Callable[[], Any], Sequence[Tensor]]] = []
@@ -148,7 +158,7 @@ def _convolution_gradient(function: Any, args: Sequence[Any], results: Sequence[
     if others:
         whole = partial(function, dy, x, *rest, [False, results[1] is not None, results[2] is not None])
         calls.append((partial(_first, whole, len(others)), others))
-    return partial(_run, calls)
+    return Pieces(calls)
 
 
 def _first(call: Callable[[], Any], count: int) -> Sequence[Tensor]:
