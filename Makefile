@@ -81,14 +81,15 @@ build/paddle/.installed:
 test-paddle: $(VENV)/.installed build/paddle/.installed ## the tests that run programs in Paddle 3.0.0, which gets an environment of its own
 	SUBLET_PADDLE_PYTHON=$(CURDIR)/build/paddle/bin/python $(BIN)/python -m pytest --numprocesses logical --dist worksteal tests/frontends/paddle
 
-build/executorch/.installed:
+# PyTorch, which is most of it, and Sublet come from the environment beside it.
+build/executorch/.installed: $(VENV)/.installed
 	$(PYTHON) -m venv --clear build/executorch
-	build/executorch/bin/python -m pip install --quiet torch==2.13.0
-	build/executorch/bin/python -m pip install --quiet executorch==1.5.1 pytest .
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > "$$(build/executorch/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"
+	build/executorch/bin/python -m pip install --quiet --no-compile executorch==1.5.1
 	touch $@
 
-test-executorch: $(VENV)/.installed build/executorch/.installed ## the tests that run plans in ExecuTorch 1.5.1, which gets an environment of its own, with Sublet as it is then
-	build/executorch/bin/python -m pip install --quiet --no-deps .
+test-executorch: $(VENV)/.installed build/executorch/.installed ## the tests that run plans in ExecuTorch 1.5.1, which gets an environment beside Sublet's
 	SUBLET_EXECUTORCH_PYTHON=$(CURDIR)/build/executorch/bin/python $(BIN)/python -m pytest tests/frontends/executorch
 
 fuzz-paddle: $(VENV)/.installed ## random Paddle programs, rewritten and mutated, judged and run in Paddle; SUBLET_PADDLE_PYTHON names its Python; PROGRAMS=2000 FIRST=0
@@ -146,9 +147,8 @@ bench-plan: $(VENV)/.installed ## planning time of random nested, rotating, bran
 bench-paddle: $(VENV)/.installed ## policies for Paddle programs, predicted and measured: SUBLET_PADDLE_PYTHON=PATH has paddlepaddle==3.0.0; SUBLET_PADDLE_1_PYTHON
 	$(BIN)/python -m benchmarks.paddle
 
-bench-executorch: build/executorch/.installed ## networks planned by ExecuTorch 1.5.1 and by Sublet, run by ExecuTorch's runtime; RANDOM=40 random ones with branches too
-	build/executorch/bin/python -m pip install --quiet --no-deps .
-	build/executorch/bin/python -m benchmarks.executorch.planned --random $(or $(RANDOM),0)
+bench-executorch: build/executorch/.installed ## networks planned by ExecuTorch 1.5.1 and by Sublet, run by ExecuTorch's runtime; RANDOM=40 random ones with branches too, from seed FIRST=0
+	build/executorch/bin/python -m benchmarks.executorch.planned --random $(or $(RANDOM),0) --first $(or $(FIRST),0)
 
 bench-edge: $(VENV)/.installed ## TensorFlow Lite Micro with its own plan and with ours: what it needs, whether outputs are equal
 	$(BIN)/python -m pip install --quiet --group bench

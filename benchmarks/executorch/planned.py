@@ -1,6 +1,6 @@
 """ExecuTorch's plans beside Sublet's, executed by its runtime: `make bench-executorch`.
 
-    python -m benchmarks.executorch.planned [--random 40] [--json]    in a Python with executorch==1.5.1 and Sublet
+    python -m benchmarks.executorch.planned [--random 40] [--first 0] [--json]    in a Python with executorch==1.5.1 and Sublet
 
 `greedy` is ExecuTorch's default, `its best` the least of its algorithms; both are bytes of planned memory. `equal` says
 that the runtime, with Sublet's plan, computes what PyTorch does (up to rounding of floats) and, where control flow does
@@ -110,18 +110,19 @@ def _close(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     return all(torch.allclose(a, b, CLOSE, CLOSE) for a, b in zip(some, others, strict=True))
 
 
-def rows(several: int, only: str = "") -> Iterator[Row]:
+def rows(several: int, first: int = 0, only: str = "") -> Iterator[Row]:
     """All networks, then random ones."""
     for name, (model, inputs) in networks().items():
         if only in name:
             yield row(name, model, inputs)
-    for seed in range(several):
+    for seed in range(first, first + several):
         yield row(f"random {seed}", *random_network(seed))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--random", type=int, default=0, help="random networks with branches, beside the others")
+    parser.add_argument("--first", type=int, default=0, help="the seed of the first of them")
     parser.add_argument("--only", default="", help="networks with this in their name")
     parser.add_argument("--json", action="store_true", help="one object a line")
     asked = parser.parse_args()
@@ -130,7 +131,7 @@ def main() -> None:
         sys.stdout.write(
             f"{'model':20}{'greedy':>12}{'its best':>12}{'ours':>12}{'bound':>12}  equal  greedy is  judged\n"
         )
-    for each in rows(asked.random, asked.only):
+    for each in rows(asked.random, asked.first, asked.only):
         if asked.json:
             sys.stdout.write(f"{json.dumps(asdict(each))}\n")
         else:
