@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from sublet.errors import PlanError
+from sublet.errors import Finding, PlanError
 from sublet.plan import ARENA
 
 Lifetimes = tuple[tuple[int, int], ...]
@@ -42,6 +42,7 @@ class ForeignPlan:
     regions    the sizes of memories, as far as they are told; others end where the last tensor in them ends
     alignment  every offset is to be a multiple of it; None when the tool says none
     left_out   tensors that it knows and gave no place
+    findings   what breaks a rule of the tool's own
     nested     regions that lie in room that another reserves, nobody tells where: their bytes are counted there
     steps      what happens at each step of the lifetimes, for people
     Raises PlanError for a name that is placed twice.
@@ -54,6 +55,7 @@ class ForeignPlan:
     left_out: tuple[str, ...] = ()
     steps: tuple[str, ...] = ()
     nested: Mapping[str, str] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
 
     def __post_init__(self) -> None:
         seen: set[str] = set()

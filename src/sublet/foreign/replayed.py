@@ -42,7 +42,7 @@ def judged(model: Model, foreign: ForeignPlan) -> Judgement:
         )
     schedule = serial(graph)
     plan = _as_plan(graph, schedule, foreign, values)
-    findings = (*_alone(foreign, values), *check_bytes(graph, schedule, plan))
+    findings = (*foreign.findings, *_alone(foreign, values), *check_bytes(graph, schedule, plan))
     plan = described(graph, schedule, plan)
     plan = replace(plan, dims=tuple(model.dims.items()), max_trips=tuple(model.max_trips.items()), recipe=model.recipe)
     regions = tuple(_regions(plan, foreign))

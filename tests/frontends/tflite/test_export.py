@@ -14,6 +14,7 @@ from sublet.foreign import By, Outcome, judged
 from sublet.foreign.tflite_offline import placed_from_tflite
 from sublet.frontends.tflite import tflm
 from sublet.frontends.tflite.choosing import Choice, chosen
+from sublet.frontends.tflite.handing_on import destroyed
 from sublet.frontends.tflite.model import ALIGNMENT, from_program
 from sublet.frontends.tflite.offline import METADATA, encoded, offline_plan
 from sublet.frontends.tflite.patched import with_metadata
@@ -134,12 +135,32 @@ def test_a_plan_that_tflm_cannot_follow_is_refused() -> None:
             offsets_of(program, plan_memory(model, options))
 
 
-def test_what_loops_and_branches_copy_is_left_to_tflm() -> None:
+def test_what_branches_are_given_and_give_is_placed_and_what_is_inside_left_to_tflm() -> None:
     program = decode(branch(), "branch")
     (main, *others) = offsets_of(program, plan_memory(from_program(program), Options(alignment=ALIGNMENT)))
-    assert main[:3] == (None, None, None)
-    assert main[3] is not None
+    assert None not in main
     assert {offset for subgraph in others for offset in subgraph} == {None}
+
+
+AT_ONE_GO = {
+    "over an operand that is copied after it": (64, 0, 0, 80),
+    "over the begin of another": (96, 16, 144, 0),
+    "over each other": (0, 32, 96, 96),
+}
+"""Offsets of what a loop is given, n and x, and of what it gives, that do not survive copies one after another."""
+
+
+@needs_tflm
+def test_operands_that_do_not_survive_their_copies_are_refused_and_not_told() -> None:
+    raw, trials = loop(), []
+    assert list(destroyed(decode(raw, "loop"), (0, 16, 0, 16))) == [], "each result in the place of its operand"
+    for which, main in AT_ONE_GO.items():
+        program = decode(with_metadata(raw, which, encoded([main, [None] * 4, [None] * 5])), which)
+        found = judged(from_program(program), placed_from_tflite(program))
+        assert any("one tensor after another" in str(finding) for finding in found.findings), which
+        trials.append(tflm.Trial(with_metadata(raw, which, encoded([main, [None] * 4, [None] * 5])), 2, 2, runs=6))
+    own, first, *_ = tflm.tried([tflm.Trial(raw, 2, 2, runs=6), *trials])
+    assert first.outputs != own.outputs, "TFLM does copy one after another"
 
 
 def test_the_plan_in_a_file_is_judged() -> None:

@@ -1,17 +1,17 @@
 """A plan of Sublet's as offsets for TensorFlow Lite Micro: one for each tensor of the first subgraph with one place.
 
 TFLM copies what IF and WHILE are given into the subgraphs that they run, and back, tensor by tensor. A plan of Sublet's
-moves it all at once, or not at all. So their operands, and all tensors of other subgraphs, are left to TFLM (-1), which
-plans them around the others.
+moves it all at once, or not at all. So all tensors of other subgraphs are left to TFLM (-1), which plans them around
+the others, and so are the operands and results that would not survive its copies.
 """
 
 from __future__ import annotations
 
 from sublet.errors import PlanError
+from sublet.frontends.tflite.handing_on import destroyed
 from sublet.frontends.tflite.model import ALIGNMENT, converted
 from sublet.frontends.tflite.offline import Offsets
 from sublet.frontends.tflite.program import Program
-from sublet.frontends.tflite.state import CALLS
 from sublet.plan import MemoryPlan
 from sublet.plan.records import Placement
 from sublet.plan.schedule import serial
@@ -30,20 +30,17 @@ def offsets_of(program: Program, plan: MemoryPlan) -> Offsets:
     for place in plan.in_arenas:
         places.setdefault(place.value, []).append(place)
     main = program.subgraphs[0]
-    alone = copied(program)
     offsets: list[int | None] = []
     for index, tensor in enumerate(main.tensors):
         found = places.get(made.tensors.get(index, ""), [])
-        one = len(found) == 1 and not found[0].strides and not found[0].copies and index not in alone
+        one = len(found) == 1 and not found[0].strides and not found[0].copies
         whole = isinstance(tensor.spec, TensorSpec) and tensor.spec.nbytes and tensor.spec.dtype.bits >= WHOLE
         offsets.append(found[0].region.offset if one and whole and found[0].region.end <= MOST else None)
+    for each in list(destroyed(program, offsets)):
+        operator = main.operators[each.position]
+        for index in {*operator.inputs, *operator.outputs} - {-1}:
+            offsets[index] = None
     return tuple(offsets), *(tuple(None for _ in subgraph.tensors) for subgraph in program.subgraphs[1:])
-
-
-def copied(program: Program) -> frozenset[int]:
-    """The tensors of the first subgraph that TFLM copies into other subgraphs, and back."""
-    calls = [operator for operator in program.subgraphs[0].operators if operator.name in CALLS]
-    return frozenset(index for operator in calls for index in (*operator.inputs, *operator.outputs))
 
 
 def require_plan_for_tflm(plan: MemoryPlan, in_order: bool) -> None:
