@@ -1,6 +1,6 @@
 """ExecuTorch's plans beside Sublet's, executed by its runtime: `make bench-executorch`.
 
-    python -m benchmarks.executorch.planned [--random 40] [--first 0] [--json]    in a Python with executorch==1.5.1 and Sublet
+    python -m benchmarks.executorch.planned [--random 40] [--first 0] [--json]  (needs executorch==1.5.1)
 
 `greedy` is ExecuTorch's default, `its best` the least of its algorithms; both are bytes of planned memory. `equal` says
 that the runtime, with Sublet's plan, computes what PyTorch does (up to rounding of floats) and, where control flow does
