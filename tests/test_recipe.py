@@ -29,7 +29,9 @@ def quantized() -> onnx.ModelProto:
     return qdq_mobilenet_v2(32, 8, 10, MOBILENET_STAGES[:3])
 
 
-MODELS: dict[str, Callable[[], onnx.ModelProto]] = {**SMALL, "qdq": quantized}
+UNLIKE = ("bert", "lstm_loop", "mobilenet_v2")
+"""Of the small networks those that have little in common."""
+MODELS: dict[str, Callable[[], onnx.ModelProto]] = {**{name: SMALL[name] for name in UNLIKE}, "qdq": quantized}
 ONNX = {model.name: model.path for model in light_models()}
 TEXT = """
 graph @net(%x: f32[4]) {

@@ -19,11 +19,11 @@ SPECIAL = re.compile("if|loop|scan|sequence|optional|string|bfloat16|float8|int4
 SLOW = ("test_lppool_3d_default", "test_MaxPool2d_stride_padding_dilation", "test_MaxPool1d_stride_padding_dilation")
 """A third of the time of all: the reference implementation pools element by element."""
 
-STRIDE = 3
+STRIDE = 6
 
 
 def reports() -> dict[str, Report]:
-    """Every special case, every other model that is not large, and every third of the other operators."""
+    """Every special case, every other model that is not large, and every sixth of the other operators."""
     small = [(category, name) for category, name in names() if "Real" not in category]
     nodes = [(category, name) for category, name in small if "Node" in category and not SPECIAL.search(name)]
     skipped = {*SLOW, *(name for i, (_, name) in enumerate(nodes) if i % STRIDE)}
@@ -36,7 +36,7 @@ def test_every_case_passes_but_those_that_say_why_not() -> None:
     failed = {name: report.failure for name, report in every.items() if report.failure}
     assert {name: why for name, why in failed.items() if name not in EXPECTED} == {}
     passed = [report for report in every.values() if not report.failure]
-    assert len(passed) > 850
+    assert len(passed) > 550
     assert {report.name: report.poisoned for report in passed if report.poisoned} == {}
     control = [report for report in passed if report.control]
     assert len(control) >= 30
@@ -45,7 +45,7 @@ def test_every_case_passes_but_those_that_say_why_not() -> None:
     outside = [spec for report in every.values() for spec in report.outside.values()]
     assert outside
     assert [spec for spec in outside if not spec.reason] == []
-    assert sum(not report.outside for report in every.values()) > 700
+    assert sum(not report.outside for report in every.values()) > 400
 
 
 def test_a_case_that_cannot_be_compared_by_onnx_is_right() -> None:

@@ -12,7 +12,7 @@ from tests.frontends.fold_cases import MAKE
 from tests.frontends.folding import compare
 from tests.frontends.models import parsed
 
-NODES = 4
+NODES = 3
 """Nodes that are drawn for an operator, a form of it and a type; `python -m tests.fuzz --kind folding` draws more."""
 
 

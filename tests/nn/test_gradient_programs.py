@@ -12,12 +12,12 @@ from sublet.ops.nn import COMMANDS
 from tests.nn.gradient_programs import MADE_BY_PASSES, USES, check_program
 
 
-@pytest.mark.parametrize("first", range(0, 100, 25))
+@pytest.mark.parametrize("first", range(0, 60, 20))
 def test_gradients_of_generated_programs_are_pytorchs(first: int) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(first, first + 25):
+    for seed in range(first, first + 20):
         check_program(seed, seen)
-    assert seen["programs"] > 20
+    assert seen["programs"] == 20
     assert seen["view"] > 100
     assert seen["inplace"] > 100
 

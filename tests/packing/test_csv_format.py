@@ -117,7 +117,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         st.tuples(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1), st.data()), max_size=4
     )
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_what_is_written_reads_back(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, st.DataObject]]
 ) -> None:

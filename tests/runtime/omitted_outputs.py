@@ -246,6 +246,11 @@ def examples() -> list[Example]:
     return [*_standard(), *_contributed()]
 
 
+def newest() -> list[Example]:
+    """Of examples that differ in the version of their operators only, the last one."""
+    return list({(e.domain, e.op, len(e.inputs), str(e.attrs)): e for e in examples()}.values())
+
+
 def expected(example: Example) -> list[Any] | None:
     """What ONNX Runtime gives for the whole node; None where it does not take it."""
     whole = [True] * example.outputs
@@ -279,7 +284,7 @@ def differs(example: Example, whole: Sequence[Any], kept: Sequence[bool], *, wri
 def main(few: bool) -> int:
     """1 when something is wrong."""
     status = 0
-    for example in examples():
+    for example in newest() if few else examples():
         print(example.name, flush=True)
         whole = expected(example)
         for kept in (example.few() if few else example.subsets()) if whole is not None else ():

@@ -23,10 +23,10 @@ onnx = pytest.importorskip("onnx")
 HEADER = '<ir_version: 10, opset_import: ["" : 17]>'
 
 
-@pytest.mark.parametrize("first", range(0, 150, 50))
+@pytest.mark.parametrize("first", range(0, 90, 30))
 def test_broken_models_are_told_or_run(first: int) -> None:
     told = 0
-    for seed in range(first, first + 50):
+    for seed in range(first, first + 30):
         rng = random.Random(seed)
         program = onnx_program(rng.randrange(100_000))
         backend = rng.choice(["auto", "reference", ["numpy", "reference"]])
@@ -35,7 +35,7 @@ def test_broken_models_are_told_or_run(first: int) -> None:
             sublet.compile(broken(rng, program.model), backend=backend, optimize=optimize)(program.feeds)
         except sublet.SubletError:
             told += 1
-    assert told > 15
+    assert told > 8
 
 
 def test_an_operand_that_is_missing_in_a_branch() -> None:

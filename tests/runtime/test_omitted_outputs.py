@@ -21,14 +21,14 @@ WHOLE_DECODERS = {("com.microsoft", name) for name in ("BeamSearch", "Sampling",
 
 
 def test_every_operator_of_several_outputs_runs_without_some_of_them() -> None:
-    """In every subset of up to three outputs; `make conformance` goes through those of more."""
+    """In the newest version, in every subset of up to three outputs; `make conformance` goes through all."""
     child = subprocess.run(
         [sys.executable, "-m", "tests.runtime.omitted_outputs", "--few"], capture_output=True, text=True, timeout=300
     )
     lines = child.stdout.splitlines()
     assert [line for line in lines if line.startswith(("WRONG", "REFUSED"))] == []
     assert child.returncode == 0, (lines[-1:], child.stderr[-500:])
-    assert sum(line.endswith("asked for") for line in lines) > 400
+    assert sum(line.endswith("asked for") for line in lines) > 250
 
 
 def test_every_operator_with_optional_outputs_is_among_them() -> None:

@@ -69,8 +69,8 @@ def one_node(op: str, inputs: dict[str, Any], outputs: int = 1, opset: int = 21,
     return onnx.shape_inference.infer_shapes(made)
 
 
-HEAVY = ("light_bvlc_alexnet", "light_vgg19", "light_zfnet512")
-"""Hundreds of megabytes of weights, and operators of the others; `test_real_models` plans them."""
+HEAVY = ("light_bvlc_alexnet", "light_vgg19", "light_zfnet512", "light_densenet121", "light_inception_v2")
+"""Hundreds of megabytes of weights or of nodes, and operators of the others; `test_real_models` plans them."""
 
 
 @pytest.mark.parametrize(
