@@ -20,7 +20,8 @@ from rich.table import Table
 
 import sublet
 from benchmarks.train_steps import Step, training_step
-from sublet.planning.budget.within import Answer, Budgets, Outcome, with_again
+from sublet.planning.budget.answers import Answer, Outcome
+from sublet.planning.budget.within import Budgets
 
 NETWORKS = (
     ("ResNet-50", 32),
@@ -77,8 +78,7 @@ def timed_rows(
     base = sublet.compile(step.model)
     lines = []
     for answer in fitting:
-        model = with_again(step.model, answer.point.model.recipe.again)
-        seconds, same = taking_turns(step, base, sublet.compile(model), rounds, clock)
+        seconds, same = taking_turns(step, base, sublet.compile(answer.point.model), rounds, clock)
         lines.append(
             (
                 name,

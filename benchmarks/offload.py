@@ -25,7 +25,8 @@ from sublet.analysis.options import Options
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.conversion import OFFLOAD, RELOAD
 from sublet.packing import Region
-from sublet.planning.budget.within import Answer, Budgets, Outcome, with_again
+from sublet.planning.budget.answers import Answer, Outcome
+from sublet.planning.budget.within import Budgets, with_again
 from sublet.runtime.kernel import Array, Call, Kernel
 
 PERCENT = (50, 30, 20)

@@ -1,10 +1,12 @@
 """Generated training steps and programs at random budgets: every answer is held to what it says.
 
 What fits must run in its plan, in poisoned memory too, and leave the same bits as the plain program: outputs, gradients
-and state. What is "impossible" must be so by a search over all orders and recomputations, where that is small enough.
+and state; with nodes in pieces, but for rounding. What is "impossible" must be so by a search over all orders and
+recomputations, where that is small enough.
 
     python -m tests.fuzz_budget --count 300 --first 0
     python -m tests.fuzz_budget --count 300 --loops       # loops, stored in every way, beside the plain tape
+    python -m tests.fuzz_budget --count 300 --pieces      # nodes at random in pieces, beside the program unsplit
 """
 
 from __future__ import annotations
@@ -20,12 +22,18 @@ import numpy as np
 import sublet
 from sublet import layers, nn
 from sublet.analysis.options import Options
+from sublet.ir.graph import Graph
 from sublet.ir.model import Model
 from sublet.ir.text import parse, to_text
 from sublet.nn.tensor import Tensor
+from sublet.ops.verify import verify
 from sublet.packing import Region
 from sublet.passes.common import without_common
-from sublet.planning.budget.within import Budgets, Outcome
+from sublet.passes.rewriting import readers
+from sublet.passes.splitting.pieces import onto, splitted
+from sublet.passes.splitting.ways import BATCH, ONTO, RESULT, way
+from sublet.planning.budget.answers import Outcome
+from sublet.planning.budget.within import Budgets
 from tests.passes.checkpointed import check_seed
 from tests.training.steps import UNPLANNED, Step, runs_right, training_step, written_program
 
@@ -33,6 +41,11 @@ EFFORT = 60
 
 RATES = (10**8, 10**10, 10**12)
 """Bytes a second of the slow memory that some have."""
+ROUNDING = 1e-4
+"""Of the largest element: sums of f32 in another order."""
+
+NEARLY_NONE = 1e-6
+"""What is left of a sum that is none, as the gradient of a bias before a normalisation."""
 
 
 def network(rng: random.Random, seed: int) -> Step:
@@ -108,7 +121,12 @@ def check_budgets(seed: int, count: int = 3) -> Counter[str]:
         if answer.outcome is not Outcome.FITS:
             assert answer.outcome is not Outcome.IMPOSSIBLE or budget < budgets.floor.nbytes
             continue
-        assert budgets.floor.nbytes <= answer.point.nbytes <= budget, f"{where}: it does not fit"
+        assert answer.point.nbytes <= budget, f"{where}: it does not fit"
+        if answer.point.split:
+            told["in pieces"] += 1
+            runs_alike(where, step, unplanned, answer.point.model.graph, options)
+            continue
+        assert budgets.floor.nbytes <= answer.point.nbytes, f"{where}: it is below what is said to be needed"
         if answer.point.model.recipe.again:
             told["computed again"] += answer.point.again > 0
             told["brought back"] += answer.point.brought_back > 0
@@ -125,15 +143,69 @@ def _runs_the_same(where: str, step: Step, unplanned: Any, model: Model, options
     assert runs_right(step, unplanned, changed.compiled(options)), f"{where}: computed again, something else comes out"
 
 
+def check_pieces(seed: int) -> Counter[str]:
+    """One step with nodes at random in pieces, at random. Raises AssertionError that names the seed."""
+    rng, step = drawn(seed)
+    count = rng.choice((2, 2, 3, 4))
+    read = readers(step.graph)
+    chosen: dict[str, tuple[str, int]] = {}
+    for node in step.graph.nodes:
+        kinds = [(kind, count) for kind in (BATCH, RESULT) if way(node, kind, count) is not None]
+        looked_up = onto(step.graph, node, read)
+        if looked_up is not None and rng.random() < 0.5:
+            chosen.pop(looked_up.name, None)
+            kinds = [(ONTO, 1)]
+        if kinds and rng.random() < 0.8:
+            chosen[node.name] = rng.choice(kinds)
+    if chosen:
+        splits = tuple((name, *what) for name, what in chosen.items())
+        options = Options(io=rng.choice(("arena", "bound")), weights=rng.choice(("arena", "bound")))
+        made = splitted(step.graph, splits).graph
+        runs_alike(f"seed {seed}, {splits}", step, step.compiled(UNPLANNED), made, options)
+    return Counter({"nodes in pieces": len(chosen)})
+
+
+def runs_alike(where: str, step: Step, unplanned: Any, graph: Graph, options: Options) -> None:
+    """What a program in pieces gives, but for sums that are rounded in another order; in its plan, the same bits."""
+    verify(graph)
+    assert parse(to_text(graph)) == graph, f"{where}: another graph in text form"
+    changed = replace(step, graph=graph)
+    assert runs_right(changed, changed.compiled(UNPLANNED), changed.compiled(options)), f"{where}: planned, it differs"
+    planned = changed.compiled(options)
+    for name in unplanned.updated:
+        unplanned.set_state(name, planned.state(name))
+    found, wanted = planned(step.inputs), unplanned(step.inputs)
+    pairs = [(name, found[name], wanted[name]) for name in wanted]
+    told = [name for name in unplanned.updated if name not in _normalised(step.graph)]
+    pairs += [(name, planned.state(name), unplanned.state(name)) for name in told]
+    for name, one, other in pairs:
+        first, second = np.asarray(one, np.float64), np.asarray(other, np.float64)
+        largest = np.abs(second[np.isfinite(second)]).max(initial=1e-9)
+        close = np.isclose(first, second, rtol=ROUNDING, atol=ROUNDING * largest + NEARLY_NONE, equal_nan=True)
+        assert close.all(), f"{where}: {name} is another by {np.abs(first - second).max()} of {largest}"
+
+
+def _normalised(graph: Graph) -> set[str]:
+    """The weights that move by a gradient over its own size: what is left of a sum that is none makes a step too."""
+    made = {value: node for node in graph.nodes for value in node.outputs[:1] if value is not None}
+    by = {target: made[source].op for target, source in graph.updates if source in made}
+    return {target.name for target, op in by.items() if op in ("nn.adam", "nn.adamw", "nn.lamb", "nn.rmsprop")}
+
+
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--count", type=int, default=300)
     asked.add_argument("--first", type=int, default=0)
     asked.add_argument("--loops", action="store_true")
+    asked.add_argument("--pieces", action="store_true", help="only nodes at random in pieces")
     chosen = asked.parse_args()
     told: Counter[str] = Counter()
     for seed in range(chosen.first, chosen.first + chosen.count):
-        told += Counter({"cut": int(check_seed(seed))}) if chosen.loops else check_budgets(seed)
+        if chosen.loops:
+            told += Counter({"cut": int(check_seed(seed))})
+            continue
+        told += check_pieces(seed)
+        told += check_budgets(seed) if not chosen.pieces else Counter()
     print(f"{chosen.count} steps: " + ", ".join(f"{count} {what}" for what, count in sorted(told.items())))
 
 

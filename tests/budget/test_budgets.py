@@ -23,7 +23,8 @@ from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.model import Model
 from sublet.ops.emitter import Emitter
 from sublet.packing import Region
-from sublet.planning.budget.within import Budgets, Outcome
+from sublet.planning.budget.answers import Outcome
+from sublet.planning.budget.within import Budgets
 from sublet.planning.pipeline import plan_memory
 from sublet.tensor import DType, TensorSpec
 from tests.budget.brute_force import fewest_bytes

@@ -155,8 +155,10 @@ def to_run(
     """The model that `compile` runs when it is given these: an optimiser keeps no names that shapes are assumed of."""
     wanted = level(AS_IS if assume and optimize == AUTO else optimize, first_of(names_of(backend)), plan)
     changed, assume = (plan.recipe.changed, dict(plan.recipe.assumed)) if plan else (changed, assume)
-    again = plan.recipe.again if plan else ()
-    return source_of(model, dims, max_trips=max_trips, optimize=wanted, changed=changed, assume=assume, again=again)
+    split, again = (plan.recipe.split, plan.recipe.again) if plan else ((), ())
+    return source_of(
+        model, dims, max_trips=max_trips, optimize=wanted, changed=changed, assume=assume, split=split, again=again
+    )
 
 
 def _require_right(plan: MemoryPlan, graph: Graph, asked: Sequence[tuple[str, int]], source: Model) -> None:

@@ -15,10 +15,10 @@ from sublet.frontends.trips import Trips
 from sublet.ir.graph import Graph
 from sublet.ir.model import Model
 from sublet.nn.graph import Graph as WrittenGraph
-from sublet.passes.recompute.clones import Again
 from sublet.plan import MemoryPlan
+from sublet.planning.budget.answers import Outcome, most
 from sublet.planning.budget.costs import MODELLED
-from sublet.planning.budget.within import Budgets, Outcome, most, roomy, with_again
+from sublet.planning.budget.within import Budgets, Ways
 from sublet.planning.pipeline import Progress, plan_memory
 from sublet.runtime.backends.by_name import AUTO
 from sublet.runtime.executable import Executable
@@ -108,17 +108,19 @@ def _within(
         plain = plan_memory(ready.model, options)
         if plain.arena_bytes <= budget:
             return ready, plain
-    made: dict[tuple[tuple[str, str], ...], Equipped] = {(): ready}
+    made: dict[tuple[object, object], Equipped] = {((), ()): ready}
 
-    def planned(again: Again) -> tuple[Model, MemoryPlan]:
-        key = tuple(again)
+    def kept(model: Model) -> Equipped:
+        key = model.recipe.split, model.recipe.again
         if key not in made:
-            made[key] = equipped(with_again(ready.source, key), backend=backend, weights=weights, autotune=autotune)
-        return made[key].model, plan_memory(made[key].model, roomy(options))
+            made[key] = equipped(model, backend=backend, weights=weights, autotune=autotune)
+        return made[key]
+
+    ways = Ways(ready.source, lambda model: kept(model).model)
 
     seconds, costs = measured(ready.model, backend) if measure else (None, MODELLED)
-    answer = Budgets(ready.model, options, seconds, costs, planned).within(budget)
+    answer = Budgets(ready.model, options, seconds, costs, ways).within(budget)
     if answer.outcome is not Outcome.FITS:
         raise CapacityError(answer.words)
-    ready, plan = made[answer.point.model.recipe.again], answer.point.plan
-    return ready, plan_memory(ready.model, options) if slow else plan
+    ready = kept(answer.point.model)
+    return ready, plan_memory(ready.model, options) if slow else answer.point.plan

@@ -21,6 +21,7 @@ from sublet.ir.scratch import with_scratch
 from sublet.nn.graph import Graph as WrittenGraph
 from sublet.passes.on_demand import on_demand
 from sublet.passes.recompute.clones import Again, recomputed
+from sublet.passes.splitting.pieces import Splits, with_splits
 from sublet.plan import MemoryPlan
 from sublet.plan.file import fingerprint
 from sublet.plan.schedule import is_serial, serial
@@ -77,12 +78,13 @@ def source_of(
     optimize: str = AS_IS,
     changed: str = "",
     assume: Mapping[str, str] | None = None,
+    split: Splits = (),
     again: Again = (),
 ) -> Model:
     """A file, an ONNX ModelProto, a graph or a `Model` as a model.
 
     What is read here is rewritten and changed as asked; a graph or `Model` is what the caller made of it, and may be
-    simplified. Nodes are computed `again` unless it does so already.
+    simplified. Nodes are `split` and computed `again` unless it does so already.
     """
     source = bounded(_model(model, dims, optimize, assume or {}), max_trips)
     if changed not in PASSES:
@@ -90,6 +92,8 @@ def source_of(
     theirs = isinstance(model, Model | WrittenGraph | Graph)
     if not theirs or (changed == SIMPLIFIED and source.recipe.changed == ""):
         source = PASSES[changed](source)
+    if split and source.recipe.split != tuple(split):
+        source = with_splits(source, split)
     if again and source.recipe.again != tuple(again):
         recipe = replace(source.recipe, again=tuple(again))
         source = replace(source, graph=recomputed(source.graph, again), recipe=recipe)
@@ -109,6 +113,7 @@ def planned_model(path: str | Path, plan: MemoryPlan) -> Model:
         optimize=recipe.optimize,
         changed=recipe.changed,
         assume=dict(recipe.assumed),
+        split=recipe.split,
         again=recipe.again,
     )
     made = replace(made, graph=with_scratch(made.graph, dict(recipe.scratch)))

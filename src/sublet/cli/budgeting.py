@@ -13,8 +13,9 @@ from sublet.base.bytesize import human
 from sublet.cli.console import answers, budget_progress, errors, print_json
 from sublet.errors import CapacityError, PlanError
 from sublet.ir.model import Model
+from sublet.planning.budget.answers import Answer, Outcome
 from sublet.planning.budget.costs import MODELLED
-from sublet.planning.budget.within import Answer, Budgets, Outcome
+from sublet.planning.budget.within import Budgets
 
 PERCENT = (100, 90, 80, 70, 60, 50, 40, 30, 25, 20)
 """Budgets of a frontier, as shares of the plain arena."""
@@ -58,28 +59,29 @@ def show_frontier(source: Model, options: Options, *, measure: bool, in_json: bo
         return
     table = Table(box=None, padding=(0, 2), header_style="dim")
     last = "brought back" if options.regions else "no less than"
-    for title in ("budget", "arena", "of plain", "computed again", "extra time", last):
+    for title in ("budget", "arena", "of plain", "in pieces", "computed again", "extra time", last):
         table.add_column(title, justify="right")
     for answer in found:
         nbytes = answer.point.nbytes
         least = "" if answer.least_extra is None else f"{answer.least_extra:+.1%}"
         least = str(answer.point.brought_back) if options.regions else least
-        row = (human(nbytes), f"{nbytes / arena:.1%}", str(answer.point.again), f"{answer.extra:+.1%}", least)
-        shown = row if answer.outcome is Outcome.FITS else (SAYS[answer.outcome], "", "", "", "")
+        counts = str(answer.point.split), str(answer.point.again)
+        row = (human(nbytes), f"{nbytes / arena:.1%}", *counts, f"{answer.extra:+.1%}", least)
+        shown = row if answer.outcome is Outcome.FITS else (SAYS[answer.outcome], "", "", "", "", "")
         table.add_row(human(answer.budget), *shown)
     bound = f"No transfer is counted as hidden behind others' work; at most {_away(found)} bytes are away."
     words = f"Time is predicted {budgets.costs}. {bound if options.regions else BOUND}"
-    answers().print(table, Text(), Text(words), Text(_least(budgets)))
+    answers().print(table, Text(), Text(words), Text(_least(found[-1])))
 
 
 def _away(found: tuple[Answer, ...]) -> str:
     return f"{max(answer.point.away for answer in found):,}"
 
 
-def _least(budgets: Budgets) -> str:
-    lowest = min(budgets.points.values(), key=lambda point: point.nbytes)
-    words = budgets.floor.words
-    return f"The least found needs {lowest.nbytes:,} bytes. {words[:1].upper()}{words[1:]}."
+def _least(last: Answer) -> str:
+    """Of the smallest budget: what fits it, or the least found."""
+    words = last.claim
+    return f"The least found needs {last.point.nbytes:,} bytes. {words[:1].upper()}{words[1:]}."
 
 
 def frontier_json(budgets: Budgets, found: tuple[Answer, ...]) -> dict[str, Any]:
@@ -98,6 +100,7 @@ def frontier_json(budgets: Budgets, found: tuple[Answer, ...]) -> dict[str, Any]
                 "seconds": answer.point.seconds,
                 "extra": answer.extra,
                 "least_extra": answer.least_extra,
+                "in_pieces": answer.point.split,
                 "computed_again": answer.point.again,
                 "brought_back": answer.point.brought_back,
                 "away_bytes": answer.point.away,

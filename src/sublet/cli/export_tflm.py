@@ -24,7 +24,7 @@ def export_tflm(model: Path, plan: MemoryPlan, sections: Sequence[str], out: Pat
     """Write the file, and say what TFLM needs with it. Raises PlanError for a plan or model that TFLM cannot take."""
     if not is_tflite(model):
         raise PlanError(f"--to {TFLM} writes a plan into a .tflite file, and {model} is none")
-    if plan.recipe.again:
+    if plan.recipe.split or plan.recipe.again:
         raise PlanError(f"the plan is for the graph {plan.recipe.words}, which is not that in {model}")
     if sections:
         raise PlanError(f"--section is for C: {TFLM} takes the arena from its caller")

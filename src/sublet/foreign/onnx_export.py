@@ -52,7 +52,8 @@ def with_plan(plan: MemoryPlan, told: Told) -> Mapping[str, str | bytes]:
     """
     if told.model is None or not is_onnx(told.model):
         raise PlanError("a plan is written into the ONNX model that it is for: give an .onnx file")
-    if plan.recipe.optimize != AS_IS or plan.recipe.changed or plan.recipe.again:
+    recipe = plan.recipe
+    if recipe.optimize != AS_IS or recipe.changed or recipe.split or recipe.again:
         raise PlanError(f"the plan is for the graph {plan.recipe.words}, which is not that in {told.model}")
     require_counted(plan, "the metadata")
     if not _single(plan):

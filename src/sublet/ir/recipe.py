@@ -28,6 +28,7 @@ class Recipe:
     by         what else the rewriting depends on, as text: the version of ONNX Runtime and the processor
     changed    what Sublet's own passes did to the nodes: "" for nothing, "simplify" or "less_memory"
     order      "given": the model's own, "less": another one that needs less memory, "own": a schedule of the caller's
+    split      (node, kind of rows, pieces): what is done in pieces (`passes/splitting`), before anything is again
     again      (node, reader): what is computed once more, and right before which node (`passes/recompute`); for a node
                called after a value, with `OFFLOADED` at its end, that value is brought back from slow memory instead
     scratch    (node, bytes): memory that kernels asked for, which is part of the planned graph
@@ -39,6 +40,7 @@ class Recipe:
     by: str = ""
     changed: str = ""
     order: str = GIVEN
+    split: tuple[tuple[str, str, int], ...] = ()
     again: tuple[tuple[str, str], ...] = ()
     scratch: tuple[tuple[str, int], ...] = ()
     assumed: tuple[tuple[str, str], ...] = ()
@@ -55,6 +57,8 @@ class Recipe:
         graph = "as in the file" if self.optimize == AS_IS else f"after ONNX Runtime's optimiser ({self.optimize})"
         if self.changed:
             graph += f", changed by {self.changed}"
+        if self.split:
+            graph += f", with {len(self.split)} nodes done in pieces"
         if self.again:
             back = sum(name.endswith(OFFLOADED) for name, _ in self.again)
             more = len(self.again) - back

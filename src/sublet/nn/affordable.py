@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from sublet.errors import CapacityError
 from sublet.ir.model import Model
 from sublet.nn.graph import Graph
-from sublet.planning.budget.within import Answer, Budgets, Outcome, most
+from sublet.planning.budget.answers import Answer, Outcome, most
+from sublet.planning.budget.within import Budgets
 
 
 class _TakenBack(Exception):
@@ -35,7 +36,7 @@ def cheapest(ways: Mapping[str, Callable[[], Model]], budget: int | str) -> tupl
     answers: dict[str, Answer] = {}
     for name, make in ways.items():
         answers[name] = Budgets(make()).within(most(budget))
-        if answers[name].outcome is Outcome.FITS and not answers[name].point.again:
+        if answers[name].outcome is Outcome.FITS and not answers[name].point.changed:
             break
     fitting = {name: answer.point for name, answer in answers.items() if answer.outcome is Outcome.FITS}
     if fitting:

@@ -76,7 +76,8 @@ class Blocks:
         taken: list[int] = []
         done: set[int] = set()
         for made, source in self.over[i]:
-            if source in ending and source not in taken and made not in done:
+            part = self.nbytes[source] < self.nbytes[made]  # a whole has several
+            if source in ending and source not in taken and (part or made not in done):
                 taken.append(source)
                 done.add(made)
         return taken

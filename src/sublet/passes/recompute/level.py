@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sublet.ir.graph import Graph, Node, Value
-from sublet.ir.walk import results
+from sublet.ir.walk import makers, results
+from sublet.ops import lookup
 from sublet.passes.live_bytes import Blocks, blocks_of
 from sublet.passes.order import reordered
 from sublet.passes.recompute.clones import clonable, only_moved, reads_of_clone
@@ -65,6 +66,8 @@ def level_of(graph: Graph, seconds: Mapping[str, float], *, io_bound: bool, weig
     for value in (*graph.weights, *offloaded(graph)):
         if value in block:
             blocks.nbytes[block[value]] = 0
+    _join_parts(graph.nodes, blocks)
+    closed = _updated_in_pieces(graph, blocks)
     views: list[list[int]] = [[] for _ in graph.nodes]
     maker = {b: j for j, born in enumerate(blocks.born) for b in born}
     for j, node in enumerate(graph.nodes):
@@ -77,6 +80,7 @@ def level_of(graph: Graph, seconds: Mapping[str, float], *, io_bound: bool, weig
     latest = list(clonable(graph))
     for j, several in enumerate(views):
         latest[j] = min([latest[j], *(latest[k] for k in several)])
+        latest[j] = min([latest[j], *(closed[b] for b in blocks.read[j] if b in closed)])
     away = [-1] * len(blocks.nbytes)
     for j, node in enumerate(graph.nodes):
         if is_offload(node):
@@ -99,6 +103,53 @@ def level_of(graph: Graph, seconds: Mapping[str, float], *, io_bound: bool, weig
 def _renewed(node: Node, born: Sequence[int], moved: set[int], block: Mapping[Value, int]) -> tuple[int, ...]:
     """The blocks that a clone of the node makes anew."""
     return (block[there_and_back(node)[0]],) if is_offload(node) else tuple(b for b in born if b not in moved)
+
+
+def _join_parts(nodes: Sequence[Node], blocks: Blocks) -> None:
+    """A whole that is written where its parts lie takes over their bytes."""
+    for node, over in zip(nodes, blocks.over, strict=True):
+        if not node.subgraphs:
+            for share in lookup(node.op).parts(node):
+                whole, part = node.outputs[share.output], node.inputs[share.input]
+                if whole in blocks.of and part in blocks.of:
+                    pair = blocks.of[whole], blocks.of[part]
+                    if 0 < blocks.nbytes[pair[1]] <= blocks.nbytes[pair[0]] and pair[1] not in blocks.kept:
+                        over.append(pair)
+
+
+def _updated_in_pieces(graph: Graph, blocks: Blocks) -> dict[int, int]:
+    """Lets updates that are parts written over views of their target have no bytes of their own.
+
+    Gives by block of such a target the node that first writes over it: no clone that reads it may stand behind.
+    """
+    maker = makers(graph.nodes)
+    closed: dict[int, int] = {}
+    for target, source in graph.updates:
+        joining = maker.get(source)
+        if joining is None or target not in blocks.of or blocks.nbytes[blocks.of[target]]:
+            continue
+        whole, home = graph.nodes[joining], blocks.of[target]
+        parts = [whole.inputs[share.input] for share in lookup(whole.op).parts(whole)] if not whole.subgraphs else []
+        if parts and all(part in maker and _over(graph.nodes[maker[part]], part, home, blocks) for part in parts):
+            for value in (source, *parts):
+                if value is not None and blocks.of[value] != home:
+                    blocks.nbytes[blocks.of[value]] = 0
+            closed[home] = min(maker[part] for part in parts if part is not None)
+    return closed
+
+
+def _over(node: Node, part: Value | None, home: int, blocks: Blocks) -> bool:
+    """Whether the node may write the part over bytes of a block."""
+    if node.subgraphs:
+        return False
+    shares = lookup(node.op).inplace(node)
+    return any(node.outputs[s.output] == part and blocks.of.get(_operand(node, s.input)) == home for s in shares)
+
+
+def _operand(node: Node, position: int) -> Value:
+    value = node.inputs[position]
+    assert value is not None
+    return value
 
 
 def _blocks_read(node: Node, block: Mapping[Value, int]) -> tuple[int, ...]:

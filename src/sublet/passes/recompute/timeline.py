@@ -171,7 +171,8 @@ def _saved(level: Level, over: list[tuple[int, int]], ending: list[int]) -> int:
     done: set[int] = set()
     saved = 0
     for made, source in over:
-        if source in ending and source not in taken and made not in done:
+        part = level.blocks.nbytes[source] < level.blocks.nbytes[made]  # a whole has several
+        if source in ending and source not in taken and (part or made not in done):
             taken.add(source)
             done.add(made)
             saved += level.blocks.nbytes[source]

@@ -35,8 +35,11 @@ def _seconds(node: Node) -> float:
     if node.subgraphs:
         rounds = rounds_of(node) if isinstance(node, While) else None
         return CALL + (1 if rounds is None else rounds) * sum(_seconds(n) for sub in node.subgraphs for n in sub.nodes)
-    if lookup(node.op).views(node):
+    op = lookup(node.op)
+    if op.views(node):
         return 0.0
+    if node.uses and len(op.parts(node)) == len(node.uses):  # what it joins is written in its place
+        return CALL
     nbytes = sum(value.nbytes for value in {*node.uses, *node.defs})
     return max(operations(node) / OPERATIONS, nbytes / BYTES) + CALL
 

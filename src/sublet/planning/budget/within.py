@@ -1,23 +1,21 @@
-"""A budget of bytes: what is computed again so that a plan fits it, and what that costs.
+"""A budget of bytes: what is computed again, and in pieces, so that a plan fits it, and what that costs.
 
 Nothing fits that was not planned and checked: what the search finds by estimate is planned for real, and where the
 arena comes out larger, asked for again with as much less. Between the proven floor and the least that was found nothing
-is known, and nothing is claimed.
+is known, and nothing is claimed. Where one node alone takes most of the budget, nodes are done in pieces too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from time import monotonic
 
 from sublet.analysis.options import Options
-from sublet.base.bytesize import parse_bytes
 from sublet.errors import PlanError
 from sublet.ir.graph import Graph
 from sublet.ir.model import Model
-from sublet.ops.nn.conversion import RELOAD
+from sublet.packing import Region
 from sublet.packing.problem import MAX_SIZE
 from sublet.passes.recompute.clones import Again, read_by_somebody, recomputed
 from sublet.passes.recompute.floor import Floor, floor
@@ -25,7 +23,9 @@ from sublet.passes.recompute.least_time import least_extra_seconds
 from sublet.passes.recompute.level import Clones, level_of
 from sublet.passes.recompute.offload import candidates, is_offload, with_offloads
 from sublet.passes.recompute.search import EFFORT, Found, Search
-from sublet.plan import MemoryPlan
+from sublet.passes.splitting.choose import SHARES, proposals
+from sublet.passes.splitting.pieces import Splits, splitted
+from sublet.planning.budget.answers import Answer, Outcome, Point
 from sublet.planning.budget.costs import MODELLED, modelled
 from sublet.planning.pipeline import plan_memory
 
@@ -35,103 +35,26 @@ MOST_BOUNDED = 4000
 TRIES = 4
 """Plans for one budget: the estimate is exact nearly always."""
 
-
 LARGEST_BY = 256
 """How many times smaller than the largest value those may be that are brought to a slow memory."""
 
+MOST_OF_IT = 0.75
+"""Nodes are done in pieces where one alone takes more than this share of the budget."""
 
-class Outcome(StrEnum):
-    """What is known of a network and a number of bytes."""
-
-    FITS = "fits"
-    NOT_FOUND = "not_found"
-    IMPOSSIBLE = "impossible"
+MOST_NODES = 1500
+"""Nodes of a program in pieces, or twice as many as there are: more take long to search."""
 
 
 @dataclass(frozen=True)
-class Point:
-    """A program that was planned and checked: with these nodes computed again, in so many bytes and seconds."""
+class Ways:
+    """How a changed model is made ready to be planned.
 
-    model: Model
-    plan: MemoryPlan
-    seconds: float
+    source  the model before that: what is changed
+    ready   gives the model with what its kernels ask for
+    """
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the arena that the network runs in."""
-        return self.plan.arenas[0].nbytes
-
-    @property
-    def away(self) -> int:
-        """The bytes of the slow memory."""
-        return self.plan.arena_bytes - self.nbytes
-
-    @property
-    def brought_back(self) -> int:
-        """How often a value is brought back from the slow memory."""
-        return sum(node.op == RELOAD for node in self.model.graph.nodes)
-
-    @property
-    def again(self) -> int:
-        """How many nodes are computed once more, or later."""
-        return len(self.model.recipe.again) - self.brought_back
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What came of a budget: the cheapest point found within it, or the one that needs fewest bytes."""
-
-    budget: int
-    outcome: Outcome
-    point: Point
-    plain: Point
-    floor: Floor
-    costs: str
-    least_seconds: float | None = None
-    ended_early: bool = False
-
-    @property
-    def least_extra(self) -> float | None:
-        """As `extra`, a bound: no program in this order, each node run where it stands, costs less. None: not known."""
-        if self.least_seconds is None or not self.plain.seconds:
-            return None
-        return self.least_seconds / self.plain.seconds
-
-    @property
-    def extra(self) -> float:
-        """The seconds more than those of the plain program, as a share of these."""
-        return self.point.seconds / self.plain.seconds - 1 if self.plain.seconds else 0.0
-
-    @property
-    def words(self) -> str:
-        """The answer, for people."""
-        least = f"{self.point.nbytes:,} bytes"
-        if self.outcome is Outcome.IMPOSSIBLE:
-            return f"{self.budget:,} bytes are impossible: {self.floor.words}"
-        if self.outcome is Outcome.NOT_FOUND:
-            found = f"the least found needs {least}, with {self.extra:.1%} more time predicted ({self.costs})"
-            ended = " before the search was ended" if self.ended_early else ""
-            return f"no program within {self.budget:,} bytes was found{ended}; {found}; {self.floor.words}"
-        if not self.point.model.recipe.again:
-            return f"the arena fits: {least}, nothing is computed again"
-        done = f"{self.point.again} nodes are computed once more, or later"
-        if self.point.brought_back:
-            done += f", {self.point.brought_back} values brought back from {self.point.away:,} bytes of slow memory"
-        told = f"the arena fits: {least} instead of {self.plain.nbytes:,}; {done}"
-        bound = "" if self.least_extra is None else f", no less than {self.least_extra:.1%} in this order"
-        return f"{told}: {self.extra:.1%} more time predicted{bound} ({self.costs})"
-
-
-def most(budget: int | str) -> int:
-    """The bytes of a budget, which may be written as "400MiB". Raises SubletError for what is none."""
-    nbytes = parse_bytes(budget) if isinstance(budget, str) else budget
-    if type(nbytes) is not int or nbytes < 0:
-        raise PlanError(f"budget={budget!r} must be a number of bytes, or text such as '400MiB'")
-    return nbytes
-
-
-Planned = Callable[[Again], tuple[Model, MemoryPlan]]
-"""The model with these nodes computed again, and its plan."""
+    source: Model
+    ready: Callable[[Model], Model] = lambda model: model
 
 
 @dataclass
@@ -139,56 +62,54 @@ class Budgets:
     """Answers for one model and one way of planning. It keeps what it planned: a larger budget never costs more time.
 
     Of two memory regions the first is the one that the network runs in, which the budgets are for, and the second has
-    a rate: values may be brought there and back, each transfer by itself, for its bytes at that rate.
+    a rate: values may be brought there and back, each transfer by itself, for its bytes at that rate. No node is done
+    in pieces then.
 
     seconds  of each node of the root level by name; where nobody gives them, by the model of `costs`
-
-    planned  makes the plan of what was found, where that takes more than planning
+    ways     how models with nodes computed again come about, where that takes more than writing their graph
+    until    when to end the search; None for the time limit of the options from now on
     """
 
     model: Model
     options: Options = field(default_factory=Options)
     seconds: Mapping[str, float] | None = None
     costs: str = MODELLED
-    planned: Planned | None = None
+    ways: Ways | None = None
     effort: int = EFFORT
+    until: float | None = None
 
     def __post_init__(self) -> None:
-        regions = self.options.regions
-        slow = regions[1] if len(regions) == 2 and regions[1].rate and not regions[0].rate else None
-        if self.options.streams != 1 or (regions and slow is None):
-            raise PlanError(
-                "values are computed again for one stream and one memory, or one and a second with bytes a second "
-                "(host=8GiB@10GB/s): drop streams and other regions"
-            )
+        slow = _slow(self.options)
         if self.model.recipe.again:
             raise PlanError("this model computes values again already: give it as it was before")
-        graph, bound = self.model.graph, {"io_bound": self.options.io == "bound"}
-        bound["weights_bound"] = self.options.weights == "bound"
+        graph, bound = self.model.graph, self._bound
         wide = graph if slow is None else with_offloads(graph, candidates(graph, _least(graph)))
         transfers = {n.name: n.uses[0].nbytes / slow.rate for n in wide.nodes if is_offload(n)} if slow else {}
         seconds = {**modelled(wide), **(self.seconds or {}), **transfers}
         self.floor = floor(graph, **bound, offloading=slow is not None)
-        end = None if self.options.timeout is None else monotonic() + self.options.timeout
-        self.search = Search(
-            level_of(wide, seconds, **bound), self.effort, lambda: end is not None and monotonic() > end
-        )
+        if self.until is None and self.options.timeout is not None:
+            self.until = monotonic() + self.options.timeout
+        self.search = Search(level_of(wide, seconds, **bound), self.effort, self._late)
         self.plain = self._point(self.search.found[0])
         self.points: dict[Clones, Point] = {frozenset(): self.plain}
+        self.finer: dict[Splits, Budgets] = {}
+        """The same with some nodes in pieces, as far as that was tried."""
+        self._floors: dict[Splits, Floor] = {}
+
+    @property
+    def _bound(self) -> dict[str, bool]:
+        return {"io_bound": self.options.io == "bound", "weights_bound": self.options.weights == "bound"}
+
+    def _late(self) -> bool:
+        return self.until is not None and monotonic() > self.until
 
     def within(self, budget: int) -> Answer:
         """The cheapest program found that fits so many bytes."""
-        if budget < self.floor.nbytes and self.plain.nbytes > budget:
-            lowest = min(self.points.values(), key=lambda point: (point.nbytes, point.seconds))
-            return self._answer(budget, Outcome.IMPOSSIBLE, lowest)
-        if not self._fitting(budget):
-            self._search(budget)
-        fitting = self._fitting(budget)
-        if fitting:
-            return self._answer(budget, Outcome.FITS, min(fitting, key=lambda p: (p.seconds, p.nbytes)))
-        self._plan(self.search.lowest())
-        lowest = min(self.points.values(), key=lambda point: (point.nbytes, point.seconds))
-        return self._answer(budget, Outcome.NOT_FOUND, lowest)
+        self._look_for(budget)
+        whole = [*self._fitting(budget)]
+        if not whole or self._narrow(budget):
+            self._look_finer(budget)
+        return self._answer(budget)
 
     def frontier(self, budgets: Sequence[int], told: Callable[[int], None] = lambda budget: None) -> tuple[Answer, ...]:
         """The answers for several budgets, the largest first; each is asked for by itself, and the cheapest is taken.
@@ -198,9 +119,65 @@ class Budgets:
         wanted = sorted(set(budgets), reverse=True)
         for budget in wanted:
             told(budget)
-            if self.plain.nbytes > budget >= self.floor.nbytes:
-                self._search(budget)
-        return tuple(self.within(budget) for budget in wanted)
+            if self.plain.nbytes > budget:
+                if budget >= self.floor.nbytes:
+                    self._search(budget)
+                if not self._fitting(budget) or self._narrow(budget):
+                    self._look_finer(budget)
+        return tuple(self._answer(budget) for budget in wanted)
+
+    def over(self) -> bool:
+        """Whether a search was ended early."""
+        return self.search.over() or any(each.search.over() for each in self.finer.values())
+
+    def _narrow(self, budget: int) -> bool:
+        """Whether one node alone takes most of a budget that the plain plan does not fit."""
+        return self.plain.nbytes > budget and self.floor.nbytes > MOST_OF_IT * budget
+
+    def _look_for(self, budget: int) -> None:
+        if budget >= self.floor.nbytes and not self._fitting(budget):
+            self._search(budget)
+
+    def _look_finer(self, budget: int) -> None:
+        """Does nodes in pieces: first as for another budget, then as this one asks for, larger pieces first."""
+        if self.model.recipe.split or self.options.regions:
+            return
+        for each in list(self.finer.values()):
+            if not self.over() and budget >= each.floor.nbytes:
+                each._look_for(budget)
+        if any(each._fitting(budget) and not each._narrow(budget) for each in self.finer.values()):
+            return
+        for share in SHARES:
+            for splits in proposals(self._source.graph, budget, share):
+                if splits not in self.finer and not self.over() and self._may_fit(splits, budget):
+                    self.finer[splits] = self._in_pieces(splits)
+                    self.finer[splits]._look_for(budget)
+            if any(each._fitting(budget) for each in self.finer.values()):
+                return
+
+    def _may_fit(self, splits: Splits, budget: int) -> bool:
+        if splits not in self._floors:
+            self._floors[splits] = floor(splitted(self._source.graph, splits).graph, **self._bound)
+        pieces = sum(count for _, _, count in splits)
+        small = pieces <= max(MOST_NODES, len(self._source.graph.nodes))
+        return small and self._floors[splits].nbytes <= budget
+
+    def _in_pieces(self, splits: Splits) -> Budgets:
+        made = splitted(self._source.graph, splits)
+        recipe = replace(self._source.recipe, split=tuple(splits))
+        source = replace(self._source, graph=made.graph, recipe=recipe)
+        ready = self.ways.ready if self.ways else Ways(source).ready
+        seconds = None
+        if self.seconds is not None:
+            parts = {
+                name: self.seconds[node] * share for name, (node, share) in made.shares.items() if node in self.seconds
+            }
+            seconds = {**self.seconds, **parts}
+        return Budgets(ready(source), self.options, seconds, self.costs, Ways(source, ready), self.effort, self.until)
+
+    @property
+    def _source(self) -> Model:
+        return self.ways.source if self.ways else self.model
 
     def _search(self, budget: int) -> None:
         """Plans what the search finds for so many bytes, and for as many less as the plan needs more."""
@@ -208,6 +185,7 @@ class Budgets:
         for _ in range(TRIES):
             found = self.search.within(target)
             if found is None:
+                self._plan(self.search.lowest())
                 return
             over = self._plan(found).nbytes - budget
             if over <= 0:
@@ -220,22 +198,36 @@ class Budgets:
         return self.points[found.clones]
 
     def _point(self, found: Found) -> Point:
-        make = self.planned or self._made
         again = tuple(read_by_somebody(self.model.graph, self.search.level.again(found.clones)))
-        model, plan = make(again)
-        return Point(model, plan, found.seconds)
-
-    def _made(self, again: Again) -> tuple[Model, MemoryPlan]:
-        model = with_again(self.model, again)
-        return model, plan_memory(model, roomy(self.options))
+        if not again:
+            return Point(self.model, plan_memory(self.model, roomy(self.options)), found.seconds)
+        model = with_again(self._source, again)
+        model = self.ways.ready(model) if self.ways else model
+        return Point(model, plan_memory(model, roomy(self.options)), found.seconds)
 
     def _fitting(self, budget: int) -> list[Point]:
         return [point for point in self.points.values() if point.nbytes <= budget]
 
-    def _answer(self, budget: int, outcome: Outcome, point: Point) -> Answer:
-        bounded = outcome is Outcome.FITS and not self.options.regions and len(self.search.level.names) <= MOST_BOUNDED
-        least = least_extra_seconds(self.search.level, budget) if bounded else None
-        return Answer(budget, outcome, point, self.plain, self.floor, self.costs, least, self.search.over())
+    def _answer(self, budget: int) -> Answer:
+        """The cheapest of all that is known, or the one that needs fewest bytes."""
+        every: list[Budgets] = [self, *self.finer.values()]
+        fitting = [(point, each) for each in every for point in each._fitting(budget)]
+        if fitting:
+            point, found = min(fitting, key=lambda pair: (pair[0].seconds, pair[0].nbytes))
+            return self._of(budget, Outcome.FITS, point, found._least_seconds(budget))
+        lowest = _lowest(point for each in every for point in each.points.values())
+        may = budget >= self.floor.nbytes or any(budget >= each.nbytes for each in self._floors.values())
+        return self._of(budget, Outcome.NOT_FOUND if may else Outcome.IMPOSSIBLE, lowest)
+
+    def _least_seconds(self, budget: int) -> float | None:
+        if self.options.regions or len(self.search.level.names) > MOST_BOUNDED:
+            return None
+        least = least_extra_seconds(self.search.level, budget)
+        return None if least is None else self.plain.seconds + least
+
+    def _of(self, budget: int, outcome: Outcome, point: Point, least: float | None = None) -> Answer:
+        finer = min(self._floors.values(), key=lambda each: each.nbytes, default=None)
+        return Answer(budget, outcome, point, self.plain, self.floor, self.costs, least, self.over(), finer)
 
 
 def roomy(options: Options) -> Options:
@@ -246,9 +238,25 @@ def roomy(options: Options) -> Options:
     return replace(options, regions=tuple(replace(region, capacity=MAX_SIZE) for region in options.regions))
 
 
+def _slow(options: Options) -> Region | None:
+    """The memory that values may be brought to. Raises PlanError for streams and other regions."""
+    regions = options.regions
+    slow = regions[1] if len(regions) == 2 and regions[1].rate and not regions[0].rate else None
+    if options.streams != 1 or (regions and slow is None):
+        raise PlanError(
+            "values are computed again for one stream and one memory, or one and a second with bytes a second "
+            "(host=8GiB@10GB/s): drop streams and other regions"
+        )
+    return slow
+
+
 def _least(graph: Graph) -> int:
     """The bytes from which on bringing a value away is tried: a small share of the largest."""
     return max((value.nbytes for value in graph.values() if value.plannable), default=0) // LARGEST_BY
+
+
+def _lowest(points: Iterable[Point]) -> Point:
+    return min(points, key=lambda point: (point.nbytes, point.seconds))
 
 
 def with_again(model: Model, again: Again) -> Model:

@@ -1,0 +1,116 @@
+"""Which nodes to do in pieces so that less than a number of bytes may do: proposals, the fewest pieces first.
+
+A value is large that takes more than a share of the budget. Nodes that make or read large values of samples are cut by
+samples, those that make or read large gradients of weights by rows of the result; an addition of a looked-up
+gradient adds its rows in place. What nobody knows how to cut stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sublet.ir.graph import Graph, Node, Value
+from sublet.passes.rewriting import readers
+from sublet.passes.splitting.pieces import Splits, onto
+from sublet.passes.splitting.ways import BATCH, BY_RESULT, ONTO, POINTWISE, RESULT, way
+
+SHARES = (4, 8)
+"""A value is large that takes more than one of these of the budget."""
+
+MOST = 64
+"""Pieces of a node at most."""
+
+OPTIMIZERS = frozenset(BY_RESULT) - frozenset(POINTWISE) - {"matmul", "embedding_gradient", "reshape"}
+
+STAGES = ((BATCH,), (RESULT,), (BATCH, RESULT))
+
+
+def proposals(graph: Graph, budget: int, share: int) -> list[tuple[tuple[str, str, int], ...]]:
+    """Splits of some nodes so that no piece takes more than one of so many shares of the budget; each once."""
+    chooser = _Chooser(graph)
+    found = (tuple(chooser.splits(budget // share, kinds)) for kinds in STAGES)
+    return [splits for splits in dict.fromkeys(found) if splits]
+
+
+@dataclass
+class _Chooser:
+    graph: Graph
+
+    def __post_init__(self) -> None:
+        self.of_weights = _of_weights(self.graph)
+        self.read = readers(self.graph)
+        self.given = {*self.graph.inputs, *self.graph.weights}
+
+    def splits(self, largest: int, kinds: Sequence[str]) -> list[tuple[str, str, int]]:
+        """What to cut so that no value in pieces takes more."""
+        large = [v for node in self.graph.nodes for v in node.defs if v.nbytes > largest and v not in self.given]
+        ours = {v for v in large if v in self.of_weights}
+        chosen: dict[str, tuple[str, int]] = {}
+        if BATCH in kinds:
+            self._cut({v for v in large if v not in ours}, largest, BATCH, chosen)
+        if RESULT in kinds:
+            self._cut(ours, largest, RESULT, chosen)
+        for node in self.graph.nodes:
+            if node.name not in chosen and ours & set(node.defs):
+                added = onto(self.graph, node, self.read)
+                if added is not None:
+                    chosen[node.name] = ONTO, 1
+                    chosen.pop(added.name, None)
+        return [(node.name, *chosen[node.name]) for node in self.graph.nodes if node.name in chosen]
+
+    def _cut(self, large: set[Value], largest: int, kind: str, chosen: dict[str, tuple[str, int]]) -> None:
+        if not large:
+            return
+        touching = [node for node in self.graph.nodes if large & {*node.uses, *node.defs}]
+        least = -(-max(value.nbytes for value in large) // max(1, largest))
+        pieces = _pieces(touching, kind, min(least, MOST))
+        for node in touching:
+            if pieces and way(node, kind, pieces) is not None:
+                chosen[node.name] = kind, pieces
+
+
+def _pieces(nodes: Sequence[Node], kind: str, least: int) -> int:
+    """The number of pieces that most nodes can be cut into, alike as far as possible, from `least` on; 0 for none."""
+    best, most = 0, (0, 0)
+    for count in [*range(max(2, least), 2 * least + 1), *range(max(2, least) - 1, 1, -1)]:
+        ways = [found for node in nodes if (found := way(node, kind, count)) is not None]
+        score = len(ways), sum(found.extent % count == 0 for found in ways)
+        if score > most:
+            best, most = count, score
+    return best
+
+
+def _of_weights(graph: Graph) -> set[Value]:
+    """Gradients of weights and what they are made of element by element, and what optimisers make of them."""
+    maker = {value: node for node in graph.nodes for value in node.defs}
+    found: set[Value] = set()
+    todo: list[Value] = [source for _, source in graph.updates]
+    pointwise = {*POINTWISE, *OPTIMIZERS, "reshape"}
+    while todo:
+        value = todo.pop()
+        node = maker.get(value)
+        if value in found or node is None:
+            continue
+        found.add(value)
+        if node.op.removeprefix("nn.") in pointwise:
+            todo += [each for each in node.uses if each.nbytes == value.nbytes]
+            found.update(node.defs)
+    return found
+
+
+def split_words(splits: Splits) -> str:
+    """What is done in pieces, for people: the first node of each kind by name."""
+    found: dict[tuple[str, int], list[str]] = {}
+    for name, kind, count in splits:
+        found.setdefault((kind, count), []).append(name)
+    return ", ".join(_words(kind, count, names) for (kind, count), names in found.items())
+
+
+def _words(kind: str, count: int, names: Sequence[str]) -> str:
+    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    if kind == ONTO:
+        return f"{names[0]}{others} adds looked-up rows in place"
+    rows = "rows of the batch" if kind == BATCH else "rows of the result"
+    verb = "are" if len(names) > 1 else "is"
+    return f"{names[0]}{others} {verb} done in {count} pieces by {rows}"

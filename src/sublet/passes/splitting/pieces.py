@@ -1,0 +1,313 @@
+"""Which nodes are done in how many pieces, as data, and the one function that writes it into a graph.
+
+Requires a legal graph. Ensures the same results, but that sums over pieces are rounded in another order. Each entry
+(node, kind, pieces) cuts a node as `ways.py` knows; nodes that are cut alike run piece by piece together. A whole that
+somebody reads is the concatenation of its pieces, which are written in their places; one that is read in pieces is
+split, which is a view. Gradients of weights add up in place.
+
+    %y = nn.relu(%x)                  %x.1, %x.2 = nn.split(%x)
+    %dw = gradient(%dy, %y)     ->    %y.1 = nn.relu(%x.1)
+                                      %dw.1 = gradient(%dy.1, %y.1)
+                                      %y.2 = nn.relu(%x.2)
+                                      %dw = nn.add(%dw.1, gradient(%dy.2, %y.2))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import prod
+
+from sublet.errors import PlanError
+from sublet.ir.graph import Graph, Node, Value
+from sublet.ir.model import Model
+from sublet.ir.walk import needs, results
+from sublet.ops.emitter import Emitter
+from sublet.ops.nn.command import spec_of
+from sublet.ops.nn.gradients import operand, reshaped
+from sublet.passes.rewriting import readers
+from sublet.passes.splitting.regions import Region, regions
+from sublet.passes.splitting.ways import ONTO, Shape, Way, way
+
+Splits = tuple[tuple[str, str, int], ...]
+"""(node of the root level, kind of rows, pieces), by name."""
+
+
+@dataclass(frozen=True)
+class Splitted:
+    """A graph in which nodes are done in pieces.
+
+    shares  by node of it the node of the graph before that it is a part of, and which share of its work it is
+    """
+
+    graph: Graph
+    shares: Mapping[str, tuple[str, float]]
+
+
+def splitted(graph: Graph, splits: Splits) -> Splitted:
+    """The graph in which these nodes are done in pieces. The same graph for the same splits. Raises PlanError."""
+    if not splits:
+        return Splitted(graph, {})
+    return _Writer(graph, splits).written()
+
+
+def with_splits(model: Model, splits: Splits) -> Model:
+    """The model with nodes done in pieces, and its recipe."""
+    recipe = replace(model.recipe, split=tuple(splits))
+    return replace(model, graph=splitted(model.graph, splits).graph, recipe=recipe)
+
+
+@dataclass
+class _Pieces:
+    """A value in pieces: how many elements each has, and the pieces, in any shape."""
+
+    counts: tuple[int, ...]
+    values: list[Value] = field(default_factory=list)
+
+
+class _Writer:
+    def __init__(self, graph: Graph, splits: Splits) -> None:
+        self.graph, self.emit = graph, Emitter.of(graph)
+        self.by_name = {node.name: node for node in graph.nodes}
+        self.maker = {value: node for node in graph.nodes for value in node.defs}
+        self.emit.nodes.clear()
+        self.ways: dict[str, tuple[Way, str, int]] = {}
+        self.added: dict[str, Node] = {}
+        """By addition the lookup's gradient that is added onto the other operand."""
+        for entry in splits:
+            self._enter(*entry)
+        self.cuts: dict[tuple[Value, tuple[int, ...], Shape], list[Value]] = {}
+        self.pieces: dict[Value, _Pieces] = {}
+        self.whole: set[Value] = set()
+        self.wanted = set(results(graph))
+        self.shares: dict[str, tuple[str, float]] = {}
+
+    def _enter(self, name: str, kind: str, count: int) -> None:
+        node = self.by_name.get(name)
+        if node is None or name in self.ways or name in self.added:
+            raise PlanError(f"{name!r} cannot be split: the graph has no such node, or it is told twice")
+        if kind == ONTO:
+            looked_up = onto(self.graph, node, readers(self.graph))
+            if looked_up is None or count != 1:
+                raise PlanError(f"{name!r} adds no gradient of rows that only it reads")
+            self.added[name] = looked_up
+            return
+        found = way(node, kind, count)
+        if found is None:
+            raise PlanError(f"{name!r} cannot be done in {count} pieces by {kind}: {node.op} has no such rows here")
+        self.ways[name] = found, kind, count
+
+    def written(self) -> Splitted:
+        left_out = {node.name for node in self.added.values()}
+        nodes = [node for node in self.graph.nodes if node.name not in left_out]
+        nodes = [self._as_added(node) for node in nodes]
+        for region in regions(nodes, self._alike, self._read_whole, self._in_rows):
+            if region[0].name in self.ways:
+                self._region(region)
+            else:
+                self._plain(region[0])
+        graph = replace(self.graph, nodes=tuple(self.emit.nodes))
+        graph = replace(graph, weights=(*graph.weights, *self.emit.literals.added))
+        return Splitted(graph, self.shares)
+
+    def _as_added(self, node: Node) -> Node:
+        """An addition that takes the lookup's operands in the place of its gradient, until it is written."""
+        looked_up = self.added.get(node.name)
+        if looked_up is None:
+            return node
+        (other,) = [value for value in node.uses if value not in looked_up.defs]
+        return replace(node, inputs=(other, *looked_up.inputs))
+
+    # What regions ask.
+
+    def _alike(self, node: Node) -> object:
+        return self.ways[node.name][2] if node.name in self.ways else None
+
+    def _in_rows(self, node: Node) -> set[Value]:
+        if node.name not in self.ways:
+            return set()
+        gives = self.ways[node.name][0].gives
+        return {v for v, row in zip(node.outputs, gives, strict=False) if v is not None and row is not None}
+
+    def _read_whole(self, node: Node) -> set[Value]:
+        """What it reads whole, or in other pieces than those that are made."""
+        found, _, count = self.ways[node.name]
+        read: set[Value] = set()
+        for value, row in zip(node.inputs, found.reads, strict=False):
+            if value is None:
+                continue
+            made = self._counts_made(value)
+            if row is None or (made is not None and made != _counts(found, row, count)):
+                read.add(value)
+        return read
+
+    def _counts_made(self, value: Value) -> tuple[int, ...] | None:
+        node = self.maker.get(value)
+        if node is None or node.name not in self.ways:
+            return None
+        found, _, count = self.ways[node.name]
+        row = found.gives[node.outputs.index(value)]
+        return None if row is None else _counts(found, row, count)
+
+    # Writing.
+
+    def _plain(self, node: Node) -> None:
+        for value in needs(node):
+            self._make_whole(value)
+        if node.name in self.added:
+            self._add_rows(node)
+        else:
+            self.emit.nodes.append(node)
+
+    def _add_rows(self, node: Node) -> None:
+        """The rows of a gradient added where they were looked up, in place."""
+        self.emit.scope, self.emit.source = f"{node.name}.", node.source
+        other, dy, indices = (operand(node, i) for i in range(3))
+        rows, width = prod(spec_of(indices).shape), spec_of(dy).shape[-1]
+        column = reshaped(self.emit, indices, (rows, 1))
+        places = self.emit("nn.broadcast_to", column, shape=(rows, width))
+        flat = reshaped(self.emit, dy, (rows, width))
+        self.emit("nn.scatter_add", other, places, flat, axis=0)
+        self._name_last(node.outputs[0], node.name)
+
+    def _region(self, region: Region) -> None:
+        sums: dict[Value, Value] = {}
+        _, _, count = self.ways[region[0].name]
+        for i in range(count):
+            for node in region:
+                self._piece(node, i, sums)
+        for node in region:
+            for value in node.defs:
+                if value in sums:
+                    self.whole.add(value)
+                elif value in self.wanted:
+                    self._make_whole(value)
+
+    def _piece(self, node: Node, i: int, sums: dict[Value, Value]) -> None:
+        found, _, count = self.ways[node.name]
+        bounds = found.bounds(count)
+        begin, end = bounds[i], bounds[i + 1]
+        self.emit.scope, self.emit.source = f"{node.name}.{i + 1}of{count}/", node.source
+        operands = [
+            None if value is None else self._read(value, row, found, count, i)
+            for value, row in zip(node.inputs, found.reads, strict=False)
+        ]
+        last = i == count - 1
+        (only, *_), several = node.outputs, len(node.outputs) > 1
+        if not several and only in sums and node.op == "nn.matmul":
+            made: tuple[Value, ...] = self._onto(node, operands, sums[only], (end - begin) / found.extent)
+        else:
+            made = self._made(node, found, operands, begin, end)
+        for value, row, piece in zip(node.outputs, found.gives, made, strict=False):
+            if value is None:
+                continue
+            if row is None:
+                self._add_up(node, value, piece, sums, last)
+            else:
+                counts = _counts(found, row, count)
+                self.pieces.setdefault(value, _Pieces(counts)).values.append(piece)
+
+    def _made(
+        self, node: Node, found: Way, operands: Sequence[Value | None], begin: int, end: int
+    ) -> tuple[Value, ...]:
+        """A piece of each result; of those that nobody has, a piece that nobody has."""
+        if node.op == "nn.reshape":
+            assert operands[0] is not None
+            return (operands[0],)
+        first = len(self.emit.nodes)
+        if found.write is not None:
+            made = found.write(self.emit, node, operands, begin, end)
+        else:
+            made = self.emit.several(node.op, *operands, **{**node.attrs, **found.attrs(end - begin)})
+            outputs = tuple(
+                piece if value is not None else None for value, piece in zip(node.outputs, made, strict=False)
+            )
+            self.emit.nodes[-1] = replace(self.emit.nodes[-1], outputs=outputs)
+        for each in self.emit.nodes[first:]:
+            if each.op == node.op:
+                self.shares[each.name] = node.name, (end - begin) / found.extent
+        return made
+
+    def _onto(self, node: Node, operands: Sequence[Value | None], total: Value, share: float) -> tuple[Value, ...]:
+        """A product of matrices added to what was summed before."""
+        made = self.emit.several("nn.gemm", *operands, total, **node.attrs)
+        self.shares[made[0].name] = node.name, share
+        return made
+
+    def _add_up(self, node: Node, value: Value, piece: Value, sums: dict[Value, Value], last: bool) -> None:
+        if value in sums and node.op != "nn.matmul":
+            piece = self.emit("nn.add", sums[value], piece)
+        sums[value] = piece
+        if last:
+            self._name_last(value, value.name)
+
+    def _name_last(self, value: Value | None, name: str) -> None:
+        """The last node written gives this value, under this name."""
+        made = self.emit.nodes[-1]
+        if made.name in self.shares:
+            self.shares[name] = self.shares.pop(made.name)
+        self.emit.nodes[-1] = replace(made, name=name, outputs=(value,))
+
+    def _read(self, value: Value, row: Shape | None, found: Way, count: int, i: int) -> Value:
+        if row is None:
+            self._make_whole(value)
+            return value
+        counts = _counts(found, row, count)
+        if value in self.pieces and self.pieces[value].counts == counts:
+            piece = self.pieces[value].values[i]
+        else:
+            piece = self._cut(value, counts, row)[i]
+        return reshaped(self.emit, piece, (counts[i] // max(1, prod(row)), *row))
+
+    def _cut(self, value: Value, counts: tuple[int, ...], row: Shape) -> list[Value]:
+        """Views of a whole."""
+        key = value, counts, row
+        if key not in self.cuts:
+            self._make_whole(value)
+            self.emit.scope = f"{value.name}.in{len(counts)}/"
+            sizes = tuple(n // max(1, prod(row)) for n in counts)
+            rows = reshaped(self.emit, value, (sum(sizes), *row))
+            self.cuts[key] = list(self.emit.several("nn.split", rows, axis=0, sizes=sizes))
+        return self.cuts[key]
+
+    def _make_whole(self, value: Value) -> None:
+        """The concatenation of its pieces, where it has any."""
+        if value not in self.pieces or value in self.whole:
+            return
+        self.whole.add(value)
+        self.emit.scope, shape = f"{value.name}.whole/", spec_of(value).shape
+        row = self._row(value)
+        pieces = [
+            reshaped(self.emit, piece, (n // max(1, prod(row)), *row))
+            for piece, n in zip(self.pieces[value].values, self.pieces[value].counts, strict=True)
+        ]
+        made = self.emit("nn.concat", *pieces, axis=0)
+        if spec_of(made).shape != shape:
+            self.emit("nn.reshape", made, shape=shape)
+        self._name_last(value, value.name)
+
+    def _row(self, value: Value) -> Shape:
+        """The extents of one row of what its pieces are joined in."""
+        node = self.maker[value]
+        row = self.ways[node.name][0].gives[node.outputs.index(value)]
+        assert row is not None
+        return row
+
+
+def _counts(found: Way, row: Shape, pieces: int) -> tuple[int, ...]:
+    """The elements of each piece, for so many a row."""
+    bounds = found.bounds(pieces)
+    return tuple((end - begin) * prod(row) for begin, end in pairwise(bounds))
+
+
+def onto(graph: Graph, node: Node, read: Mapping[Value, int]) -> Node | None:
+    """The gradient of a lookup in a table that only this addition reads, whose other operand may be written over."""
+    if node.op != "nn.add" or len(set(node.uses)) != 2:
+        return None
+    made = {value: each for each in graph.nodes for value in each.defs}
+    for value in node.uses:
+        each = made.get(value)
+        if each is not None and each.op == "nn.embedding_gradient" and read.get(value) == 1:
+            return each
+    return None

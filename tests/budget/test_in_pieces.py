@@ -1,0 +1,107 @@
+"""A budget below what one node needs: nodes are done in pieces, which a plan records and its words tell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import sublet
+from sublet import nn
+from sublet.cli.app import app
+from sublet.ir.model import Model
+from sublet.planning.budget.answers import Outcome
+from sublet.planning.budget.within import Budgets
+
+SHARES = (60, 40)
+"""Of the plain arena, in percent; one node alone needs 65."""
+
+
+def tied(budget: int | None = None) -> Model:
+    """Words, a table that is looked up and multiplied by at the end: its gradient and the scores are the largest."""
+    g = sublet.Graph("tied")
+    table = g.parameter("table", (403, 16), initial=0.1, dtype="f64")
+    hidden = nn.embedding(table, g.input("words", (8, 8), "i64"))
+    for i in range(2):
+        hidden = nn.gelu(nn.linear(hidden, g.parameter(f"w{i}", (16, 16), initial=0.1, dtype="f64")))
+    logits = nn.linear(hidden, table).reshape(64, 403)
+    loss = nn.softmax_cross_entropy(logits, g.input("labels", (64,), "i64"))[0].mean()
+    return sublet.train_step(loss, g.parameters, sublet.SGD(0.1, momentum=0.9), budget=budget)
+
+
+@pytest.fixture(scope="module")
+def plain() -> sublet.Executable:
+    return sublet.compile(tied())
+
+
+def feeds() -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    return {"words": random.integers(0, 403, (8, 8)), "labels": random.integers(0, 403, 64)}
+
+
+@pytest.mark.parametrize("percent", SHARES)
+def test_a_step_in_pieces_takes_the_same_steps(percent: int, plain: sublet.Executable) -> None:
+    budget = plain.arena_bytes * percent // 100
+    less = sublet.compile(tied(), budget=budget)
+    assert less.arena_bytes <= budget
+    assert less.plan.recipe.split
+    for name in plain.updated:
+        less.set_state(name, plain.state(name))
+    for _ in range(3):
+        assert np.isclose(less(feeds())["loss"], plain(feeds())["loss"], rtol=1e-12)
+    for name in plain.updated:
+        np.testing.assert_allclose(less.state(name), plain.state(name), rtol=1e-9, atol=1e-15)
+
+
+def test_a_written_step_is_in_pieces_too(plain: sublet.Executable) -> None:
+    budget = plain.arena_bytes * SHARES[0] // 100
+    model = tied(budget=budget)
+    assert model.recipe.split
+    assert sublet.compile(model).arena_bytes <= budget
+
+
+def test_a_plan_of_pieces_is_written_again_from_the_file(tmp_path: Path) -> None:
+    path, plan_path = tmp_path / "tied.sublet", tmp_path / "plan.json"
+    model = tied()
+    path.write_text(sublet.to_text(model.graph))
+    budgets = Budgets(model)
+    budget = budgets.floor.nbytes - 1
+    done = CliRunner().invoke(app, ["plan", str(path), "--budget", str(budget), "--recompute", "--out", str(plan_path)])
+    assert done.exit_code == 0, done.output
+    assert "pieces by rows of the batch" in done.output
+    assert CliRunner().invoke(app, ["check", str(path), str(plan_path)]).exit_code == 0
+    told = json.loads(plan_path.read_text())
+    for entry in ([], *told["recipe"]["split"][:1]):
+        changed = {**told, "recipe": {**told["recipe"], "split": [entry] if entry else []}}
+        plan_path.write_text(json.dumps(changed))
+        refused = CliRunner().invoke(app, ["check", str(path), str(plan_path)])
+        assert refused.exit_code == 2, refused.output
+        assert "Traceback" not in refused.output
+
+
+def test_the_claim_is_of_what_was_split() -> None:
+    budgets = Budgets(tied(), effort=50)
+    answer = budgets.within(4096)
+    assert answer.outcome is Outcome.IMPOSSIBLE
+    assert answer.finer is not None
+    assert 4096 < answer.finer.nbytes < answer.floor.nbytes
+    assert "of the ways tried to do nodes in pieces" in answer.words
+    assert answer.floor.words in answer.words
+
+
+def test_where_no_node_is_the_floor_nothing_is_split(plain: sublet.Executable) -> None:
+    answer = Budgets(tied()).within(plain.arena_bytes)
+    assert answer.outcome is Outcome.FITS
+    assert not answer.point.split
+    assert answer.finer is None
+
+
+def test_a_frontier_with_pieces_is_monotone(plain: sublet.Executable) -> None:
+    found = Budgets(tied(), effort=200).frontier([plain.arena_bytes * percent // 100 for percent in (90, 70, 50, 40)])
+    seconds = [answer.point.seconds for answer in found if answer.outcome is Outcome.FITS]
+    assert len(seconds) == 4
+    assert seconds == sorted(seconds)
