@@ -113,6 +113,50 @@ def test_a_loop_that_ends_by_a_check_may_stack_rows_and_be_differentiated(backwa
             assert way is remembered or rows.numpy()[:, 0].tolist() == right.tolist()
 
 
+def unrecorded(d: Any, x: Any) -> Any:
+    with d.no_grad():
+        return x * 1
+
+
+def unrecorded_arm(d: Any, x: Any) -> Any:
+    with d.no_grad():
+        with d.case_of(x.sum() > 0) as case:
+            with case.arm():
+                case.give(x * 1)
+            with case.arm():
+                case.give(x)
+        return case[0]
+
+
+DETACHED: dict[str, Callable[[Any, Any], Any]] = {
+    "detach": lambda d, x: x.detach(),
+    "stop_gradient": lambda d, x: nn.stop_gradient(x),
+    "of the graph": lambda d, x: d.stop_gradient(x),
+    "no_grad": unrecorded,
+    "an arm in no_grad": unrecorded_arm,
+}
+
+
+@pytest.mark.parametrize("way", DETACHED)
+def test_no_gradient_goes_through_what_is_detached_in_a_body(way: str) -> None:
+    """h = c h twice, where c is h with no gradient: x^4, whose slope is x^3."""
+
+    def twice(d: Any, x: Any) -> Any:
+        with d.while_({"h": x}, rounds=2) as loop:
+            loop.next(h=DETACHED[way](d, loop["h"]) * loop["h"])
+        return sublet.gradients(loop["h"].sum() + (DETACHED[way](d, x) * x).sum(), [x])[0]
+
+    d = sublet.DynamicGraph()
+    remembered = d.jit(lambda x: twice(d, x))
+    for compute in (lambda x: twice(d, x), remembered, remembered, remembered):
+        assert compute(d.tensor([2.0, 3.0])).tolist() == [8 + 2, 27 + 3]
+    if way in ("detach", "stop_gradient"):
+        g = sublet.Graph()
+        x = g.input("x", (2,))
+        g.output("slope", twice(g, x))
+        assert sublet.compile(g)(x=[2.0, 3.0])["slope"].tolist() == [8 + 2, 27 + 3]
+
+
 @pytest.mark.parametrize("look", [False, True])
 def test_a_remembered_step_with_loops_and_branches_is_one_plan(look: bool) -> None:
     """Recorded, replayed, looked at in between: the same losses and parameters."""

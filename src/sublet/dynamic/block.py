@@ -17,6 +17,9 @@ from sublet.nn.graph import as_array
 from sublet.nn.levels import Level, Levels
 from sublet.nn.tensor import Tensor
 from sublet.ops.emitter import Emitter, Literals, Names
+from sublet.ops.nn.command import spec_of
+from sublet.ops.nn.conversion import STOP_GRADIENT
+from sublet.ops.nn.shapes import FLOATS
 from sublet.tensor import DType, TensorSpec
 
 
@@ -40,6 +43,7 @@ class Block(Levels):
         self._owner = graph
         self._captured: dict[int, tuple[EagerTensor, Value]] = {}
         self.outer: Any = graph.calling
+        self._recording = graph._eager.recording
 
     # As the levels of what is written
 
@@ -74,7 +78,7 @@ class Block(Levels):
     def results(self, values: Sequence[Value]) -> list[Tensor]:
         """What a loop or branch that is over gives: the outermost is computed, or put off."""
         if len(self.open) > 1:
-            return super().results(values)
+            return super().results(self._recorded(values))
         written = Written(self.emit.nodes[-1])
         tensors = {value: tensor for tensor, value in self._captured.values()}
         computing: Computing = self.outer or self._owner._eager
@@ -85,7 +89,13 @@ class Block(Levels):
 
     def apply(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[Tensor, ...]:
         """The outputs of a command, written at the innermost level."""
-        return tuple(self.tensor(value) for value in self.write(op, inputs, attrs, self._operand))
+        return tuple(self.tensor(value) for value in self._recorded(self.write(op, inputs, attrs, self._operand)))
+
+    def _recorded(self, values: Sequence[Value]) -> Sequence[Value]:
+        """Values of the body; where nothing is recorded in it, as no gradient goes through them."""
+        if self._owner._eager.recording or not self._recording:
+            return values
+        return [self.emit(STOP_GRADIENT, value) if spec_of(value).dtype in FLOATS else value for value in values]
 
     def _operand(self, given: Any, like: DType | None) -> Value | None:
         if given is None:

@@ -27,6 +27,7 @@ from sublet.nn.lines import at_line
 from sublet.nn.naming import Named
 from sublet.nn.optimizers import Optimizer
 from sublet.nn.tensor import Operand, Tensor, dtype_of
+from sublet.ops.nn.conversion import STOP_GRADIENT
 from sublet.ops.nn.shapes import FLOATS
 from sublet.runtime.backends import small
 from sublet.runtime.backends.by_name import AUTO, backends_of, names_of
@@ -168,7 +169,8 @@ class DynamicGraph(Controlled):
 
     def detached(self, tensor: EagerTensor) -> EagerTensor:
         """The same elements, through which no gradient goes; `tensor.detach()` is this."""
-        self._outside("a tensor is detached")
+        if isinstance(self.calling, Block):
+            return self.apply(STOP_GRADIENT, tensor)[0]
         (tensor,) = tensors_of(self, (tensor,))
         if isinstance(self.calling, Call):
             return self.calling.detached(tensor)

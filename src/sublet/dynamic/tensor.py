@@ -234,7 +234,7 @@ class Inner(Tensor):
         where = f"is what {self.level.what} computes, each time anew"
         raise SpecError(at_line(f"{self!r} {where}: look at what the loop or branch gives, when it is over"))
 
-    __bool__ = __int__ = __float__ = __array__ = __index__ = item = numpy = tolist = detach = _not_there
+    __bool__ = __int__ = __float__ = __array__ = __index__ = item = numpy = tolist = _not_there
 
 
 def not_known(tensor: Inner) -> SpecError:

@@ -13,6 +13,7 @@ from sublet.ir.graph import Value
 from sublet.nn.lines import at_line
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import spec_of
+from sublet.ops.nn.conversion import STOP_GRADIENT
 from sublet.ops.nn.shapes import FLOATS
 from sublet.tensor import DType
 
@@ -168,6 +169,10 @@ class Tensor:
     def __getattr__(self, name: str) -> NoReturn:
         hint = f"; write nn.{name}(...)" if name in COMMANDS else ""
         raise AttributeError(f"a Tensor has no {name!r}{hint}")
+
+    def detach(self) -> Tensor:
+        """The same elements, through which no gradient goes."""
+        return self._apply(STOP_GRADIENT, self)
 
     def __getitem__(self, index: Any) -> Tensor:
         """A slice: integers, whose axes disappear, slices with positive steps, `...`, and None for a new axis of 1.
