@@ -372,3 +372,21 @@ def test_a_closed_graph_computes_no_more() -> None:
     for use in uses:
         with pytest.raises(SpecError, match=f"^{re.escape(__file__)}:[0-9]+: .*was closed"):
             use()
+
+
+def test_messages_tell_of_tensors_on_one_line_and_compute_nothing() -> None:
+    d, other = sublet.DynamicGraph(), sublet.DynamicGraph().tensor(np.ones((9, 9)))
+
+    @d.jit
+    def step(x: Any) -> Any:
+        h = x * 2
+        with pytest.raises(SpecError, match=r"Tensor\(f64\[9,9\]\): there is no index 10 along axis 0$"):
+            h[10]
+        return h + 1
+
+    with pytest.raises(SpecError, match=r": Tensor\(f64\[9,9\]\) belongs to another graph$"):
+        d.tensor(1.0) + other
+
+    for _ in range(3):
+        step(d.tensor(np.ones((9, 9))))
+    assert (step.planned, step.replayed) == (1, 2)

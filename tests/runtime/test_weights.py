@@ -257,3 +257,18 @@ def test_a_file_of_5_gb_is_bound_and_not_read(tmp_path: Path) -> None:
     growth, run = found.stdout.splitlines()
     assert int(growth) < 50_000, "KiB of resident memory"
     assert run == "[1.0, 1.0, 1.0, 1.0]"
+
+
+def test_a_weight_that_there_is_not_is_told_with_those_like_it() -> None:
+    g = sublet.Graph()
+    x = g.input("x", (3,))
+    g.output("y", x * g.parameter("weight", (3,), initial=1.0) + g.parameter("bias", (3,), initial=0.0))
+    unused = g.parameter("unused", (3,), initial=1.0) * 2
+    assert unused.shape == (3,)
+    three = np.ones(3, np.float32)
+    with pytest.raises(RunError, match="no weight 'wieght', and 1 more that there are not: did you mean 'weight'"):
+        sublet.compile(g, weights={"wieght": three, "bias": three, "other": three})
+    with pytest.raises(RunError, match="no weight 'zzz': not given are 'bias', 'unused', 'weight'"):
+        sublet.compile(g, weights={"zzz": three})
+    less = sublet.compile(g, weights={"weight": 2 * three, "unused": three}, simplify=True)
+    assert less(x=three)["y"].tolist() == [2, 2, 2]

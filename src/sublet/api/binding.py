@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from sublet.api.sources import first_of, level, source_of
 from sublet.base.numpy_types import NUMPY
+from sublet.base.printable import printable
 from sublet.checker import require_valid
 from sublet.errors import PlanError, RunError
 from sublet.frontends.trips import Trips
@@ -121,6 +123,9 @@ def equipped(
     source = to_run(
         model, dims, max_trips=max_trips, backend=backend, optimize=optimize, assume=assume, plan=plan, changed=changed
     )
+    if isinstance(weights, dict) and weights.keys() - _names(source) and _names(source) - weights.keys():
+        unchanged = to_run(model, dims, max_trips=max_trips, backend=backend, optimize=AS_IS, assume=assume)
+        _require_known(weights, _names(source) | _names(unchanged))  # passes leave names out
     graph, told = source.graph, dict((*source.recipe.conditions, *(plan.assumed if plan else ())))
     backends = backends_of(names, source)
     contents = _weights(source, weights or {})
@@ -217,6 +222,26 @@ def _weights(model: Model, given: Mapping[str, Array]) -> dict[Any, Any]:
     if missing:
         raise RunError(f"{len(missing)} weight(s) have no content: give {listed(missing)} in `weights`")
     return contents
+
+
+def _names(model: Model) -> set[str]:
+    """Of what may be given for weights."""
+    return {v.name for v in model.graph.weights if v.literal is None and v.name not in model.constants}
+
+
+def _require_known(given: Collection[str], known: set[str]) -> None:
+    """Raise RunError for contents of weights that there are not, with names that are like theirs.
+
+    Who gives all that the network has may give more: the weights of a training step to its evaluation.
+    """
+    unknown = [name for name in given if name not in known]
+    if not unknown:
+        return
+    left = sorted(known.difference(given))
+    like = get_close_matches(unknown[0], left, 3)
+    hint = f"did you mean {listed(like)}?" if like else f"not given are {listed(left)}"
+    more = f", and {len(unknown) - 1} more that there are not" if len(unknown) > 1 else ""
+    raise RunError(f"weights: there is no weight {printable(unknown[0])!r}{more}: {hint}")
 
 
 def _address(content: Any) -> int | None:

@@ -19,7 +19,7 @@ from sublet.errors import KernelError, SpecError, SubletError
 from sublet.ir.graph import Value
 from sublet.nn.graph import DTYPES, as_array
 from sublet.nn.lines import Line, at_line, user_code
-from sublet.nn.tensor import Tensor
+from sublet.nn.tensor import Tensor, told
 from sublet.ops.nn.shapes import FLOATS
 from sublet.runtime.dtypes import pack, packed
 from sublet.runtime.kernel import Array, Backend
@@ -245,7 +245,7 @@ class Eager:
             return OMITTED
         if isinstance(given, Tensor):
             if given.graph is not self._owner:
-                raise SpecError(at_line(f"{given!r} belongs to another graph"))
+                raise SpecError(at_line(f"{told(given)} belongs to another graph"))
             if isinstance(given, Inner):
                 raise not_known(given)
             return given
@@ -294,9 +294,9 @@ def number_type(given: Any, like: DType | None) -> DType:
     if like is None and isinstance(given, bool | np.bool_):
         return DType.BOOL
     if like is None:
-        raise SpecError(at_line(f"the type of {given!r} is not clear here: use d.constant"))
+        raise SpecError(at_line(f"the type of {told(given)} is not clear here: use d.constant"))
     if like not in FLOATS and isinstance(given, float | np.floating):
-        raise SpecError(at_line(f"{given!r} would be cut to a number of {like}: take astype('f32') of the tensor"))
+        raise SpecError(at_line(f"{told(given)} would be cut to a number of {like}: take astype('f32') of the tensor"))
     return like
 
 

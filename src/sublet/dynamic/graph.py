@@ -26,7 +26,7 @@ from sublet.nn.graph import RUN
 from sublet.nn.lines import at_line
 from sublet.nn.naming import Named
 from sublet.nn.optimizers import Optimizer
-from sublet.nn.tensor import Operand, Tensor, dtype_of
+from sublet.nn.tensor import Operand, Tensor, dtype_of, told
 from sublet.ops.nn.conversion import STOP_GRADIENT
 from sublet.ops.nn.shapes import FLOATS
 from sublet.runtime.backends import small
@@ -158,9 +158,9 @@ class DynamicGraph(Controlled):
         self._outside("a parameter is updated")
         into, value = tensors_of(self, (target, source))
         if not isinstance(into, Parameter):
-            raise SpecError(at_line(f"{into!r} is no parameter or state: only these are updated"))
+            raise SpecError(at_line(f"{told(into)} is no parameter or state: only these are updated"))
         if into._kind is not value._kind:
-            raise SpecError(at_line(f"{into.name!r}, {into._kind.spec}, cannot take the content of {value!r}"))
+            raise SpecError(at_line(f"{into.name!r}, {into._kind.spec}, cannot take the content of {told(value)}"))
         if isinstance(self.calling, Call):
             self.calling.update(into, value)
         else:
@@ -196,7 +196,7 @@ class DynamicGraph(Controlled):
         target, *others = tensors_of(self, (of, *wrt))
         start = None if seed is None else tensors_of(self, (seed,))[0]
         if start is not None and start._kind is not target._kind:
-            raise GradientError(at_line(f"the seed {seed!r} must be like {of!r}"))
+            raise GradientError(at_line(f"the seed {told(seed)} must be like {told(of)}"))
         self._eager.require_open()
         if isinstance(self.calling, Call):
             return list(self.calling.gradients(target, others, start))
@@ -217,7 +217,7 @@ class DynamicGraph(Controlled):
             raise SpecError(at_line(f"{optimizer!r} is no optimiser: give one like sublet.SGD(0.1)"))
         chosen = self.parameters if parameters is None else tensors_of(self, list(parameters))
         if tensors_of(self, (loss,))[0].shape != ():
-            raise GradientError(at_line(f"the loss is {loss!r}: it must be one number; take its mean"))
+            raise GradientError(at_line(f"the loss is {told(loss)}: it must be one number; take its mean"))
         if not chosen:
             raise GradientError(at_line("there are no parameters to train"))
         with self.no_grad(), self._declared.anew(), self.scope("step"):

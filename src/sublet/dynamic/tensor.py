@@ -14,7 +14,7 @@ from sublet.errors import RunError, SpecError
 from sublet.ir.graph import Value
 from sublet.nn.levels import Level
 from sublet.nn.lines import at_line
-from sublet.nn.tensor import Tensor
+from sublet.nn.tensor import Tensor, told
 from sublet.runtime.dtypes import packed, plain
 from sublet.runtime.kernel import Array
 from sublet.tensor import INTEGERS, DType
@@ -121,6 +121,9 @@ class EagerTensor(Tensor):
             return f"Tensor({self._kind.spec}, not computed)"
         shown = np.array2string(array, threshold=SHOWN, edgeitems=3, separator=", ", prefix="Tensor(")
         return f"Tensor({shown}, {self._kind.spec})"
+
+    def _told(self) -> str:
+        return f"Tensor({self._kind.spec})"
 
     def _array(self) -> Array:
         """The elements where they lie, good until somebody else runs."""
@@ -232,14 +235,14 @@ class Inner(Tensor):
 
     def _not_there(self, *_: Any, **__: Any) -> NoReturn:
         where = f"is what {self.level.what} computes, each time anew"
-        raise SpecError(at_line(f"{self!r} {where}: look at what the loop or branch gives, when it is over"))
+        raise SpecError(at_line(f"{told(self)} {where}: look at what the loop or branch gives, when it is over"))
 
     __bool__ = __int__ = __float__ = __array__ = __index__ = item = numpy = tolist = _not_there
 
 
 def not_known(tensor: Inner) -> SpecError:
     """The error of who uses a value outside of the body or arm that it is of."""
-    what = f"{tensor!r} was made in {tensor.level.what} and is not known outside of it"
+    what = f"{told(tensor)} was made in {tensor.level.what} and is not known outside of it"
     return SpecError(at_line(f"{what}: take what the loop or branch gives instead"))
 
 
@@ -250,7 +253,7 @@ def tensors_of(graph: object, given: Sequence[Any]) -> list[EagerTensor]:
             hint = ": d.tensor makes one" if isinstance(tensor, bool | int | float | np.ndarray | np.generic) else ""
             raise SpecError(at_line(f"{type(tensor).__name__} is no Tensor{hint}"))
         if tensor.graph is not graph:
-            raise SpecError(at_line(f"{tensor!r} belongs to another graph"))
+            raise SpecError(at_line(f"{told(tensor)} belongs to another graph"))
         if isinstance(tensor, Inner):
             raise not_known(tensor)
     return list(given)

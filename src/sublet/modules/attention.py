@@ -9,13 +9,13 @@ from sublet.errors import SpecError
 from sublet.modules.linear import Dense
 from sublet.modules.module import Module
 from sublet.nn.lines import at_line
-from sublet.nn.tensor import Tensor
+from sublet.nn.tensor import Tensor, told
 
 
 def _split(module: Module, x: Tensor, heads: int) -> int:
     """The width of a head."""
     if heads < 1 or x.shape[-1] % heads:
-        raise SpecError(at_line(f"{type(module).__name__}: {x!r} cannot be split into {heads} heads"))
+        raise SpecError(at_line(f"{type(module).__name__}: {told(x)} cannot be split into {heads} heads"))
     return x.shape[-1] // heads
 
 

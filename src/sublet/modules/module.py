@@ -9,7 +9,7 @@ from typing import Any
 from sublet.errors import SpecError
 from sublet.nn.graph import Graph
 from sublet.nn.lines import at_line
-from sublet.nn.tensor import Tensor
+from sublet.nn.tensor import Tensor, told
 from sublet.nn.writer import Eager, graph_of
 
 
@@ -59,7 +59,7 @@ class Module:
         names = axes.split()
         graph = graph_of(x)
         if not (x.ndim >= len(names) - 1 if "..." in names else x.ndim == len(names)):
-            raise SpecError(at_line(f"{type(self).__name__}: {x!r} must have the axes [{', '.join(names)}]"))
+            raise SpecError(at_line(f"{type(self).__name__}: {told(x)} must have the axes [{', '.join(names)}]"))
         return graph
 
 

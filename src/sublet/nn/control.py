@@ -11,7 +11,7 @@ from sublet.ir import graph as ir
 from sublet.ir.graph import CaseOf, Value, While
 from sublet.nn.levels import Levels
 from sublet.nn.lines import at_line, user_line
-from sublet.nn.tensor import Tensor
+from sublet.nn.tensor import Tensor, told
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.shapes import FLOATS
@@ -112,7 +112,7 @@ class Loop:
             raise SpecError(at_line("the loop has a check already; join conditions by &"))
         value = self._levels.read(condition)
         if condition.dtype is not DType.BOOL or spec_of(condition.value).size != 1:
-            raise SpecError(at_line(f"{condition!r} is no condition: it must be one bool"))
+            raise SpecError(at_line(f"{told(condition)} is no condition: it must be one bool"))
         self._condition = value
         self._check = len(self._levels.emit.nodes)
 
@@ -230,7 +230,7 @@ class Branch:
         self._levels, self._name, self._line = levels, name, user_line()
         self._index = levels.read(index)
         if index.dtype in FLOATS or index.size != 1:
-            raise SpecError(at_line(f"{index!r} tells no arm: it must be one bool or integer"))
+            raise SpecError(at_line(f"{told(index)} tells no arm: it must be one bool or integer"))
         self._fallback = tuple(levels.read(tensor) for tensor in fallback)
         self._arms: list[ir.Graph] = []
         self._inside = self._closed = False

@@ -23,7 +23,7 @@ from sublet.nn.controlled import Controlled
 from sublet.nn.levels import Levels
 from sublet.nn.lines import at_line
 from sublet.nn.naming import Named, Naming
-from sublet.nn.tensor import Operand, Tensor, dtype_of
+from sublet.nn.tensor import Operand, Tensor, dtype_of, told
 from sublet.ops.emitter import Emitter, Literals, Names
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.shapes import FLOATS
@@ -173,11 +173,11 @@ class Graph(Controlled):
         """At the end of each run `target`, a parameter or input, takes the content of `source`, in place if it can."""
         into, value = self._levels.read(target), self._levels.read(source)
         if into.name not in self._updatable:
-            raise SpecError(at_line(f"{target!r} is no parameter, state or input: only these are updated"))
+            raise SpecError(at_line(f"{told(target)} is no parameter, state or input: only these are updated"))
         if into.spec != value.spec:
-            raise SpecError(at_line(f"{target!r} cannot take the content of {source!r}: they differ"))
+            raise SpecError(at_line(f"{told(target)} cannot take the content of {told(source)}: they differ"))
         if into.name in self._updates and not self._naming.again:
-            raise SpecError(at_line(f"{target!r} is updated twice"))
+            raise SpecError(at_line(f"{told(target)} is updated twice"))
         self._levels.require_root("a parameter is updated")
         self._updates[into.name] = (into, value)
 
@@ -284,9 +284,11 @@ class Graph(Controlled):
         if like is None and isinstance(given, bool | np.bool_):
             like = DType.BOOL
         if like is None:
-            raise SpecError(at_line(f"the type of {given!r} is not clear here: use g.constant"))
+            raise SpecError(at_line(f"the type of {told(given)} is not clear here: use g.constant"))
         if like not in FLOATS and isinstance(given, float | np.floating):
-            raise SpecError(at_line(f"{given!r} would be cut to a number of {like}: take astype('f32') of the tensor"))
+            raise SpecError(
+                at_line(f"{told(given)} would be cut to a number of {like}: take astype('f32') of the tensor")
+            )
         return self._levels.read(self.constant(given, like))
 
     def _declared(self, name: str, spec: TensorSpec) -> Value:
@@ -343,9 +345,9 @@ def as_array(content: Any, dtype: DType | None = None) -> Array:
         array = array if dtype is None or array.dtype.kind in "SUO" else array.astype(NUMPY[dtype])
         exact = not isinstance(content, int | float) or array.dtype.kind not in "iu" or array == content
     except (RunError, ValueError, TypeError, OverflowError) as error:
-        raise SpecError(at_line(f"{content!r} is no array of numbers: {error}")) from None
+        raise SpecError(at_line(f"{told(content)} is no array of numbers: {error}")) from None
     if array.dtype not in DTYPES:
-        raise SpecError(at_line(f"{content!r} is no number or array of numbers"))
+        raise SpecError(at_line(f"{told(content)} is no number or array of numbers"))
     if not exact:
-        raise SpecError(at_line(f"{content!r} is no number of {dtype}"))
+        raise SpecError(at_line(f"{told(content)} is no number of {dtype}"))
     return array

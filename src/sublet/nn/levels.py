@@ -11,7 +11,7 @@ import numpy as np
 from sublet.errors import SpecError, SubletError
 from sublet.ir.graph import Value
 from sublet.nn.lines import at_line, user_line
-from sublet.nn.tensor import Operand, Tensor, Writer
+from sublet.nn.tensor import Operand, Tensor, Writer, told
 from sublet.ops.emitter import Emitter
 from sublet.tensor import DType
 
@@ -57,12 +57,14 @@ class Levels:
             hint = ": g.constant makes one" if isinstance(tensor, bool | int | float | np.ndarray | np.generic) else ""
             raise SpecError(at_line(f"{type(tensor).__name__} is no Tensor{hint}"))
         if tensor.graph is not self._graph:
-            raise SpecError(at_line(f"{tensor!r} belongs to another graph"))
+            raise SpecError(at_line(f"{told(tensor)} belongs to another graph"))
         home = self.homes.get(tensor.value.name)
         if home is None:
-            raise SpecError(at_line(f"{tensor!r} was taken back, because the scope it was made in ended by an error"))
+            raise SpecError(
+                at_line(f"{told(tensor)} was taken back, because the scope it was made in ended by an error")
+            )
         if home not in self.open:
-            what = f"{tensor!r} was made in {home.what} and is not known outside of it"
+            what = f"{told(tensor)} was made in {home.what} and is not known outside of it"
             raise SpecError(at_line(f"{what}: take what the loop or branch gives instead"))
         return tensor.value
 

@@ -35,6 +35,13 @@ class Writer(Protocol):
         """The outputs of a new node."""
 
 
+def told(given: object) -> str:
+    """What messages call something: on one line, and without computing it."""
+    if isinstance(given, Tensor):
+        return given._told()
+    return f"an array {given.dtype}{list(given.shape)}" if isinstance(given, np.ndarray) else repr(given)
+
+
 class Tensor:
     """A value of `graph` [NNC: tensor symbol]. Arithmetic and comparison write nodes; see `sublet.nn` for the rest."""
 
@@ -69,6 +76,9 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor(%{self.value.name}: {self.value.spec})"
+
+    def _told(self) -> str:
+        return repr(self)
 
     def _apply(self, op: str, *inputs: Operand, **attrs: Any) -> Tensor:
         return self.graph.apply(op, *inputs, **attrs)[0]
@@ -153,7 +163,9 @@ class Tensor:
 
     def _without_content(self, *_: Any, **__: Any) -> NoReturn:
         raise SpecError(
-            at_line(f"{self!r} has no content before a run: branch with g.case_of, loop with g.while_, see g.output")
+            at_line(
+                f"{told(self)} has no content before a run: branch with g.case_of, loop with g.while_, see g.output"
+            )
         )
 
     __bool__: Any = _without_content
@@ -164,7 +176,7 @@ class Tensor:
     numpy: Any = _without_content
 
     def __iter__(self) -> Any:
-        raise SpecError(at_line(f"{self!r} cannot be iterated: nn.split gives its parts, g.while_ loops over it"))
+        raise SpecError(at_line(f"{told(self)} cannot be iterated: nn.split gives its parts, g.while_ loops over it"))
 
     def __getattr__(self, name: str) -> NoReturn:
         hint = f"; write nn.{name}(...)" if name in COMMANDS else ""
@@ -205,7 +217,7 @@ class Tensor:
 
     def _fractional(self) -> Tensor:
         if self.dtype not in FLOATS:
-            raise SpecError(at_line(f"{self!r} is of integers: divide by //, or take astype('f32') first"))
+            raise SpecError(at_line(f"{told(self)} is of integers: divide by //, or take astype('f32') first"))
         return self
 
     def reshape(self, *shape: int | Sequence[int]) -> Tensor:
@@ -255,7 +267,7 @@ def _for_each_axis(tensor: Tensor, items: tuple[Any, ...]) -> list[Any]:
     places = [i for i, item in enumerate(items) if item is Ellipsis]
     missing = tensor.ndim - sum(item is not None and item is not Ellipsis for item in items)
     if missing < 0 or len(places) > 1:
-        raise SpecError(at_line(f"{tensor!r} takes up to {tensor.ndim} integers or slices, not {list(items)}"))
+        raise SpecError(at_line(f"{told(tensor)} takes up to {tensor.ndim} integers or slices, not {list(items)}"))
     place = places[0] if places else len(items)
     return [*items[:place], *[slice(None)] * missing, *items[place + 1 :]]
 
@@ -266,17 +278,17 @@ def _cut(tensor: Tensor, axis: int, item: Any) -> tuple[int, int, int, bool]:
     if isinstance(item, slice):
         start, end, step = _bounds(tensor, item, extent)
         if step < 1:
-            raise SpecError(at_line(f"{tensor!r}: the step {step} along axis {axis} is not positive; see nn.flip"))
+            raise SpecError(at_line(f"{told(tensor)}: the step {step} along axis {axis} is not positive; see nn.flip"))
         return start, end, step, True
     try:
         at = integer(item)
     except TypeError:
         at = None
     if at is None or isinstance(item, bool):
-        what = f"{tensor!r} takes integers and slices, not {item!r}; see nn.index_select and nn.gather"
+        what = f"{told(tensor)} takes integers and slices, not {item!r}; see nn.index_select and nn.gather"
         raise SpecError(at_line(what))
     if not -extent <= at < extent:
-        raise SpecError(at_line(f"{tensor!r}: there is no index {at} along axis {axis}"))
+        raise SpecError(at_line(f"{told(tensor)}: there is no index {at} along axis {axis}"))
     return at % extent, at % extent + 1, 1, False
 
 
@@ -284,7 +296,9 @@ def _bounds(tensor: Tensor, item: slice, extent: int) -> tuple[int, int, int]:
     try:
         return item.indices(extent)
     except (TypeError, ValueError) as error:
-        raise SpecError(at_line(f"{tensor!r}: {item}: {error}; a start known only in a run needs nn.gather")) from None
+        raise SpecError(
+            at_line(f"{told(tensor)}: {item}: {error}; a start known only in a run needs nn.gather")
+        ) from None
 
 
 def _completed(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from sublet.nn.affordable import cheapest, taken_back
 from sublet.nn.graph import Graph as WrittenGraph
 from sublet.nn.lines import at_line, user_line
 from sublet.nn.optimizers import Optimizer
-from sublet.nn.tensor import Tensor
+from sublet.nn.tensor import Tensor, told
 from sublet.nn.writer import graph_of
 from sublet.ops.nn.command import spec_of
 from sublet.passes.autodiff import PLAIN, SQRT, TREE, Checkpoints, backward, differentiable, reached
@@ -51,7 +51,7 @@ def gradients(
     target, values = graph.own(of), [graph.own(tensor) for tensor in _several(wrt)]
     start = None if seed is None else graph.own(seed)
     if start is not None and start.spec != target.spec:
-        raise GradientError(at_line(f"the seed {seed!r} must be like {of!r}"))
+        raise GradientError(at_line(f"the seed {told(seed)} must be like {told(of)}"))
     emit = graph.emit
     with graph.whole():
         emit.source = user_line()
@@ -107,7 +107,7 @@ def train_step(
         raise SpecError(at_line("a dynamic graph computes at once: let it minimize(loss, optimizer) in each step"))
     chosen = _several(parameters)
     if loss.shape != ():
-        raise GradientError(at_line(f"the loss is {loss!r}: it must be one number; take its mean"))
+        raise GradientError(at_line(f"the loss is {told(loss)}: it must be one number; take its mean"))
     if not chosen:
         raise GradientError(at_line("there are no parameters to train"))
     if isinstance(optimizer, type) or not hasattr(optimizer, "write"):
@@ -139,7 +139,7 @@ def step_of(source: WrittenGraph | Graph | Model) -> Model:
 
 def _several(tensors: Sequence[Tensor]) -> list[Tensor]:
     if isinstance(tensors, Tensor):
-        raise SpecError(at_line(f"{tensors!r} is one tensor: give a list of them"))
+        raise SpecError(at_line(f"{told(tensors)} is one tensor: give a list of them"))
     return list(tensors)
 
 
@@ -154,7 +154,7 @@ def _loops(graph: WrittenGraph) -> bool:
 def _require_dependence(graph: WrittenGraph, loss: Tensor, parameters: Sequence[Tensor]) -> None:
     values = [graph.own(tensor) for tensor in parameters]
     if differentiable(loss.value) and loss.value not in reached(graph.emit.nodes, values):
-        raise GradientError(at_line(f"the loss {loss!r} depends on none of the parameters"))
+        raise GradientError(at_line(f"the loss {told(loss)} depends on none of the parameters"))
 
 
 def less_memory(source: WrittenGraph | Graph | Model) -> Model:
