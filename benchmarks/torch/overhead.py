@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ import sublet
 from sublet.api.torch.captured import capture
 from sublet.api.torch.flights import Pool
 
-ROUNDS = 30
+ROUNDS = 60
 
 
 def chain(count: int) -> Callable[[Any], list[Any]]:
@@ -48,14 +48,15 @@ def outs(count: int, x: Any) -> Callable[[], None]:
     return run
 
 
-def microseconds(call: Callable[[], Any], count: int) -> float:
-    """CPU time of an operator, the least of several rounds."""
-    best = float("inf")
+def microseconds(calls: Sequence[Callable[[], Any]], count: int) -> list[float]:
+    """CPU time of an operator by each of the calls, which take turns: the least of several rounds."""
+    best = [float("inf")] * len(calls)
     for _ in range(ROUNDS):
-        begin = time.process_time()
-        call()
-        best = min(best, time.process_time() - begin)
-    return best / count * 1e6
+        for which, call in enumerate(calls):
+            begin = time.process_time()
+            call()
+            best[which] = min(best[which], time.process_time() - begin)
+    return [each / count * 1e6 for each in best]
 
 
 def main() -> None:
@@ -68,8 +69,8 @@ def main() -> None:
     arena = pool.take().arena
     with torch.no_grad():
         assert torch.equal(pool.run(arena, 0, [x])[0], function(x)[0])
-        eager, ours = microseconds(lambda: function(x), count), microseconds(lambda: pool.run(arena, 0, [x]), count)
-        by_hand = microseconds(outs(count, x), count)
+        sides = (lambda: function(x), lambda: pool.run(arena, 0, [x]), outs(count, x))
+        eager, ours, by_hand = microseconds(sides, count)
     print(f"{count} operators on {x.numel()} elements, microseconds each: eager {eager:.2f}, planned {ours:.2f} "
           f"({ours / eager:.2f} of eager), .out from Python {by_hand:.2f}")  # fmt: skip
 

@@ -89,6 +89,8 @@ def test_kernels_allocate_nothing_and_take_scratch_for_a_slice(name: str, layout
     kernel = Torch().kernel(case.graph.nodes[0], {})
     assert kernel is not None
     most = 0 if name.startswith("avg") else 4 * 32 * 48 * 48 * (8 if name == "max_pool" else 12)
+    if (name, layout) == ("max_pool", "nchw"):
+        most = (1 << 20) // (96 * 96 * 4) * 96 * 48 * 4  # of a megabyte of images, the maxima along one axis
     assert kernel.scratch == most
     found, expected = (computed(case.graph, case.arrays, backend) for backend in (Torch(), Reference()))
     (output,) = case.graph.outputs

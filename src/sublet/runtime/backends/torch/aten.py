@@ -17,7 +17,7 @@ from sublet.ir.graph import Node, Value
 from sublet.ops.aten import AS_STRIDED, PREFIX, Argument, Named, Strided, Use, decode
 from sublet.ops.aten.dialect import COPIES, Facts, facts
 from sublet.runtime.backends.torch.bound import Bound
-from sublet.runtime.backends.torch.kernel import Tensor, tensor_over, torch
+from sublet.runtime.backends.torch.kernel import Tensor, in_place, tensor_over, torch
 from sublet.runtime.backends.torch.pieced import is_faster_in_pieces, pieces_of
 from sublet.runtime.backends.torch.written import WRITTEN
 from sublet.runtime.calls import in_turn
@@ -75,8 +75,12 @@ class AtenKernel:
             names = [each.name for each in function._schema.arguments]
             places = [each.name for each in function._schema.arguments if each.is_out]
             told = {name: value for name, value in kwargs.items() if name in names}
-            if known.out.partition(".")[0] in BOUND and places == ["out"]:
-                function = getattr(torch(), known.out.partition(".")[0])
+            short = known.out.partition(".")[0]
+            if short in BOUND and places == ["out"]:
+                over = in_place(short, args[0], results[0])
+                if over is not None:
+                    return partial(over, *args[1:], **told)
+                function = getattr(torch(), short)
             return partial(function, *args, **told, **dict(zip(places, results, strict=True)))
         written = _written(self.node, results, args, kwargs)
         if written is not None:

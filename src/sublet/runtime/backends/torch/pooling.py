@@ -23,6 +23,9 @@ from sublet.tensor import DType
 SLICE_BYTES = 4 << 20
 """Of the input, at least, in a slice of the batch."""
 
+IMAGE_BYTES = 1 << 20
+"""Of the images of one channel that are compared along both axes before the next ones are: they stay in the cache."""
+
 INDEX = 8
 """Bytes of the index of a maximum."""
 
@@ -109,20 +112,29 @@ def _by_axis(node: Node) -> bool:
 
 
 def _maxima_by_axis(node: Node, x: Tensor, y: Tensor, scratch: Tensor) -> Calls:
-    """The maxima along the last axis, in scratch memory, and of these the maxima along the other."""
-    x, y, pool = _first(node, x), _first(node, y), _Pool(node)
-    step = max(1, _step(operand(node, 0)))
-    (rows, columns) = zip(pool.kernel, pool.strides, pool.pads, pool.dilations, strict=True)
+    """The maxima along the last axis, in scratch memory, and of these the maxima along the other; some images of one
+    channel at a time."""
+    x, y = (_first(node, t).flatten(0, 1) for t in (x, y))
+    pool = _Pool(node)
+    rows, columns = zip(pool.kernel, pool.strides, pool.pads, pool.dilations, strict=True)
+    step = _images(operand(node, 0))
     calls: list[Call] = []
     for begin in range(0, len(x), step):
         part, whole = x[begin : begin + step], y[begin : begin + step]
         if len(pick(node.attrs, "kernel")) > 1:
-            between = bytes_as(scratch, x.dtype, (*part.shape[:3], whole.shape[3]))
-            calls += _maxima_along(3, columns, part, between)
-            calls += _maxima_along(2, rows, between, whole)
+            between = bytes_as(scratch, x.dtype, (*part.shape[:2], whole.shape[2]))
+            calls += _maxima_along(2, columns, part, between)
+            calls += _maxima_along(1, rows, between, whole)
         else:
-            calls += _maxima_along(3, columns, part, whole)
+            calls += _maxima_along(2, columns, part, whole)
     return calls
+
+
+def _images(x: Value) -> int:
+    """Images of one channel whose maxima are taken at once."""
+    spec = spec_of(x)
+    count = prod(spec.shape[:2])
+    return max(1, min(count, IMAGE_BYTES * count // max(1, spec.nbytes)))
 
 
 def _maxima_along(axis: int, window: tuple[int, ...], x: Tensor, y: Tensor) -> list[Call]:
@@ -182,7 +194,7 @@ def _scratch(x: Value, y: Value, each: int) -> int:
 def _forward_scratch(node: Node) -> int:
     if _by_axis(node):
         x, y = spec_of(operand(node, 0)), spec_of(result(node))
-        between = _step(operand(node, 0)) * prod((*x.shape[1:3], y.shape[-1]))
+        between = _images(operand(node, 0)) * prod((x.shape[2], y.shape[-1]))
         return between * x.dtype.bits // 8 if len(y.shape) > 3 else 0
     return _scratch(operand(node, 0), result(node), INDEX)
 
