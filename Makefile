@@ -137,6 +137,8 @@ bench-offload: $(VENV)/.installed ## training steps in less memory: computed aga
 
 bench-budget: $(VENV)/.installed ## training steps within budgets: extra time predicted and measured, beside checkpoints in equal stretches
 	$(BIN)/python -m benchmarks.budget_table
+	$(BIN)/python -m benchmarks.loop_tapes
+	$(BIN)/python -m benchmarks.loop_tapes --network residual
 
 bench-order: $(VENV)/.installed ## irregular networks: arenas in the order given, greedy, searched, beside what no order goes below
 	$(BIN)/python -m benchmarks.orders

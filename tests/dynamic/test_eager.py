@@ -152,6 +152,13 @@ def test_gradients_of_gradients(backend: str) -> None:
     np.testing.assert_allclose(second.numpy(), expected, rtol=1e-6, atol=1e-9)
 
 
+def test_gradients_take_no_checkpoint() -> None:
+    d = sublet.DynamicGraph()
+    x = d.tensor(np.ones(3))
+    with pytest.raises(SpecError, match="takes no checkpoint"):
+        sublet.gradients(x.sum(), [x], checkpoint="sqrt")
+
+
 def test_gradients_of_gradients_go_through_outputs_that_nobody_took() -> None:
     """The rule of layer_norm reads its mean and deviation, which depend on x as well."""
     d, g = sublet.DynamicGraph(), sublet.Graph()

@@ -81,10 +81,6 @@ def test_what_is_no_way_is_refused() -> None:
     for wrong in ("root", 0, True, -1, 2.5):
         with pytest.raises(SpecError, match="checkpoint"):
             checked(wrong)  # type: ignore[arg-type]
-    g = sublet.DynamicGraph()
-    x = g.tensor(np.ones(3))
-    with pytest.raises(SpecError, match="dynamic graph"):
-        sublet.gradients(x.sum(), [x], checkpoint="sqrt")
 
 
 def test_the_tape_is_a_minimum_cut() -> None:

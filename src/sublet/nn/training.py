@@ -14,6 +14,7 @@ from sublet.ir.walk import needs
 from sublet.nn.affordable import cheapest, taken_back
 from sublet.nn.graph import Graph as WrittenGraph
 from sublet.nn.lines import at_line, user_line
+from sublet.nn.micro_batches import accumulated
 from sublet.nn.optimizers import Optimizer
 from sublet.nn.tensor import Tensor, told
 from sublet.nn.writer import graph_of
@@ -88,6 +89,8 @@ def train_step(
     *,
     name: str = "loss",
     checkpoint: Checkpoints = None,
+    micro_batches: int | Sequence[int] = 1,
+    smaller_statistics: bool = False,
     budget: int | str | None = None,
 ) -> Model:
     """One step of training: computes `loss`, a scalar, and lets `optimizer` update the parameters in place.
@@ -96,6 +99,11 @@ def train_step(
     under `name`. The gradients of parameters are not kept: each is consumed as early as the data allows, or, where that
     costs no memory, at the end of the step: a run that fails before leaves the parameters as they were.
     `checkpoint` is how loops are stored, see `gradients`.
+    `micro_batches` computes the step over so many parts of the batch, in a loop over slices of the inputs in place: the
+    loss and the gradients are those of the whole batch but for rounding. All inputs of one axis or more that are read
+    have the batch as their first axis, and commands must see one sample at a time. Batch normalisation sees smaller
+    batches, and is refused unless `smaller_statistics`. Dropout draws from another key in each part. Several numbers
+    are choices for the budget.
     `budget` is the most bytes that the arena may have, as `sublet.plan_memory` plans the step: values are computed
     again where it needs more, and loops are stored, unless `checkpoint` says how, in the way that fits at the least
     time predicted (docs/budget.md). What kernels ask for besides is counted by `compile(step, budget=)`.
@@ -113,21 +121,34 @@ def train_step(
     if isinstance(optimizer, type) or not hasattr(optimizer, "write"):
         raise SpecError(at_line(f"{optimizer!r} is no optimiser: give one like sublet.SGD(0.1)"))
 
-    def write(stored: Checkpoints) -> None:
+    def write(stored: Checkpoints, parts: int) -> None:
         graph.output(name, loss)
         _require_dependence(graph, loss, chosen)
+        if parts > 1:
+            found = accumulated(graph, loss, chosen, parts, smaller_statistics=smaller_statistics)
         with graph.scope(graph.unused("step")):
-            optimizer.write(graph, chosen, gradients(loss, chosen, checkpoint=stored))
+            found = found if parts > 1 else gradients(loss, chosen, checkpoint=stored)
+            optimizer.write(graph, chosen, found)
+
+    batches = _batches(micro_batches)
+    if budget is None and len(batches) > 1:
+        raise SpecError(
+            at_line(f"micro_batches={micro_batches!r} are choices for a budget: give one number, or a budget")
+        )
 
     with graph.whole():
         if budget is None:
-            write(checkpoint)
+            write(checkpoint, *batches)
             return step_of(graph)
-        given = checkpoint is not None or not _loops(graph)
-        ways = [("the step", checkpoint)] if given else [(f"loops stored {way}", way) for way in (PLAIN, SQRT, TREE)]
-        made = {name: partial(taken_back, graph, partial(write, way), step_of) for name, way in ways}
-        name, step = cheapest(made, budget)
-        write(dict(ways)[name])
+        ways: dict[str, tuple[Checkpoints, int]] = {}
+        for parts in batches:
+            several = checkpoint is None and parts == 1 and _loops(graph)
+            for stored in (PLAIN, SQRT, TREE) if several else (checkpoint,):
+                of = f"{parts} micro-batches" if parts > 1 else "the whole batch"
+                ways[f"{of}, loops stored {stored}" if several else of] = stored, parts
+        made = {way: partial(taken_back, graph, partial(write, *how), step_of) for way, how in ways.items()}
+        way, step = cheapest(made, budget)
+        write(*ways[way])
         return step
 
 
@@ -135,6 +156,14 @@ def step_of(source: WrittenGraph | Graph | Model) -> Model:
     """A step as `train_step` leaves it: of less memory, with its updates at the end where that costs none."""
     step = less_memory(source)
     return replace(step, graph=with_late_updates(step.graph, _planned_bytes))
+
+
+def _batches(given: int | Sequence[int]) -> list[int]:
+    """The numbers of micro-batches that were given, the fewest first. Raises SpecError for what is none."""
+    numbers = [given] if isinstance(given, int) else list(given)
+    if not numbers or not all(type(number) is int and number >= 1 for number in numbers):
+        raise SpecError(at_line(f"micro_batches={given!r} must be an integer from 1 on, or several"))
+    return sorted(set(numbers))
 
 
 def _several(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -24,7 +24,7 @@ Checkpoints = Checkpoint | Mapping[str, Checkpoint] | None
 """One for all loops, or by the names of loops; None is "plain"."""
 
 LEVEL = 8
-NEAR = range(LEVEL - 2, LEVEL + 3)
+NEAR = range(LEVEL // 2, LEVEL + 3)
 """Rounds of a level of the tree: fewer would take less memory, but more forwards and a longer program."""
 
 
@@ -98,9 +98,12 @@ def _tree(rounds: int) -> tuple[Chunk, ...]:
 
 
 def _products(most: int) -> list[tuple[int, ...]]:
-    """The products of two or more numbers near LEVEL that are not above `most`."""
+    """The products of two or more numbers near LEVEL that are not above `most`, of no more levels than LEVEL takes.
+
+    The innermost, whose rounds keep a tape, are the fewest.
+    """
     depth, found = 2, list[tuple[int, ...]]()
-    while NEAR[0] ** depth <= most:
-        found += [each for each in combinations_with_replacement(NEAR, depth) if prod(each) <= most]
+    while LEVEL ** (depth - 1) < most:
+        found += [each[::-1] for each in combinations_with_replacement(NEAR, depth) if prod(each) <= most]
         depth += 1
     return found

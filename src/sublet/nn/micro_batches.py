@@ -1,0 +1,313 @@
+"""Gradients over micro-batches: a loop over parts of the batch, which are slices of the inputs in place.
+
+What is computed sample by sample is moved into the loop, and differentiated in it; each round adds its gradients to
+what the loop carries. The loss may be computed in any way from means and sums over the batch, as long as its gradient
+by them does not depend on them: then the loss and the gradients are those of the whole batch, but for rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from sublet.errors import GradientError, SpecError
+from sublet.ir.graph import Attr, Graph, Node, Value, While
+from sublet.ir.walk import needs, results
+from sublet.nn.graph import Graph as WrittenGraph
+from sublet.nn.lines import at_line
+from sublet.nn.tensor import Tensor
+from sublet.ops.emitter import Emitter
+from sublet.ops.nn.command import spec_of
+from sublet.passes.autodiff import backward, differentiable, reached
+from sublet.passes.rows import BATCH_NORM, MEAN, attrs_of_part, having_rows, reduced_over_rows, shape
+from sublet.tensor import DType, TensorSpec
+
+APART = 1 << 24
+"""How far keys of random numbers are apart from one micro-batch to the next: rounds of loops are counted between."""
+
+MOST = 256
+
+SCALAR = TensorSpec(DType.I64)
+
+
+@dataclass
+class Cut:
+    """A program in three: what does not depend on the batch, what is computed sample by sample, and what comes of that.
+
+    wholes     what is cut along its first axis: inputs, and what else has a part for each sample
+    inside     the nodes of a round, with their attributes
+    rows       the values that have rows
+    taken      what is reduced over all rows, and how: "mean" or "sum"
+    statistics the first value of what batch normalisation moves, and the last
+    """
+
+    parts: int
+    wholes: dict[Value, None] = field(default_factory=dict)
+    before: list[Node] = field(default_factory=list)
+    inside: list[tuple[Node, dict[str, Attr]]] = field(default_factory=list)
+    after: list[Node] = field(default_factory=list)
+    rows: set[Value] = field(default_factory=set)
+    taken: dict[Value, str] = field(default_factory=dict)
+    statistics: dict[Value, Value] = field(default_factory=dict)
+
+
+def cut_program(nodes: Sequence[Node], inputs: Sequence[Value], parts: int, *, smaller_statistics: bool) -> Cut:
+    """The program in three. Raises GradientError, which names the node, where something sees more than a sample."""
+    cut = Cut(parts, dict.fromkeys(inputs), rows=set(inputs))
+    late: set[Value] = set()
+    moved: dict[Value, Value] = {}
+    for node in nodes:
+        read = needs(node)
+        along = {i for i, value in enumerate(node.inputs) if value in cut.rows}
+        if not any(value in cut.rows for value in read):
+            depends = any(value in late for value in read)
+            (cut.after if depends else cut.before).append(node)
+            late.update(node.defs if depends else ())
+            continue
+        if any(value in late and value not in moved for value in read):
+            raise _refused(node, "it reads what is computed of the whole batch")
+        kind = reduced_over_rows(node)
+        attrs = node.attrs if kind else _attrs(cut, node, along)
+        if attrs is None:
+            raise _refused(node, f"{node.op} is not known to compute sample by sample, along the first axis")
+        cut.inside.append((node, dict(attrs)))
+        if kind:
+            cut.taken[node.defs[0]] = kind
+            late.update(node.defs)
+            continue
+        cut.rows.update(having_rows(node))
+        if node.op == BATCH_NORM:
+            if not smaller_statistics:
+                raise _refused(node, "batch normalisation would see smaller batches: allow smaller_statistics")
+            for before, after in zip(node.uses[3:5], node.outputs[1:3], strict=True):
+                first = moved.get(before, before)
+                if after is not None:
+                    cut.statistics[first], moved[after] = after, first
+            late.update(node.defs[1:])
+    return cut
+
+
+def _attrs(cut: Cut, node: Node, along: set[int]) -> dict[str, Attr] | None:
+    """The attributes of a node in a round; whole operands with as many rows as others are cut where it needs that."""
+    found = attrs_of_part(node, along, cut.parts)
+    if found is None and not node.subgraphs:
+        extents = {(shape(node.inputs[i]) or (0,))[0] for i in along}
+        more = {i for i, value in enumerate(node.inputs) if (shape(value) or (0,))[0] in extents and i not in along}
+        found = attrs_of_part(node, along | more, cut.parts) if more else None
+        if found is not None:
+            cut.wholes.update((value, None) for i in more if (value := node.inputs[i]) is not None)
+            cut.rows.update(value for i in more if (value := node.inputs[i]) is not None)
+    return None if found is None else dict(found)
+
+
+def _refused(node: Node, why: str) -> GradientError:
+    source = f" ({node.source})" if node.source else ""
+    return GradientError(f"micro_batches: node {node.name}{source}: {why}")
+
+
+def accumulated(
+    graph: WrittenGraph, loss: Tensor, parameters: Sequence[Tensor], parts: int, *, smaller_statistics: bool
+) -> list[Tensor]:
+    """The gradients of a loss, over micro-batches; the graph then computes the loss and its outputs over them too.
+
+    Raises SpecError for batches that cannot be cut in so many parts, GradientError for a network that sees more than a
+    sample at once.
+    """
+    program, emit = graph.model().graph, graph.emit
+    values = [graph.own(parameter) for parameter in parameters]
+    inputs = _cut_inputs(program, parts)
+    try:
+        cut = cut_program(tuple(emit.nodes), inputs, parts, smaller_statistics=smaller_statistics)
+        found = _Writer(emit, cut, set(results(program))).gradients(graph.own(loss), values)
+    except GradientError as error:
+        raise GradientError(at_line(str(error))) from None
+    return [graph.tensor(value) for value in found]
+
+
+def _cut_inputs(program: Graph, parts: int) -> list[Value]:
+    """The inputs that are read, cut along their first axis; all those of one axis or more."""
+    read = {value for node in program.nodes for value in needs(node)} - set(program.updated)
+    inputs = [value for value in program.inputs if value in read and spec_of(value).shape]
+    extents = {spec_of(value).shape[0] for value in inputs}
+    if len(extents) != 1:
+        named = ", ".join(f"%{value.name}: {value.spec}" for value in inputs) or "none"
+        raise SpecError(at_line(f"micro_batches cuts inputs along a first axis that is one for all; there are {named}"))
+    if not 2 <= parts <= MOST or next(iter(extents)) % parts:
+        raise SpecError(at_line(f"micro_batches={parts} must be 2 to {MOST}, and divide the batch of {extents.pop()}"))
+    return inputs
+
+
+@dataclass
+class _Loop:
+    """The loop over micro-batches while it is written: what it carries, takes in parts, and stacks."""
+
+    outer: Emitter
+    inner: Emitter
+    parts: int
+    counter: Value
+    carried: list[tuple[Value, Value, Value]] = field(default_factory=list)
+    sequences: list[tuple[Value, Value]] = field(default_factory=list)
+    stacked: list[tuple[Value, Value]] = field(default_factory=list)
+    finals: list[Value] = field(default_factory=list)
+
+    def fresh(self, hint: str, spec: TensorSpec) -> Value:
+        """A new value."""
+        return Value(self.outer.names.fresh(f"micro/{hint}"), spec)
+
+    def part(self, whole: Value) -> Value:
+        """What a round has of a whole."""
+        spec = spec_of(whole)
+        part = self.fresh(whole.name, TensorSpec(spec.dtype, (spec.shape[0] // self.parts, *spec.shape[1:])))
+        folded = self.outer("nn.reshape", whole, shape=(self.parts, *spec_of(part).shape))
+        self.sequences.append((part, folded))
+        return part
+
+    def carry(self, parameter: Value, init: Value, update: Value, final: Value | None = None) -> Value:
+        """What a value is that begins as `init` and becomes `update` in each round."""
+        self.carried.append((parameter, init, update))
+        self.finals.append(final or self.fresh(f"{parameter.name}.last", spec_of(parameter)))
+        return self.finals[-1]
+
+    def summed(self, hint: str, init: Value, term: Value) -> Value:
+        """The sum of a value of all rounds, and `init`."""
+        total = self.fresh(f"{hint}.sum", spec_of(init))
+        return self.carry(total, init, self.inner("nn.add", total, term))
+
+    def stack(self, row: Value) -> Value:
+        """A value of all rounds, each after the other."""
+        whole = self.fresh(f"{row.name}.rows", TensorSpec(spec_of(row).dtype, (self.parts, *spec_of(row).shape)))
+        self.stacked.append((row, whole))
+        return whole
+
+    def write(self, go: Value) -> None:
+        """Append the loop."""
+        name = self.outer.names.fresh("micro")
+        parameters, parts = [each[0] for each in self.carried], [part for part, _ in self.sequences]
+        given = (*(update for _, _, update in self.carried), *(row for row, _ in self.stacked))
+        nodes = tuple(self.inner.nodes)
+        body = Graph(self.outer.names.fresh("micro.body"), (self.counter, *parameters, *parts), nodes, given)
+        taken = (*(init for _, init, _ in self.carried), *(folded for _, folded in self.sequences))
+        made = (*self.finals, *(whole for _, whole in self.stacked))
+        loop = While(
+            name,
+            "while",
+            taken,
+            made,
+            body=body,
+            condition=go,
+            check=1,
+            carried=len(parameters),
+            slice_axes=(0,) * len(parts),
+            slice_reversed=(False,) * len(parts),
+            row_axes=(0,) * len(self.stacked),
+            row_reversed=(False,) * len(self.stacked),
+        )
+        self.outer.nodes.append(loop)
+
+
+@dataclass
+class _Writer:
+    """Writes the loop and what is around it. `wanted` are the values that the program gives."""
+
+    emit: Emitter
+    cut: Cut
+    wanted: set[Value]
+    now: dict[Value, Value] = field(default_factory=dict)
+
+    def gradients(self, loss: Value, parameters: Sequence[Value]) -> list[Value]:
+        """The gradients of the loss, which the loop and what comes after it compute."""
+        emit, cut = self.emit, self.cut
+        active = reached(cut.before, parameters)
+        inside = _read_of(node for node, _ in cut.inside)
+        captured = [v for v in inside if v in active and v not in cut.rows and differentiable(v)]
+        edges = list(dict.fromkeys([*captured, *(v for v in _read_of(cut.after) if v in active)]))
+        if loss not in cut.taken and loss not in {value for node in cut.after for value in node.defs}:
+            raise GradientError("micro_batches: the loss does not depend on the batch by means and sums over it")
+        taken = [value for value in cut.taken if differentiable(value)]
+        outer = dict(zip([*taken, *edges], self._outer(loss, [*taken, *edges]), strict=True))
+        seeds = {value: grad for value in taken if (grad := outer[value]) is not None}
+        totals = self._loop(seeds, {v: outer[v] for v in captured}, [v for v in cut.wholes if v in active])
+        totals |= {v: grad for v in edges if v not in totals and (grad := outer[v]) is not None}
+        emit.nodes.extend(cut.after)
+        found = backward(emit, tuple(cut.before), totals, parameters)
+        return [g if g is not None else emit.filled(0, spec_of(v)) for v, g in zip(parameters, found, strict=True)]
+
+    def _outer(self, loss: Value, wrt: Sequence[Value]) -> list[Value | None]:
+        """The gradients of the loss by what the loop gives and what is around it, written before the loop."""
+        emit, cut = self.emit, self.cut
+        emit.nodes[:] = [*cut.before, *cut.after]
+        there = {node.name for node in emit.nodes}
+        found = backward(emit, tuple(cut.after), {loss: emit.filled(1, spec_of(loss))}, wrt)
+        new = [node for node in emit.nodes if node.name not in there]
+        late = {*cut.taken, *(value for node in cut.after for value in node.defs)}
+        if any(value in late for node in new for value in needs(node)):
+            raise GradientError("micro_batches: the loss is no sum of means and sums over the batch, times constants")
+        emit.nodes[:] = [*cut.before, *new]
+        return found
+
+    def _loop(
+        self, seeds: dict[Value, Value], begins: dict[Value, Value | None], sequences: Sequence[Value]
+    ) -> dict[Value, Value]:
+        """Writes the loop. The gradients by what it captures, begun as in `begins`, and by `sequences` it takes."""
+        emit, cut, now = self.emit, self.cut, self.now
+        inner = emit.inside()
+        inner.scope = "micro/"
+        loop = _Loop(emit, inner, cut.parts, Value(emit.names.fresh("micro/counter"), SCALAR))
+        go = inner("nn.less", loop.counter, inner.filled(cut.parts, SCALAR))
+        now.update((whole, loop.part(whole)) for whole in cut.wholes)
+        now.update((first, loop.fresh(first.name, spec_of(first))) for first in cut.statistics)
+        self._round(inner, loop.counter)
+        shares = {now[v]: self._share(v, grad) for v, grad in seeds.items()}
+        found = backward(inner, tuple(inner.nodes), shares, [*begins, *(now[v] for v in sequences)])
+        totals: dict[Value, Value] = {}
+        for (value, begin), grad in zip(begins.items(), found, strict=False):
+            if grad is not None:
+                totals[value] = loop.summed(value.name, begin or emit.filled(0, spec_of(value)), grad)
+            elif begin is not None:
+                totals[value] = begin
+        sums = {v: loop.summed(v.name, emit.filled(0, spec_of(v)), now[v]) for v in cut.taken}
+        for first, last in cut.statistics.items():
+            loop.carry(now[first], first, now[last], last)
+        rows = {v: loop.stack(now[v]) for v in now if v in self.wanted and v in cut.rows and v not in cut.wholes}
+        given = zip(sequences, found[len(begins) :], strict=True)
+        steps = {v: loop.stack(grad) for v, grad in given if grad is not None}
+        loop.write(go)
+        for value, total in sums.items():
+            self._defined(value, self._share(value, total))
+        for value, whole in rows.items():
+            self._defined(value, emit("nn.reshape", whole, shape=spec_of(value).shape))
+        return totals | {v: emit("nn.reshape", whole, shape=spec_of(v).shape) for v, whole in steps.items()}
+
+    def _share(self, taken: Value, of: Value) -> Value:
+        """The part of a gradient or total that one micro-batch has, where a mean is taken."""
+        if self.cut.taken[taken] == MEAN:
+            return self.emit("nn.mul", of, self.emit.constant(1 / self.cut.parts, of))
+        return self.emit("nn.copy", of)
+
+    def _round(self, inner: Emitter, counter: Value) -> None:
+        """The nodes of a round, in terms of its parts."""
+        now = self.now
+        for node, attrs in self.cut.inside:
+            inner.source = node.source
+            operands = [None if value is None else now.get(value, value) for value in node.inputs]
+            if node.op == "nn.dropout":
+                assert operands[1] is not None
+                operands[1] = self._key(inner, counter, operands[1])
+            made = inner.several(node.op, *operands, **attrs)
+            now.update((old, new) for old, new in zip(node.outputs, made, strict=False) if old is not None)
+
+    def _key(self, inner: Emitter, counter: Value, key: Value) -> Value:
+        """The key of random numbers of a micro-batch."""
+        apart = inner("nn.mul", counter, inner.filled(APART, SCALAR))
+        return inner("nn.add", key, apart if key.spec == SCALAR else inner("nn.cast", apart, dtype="i32"))
+
+    def _defined(self, value: Value, by: Value) -> None:
+        """Let the last node define a value of the program."""
+        last = self.emit.nodes[-1]
+        assert last.defs == (by,)
+        self.emit.nodes[-1] = replace(last, name=value.name, outputs=(value,))
+
+
+def _read_of(nodes: Iterable[Node]) -> list[Value]:
+    """What the nodes read, each value once."""
+    return list(dict.fromkeys(value for node in nodes for value in needs(node)))
