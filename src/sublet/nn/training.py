@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -140,22 +140,37 @@ def train_step(
         if budget is None:
             write(checkpoint, *batches)
             return step_of(graph)
-        ways: dict[str, tuple[Checkpoints, int]] = {}
-        for parts in batches:
-            several = checkpoint is None and parts == 1 and _loops(graph)
-            for stored in (PLAIN, SQRT, TREE) if several else (checkpoint,):
-                of = f"{parts} micro-batches" if parts > 1 else "the whole batch"
-                ways[f"{of}, loops stored {stored}" if several else of] = stored, parts
-        made = {way: partial(taken_back, graph, partial(write, *how), step_of) for way, how in ways.items()}
-        way, step = cheapest(made, budget)
-        write(*ways[way])
-        return step
+        return _within(graph, write, _ways(graph, checkpoint, batches), budget)
+
+
+def _within(
+    graph: WrittenGraph,
+    write: Callable[[Checkpoints, int], None],
+    ways: Mapping[str, tuple[Checkpoints, int]],
+    budget: int | str,
+) -> Model:
+    """The step of the cheapest of the ways, which is written to the graph."""
+    made = {way: partial(taken_back, graph, partial(write, *how), step_of) for way, how in ways.items()}
+    way, step = cheapest(made, budget)
+    write(*ways[way])
+    return step
 
 
 def step_of(source: WrittenGraph | Graph | Model) -> Model:
     """A step as `train_step` leaves it: of less memory, with its updates at the end where that costs none."""
     step = less_memory(source)
     return replace(step, graph=with_late_updates(step.graph, _planned_bytes))
+
+
+def _ways(graph: WrittenGraph, checkpoint: Checkpoints, batches: Sequence[int]) -> dict[str, tuple[Checkpoints, int]]:
+    """How loops may be stored, and in how many micro-batches, by what that is called; the plainest first."""
+    ways: dict[str, tuple[Checkpoints, int]] = {}
+    for parts in batches:
+        several = checkpoint is None and parts == 1 and _loops(graph)
+        of = f"{parts} micro-batches" if parts > 1 else "the whole batch"
+        for stored in (PLAIN, SQRT, TREE) if several else (checkpoint,):
+            ways[f"{of}, loops stored {stored}" if several else of] = stored, parts
+    return ways
 
 
 def _batches(given: int | Sequence[int]) -> list[int]:

@@ -27,6 +27,9 @@ LEVEL = 8
 NEAR = range(LEVEL // 2, LEVEL + 3)
 """Rounds of a level of the tree: fewer would take less memory, but more forwards and a longer program."""
 
+LAST = LEVEL // 2
+"""Rounds of the innermost level, which keep a tape: its rows are the larger ones."""
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -89,20 +92,17 @@ def _every(rounds: int, apart: int) -> tuple[Chunk, ...]:
 
 
 def _tree(rounds: int) -> tuple[Chunk, ...]:
-    """The largest product of extents near LEVEL that is no more than the rounds; then what is left."""
+    """The largest product of extents near LEVEL, and LAST, that is no more than the rounds; then what is left."""
     if rounds < LEVEL * LEVEL:
         return _every(rounds, isqrt(rounds))
-    found = max(_products(rounds), key=lambda extents: (prod(extents), -sum(extents)))
-    left = rounds - prod(found)
-    return (Chunk(found), *(_tree(left) if left else ()))
+    found = max(_products(rounds // LAST), key=lambda extents: (prod(extents), -sum(extents)))
+    left = rounds - prod(found) * LAST
+    return (Chunk((*found, LAST)), *(_tree(left) if left else ()))
 
 
 def _products(most: int) -> list[tuple[int, ...]]:
-    """The products of two or more numbers near LEVEL that are not above `most`, of no more levels than LEVEL takes.
-
-    The innermost, whose rounds keep a tape, are the fewest.
-    """
-    depth, found = 2, list[tuple[int, ...]]()
+    """The products of numbers near LEVEL that are not above `most`, of no more levels than LEVEL takes."""
+    depth, found = 1, list[tuple[int, ...]]()
     while LEVEL ** (depth - 1) < most:
         found += [each[::-1] for each in combinations_with_replacement(NEAR, depth) if prod(each) <= most]
         depth += 1
