@@ -49,8 +49,8 @@ def outs(count: int, x: Any) -> Callable[[], None]:
 
 
 def microseconds(calls: Sequence[Callable[[], Any]], count: int) -> list[float]:
-    """CPU time of an operator by each of the calls, which take turns: the least of several rounds, each time of the second
-    of two calls in a row, which finds in the caches what the first has read."""
+    """CPU time of an operator by each of the calls, which take turns: the least of several rounds, each time of the
+    second of two calls in a row, which finds in the caches what the first has read."""
     best = [float("inf")] * len(calls)
     for _ in range(ROUNDS):
         for which, call in enumerate(calls):
