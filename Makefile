@@ -1,6 +1,6 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: ddp-torch bench-torch fuzz-torch help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-packing bench-run bench-loops bench-train bench-budget bench-offload bench-order bench-plan bench-paddle train-digits bench-dynamic fuzz-dynamic bench-rebinding clean
+.PHONY: ddp-torch bench-torch fuzz-torch help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-packing bench-run bench-loops bench-train bench-budget bench-offload bench-order bench-patches bench-plan bench-paddle train-digits bench-dynamic fuzz-dynamic bench-rebinding clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -142,6 +142,9 @@ bench-budget: $(VENV)/.installed ## training steps within budgets: extra time pr
 
 bench-order: $(VENV)/.installed ## irregular networks: arenas in the order given, greedy, searched, beside what no order goes below
 	$(BIN)/python -m benchmarks.orders
+
+bench-patches: $(VENV)/.installed ## MobileNetV2 with its front in patches: arena, operations, outputs, time
+	$(BIN)/python -m benchmarks.patches
 
 bench-plan: $(VENV)/.installed ## planning time of random nested, rotating, branching loops against their size
 	$(BIN)/python -m benchmarks.planning_time

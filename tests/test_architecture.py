@@ -18,8 +18,8 @@ SOURCE = ROOT / "src" / "sublet"
 # a floor of its own.
 FLOORS = (
     "errors", "tensor", "base", "ir", "ir.text", "ops", "passes", "passes.autodiff", "passes.splitting",
-    "passes.recompute", "passes.ordering", "plan", "plan.export", "checker", "runtime", "runtime.backends", "packing",
-    "analysis", "planning", "planning.advice",
+    "passes.recompute", "passes.ordering", "passes.patching", "plan", "plan.export", "checker", "runtime",
+    "runtime.backends", "packing", "analysis", "planning", "planning.advice",
     "planning.budget", "viz", "frontends.onnx.rules", "frontends.onnx", "frontends.paddle.format",
     "frontends.paddle.operators.rules", "frontends.paddle.operators",
     "frontends.paddle.checking", "frontends.paddle.convert", "frontends.paddle.running", "frontends.paddle.lives",
@@ -213,6 +213,7 @@ def test_every_exception_is_drawn() -> None:
         "docs/loops.md",
         "docs/memory.md",
         "docs/paddle.md",
+        "docs/patches.md",
         "docs/proofs.md",
         "docs/text_form.md",
         "docs/torch.md",

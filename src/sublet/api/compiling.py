@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from sublet.analysis.options import Options
-from sublet.api.binding import Equipped, equipped
+from sublet.api.binding import Equipped, equipped, to_run
 from sublet.api.measuring import measured
-from sublet.api.sources import SIMPLIFIED, Optimize
+from sublet.api.sources import SIMPLIFIED, Optimize, simplified
 from sublet.errors import CapacityError
 from sublet.frontends.trips import Trips
 from sublet.ir.graph import Graph
@@ -18,6 +18,7 @@ from sublet.nn.graph import Graph as WrittenGraph
 from sublet.plan import MemoryPlan
 from sublet.planning.budget.answers import Outcome, most
 from sublet.planning.budget.costs import MODELLED
+from sublet.planning.budget.patches import in_patches
 from sublet.planning.budget.within import Budgets, Ways
 from sublet.planning.pipeline import Progress, plan_memory
 from sublet.runtime.backends.by_name import AUTO
@@ -41,6 +42,7 @@ def compile(
     autotune: bool = False,
     workspace: int = WORKSPACE_BYTES,
     simplify: bool = False,
+    patches: str | None = None,
     budget: int | str | None = None,
     measure: bool = False,
     progress: Progress | None = None,
@@ -58,6 +60,8 @@ def compile(
     `sublet.command` run with every backend.
     `simplify` first lets the cheap passes run: what nobody reads, what is computed twice and arithmetic that changes
     nothing go, and commands are fused. Results may differ in the last bits; the plan says so in its recipe.
+    `patches` has the front of a network computed patch by patch of the output of a node ("4x4@Add_12"), each from the
+    area of the input that it needs; "auto" takes those that need least (docs/patches.md). A plan given says itself.
     `budget` is the most bytes that the arena may have ("400MiB"): values are computed again where the plan needs more
     (docs/budget.md) or, where `options` has a second region with a rate, brought there and back, at a cost that a model
     of operations and bytes predicts, or, with `measure`, what nodes take here.
@@ -65,19 +69,13 @@ def compile(
     Raises ModelError for a model that cannot be read, RunError when no backend computes a node or a weight is
     missing, PlanError when `plan` was not made for this model, PlanViolation when it is wrong.
     """
-    ready = equipped(
-        model,
-        dims=dims,
-        max_trips=max_trips,
-        backend=backend,
-        optimize=optimize,
-        assume=assume,
-        weights=weights,
-        plan=plan,
-        autotune=autotune,
-        workspace=workspace,
-        changed=SIMPLIFIED if simplify else "",
-    )
+    read: dict[str, Any] = {"dims": dims, "max_trips": max_trips, "optimize": optimize, "assume": assume}
+    if patches is not None and plan is None:
+        taken = to_run(model, backend=backend, **read)
+        model = in_patches(simplified(taken) if simplify else taken, options or Options(), patches).model
+        read = {}
+    kernels: dict[str, Any] = {"backend": backend, "autotune": autotune, "workspace": workspace}
+    ready = equipped(model, weights=weights, plan=plan, changed=SIMPLIFIED if simplify else "", **read, **kernels)
     if plan is not None:
         if budget is not None and plan.arena_bytes > most(budget):
             raise CapacityError(f"the plan given needs {plan.arena_bytes:,} bytes: leave plan out, or budget")

@@ -16,7 +16,7 @@ from sublet.frontends.onnx.optimized import ALL, depends_on, optimized
 from sublet.frontends.trips import Trips
 from sublet.ir.graph import Graph
 from sublet.ir.model import Model
-from sublet.ir.recipe import AS_IS, GIVEN, Recipe
+from sublet.ir.recipe import AS_IS, GIVEN, PATCHES, Recipe
 from sublet.ir.scratch import with_scratch
 from sublet.nn.graph import Graph as WrittenGraph
 from sublet.passes.on_demand import on_demand
@@ -46,6 +46,13 @@ PASSES: Mapping[str, Callable[[Model], Model]] = {
     "less_memory": lambda model: import_module("sublet.nn.training").less_memory(model),
 }
 """What a recipe may say was done to the nodes. An order of less memory takes planning, which is loaded then."""
+
+
+def divided(changed: str) -> tuple[str, str]:
+    """What a recipe says was done to the nodes: by a pass, and in which patches."""
+    first, _, patches = changed.partition(PATCHES)
+    return first.removesuffix(", "), patches
+
 
 TEXT_OPSETS = {"": 21, "com.microsoft": 1}
 """The operator sets that "onnx.X" means in a graph which comes from no ONNX file."""
@@ -87,11 +94,14 @@ def source_of(
     simplified. Nodes are `split` and computed `again` unless it does so already.
     """
     source = bounded(_model(model, dims, optimize, assume or {}), max_trips)
-    if changed not in PASSES:
+    first, patches = divided(changed)
+    if first not in PASSES:
         raise PlanError(f"the plan is for a graph changed by {changed[:80]!r}, which this Sublet does not know")
     theirs = isinstance(model, Model | WrittenGraph | Graph)
-    if not theirs or (changed == SIMPLIFIED and source.recipe.changed == ""):
-        source = PASSES[changed](source)
+    if not theirs or (first == SIMPLIFIED and source.recipe.changed == ""):
+        source = PASSES[first](source)
+    if patches and source.recipe.changed == first:
+        source = import_module("sublet.planning.budget.patches").with_patches(source, patches)
     if split and source.recipe.split != tuple(split):
         source = with_splits(source, split)
     if again and source.recipe.again != tuple(again):

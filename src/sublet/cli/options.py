@@ -87,6 +87,16 @@ Assume = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
 
 
+Patches = Annotated[
+    str | None,
+    typer.Option(
+        "--patches",
+        metavar="RxC@NODE",
+        help="Compute the front, up to a node, in patches of rows and columns; auto takes those that need least.",
+    ),
+]
+
+
 class Order(StrEnum):
     """In which order the nodes of a model run."""
 

@@ -40,6 +40,7 @@ from sublet.cli.options import (
     parse_regions,
     told_shapes,
 )
+from sublet.cli.patching import patching
 from sublet.cli.ranks_table import show_ranks
 from sublet.cli.showing import draw, show_plan
 from sublet.frontends.model import is_onnx
@@ -106,6 +107,7 @@ def plan(
     timeout: options.Timeout = None,
     forbid_copies: Forbid = False,
     advise: Advise = False,
+    patches: options.Patches = None,
     recompute: Recompute = False,
     frontier: Frontier = False,
     measure: Measure = False,
@@ -120,16 +122,15 @@ def plan(
     if ranks is not None:
         show_ranks(model, ranks, Options(strategy, align or ALIGNMENT), device, budget, as_json_, (out, html, png))
     refuse_overwriting(model, out, html, png)
-    question, started = Question(budget, max_dim), perf_counter()
+    question, started, shapes = Question(budget, max_dim), perf_counter(), told_shapes(assume)
     dims, trips = bound_extents(model, shape, bound_dims(dim)), bound_trips(max_trips)
-    source = to_run(model, dims, max_trips=trips, optimize=optimize, assume=told_shapes(assume))
     chosen = Options(strategy, alignment_of(model, align), io.value, weights.value, streams, timeout)
     chosen = replace(chosen, regions=parse_regions(region or ()), forbid_copies=forbid_copies, order=order.value)
+    source = patching(to_run(model, dims, max_trips=trips, optimize=optimize, assume=shapes), chosen, patches)
     if frontier:
         show_frontier(source, chosen, measure=measure, in_json=as_json_)
         return
-    if recompute:
-        source = recomputing(source, chosen, question.budget, measure=measure)
+    source = recomputing(source, chosen, question.budget, measure=measure) if recompute else source
     with packing_progress() as progress:
         made = plan_memory(source, chosen, progress=progress)
         seconds = perf_counter() - started

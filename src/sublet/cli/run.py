@@ -26,6 +26,7 @@ from sublet.cli.console import (
 )
 from sublet.cli.feeding import files_of, missing_inputs, random_arrays, read_inputs, write_arrays
 from sublet.cli.options import Question, bound_dims, bound_trips, told_shapes
+from sublet.cli.patching import patching
 from sublet.cli.run_report import RunReport, as_json, for_people
 from sublet.errors import PlanError, RunError
 from sublet.ir.graph import Value
@@ -82,6 +83,7 @@ def run(
     backend: BackendName = AUTO,
     optimize: options.Optimizer = AUTO,
     order: options.Orders | None = None,
+    patches: options.Patches = None,
     autotune: Autotune = False,
     streams: Annotated[int | None, typer.Option(min=1, help="How many streams may run at the same time.")] = None,
     repeat: Annotated[int, typer.Option(min=1, max=1_000_000, metavar="N", help="Time so many runs.")] = 1,
@@ -97,10 +99,11 @@ def run(
     feeds, question, shapes = input_ or [], Question(budget, max_dim), told_shapes(assume)
     refuse_overwriting([model, *([plan] if plan else []), *files_of(feeds)], out, save_plan, profile)
     decided = {"dim": dim, "max-trips": max_trips, "no-reuse": no_reuse, "streams": streams, "order": order}
-    made = _plan_of(plan, {**decided, "assume": assume})
+    made = _plan_of(plan, {**decided, "assume": assume, "patches": patches})
     dims, trips = (bound_dims(dim), bound_trips(max_trips)) if made is None else (dict(made.dims), dict(made.max_trips))
     chosen: dict[str, Any] = {"backend": backend, "optimize": optimize, "autotune": autotune}
     source = to_run(model, dims, max_trips=trips, backend=backend, optimize=optimize, assume=shapes, plan=made)
+    source = patching(source, _options(streams, order), patches)
     inputs, weights = _contents(source, model, feeds, random)
 
     def compiled(options: Options, plan: MemoryPlan | None = None) -> Executable:
@@ -121,14 +124,18 @@ def run(
     )
     if out is not None:
         write_arrays(outputs, out)
-    if as_json_:
+    _tell(report, source, in_json=as_json_)
+    if not report.equal:
+        raise typer.Exit(1)
+    leave(report.decision)
+
+
+def _tell(report: RunReport, source: Source, *, in_json: bool) -> None:
+    if in_json:
         print_json({**as_json(report), **warned(source)})
     else:
         answers().print(for_people(report))
         print_warnings(source)
-    if not report.equal:
-        raise typer.Exit(1)
-    leave(report.decision)
 
 
 def _options(streams: int | None, order: options.Order | None) -> Options:

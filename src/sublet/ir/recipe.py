@@ -16,6 +16,9 @@ ORDERS = {
 }
 
 
+PATCHES = "patches "
+"""Before the patches in what was done to the nodes; it stands last there."""
+
 OFFLOADED = ".offload"
 """What a node is called, after its value, that brings the value to slow memory."""
 
@@ -26,7 +29,8 @@ class Recipe:
 
     optimize   who rewrote it: "none", or a level of ONNX Runtime's optimiser (see `frontends.onnx.optimized`)
     by         what else the rewriting depends on, as text: the version of ONNX Runtime and the processor
-    changed    what Sublet's own passes did to the nodes: "" for nothing, "simplify" or "less_memory"
+    changed    what Sublet's own passes did to the nodes: "" for nothing, "simplify" or "less_memory"; behind it
+               "patches 4x4@NODE" for a front computed in patches (`passes/patching`)
     order      "given": the model's own, "less": another one that needs less memory, "own": a schedule of the caller's
     split      (node, kind of rows, pieces): what is done in pieces (`passes/splitting`), before anything is again
     again      (node, reader): what is computed once more, and right before which node (`passes/recompute`); for a node

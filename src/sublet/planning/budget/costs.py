@@ -53,6 +53,11 @@ def operations(node: Node) -> float:
     return float(sum(_size(value) for value in node.defs))
 
 
+def products(node: Node) -> float:
+    """As `operations`, of convolutions and products of matrices alone."""
+    return operations(node) if node.op.rpartition(".")[2].lower() in _PRODUCTS else 0.0
+
+
 def _size(value: Value | None) -> int:
     return prod(value.spec.shape) if value is not None and isinstance(value.spec, TensorSpec) else 0
 

@@ -1,0 +1,232 @@
+"""Patch-wise: the front of a network computed for one patch of its output after the other (Lin et al., MCUNetV2, 2021).
+
+Requires a legal graph and a node up to which the front goes: all that it depends on, as far as that depends on inputs,
+computes areas of maps from areas of maps, and nobody else reads any of it. Ensures the same results, bit by bit where
+kernels compute a place alike wherever it lies. Each patch is computed from the area of the input that it needs,
+neighbours' edges (the halo) included, so edges are computed more than once; padding stays at the borders of the maps.
+
+    %a = onnx.Conv(%x, %w)              %x.0 = nn.slice(%x)  %a.0 = onnx.Conv(%x.0, %w)  %b.0 = onnx.Conv(%a.0, %v)
+    %b = onnx.Conv(%a, %v)       ->     %x.1 = nn.slice(%x)  %a.1 = onnx.Conv(%x.1, %w)  %b.1 = onnx.Conv(%a.1, %v)
+                                        %b = nn.concat(%b.0, %b.1)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sublet.errors import PlanError
+from sublet.ir.graph import Graph, Node, Value
+from sublet.ir.walk import makers, reads_inside, results
+from sublet.ops.emitter import Literals, Names
+from sublet.passes.patching.areas import Area, Axes, attributes, axes_of, extents, needed, obstacle, sized
+from sublet.tensor import DType, TensorSpec
+
+MOST_PATCHES = 1 << 12
+
+
+@dataclass(frozen=True)
+class Patches:
+    """How the front is divided: rows and columns of patches of the output of `node`."""
+
+    rows: int
+    columns: int
+    node: str
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.columns}@{self.node}"
+
+
+@dataclass(frozen=True)
+class Front:
+    """The nodes that are computed in patches, in order, what the last makes, and which axes of maps are divided."""
+
+    nodes: tuple[Node, ...]
+    result: Value
+    axes: Axes
+
+
+def parse_patches(text: str) -> Patches:
+    """ "4x4@NODE". Raises PlanError for anything else."""
+    found = re.fullmatch(r"([0-9]{1,4})x([0-9]{1,4})@(.+)", text, re.DOTALL)
+    if found is None or not 1 < int(found[1]) * int(found[2]) <= MOST_PATCHES:
+        raise PlanError(f"patches {text[:80]!r}: write ROWSxCOLUMNS@NODE, such as 4x4@Add_12, or auto")
+    return Patches(int(found[1]), int(found[2]), found[3])
+
+
+def patched(graph: Graph, text: str) -> Graph:
+    """The graph with its front in patches, as `text` says. The same graph for the same text. Raises PlanError."""
+    patches = parse_patches(text)
+    front = front_to(graph, patches.node)
+    if isinstance(front, str):
+        raise PlanError(f"patches {text[:80]!r}: {front}")
+    size = extents(front.result, front.axes)
+    if size is None or patches.rows > size[0] or patches.columns > size[1]:
+        raise PlanError(f"patches {text[:80]!r}: {front.result} has only {size} places")
+    writer = _Writer(graph, front)
+    made = writer.whole([_cuts(size[0], patches.rows), _cuts(size[1], patches.columns)])
+    nodes: list[Node] = []
+    inside = {node.name for node in front.nodes}
+    for node in graph.nodes:
+        if node.name == patches.node:
+            nodes += made
+        elif node.name not in inside:
+            nodes.append(node)
+    return replace(graph, nodes=tuple(nodes), weights=(*graph.weights, *writer.literals.added))
+
+
+def places(front: Front, rows: int, columns: int) -> dict[str, float]:
+    """How many times the places of its map each node of a front computes in so many patches, by name."""
+    size = extents(front.result, front.axes)
+    assert size is not None
+    down = [areas_in(front, (cut, (0, size[1]))) for cut in _cuts(size[0], rows)]
+    across = [areas_in(front, ((0, size[0]), cut)) for cut in _cuts(size[1], columns)]
+    found = {}
+    for node in front.nodes:
+        (out,) = node.defs
+        whole = extents(out, front.axes)
+        assert whole is not None
+        lengths = [sum(areas[out][i][1] - areas[out][i][0] for areas in kind) for i, kind in enumerate((down, across))]
+        found[node.name] = lengths[0] * lengths[1] / max(1, whole[0] * whole[1])
+    return found
+
+
+def areas_in(front: Front, area: Area) -> dict[Value, Area]:
+    """Of each map of the front the area that somebody needs for an area of the result."""
+    found = {front.result: area}
+    made = {value for node in front.nodes for value in node.defs}
+    for node in reversed(front.nodes):
+        wanted = needed(node, found[node.defs[0]], front.axes)
+        for value in node.uses:
+            if value in made:
+                known = found.get(value, wanted)
+                found[value] = tuple((min(a, c), max(b, d)) for (a, b), (c, d) in zip(known, wanted, strict=True))
+    return found
+
+
+def front_to(graph: Graph, name: str) -> Front | str:
+    """The front up to a node, or why there is none."""
+    position = {node.name: i for i, node in enumerate(graph.nodes)}
+    if name not in position:
+        return f"the graph has no node {name[:80]!r}"
+    last = graph.nodes[position[name]]
+    if len(last.defs) != 1:
+        return f"node {name!r} makes more than one value"
+    varying = _varying(graph)
+    maker = makers(graph.nodes)
+    inside, todo = set[int](), [position[name]]
+    while todo:
+        i = todo.pop()
+        if i not in inside:
+            inside.add(i)
+            todo += [maker[v] for v in reads_inside(graph.nodes[i]) if v in maker and v in varying]
+    nodes = tuple(graph.nodes[i] for i in sorted(inside))
+    axes = next((found for node in nodes if (found := axes_of(node)) is not None), (2, 3))
+    maps = frozenset({*graph.inputs} | {value for node in nodes for value in node.defs})
+    for node in nodes:
+        reason = obstacle(node, axes, maps & varying)
+        if reason:
+            return f"node {node.name!r} {reason}"
+    read = {value for i, node in enumerate(graph.nodes) if i not in inside for value in reads_inside(node)}
+    shared = [v for node in nodes for v in node.defs if v != last.defs[0] and v in read | {*results(graph)}]
+    return f"{shared[0]} is read behind the front, too" if shared else Front(nodes, last.defs[0], axes)
+
+
+def _varying(graph: Graph) -> frozenset[Value]:
+    """What depends on an input."""
+    found = {*graph.inputs, *graph.updated}
+    for node in graph.nodes:
+        if not found.isdisjoint(reads_inside(node)):
+            found.update(node.defs)
+    return frozenset(found)
+
+
+def _cuts(extent: int, parts: int) -> list[tuple[int, int]]:
+    return [(extent * i // parts, extent * (i + 1) // parts) for i in range(parts)]
+
+
+class _Writer:
+    def __init__(self, graph: Graph, front: Front) -> None:
+        self.front = front
+        self.values = Names(value.name for value in graph.values())
+        self.names = Names(node.name for node in graph.walk())
+        self.literals = Literals(self.values, graph.constants)
+        self.in_onnx = all(node.op.startswith("onnx.") for node in front.nodes)
+        self.made = {value for node in front.nodes for value in node.defs}
+        self.maps = self.made | ({*graph.inputs} & _varying(graph))
+
+    def whole(self, cuts: Sequence[Sequence[tuple[int, int]]]) -> list[Node]:
+        """The nodes of all patches, and what joins them."""
+        nodes: list[Node] = []
+        rows = []
+        result, axes = self.front.result, self.front.axes
+        for r, down in enumerate(cuts[0]):
+            pieces = []
+            for c, across in enumerate(cuts[1]):
+                area = (down, across)
+                written, piece = self._patch(area, f"{r}.{c}")
+                nodes += written
+                pieces.append(piece)
+            width = extents(result, axes)
+            assert width is not None
+            rows.append(pieces[0])
+            if len(pieces) > 1:
+                row = Value(self.values.fresh(f"{result.name}.{r}"), sized(result, (down, (0, width[1])), axes))
+                nodes.append(self._joined(pieces, row, axes[1]))
+                rows[-1] = row
+        if len(rows) > 1:
+            nodes.append(self._joined(rows, result, axes[0]))
+        else:
+            nodes[-1] = replace(nodes[-1], outputs=(result,))
+        return nodes
+
+    def _joined(self, pieces: Sequence[Value], whole: Value, axis: int) -> Node:
+        op = "onnx.Concat" if self.in_onnx else "nn.concat"
+        return Node(self.names.fresh(f"{whole.name}.joined"), op, tuple(pieces), (whole,), {"axis": axis})
+
+    def _patch(self, area: Area, mark: str) -> tuple[list[Node], Value]:
+        """The nodes that compute an area of the result, and what they make."""
+        axes = self.front.axes
+        areas = areas_in(self.front, area)
+        here: dict[Value, Value] = {}
+        taken: dict[tuple[Value, Area], Value] = {}
+        nodes: list[Node] = []
+
+        def part(value: Value, wanted: Area) -> Value:
+            """An area of a map, of what this patch has of it."""
+            has = areas[value] if value in self.made else tuple((0, extent) for extent in extents(value, axes) or ())
+            source = here.get(value, value)
+            if has == wanted:
+                return source
+            if (value, wanted) not in taken:
+                out = Value(self.values.fresh(f"{value.name}.{mark}"), sized(value, wanted, axes))
+                nodes.append(self._slice(source, out, [(b - a) for (b, _), (a, _) in zip(wanted, has, strict=True)]))
+                taken[value, wanted] = out
+            return taken[value, wanted]
+
+        for node in self.front.nodes:
+            (out,) = node.defs
+            wanted = needed(node, areas[out], axes)
+            inputs = tuple(part(v, wanted) if v is not None and v in self.maps else v for v in node.inputs)
+            here[out] = Value(self.values.fresh(f"{out.name}.{mark}"), sized(out, areas[out], axes))
+            outputs = tuple(None if value is None else here[out] for value in node.outputs)
+            attrs = attributes(node, areas[out], axes)
+            name = self.names.fresh(f"{node.name}.{mark}")
+            nodes.append(Node(name, node.op, inputs, outputs, attrs, node.source))
+        return nodes, here[self.front.result]
+
+    def _slice(self, source: Value, out: Value, begins: Sequence[int]) -> Node:
+        name = self.names.fresh(f"{out.name}.taken")
+        shape = out.spec.shape if isinstance(out.spec, TensorSpec) else ()
+        if self.in_onnx:
+            to = (begin + shape[axis] for begin, axis in zip(begins, self.front.axes, strict=True))
+            pairs = TensorSpec(DType.I64, (2,))
+            told = [self.literals.of(tuple(numbers), pairs) for numbers in (begins, to, self.front.axes)]
+            return Node(name, "onnx.Slice", (source, *told), (out,))
+        starts = [0] * len(shape)
+        for axis, begin in zip(self.front.axes, begins, strict=True):
+            starts[axis] = begin
+        ends = tuple(start + extent for start, extent in zip(starts, shape, strict=True))
+        attrs = {"starts": tuple(starts), "ends": ends, "steps": (1,) * len(shape)}
+        return Node(name, "nn.slice", (source,), (out,), attrs)
