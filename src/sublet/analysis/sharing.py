@@ -9,6 +9,7 @@ Starting from one buffer a value, buffers are merged, in this order, wherever `m
     carry    what updates an input or weight born in its place
     inplace  an output that takes over an input's bytes
     carry    the source of a control flow move (a carried update, an arm's result) born where it goes
+    part     once more: what raised the peak may not, now that updates take no bytes of their own
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from sublet.analysis.liveness import LiveRanges, Pieces
 from sublet.analysis.merging import Copy, Merger, Permitted
 from sublet.analysis.options import SMALLEST
 from sublet.analysis.order import Concurrency
+from sublet.analysis.scopes import Facts
 from sublet.analysis.windows import Window, obstacle
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops import Share
@@ -79,9 +81,7 @@ def share(
     for node, facts in nodes:
         for view, base, offset in _pairs(node, facts.views):
             merger.merge("view", view, base, offset)
-    for node, facts in nodes:
-        for whole, part, offset in _pairs(node, facts.parts):
-            merger.merge("part", part, whole, offset)
+    _lay_parts(merger, nodes)
     for point in flow.points:
         if point.kind == "update":
             _carry(merger, point)
@@ -91,7 +91,15 @@ def share(
         _carry(merger, point)
     for first, later in flow.unrolling.alike:
         merger.merge("carry", first, later, 0)
+    _lay_parts(merger, nodes)
     return _finish(merger)
+
+
+def _lay_parts(merger: Merger, nodes: list[tuple[Node, Facts]]) -> None:
+    """Let operands of concatenations lie in them."""
+    for node, facts in nodes:
+        for whole, part, offset in _pairs(node, facts.parts):
+            merger.merge("part", part, whole, offset)
 
 
 def copying(flow: Flow, buffers: tuple[SharedBuffer, ...]) -> list[tuple[Point, Value, Value]]:
