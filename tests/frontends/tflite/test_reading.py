@@ -75,7 +75,7 @@ def test_a_variable_tensor_is_state() -> None:
     tensors = [T((1, 4)), T((1, 4), variable=True, name="memory"), T((1, 4))]
     graph = from_program(decode(tflite(G(tensors, [O("SVDF", (0, 1), (2,))], [0], [2])), "svdf")).graph
     assert [(target.name, source.name) for target, source in graph.updates] == [("memory", "memory.next")]
-    assert plan_memory(graph, Options(alignment=16)).arena_bytes == 32
+    assert plan_memory(graph, Options(alignment=16)).arena_bytes == 16, "the output lies over the input"
 
 
 def test_what_is_quantised_is_told_where_the_node_comes_from() -> None:
