@@ -78,6 +78,7 @@ NETWORKS: Mapping[str, Write] = {
     "Transformer": translation,
     "LSTM, 32 steps": recurrent(32),
     "LSTM, 128 steps": recurrent(128),
+    "LSTM, 256 steps": recurrent(256),
     "LSTM, loop": recurrent_loop,
     "GPT-2 small": language,
     "LSTM language model": recurrent_language,
