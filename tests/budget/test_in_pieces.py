@@ -14,6 +14,7 @@ import sublet
 from sublet import nn
 from sublet.cli.app import app
 from sublet.ir.model import Model
+from sublet.passes.splitting.choose import split_words
 from sublet.planning.budget.answers import Outcome
 from sublet.planning.budget.within import Budgets
 
@@ -81,6 +82,21 @@ def test_a_plan_of_pieces_is_written_again_from_the_file(tmp_path: Path) -> None
         refused = CliRunner().invoke(app, ["check", str(path), str(plan_path)])
         assert refused.exit_code == 2, refused.output
         assert "Traceback" not in refused.output
+
+
+def test_updates_run_earlier_where_their_gradients_wait_for_one_another() -> None:
+    g = sublet.Graph("chain")
+    h = g.input("x", (64, 32))
+    for i in range(8):
+        h = nn.gelu(h @ g.parameter(f"w{i}", (32, 32), initial=0.1))
+    step = sublet.train_step(nn.square(h).mean(), g.parameters, sublet.SGD(0.1))
+    plain = sublet.compile(step)
+    less = sublet.compile(step, budget=plain.arena_bytes * 30 // 100)
+    assert {kind for _, kind, _ in less.plan.recipe.split} == {"early"}
+    assert "as soon as they can" in split_words(less.plan.recipe.split)
+    x = np.random.default_rng(0).normal(size=(64, 32)).astype("float32")
+    for _ in range(2):
+        assert np.array_equal(less({"x": x})["loss"], plain({"x": x})["loss"])
 
 
 def test_the_claim_is_of_what_was_split() -> None:

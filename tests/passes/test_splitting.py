@@ -11,7 +11,7 @@ from sublet.ir.graph import Graph
 from sublet.ops.nn import COMMANDS
 from sublet.ops.verify import verify
 from sublet.passes.splitting.pieces import splitted
-from sublet.passes.splitting.ways import BATCH, BY_BATCH, BY_RESULT, ONTO, RESULT, way
+from sublet.passes.splitting.ways import BATCH, BY_BATCH, BY_RESULT, EARLY, ONTO, RESULT, way
 from tests.fuzz_budget import check_pieces
 from tests.nn.examples import EXAMPLES, case_of
 from tests.nn.facts import expected, nearly, weights
@@ -65,6 +65,7 @@ def test_what_cannot_be_done_in_pieces_is_refused() -> None:
         (((product, "columns", 2),), "cannot be done in 2 pieces by columns"),
         (((product, ONTO, 1),), "adds no gradient"),
         (((total, ONTO, 2),), "adds no gradient"),
+        (((product, EARLY, 1),), "no update"),
     ):
         with pytest.raises(PlanError, match=words):
             splitted(graph, splits)

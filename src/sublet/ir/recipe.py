@@ -62,7 +62,7 @@ class Recipe:
         if self.changed:
             graph += f", changed by {self.changed}"
         if self.split:
-            graph += f", with {len(self.split)} nodes done in pieces"
+            graph += f", with {len(self.split)} nodes done in pieces, or earlier"
         if self.again:
             back = sum(name.endswith(OFFLOADED) for name, _ in self.again)
             more = len(self.again) - back

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from sublet.ir.graph import Graph, Node, Value
 from sublet.passes.rewriting import readers
-from sublet.passes.splitting.pieces import Splits, onto
-from sublet.passes.splitting.ways import BATCH, BY_RESULT, ONTO, POINTWISE, RESULT, way
+from sublet.passes.splitting.pieces import Splits, onto, splitted
+from sublet.passes.splitting.ways import BATCH, BY_RESULT, EARLY, ONTO, POINTWISE, RESULT, way
 
 SHARES = (4, 8)
 """A value is large that takes more than one of these of the budget."""
@@ -30,7 +30,10 @@ def proposals(graph: Graph, budget: int, share: int) -> list[tuple[tuple[str, st
     """Splits of some nodes so that no piece takes more than one of so many shares of the budget; each once."""
     chooser = _Chooser(graph)
     found = (tuple(chooser.splits(budget // share, kinds)) for kinds in STAGES)
-    return [splits for splits in dict.fromkeys(found) if splits]
+    early = tuple((node.name, EARLY, 1) for node in graph.nodes if node.op.removeprefix("nn.") in OPTIMIZERS)
+    if [node.name for node in splitted(graph, early).graph.nodes] == [node.name for node in graph.nodes]:
+        early = ()
+    return [splits for splits in dict.fromkeys((early, *found)) if splits]
 
 
 @dataclass
@@ -109,6 +112,8 @@ def split_words(splits: Splits) -> str:
 
 def _words(kind: str, count: int, names: Sequence[str]) -> str:
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    if kind == EARLY:
+        return f"{names[0]}{others} run as soon as they can"
     if kind == ONTO:
         return f"{names[0]}{others} adds looked-up rows in place"
     rows = "rows of the batch" if kind == BATCH else "rows of the result"

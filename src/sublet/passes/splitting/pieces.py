@@ -28,7 +28,7 @@ from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.gradients import operand, reshaped
 from sublet.passes.rewriting import readers
 from sublet.passes.splitting.regions import Region, regions
-from sublet.passes.splitting.ways import ONTO, Shape, Way, way
+from sublet.passes.splitting.ways import EARLY, ONTO, Shape, Way, way
 
 Splits = tuple[tuple[str, str, int], ...]
 """(node of the root level, kind of rows, pieces), by name."""
@@ -73,6 +73,7 @@ class _Writer:
         self.maker = {value: node for node in graph.nodes for value in node.defs}
         self.emit.nodes.clear()
         self.ways: dict[str, tuple[Way, str, int]] = {}
+        self.early: set[str] = set()
         self.added: dict[str, Node] = {}
         """By addition the lookup's gradient that is added onto the other operand."""
         for entry in splits:
@@ -85,13 +86,18 @@ class _Writer:
 
     def _enter(self, name: str, kind: str, count: int) -> None:
         node = self.by_name.get(name)
-        if node is None or name in self.ways or name in self.added:
+        if node is None or name in self.ways or name in self.added or name in self.early:
             raise PlanError(f"{name!r} cannot be split: the graph has no such node, or it is told twice")
         if kind == ONTO:
             looked_up = onto(self.graph, node, readers(self.graph))
             if looked_up is None or count != 1:
                 raise PlanError(f"{name!r} adds no gradient of rows that only it reads")
             self.added[name] = looked_up
+            return
+        if kind == EARLY:
+            if count != 1 or not set(node.defs) & {source for _, source in self.graph.updates}:
+                raise PlanError(f"{name!r} is no update that could run earlier")
+            self.early.add(name)
             return
         found = way(node, kind, count)
         if found is None:
@@ -100,7 +106,7 @@ class _Writer:
 
     def written(self) -> Splitted:
         left_out = {node.name for node in self.added.values()}
-        nodes = [node for node in self.graph.nodes if node.name not in left_out]
+        nodes = [node for node in self._in_order() if node.name not in left_out]
         nodes = [self._as_added(node) for node in nodes]
         for region in regions(nodes, self._alike, self._read_whole, self._in_rows):
             if region[0].name in self.ways:
@@ -110,6 +116,26 @@ class _Writer:
         graph = replace(self.graph, nodes=tuple(self.emit.nodes))
         graph = replace(graph, weights=(*graph.weights, *self.emit.literals.added))
         return Splitted(graph, self.shares)
+
+    def _in_order(self) -> list[Node]:
+        """All nodes; an early update stands behind what makes its operands and what reads what it is written over."""
+        if not self.early:
+            return list(self.graph.nodes)
+        target = {source: target for target, source in self.graph.updates}
+        position = {node.name: i for i, node in enumerate(self.graph.nodes)}
+        others = [(i, node) for i, node in enumerate(self.graph.nodes) if node.name not in self.early]
+        last = {value: i for i, node in others for value in needs(node)}
+        after: dict[int, list[Node]] = {}
+        for node in self.graph.nodes:
+            if node.name in self.early:
+                waited = [position[self.maker[value].name] for value in needs(node) if value in self.maker]
+                waited += [last.get(target[value], -1) for value in node.defs if value in target]
+                after.setdefault(min(max(waited, default=-1), position[node.name]), []).append(node)
+        made = list(after.get(-1, ()))
+        for i, node in enumerate(self.graph.nodes):
+            made += [] if node.name in self.early else [node]
+            made += after.get(i, ())
+        return made
 
     def _as_added(self, node: Node) -> Node:
         """An addition that takes the lookup's operands in the place of its gradient, until it is written."""

@@ -18,9 +18,9 @@ from sublet.ops.nn.command import PREFIX, pick, spec_of
 from sublet.ops.nn.layout import cut
 from sublet.tensor import TensorSpec
 
-BATCH, RESULT, ONTO = "batch", "result", "onto"
-KINDS = (BATCH, RESULT, ONTO)
-"""`ONTO` cuts nothing: a gradient of rows that were looked up is added onto the other gradient, and is never whole."""
+BATCH, RESULT, ONTO, EARLY = "batch", "result", "onto", "early"
+KINDS = (BATCH, RESULT, ONTO, EARLY)
+"""`EARLY` cuts nothing: an update runs as soon as it can, so that its gradient waits for no other. `ONTO` does not either: a gradient of rows that were looked up is added onto the other gradient, and is never whole."""
 
 Shape = tuple[int, ...]
 Operands = Sequence[Value | None]
