@@ -14,7 +14,6 @@ import sublet
 from sublet import nn
 from sublet.cli.app import app
 from sublet.ir.model import Model
-from sublet.passes.splitting.choose import split_words
 from sublet.planning.budget.answers import Outcome
 from sublet.planning.budget.within import Budgets
 
@@ -91,9 +90,12 @@ def test_updates_run_earlier_where_their_gradients_wait_for_one_another() -> Non
         h = nn.gelu(h @ g.parameter(f"w{i}", (32, 32), initial=0.1))
     step = sublet.train_step(nn.square(h).mean(), g.parameters, sublet.SGD(0.1))
     plain = sublet.compile(step)
-    less = sublet.compile(step, budget=plain.arena_bytes * 30 // 100)
-    assert {kind for _, kind, _ in less.plan.recipe.split} == {"early"}
-    assert "as soon as they can" in split_words(less.plan.recipe.split)
+    budgets = Budgets(step, effort=200)
+    answer = budgets.within(budgets.plain.nbytes * 30 // 100)
+    assert answer.outcome is Outcome.FITS
+    assert {kind for _, kind, _ in answer.point.model.recipe.split} == {"early"}
+    assert "as soon as they can" in answer.words
+    less = sublet.compile(answer.point.model)
     x = np.random.default_rng(0).normal(size=(64, 32)).astype("float32")
     for _ in range(2):
         assert np.array_equal(less({"x": x})["loss"], plain({"x": x})["loss"])

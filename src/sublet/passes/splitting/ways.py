@@ -20,7 +20,8 @@ from sublet.tensor import TensorSpec
 
 BATCH, RESULT, ONTO, EARLY = "batch", "result", "onto", "early"
 KINDS = (BATCH, RESULT, ONTO, EARLY)
-"""`EARLY` cuts nothing: an update runs as soon as it can, so that its gradient waits for no other. `ONTO` does not either: a gradient of rows that were looked up is added onto the other gradient, and is never whole."""
+"""`ONTO` cuts nothing: a gradient of rows that were looked up is added onto the other gradient, and is never whole.
+Nor does `EARLY`: an update runs as soon as it can, so that its gradient does not wait for others."""
 
 Shape = tuple[int, ...]
 Operands = Sequence[Value | None]
