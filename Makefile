@@ -170,8 +170,14 @@ bench-torch: $(VENV)/.installed ## networks by torch.compile: exactness, memory 
 ddp-torch: $(VENV)/.installed ## two processes under DistributedDataParallel, eagerly and compiled: losses, and what a killed one leaves
 	$(BIN)/python -m benchmarks.torch.distributed
 
-fuzz-torch: $(VENV)/.installed ## random functions of PyTorch's, run as torch.compile(backend="sublet") runs them, and poisoned; PROGRAMS=500
+fuzz-torch: $(VENV)/.installed ## random functions of PyTorch's run as torch.compile(backend="sublet") runs them, and poisoned; what people do with it; PROGRAMS=500
 	$(BIN)/python -m tests.frontends.pytorch.fuzz --programs $(or $(PROGRAMS),500)
+	$(BIN)/python -m tests.frontends.pytorch.dynamo
+
+.PHONY: opinfo-torch
+opinfo-torch: $(VENV)/.installed ## the samples PyTorch tests its operators with, planned, poisoned, held against PyTorch; SAMPLES=8 an operator and type
+	$(BIN)/python -m pip install --quiet --group opinfo
+	$(BIN)/python -m tests.frontends.pytorch.opinfo --samples $(or $(SAMPLES),8)
 
 fuzz-dynamic: $(VENV)/.installed ## random Python programs: at once, remembered, and remembered in a poisoned arena; PROGRAMS=10000
 	$(BIN)/python -m tests.dynamic.programs --programs $(or $(PROGRAMS),10000)

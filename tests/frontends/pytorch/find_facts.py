@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import sublet.ops.aten
@@ -55,6 +56,24 @@ def out_of(name: str, op: Any) -> str:
         if places and others == wanted and len(places) == len(op._schema.returns):
             return "" if torch.Tag.generated in found.tags else f"{packet.__name__.rpartition('.')[2]}.{overload}"
     return ""
+
+
+def stays(op: Any, out: Any) -> bool:
+    """Whether it writes where it is told with the arguments that it is usually given, and gives that no other size."""
+    args = sample(op, 7, torch.float32, 7)
+    try:
+        right = op(*args) if args is not None else None
+    except (RuntimeError, TypeError, NotImplementedError, IndexError):
+        return True
+    if not isinstance(right, torch.Tensor):
+        return True
+    memory = np.zeros(max(1, right.numel() * right.element_size()), np.uint8)  # which PyTorch cannot make larger
+    place = torch.from_numpy(memory)[: right.numel() * right.element_size()].view(right.dtype).view(right.shape)
+    try:
+        out(*(args or ()), **{each.name: place for each in out._schema.arguments if each.is_out})
+    except (RuntimeError, TypeError) as error:
+        return "resiz" not in str(error)
+    return True
 
 
 def inside_of(name: str, op: Any) -> str:
@@ -147,6 +166,9 @@ def main() -> None:
             continue
         record: dict[str, Any] = {}
         out = out_of(name, op)
+        if out and not stays(op, operator(out)):
+            print(f"{out} takes its result for memory of another size")
+            out = ""
         if out:
             record["out"] = out
         if torch.Tag.nondeterministic_seeded in op.tags:

@@ -184,10 +184,7 @@ def _judge_poisoned(program: Program, seed: int) -> str:
     piece = pool.captured.pieces[0]
     inputs = {tensor.value.name: args[position] for position, tensor in piece.given.items()}
     sublet.run_poisoned(arena.run, inputs)
-    found = [
-        arena.results[position] if result.taken else args[result.argument] if result.argument is not None else None
-        for position, result in enumerate(piece.results)
-    ]
+    found = pool.given_back(arena, 0, args)
     return "equal" if equal(found, right) else "an output differs in a poisoned arena"
 
 

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 import sublet
 from sublet.api.torch.captured import Captured, capture
 from sublet.api.torch.flights import Arena, Pool
-from sublet.errors import SubletError
+from sublet.errors import RunError, SubletError
 from sublet.frontends.torch.exported import Held, first_line
 
 Function = Callable[..., Any]
@@ -84,6 +84,8 @@ def _judged(
         planned.how, args = how, [_own(each) for each in inputs]
         try:
             founds = _seeded(run, args)
+        except RunError as error:
+            return Verdict(DIFFERENT, str(error))
         except SubletError as error:
             return Verdict(REFUSED, str(error))
         except Exception as error:  # whatever tracing meets
@@ -155,10 +157,7 @@ def _poisoned(pool: Pool, args: Sequence[Any]) -> list[Any]:
         tensor.value.name: Held(args[position], tensor.spec.shape).array() for position, tensor in piece.given.items()
     }
     sublet.run_poisoned(arena.run, given)
-    return [
-        arena.results[position] if result.taken else args[result.argument] if result.argument is not None else None
-        for position, result in enumerate(piece.results)
-    ]
+    return pool.given_back(arena, 0, args)
 
 
 def _compared(found: Any, right: Any, contents: bool) -> Verdict:

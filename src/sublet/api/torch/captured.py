@@ -18,18 +18,23 @@ from sublet.frontends.torch.tensors import Extents, Tensor, fixed, torch
 from sublet.frontends.torch.traced import convert_traced, placeholders
 from sublet.ir.graph import Node, Value
 from sublet.ir.model import Model
-from sublet.ops.aten import Call, Strided, encode
+from sublet.ops.aten import Call, Strided, Use, encode
 from sublet.runtime.cuts import CUT
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a call gives at one position: a tensor that is computed, an argument by its position, or a number."""
+    """What a call gives at one position: a tensor that is computed, an argument by its position, or a number.
+
+    taken   it is the caller's own, and does not stay in the arena
+    shared  it is elements of what is taken at this position, as other results are
+    """
 
     tensor: Tensor | None = None
     argument: int | None = None
     number: Any = None
     taken: bool = False
+    shared: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +71,7 @@ def extents_of(forward: Any, args: Sequence[Any]) -> Extents:
     found = {}
     for node, given in zip(placeholders(forward), args, strict=True):
         symbol = getattr(getattr(node.meta["val"], "node", None), "expr", None)
-        if getattr(symbol, "is_Symbol", False):
+        if getattr(symbol, "is_Symbol", False) and isinstance(given, int):  # extents of ragged tensors are none
             found[symbol] = int(given)
     return found
 
@@ -97,7 +102,7 @@ def capture(
         stands.append(made)
     results = convert_traced(level, forward, stands)
     names = [getattr(node, "name", None) for node in _output(forward)]
-    _take(level, first, results, dict(enumerate(stands)), _saved(names, backward))
+    _take(level, first, results, dict(enumerate(stands)), _saved(names, backward), sharing=backward is None)
     pieces = [first]
     if backward is not None:
         level.emitter.nodes.append(Node(conversion.names.fresh("cut"), CUT, (), ()))
@@ -136,13 +141,22 @@ def _backward(level: Level, module: Any, known: Mapping[Any, tuple[Any, Result]]
     return piece
 
 
-def _take(level: Level, piece: Piece, results: Any, held: Mapping[int, Any], saved: set[int], begin: int = 0) -> None:
+def _take(
+    level: Level,
+    piece: Piece,
+    results: Any,
+    held: Mapping[int, Any],
+    saved: set[int],
+    begin: int = 0,
+    sharing: bool = False,
+) -> None:
     """Results go to the caller where they are computed, in the piece from node `begin` on.
 
     Those that are arguments which the caller holds (`held`, by position) are these; those that are only kept (`saved`)
-    stay in the arena.
+    stay in the arena. With `sharing`, those that are the same memory eagerly are: gradients never need be.
     """
     arguments = {stand: position for position, stand in held.items() if isinstance(stand, Tensor | Passed)}
+    shared = _shared(level, results, arguments) if sharing else {}
     for position, each in enumerate(results):
         if isinstance(each, Tensor | Passed) and each in arguments:
             piece.results.append(Result(each if isinstance(each, Tensor) else None, argument=arguments[each]))
@@ -150,12 +164,25 @@ def _take(level: Level, piece: Piece, results: Any, held: Mapping[int, Any], sav
         if not isinstance(each, Tensor):
             piece.results.append(Result(number=each))
             continue
+        home, first = shared.get(position, (each, None))
         taken = position not in saved
-        if taken:
-            attrs = {**encode(Call((each.use(0),))), "position": position}
-            name = level.conversion.names.fresh(f"take.{each.value.name}")
-            _after(level, each.value, Node(name, TAKE, (each.value,), (), attrs), begin)
-        piece.results.append(Result(each, taken=taken))
+        if taken and first in (None, position):
+            attrs = {**encode(Call((each.use(0) if first is None else Use(0),))), "position": position}
+            name = level.conversion.names.fresh(f"take.{home.value.name}")
+            _after(level, home.value, Node(name, TAKE, (home.value,), (), attrs), begin)
+        piece.results.append(Result(home, taken=taken, shared=first))
+
+
+def _shared(level: Level, results: Sequence[Any], arguments: Mapping[Any, int]) -> dict[int, tuple[Tensor, int | None]]:
+    """The results that are elements of a value that others are of too, by position; and the first position of these."""
+    computed = {value for node in level.emitter.nodes for value in node.defs}
+    homes: dict[Value, dict[int, Tensor]] = {}
+    for position, each in enumerate(results):
+        if isinstance(each, Tensor) and each not in arguments:
+            home = level.conversion.home(each)
+            if home.value in computed:
+                homes.setdefault(home.value, {})[position] = home
+    return {position: (home, min(all_)) for all_ in homes.values() if len(all_) > 1 for position, home in all_.items()}
 
 
 def _after(level: Level, value: Value, node: Node, begin: int) -> None:

@@ -14,6 +14,7 @@ from sublet.analysis.options import Options
 from sublet.api.binding import Equipped, equipped
 from sublet.api.torch.captured import Captured, Result
 from sublet.api.torch.taking import Taking
+from sublet.errors import KernelError
 from sublet.frontends.torch.exported import Held, held
 from sublet.frontends.torch.tensors import Tensor
 from sublet.ir.graph import Value
@@ -116,11 +117,18 @@ class Pool:
             self._bind(arena, args)
         for position, place in arena.places[number].items():
             place.copy_(args[position])
-        arena.pieces.run(number)
-        results = self.captured.pieces[number].results
-        found = [_result(result, position, args, arena) for position, result in enumerate(results)]
+        try:
+            arena.pieces.run(number)
+        except KernelError as error:  # who calls knows what PyTorch's operators raise
+            raise (error.__cause__ or error) from None
+        found = self.given_back(arena, number, args)
         arena.results.clear()
         return found
+
+    def given_back(self, arena: Arena, number: int, args: Sequence[Any]) -> list[Any]:
+        """What a piece that has run gives, None for what stays in the arena."""
+        results = self.captured.pieces[number].results
+        return [_result(result, position, args, arena) for position, result in enumerate(results)]
 
     def _bind(self, arena: Arena, args: Sequence[Any]) -> None:
         """Use weights where they are now, if that is elsewhere than at the last call."""
@@ -155,6 +163,8 @@ def _over(pieces: Pieces, tensor: Tensor, flight: Flight | None = None) -> Any:
 
 
 def _result(result: Result, position: int, args: Sequence[Any], arena: Arena) -> Any:
+    if result.shared is not None and result.tensor is not None:
+        return seen(arena.results[result.shared], result.tensor.strides)
     if result.taken:
         return arena.results[position]
     return args[result.argument] if result.argument is not None else result.number

@@ -24,6 +24,7 @@ class Conversion:
 
     weights   the contents of its weights, tensors of PyTorch's
     extents   what its symbols stand for
+    parts     the tensors that values with a name of their own are pieces of
     begun     what collectives that have begun may read until somebody waits for their results
     """
 
@@ -31,6 +32,7 @@ class Conversion:
     weights: dict[Value, Any] = field(default_factory=dict)
     where: str = ""
     extents: Extents = field(default_factory=dict)
+    parts: dict[Value, Tensor] = field(default_factory=dict)
     begun: dict[Value, tuple[Tensor, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -50,6 +52,13 @@ class Conversion:
         made = self.given(hint, tensor)
         self.weights[made.value] = tensor
         return made
+
+    def home(self, tensor: Tensor) -> Tensor:
+        """The same elements, of the value that they were computed in."""
+        while tensor.value in self.parts:
+            whole, layout = self.parts[tensor.value], tensor.layout
+            tensor = Tensor(whole.value, Strided(layout.size, layout.stride, whole.layout.offset + layout.offset))
+        return tensor
 
     def constant(self, name: str, tensor: Any) -> Tensor:
         """A tensor that a graph holds, the same one each time."""

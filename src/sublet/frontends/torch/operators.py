@@ -15,6 +15,14 @@ from sublet.ops.aten import COLLECTIVES, PREFIX, Strided
 ALIASES = ("aten._unsafe_view.default", "aten.alias.default", "aten.detach.default", "aten.detach_.default")
 """Views of their first argument, though some of their schemas do not say so, or say that they write it."""
 
+QUANTIZED = (
+    "aten.quantize",
+    "aten._empty_affine_quantized",
+    "aten._empty_per_channel_affine_quantized",
+    "aten._make_per_",
+)
+"""Operators whose results tracing takes for tensors of plain numbers."""
+
 
 def add_operator(
     level: Level, target: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], like: Any, source: str
@@ -23,6 +31,8 @@ def add_operator(
     if str(target).startswith(COLLECTIVES):
         return add_collective(level, target, name, args, kwargs, like, source)
     full = _name(target, source)
+    if full.startswith(QUANTIZED):
+        raise ModelError(f"{source}: {full} gives a quantized tensor, which cannot be planned")
     schema = target._schema
     if full in ALIASES or _gives_views(schema):
         return _view(level, target, name, args, kwargs, source)
@@ -74,4 +84,8 @@ def _part(level: Level, base: Tensor, seen: Any, source: str) -> Tensor:
     """
     part = Tensor(base.value, Strided(tuple(seen.shape), tuple(seen.stride()), seen.storage_offset()))
     piece = part.layout.is_contiguous and 0 < part.layout.elements < base.spec.size
-    return level.whole(part, source) if piece and base.value not in level.conversion.weights else part
+    if not piece or base.value in level.conversion.weights:
+        return part
+    made = level.whole(part, source)
+    level.conversion.parts[made.value] = part
+    return made

@@ -16,6 +16,7 @@ from sublet.frontends.torch.twins import twin
 NUMBERS = (bool, int, float)
 POOL = "aten.max_pool2d_with_indices.default"
 """Where nobody reads the indices, they are not made: each is as large as two numbers of the result."""
+EMPTY = "aten.empty.memory_format"
 INLINE = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "wrap")
 
 
@@ -86,10 +87,20 @@ def _called(level: Level, node: Any, stands: Mapping[Any, Any]) -> Any:
             only = twin(level, "aten.max_pool2d.default", node.name, args, kwargs, source)
             if only is not None:
                 return [only, None]
-        return add_operator(level, target, node.name, args, kwargs, node.meta.get("val"), source)
+        found = add_operator(level, target, node.name, args, kwargs, node.meta.get("val"), source)
+        return _filled(level, node, found, source) if isinstance(found, list) else found
     if all(isinstance(each, NUMBERS) for each in _flat(args)):
         return target(*args, **kwargs)
     raise ModelError(f"{source}: {target} cannot be planned")
+
+
+def _filled(level: Level, node: Any, found: list[Any], source: str) -> list[Any]:
+    """Results that a twin leaves out and somebody reads: tensors of no elements, which PyTorch gives there."""
+    wanted = {user.args[1] for user in node.users if user.target is operator.getitem}
+    for i, fake in enumerate(node.meta["val"]):
+        if found[i] is None and i in wanted and tuple(fake.shape) == (0,):
+            (found[i],) = level.call(EMPTY, node.name, ([0],), {"dtype": fake.dtype}, [fake], source)
+    return found
 
 
 def _flat(argument: Any) -> list[Any]:
