@@ -152,8 +152,10 @@ class Program:
         rounds, checked, swapped = random.randrange(4), random.random() < 0.3, random.random() < 0.3
         over = {"x": a} if a.ndim == 2 and random.random() < 0.5 and a.shape[0] < 4 else {}
         carried = {"h": b, "k": b * 1} if swapped else {"h": b}
-        length = {} if over else {"rounds": rounds}
-        with world.graph.while_(carried, over=over, backwards=random.random() < 0.5, **length) as loop:
+        length, backwards = ({} if over else {"rounds": rounds}), random.random() < 0.5
+        extent = a.shape[0] if over else rounds
+        carried["n"] = world.graph.constant(0, "i64")
+        with world.graph.while_(carried, over=over, backwards=backwards, **length) as loop:
             if checked:
                 loop.check(loop["h"].sum() < random.randrange(1, 8))
             h = self._inside(random, loop["h"], [*here, *([loop["x"]] if over else [])])
@@ -163,12 +165,12 @@ class Program:
                         with case.arm():
                             case.give(self._inside(random, h, here))
                 h = case[0]
-            loop.next(**({"h": loop["k"], "k": h} if swapped else {"h": h}))
-            if not checked:
-                loop.stack(rows=h.sum())
+            loop.next(**({"h": loop["k"], "k": h} if swapped else {"h": h}), n=loop["n"] + 1)
+            loop.stack(rows=h.sum())
         here.append(loop["h"])
-        if not checked:
-            here.append(nn.clamp(loop["rows"].sum(), low=-LIMIT, high=LIMIT))
+        numbers = np.arange(extent)
+        made = world.graph.tensor(numbers[::-1].copy() if backwards else numbers) < loop["n"]  # others hold anything
+        here.append(nn.clamp(nn.where(made, loop["rows"], 0.0).sum(), low=-LIMIT, high=LIMIT))
 
     def _case(self, random: Random, world: World, here: list[Any], number: int, depth: int) -> None:
         a, b = self._pick(random, here), self._pick(random, here)
