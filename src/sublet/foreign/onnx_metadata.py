@@ -23,11 +23,6 @@ ALIGNMENT, FINGERPRINT = "memory_plan_alignment", "memory_plan_fingerprint"
 """Keys that Sublet writes, and onnxsim does not."""
 
 
-def has_plan(model: onnx.ModelProto) -> bool:
-    """Whether any value in a model tells an offset."""
-    return bool(_prefixes(model))
-
-
 def placed_from_onnx(model: onnx.ModelProto, source: str) -> ForeignPlan:
     """The plan in a model's metadata. Raises PlanError when there is none, or one that makes no sense."""
     prefixes = _prefixes(model)

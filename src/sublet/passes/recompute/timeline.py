@@ -52,10 +52,6 @@ class Timeline:
         """The most bytes alive at once."""
         return int(self.live.max(initial=0))
 
-    def excess(self, budget: int) -> int:
-        """How far the bytes are above the budget, summed over all moments."""
-        return int(np.maximum(self.live - budget, 0).sum())
-
     def content(self, block: int, moment: int) -> Lives | None:
         """The content of the block that a reader at the moment sees."""
         found = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from sublet.errors import Finding, PlanViolation
+from sublet.errors import Finding
 from sublet.frontends.paddle.checking.control import run_block
 from sublet.frontends.paddle.checking.machine import Known, Run, Sizes, Step, inplace_of
 from sublet.frontends.paddle.checking.named import VIEW, mistyped, unnamed
@@ -84,14 +84,6 @@ def _differences(first: Run, second: Run) -> Iterator[Finding]:
             yield Finding("differs", f"%{name}", "ends as another value than in the original program")
     if first.observed != second.observed:
         yield Finding("differs", "the program", "fetches, or decides by, another value than the original program")
-
-
-def require_equal(original: Program, rewritten: Program, sizes: Sizes, *, keep: Iterable[str] = ()) -> Judgement:
-    """The judgement of two programs that compute the same. Raises PlanViolation, with all findings, if they do not."""
-    judgement = judge(original, rewritten, sizes, keep=keep)
-    if not judgement.equal:
-        raise PlanViolation(judgement.findings)
-    return judgement
 
 
 def _run(run: Run) -> dict[str, Term]:

@@ -58,15 +58,6 @@ class Flow:
             (point.block, point.op): index for index, point in enumerate(self.points) if point.kind in ("op", "head")
         }
 
-    @cached_property
-    def predecessors(self) -> tuple[tuple[int, ...], ...]:
-        """The points that each may follow."""
-        found: list[list[int]] = [[] for _ in self.points]
-        for index, followers in enumerate(self.followers):
-            for follower in followers:
-                found[follower].append(index)
-        return tuple(map(tuple, found))
-
 
 def flow(program: Program, keep: Collection[Place] = (), *, by_shape: bool = True) -> Flow:
     """The flow of a program after which `keep` is still there.
