@@ -113,8 +113,8 @@ USES: Mapping[str, MakeUse] = {
     "softmax": along(torch.softmax),
     "log_softmax": along(torch.log_softmax),
 }
-MADE_BY_PASSES = ("chain", "max_pool_gather", "top_k")
-"""Commands that stand in no program here: passes make the first two; top_k gives integers too."""
+MADE_BY_PASSES = ("chain", "max_pool_gather", "offload", "reload", "top_k")
+"""Commands that stand in no program here: passes make them, and top_k gives integers too."""
 
 LARGE = 8.0
 TOLERANCE = 1e-8

@@ -152,14 +152,15 @@ AT_ONE_GO = {
 
 @needs_tflm
 def test_operands_that_do_not_survive_their_copies_are_refused_and_not_told() -> None:
-    raw, trials = loop(), []
+    raw = loop()
     assert list(destroyed(decode(raw, "loop"), (0, 16, 0, 16))) == [], "each result in the place of its operand"
     for which, main in AT_ONE_GO.items():
         program = decode(with_metadata(raw, which, encoded([main, [None] * 4, [None] * 5])), which)
         found = judged(from_program(program), placed_from_tflite(program))
         assert any("one tensor after another" in str(finding) for finding in found.findings), which
-        trials.append(tflm.Trial(with_metadata(raw, which, encoded([main, [None] * 4, [None] * 5])), 2, 2, runs=6))
-    own, first, *_ = tflm.tried([tflm.Trial(raw, 2, 2, runs=6), *trials])
+    which, main = next(iter(AT_ONE_GO.items()))  # with the others the loop may not end
+    wrong = with_metadata(raw, which, encoded([main, [None] * 4, [None] * 5]))
+    own, first = tflm.tried([tflm.Trial(raw, 2, 2, runs=6), tflm.Trial(wrong, 2, 2, runs=6)])
     assert first.outputs != own.outputs, "TFLM does copy one after another"
 
 

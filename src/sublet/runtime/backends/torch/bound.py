@@ -13,7 +13,10 @@ from sublet.runtime.calls import InTurn
 from sublet.runtime.kernel import Array, Call
 
 Arguments = Sequence[Sequence[int | str]]
-"""By operand which arguments of a call it is: by position or name."""
+"""By operand which arguments of a call it is: by position or name, or `SELF`."""
+
+SELF = -1
+"""Stands for the tensor that a call is a method of."""
 
 
 class Bound:
@@ -50,6 +53,9 @@ class Bound:
         if not isinstance(call, partial) or not self.given:
             return None
         told: dict[int | str, Any] = dict([*enumerate(call.args), *call.keywords.items()])
+        owner = getattr(call.func, "__self__", None)
+        if isinstance(owner, torch().Tensor):
+            told[SELF] = owner
         known = {id(operand) for operand in operands}
         plain = (int, float, bool, str, type(None), torch().dtype)
         if not all(id(each) in known or isinstance(each, plain) for each in told.values()):
@@ -108,12 +114,14 @@ class _Joined(InTurn):
         def point(array: Array) -> None:
             call, tensor = calls[number], tensor_over(array)
             assert isinstance(call, partial)
-            args, keywords = call.args, call.keywords
+            function, args, keywords = call.func, call.args, call.keywords
+            if SELF in by_position:
+                function = getattr(tensor, function.__name__)
             if by_position:
                 args = tuple([tensor if i in by_position else each for i, each in enumerate(args)])
             if by_name:
                 keywords = {**keywords, **dict.fromkeys(by_name, tensor)}
-            calls[number] = partial(call.func, *args, **keywords)
+            calls[number] = partial(function, *args, **keywords)
             if number in watched:
                 watched[number] = watched[number].moved(operands, tensor)
 
