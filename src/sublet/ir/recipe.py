@@ -71,12 +71,7 @@ class Recipe:
             graph += f", with {' and '.join(done)} to save memory"
         if self.scratch:
             graph += f", with scratch memory that the kernels of {len(self.scratch)} nodes ask for"
-        order = {
-            GIVEN: "in its own order",
-            LESS: "in an order chosen for less memory",
-            OWN: "in an order of the caller's",
-        }
-        return f"{graph}, {order.get(self.order, self.order)}"
+        return f"{graph}, {ORDERS.get(self.order, self.order)}"
 
 
 PLAIN = Recipe()

@@ -18,7 +18,7 @@
 
 from __future__ import annotations
 
-from sublet.packing.apart import place_apart, slow_region
+from sublet.packing.apart import place_apart
 from sublet.packing.auto import Report, pack
 from sublet.packing.bounds import Bound, lower_bound
 from sublet.packing.csv_format import Lifetimes, read_csv, write_csv
@@ -52,7 +52,6 @@ __all__ = [
     "read_csv",
     "read_json",
     "read_problem",
-    "slow_region",
     "strategy_named",
     "strategy_names",
     "write_csv",

@@ -13,7 +13,7 @@ from sublet.packing.region_cost import Region
 from sublet.packing.regions import Progress, RegionPacking, Share, check_regions, place_in_regions
 
 
-def slow_region(regions: Sequence[Region]) -> Region | None:
+def _slow_region(regions: Sequence[Region]) -> Region | None:
     """The region with a rate; None where there is none. Raises ProblemError for several, or for nothing else."""
     slow = [region for region in regions if region.rate]
     if len(slow) > 1:
@@ -35,7 +35,7 @@ def place_apart(
 
     Raises also ProblemError for several such regions, or no other.
     """
-    slow = slow_region(regions)
+    slow = _slow_region(regions)
     if slow is None:
         return place_in_regions(problem, regions, strategy, timeout, progress)
     number = {region.name: k for k, region in enumerate(regions)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -18,6 +18,7 @@ from sublet.analysis.copied import copied_moves, forbid
 from sublet.analysis.interference import interference
 from sublet.analysis.layouts import Layouts
 from sublet.analysis.options import Options
+from sublet.analysis.sharing import SharedBuffer
 from sublet.analysis.streams import streamed
 from sublet.checker import require_valid
 from sublet.errors import PlanViolation
@@ -137,9 +138,7 @@ def _proven(
         forbid(moves)
     planned = tuple(buffer for buffer in layout.buffers if buffer.packed)
     problem = interference(planned, layout.flow, alignment=options.alignment, name=graph.name)
-    gone = offloaded(graph)
-    away = {i for i, buffer in enumerate(planned) if any(member.value in gone for member in buffer.members)}
-    packed = _packed(problem, away, options, progress)
+    packed = _packed(problem, graph, planned, options, progress)
     plan = assemble(graph, schedule, layout, layouts, packed, moves)
     judged = require_valid(graph, schedule, plan).bound
     if judged.why and not (plan.bound == SEARCH and judged.followed):
@@ -147,9 +146,17 @@ def _proven(
     return plan
 
 
-def _packed(problem: Problem, away: Collection[int], options: Options, progress: Progress | None) -> Packed:
-    """The buffers in one arena, or in one a memory region; those `away` in the one that only transfers touch."""
+def _packed(
+    problem: Problem,
+    graph: Graph,
+    planned: Sequence[SharedBuffer],
+    options: Options,
+    progress: Progress | None,
+) -> Packed:
+    """The buffers in one arena, or in one a memory region: what is offloaded in the one that only transfers touch."""
     if not options.regions:
         return in_one_arena(pack(problem, options.strategy, timeout=options.timeout, progress=progress))
+    gone = offloaded(graph)
+    away = {i for i, buffer in enumerate(planned) if any(member.value in gone for member in buffer.members)}
     placed = place_apart(problem, options.regions, away, options.strategy, options.timeout, progress)
     return in_several_arenas(problem, placed)

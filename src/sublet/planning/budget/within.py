@@ -106,8 +106,7 @@ class Budgets:
     def within(self, budget: int) -> Answer:
         """The cheapest program found that fits so many bytes."""
         self._look_for(budget)
-        whole = [*self._fitting(budget)]
-        if not whole or self._narrow(budget):
+        if not self._fitting(budget) or self._narrow(budget):
             self._look_finer(budget)
         return self._answer(budget)
 
