@@ -11,7 +11,7 @@ help: ## print this help
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 # The stamp is newer than pyproject.toml once everything in it is installed.
-$(VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard src/sublet/packing/core/*)
+$(VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard src/sublet/*/core/* src/sublet/*/*/core/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --editable '.[all]' --group test --group check
@@ -57,9 +57,10 @@ walk: ## README and docs, step by step, in a clean environment of each of PYTHON
 	  build/walk/bin/python tests/walk.py || exit 1; \
 	done
 
-fuzz: $(VENV)/.installed build/check build/recompute ## generated programs, plans, models, kernels and gradients; the core under sanitizers; SECONDS=600
+fuzz: $(VENV)/.installed build/check build/recompute build/ordering ## generated programs, plans, models, kernels and gradients; the core under sanitizers; SECONDS=600
 	build/check 2000 1
 	build/recompute 2000 1
+	build/ordering 2000 1
 	for kind in programs steps plans foreign onnx shapes folding; do \
 	  $(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),600) --kind $$kind || exit 1; done
 	$(BIN)/python -m tests.frontends.paddle.hostile --flips 10000
@@ -100,15 +101,19 @@ mutants: $(VENV)/.installed ## one-line mistakes that no test notices; FOLDERS="
 
 CORE := src/sublet/packing/core
 RECOMPUTE := src/sublet/passes/recompute/core
-build/recompute: tests/core/recompute.cpp $(wildcard $(RECOMPUTE)/*.?pp)
-	mkdir -p build
-	$(CXX) -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS \
-	  -I$(RECOMPUTE) -I$(CORE) tests/core/recompute.cpp $(filter-out %/module.cpp,$(wildcard $(RECOMPUTE)/*.cpp)) -o $@
+ORDERING := src/sublet/passes/ordering/core
+# A test in C++ with the core of one folder, everything checked as it runs: $(call sanitized,FOLDER)
+sanitized = mkdir -p build && $(CXX) -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all \
+  -D_GLIBCXX_ASSERTIONS -I$(1) -I$(CORE) $< $(filter-out %/module.cpp,$(wildcard $(1)/*.cpp)) -o $@
 
 build/check: tests/core/check.cpp $(wildcard $(CORE)/*.?pp)
-	mkdir -p build
-	$(CXX) -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS \
-	  -I$(CORE) tests/core/check.cpp $(filter-out %/module.cpp,$(wildcard $(CORE)/*.cpp)) -o $@
+	$(call sanitized,$(CORE))
+
+build/recompute: tests/core/recompute.cpp $(wildcard $(RECOMPUTE)/*.?pp)
+	$(call sanitized,$(RECOMPUTE))
+
+build/ordering: tests/core/ordering.cpp $(wildcard $(ORDERING)/*.?pp)
+	$(call sanitized,$(ORDERING))
 
 bench-packing: $(VENV)/.installed ## packing: every strategy and CP-SAT on ../shared/problems; then how it scales
 	$(BIN)/python -m pip install --quiet --group bench
