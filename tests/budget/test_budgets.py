@@ -151,7 +151,8 @@ def test_what_cannot_fit_is_refused_with_the_argument(tmp_path: Path) -> None:
 def test_the_frontier_falls_and_says_how_time_was_told(tmp_path: Path) -> None:
     path = tmp_path / "step.sublet"
     path.write_text(sublet.to_text(step().graph))
-    done = CliRunner().invoke(app, ["plan", str(path), "--frontier", "--json"])
+    page = tmp_path / "curve.html"
+    done = CliRunner().invoke(app, ["plan", str(path), "--frontier", "--json", "--html", str(page)])
     assert done.exit_code == 0, done.output
     told = json.loads(done.output)
     assert "not measured" in told["costs"]
@@ -160,6 +161,10 @@ def test_the_frontier_falls_and_says_how_time_was_told(tmp_path: Path) -> None:
     assert all(point["arena_bytes"] <= point["budget"] for point in fitting)
     assert [point["seconds"] for point in fitting] == sorted(point["seconds"] for point in fitting)
     assert told["floor"]["bytes"] <= fitting[-1]["arena_bytes"]
+    assert page.read_text().count('<script type="text/plain" id="model') == len(
+        {p["arena_bytes"] for p in told["points"]}
+    )
+    assert CliRunner().invoke(app, ["plan", str(path), "--frontier", "--out", str(page)]).exit_code == 2
 
 
 def test_between_the_floor_and_what_was_found_nothing_is_claimed() -> None:

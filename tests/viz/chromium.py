@@ -103,6 +103,10 @@ class Chromium:
     def open(self, path: Path) -> None:
         """Open a page of ours and wait until it says that it is ready."""
         self.send("Page.navigate", url=path.resolve().as_uri())
+        self.wait()
+
+    def wait(self) -> None:
+        """Until a page of ours says that it is ready."""
         deadline = time.monotonic() + 60
         while not self.evaluate("!!(window.sublet && window.sublet.ready)"):
             if time.monotonic() > deadline:

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from sublet import SGD, Graph, nn, train_step
 from sublet.base.bytesize import human
 from sublet.ir.recipe import Recipe
 from sublet.packing.problem import Buffer, Packing, Problem
 from sublet.plan import ARENA, MemoryPlan, Outside, Placement, Region
+from sublet.planning.budget.within import Budgets
+from sublet.viz.frontier import frontier_of
 from sublet.viz.page import write_html
 from sublet.viz.rectangles import Picture, packing_rectangles, rectangles
 from tests.viz.chromium import PROGRAM, Chromium
@@ -301,7 +304,7 @@ def test_hostile_names_are_only_text(browser: Chromium, tmp_path: Path) -> None:
         assert page.click(name)[0] == name
     assert page.text("#title") == hostile[0]
     assert browser.evaluate("typeof window.hacked") == "undefined"
-    assert browser.evaluate("document.querySelectorAll('img, svg, script').length") == 2
+    assert browser.evaluate("document.querySelectorAll('img, svg, script').length") == 3
     assert browser.complaints() == []
 
 
@@ -337,6 +340,33 @@ def test_the_smallest_plans_are_pages_too(browser: Chromium, tmp_path: Path, pla
     browser.mouse("Moved", 500, 400)
     assert page.text("#panel h2") != ""
     assert browser.complaints() == []
+
+
+def test_a_click_on_a_point_of_a_frontier_shows_its_plan(browser: Chromium, tmp_path: Path) -> None:
+    curve, pictures = frontier_of(chain().frontier([1 << 30, *range(80_000, 10_000, -14_000)]))
+    assert len(pictures) > 2
+    write_html(pictures[0], tmp_path / "curve.html", pictures[1:], curve)
+    browser.events.clear()
+    browser.open(tmp_path / "curve.html")
+    for k, (spot, picture) in enumerate(zip(curve.spots, pictures, strict=True)):
+        if k:  # the page comes anew, with the plan that the fragment of its address names
+            mark = f"document.querySelector('#frontier a[href=\"#point-{k}\"] .mark')"
+            browser.evaluate(f"sublet.ready = false; {mark}.dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
+            browser.wait()
+        assert browser.evaluate("sublet.rectangles") == len(picture.rectangles)
+        shown = browser.evaluate("document.querySelector('#spot').innerText")
+        assert f"({spot.nbytes:,} B)" in shown
+        assert "predicted" in shown
+    assert browser.complaints() == []
+
+
+def chain() -> Budgets:
+    """Of a step that needs less in several ways."""
+    g = Graph("chain")
+    h = g.input("x", (32, 64))
+    for i in range(6):
+        h = nn.gelu(h @ g.parameter(f"w{i}", (64, 64), initial=0.1))
+    return Budgets(train_step(nn.square(h).mean(), g.parameters, SGD(0.1)))
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])

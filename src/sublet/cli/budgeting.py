@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -16,6 +17,8 @@ from sublet.ir.model import Model
 from sublet.planning.budget.answers import Answer, Outcome
 from sublet.planning.budget.costs import MODELLED
 from sublet.planning.budget.within import Budgets
+from sublet.viz.frontier import frontier_of
+from sublet.viz.page import write_html
 
 PERCENT = (100, 90, 80, 70, 60, 50, 40, 30, 25, 20)
 """Budgets of a frontier, as shares of the plain arena."""
@@ -48,12 +51,22 @@ def _budgets(source: Model, options: Options, *, measure: bool) -> Budgets:
     return Budgets(source, options, seconds, costs)
 
 
-def show_frontier(source: Model, options: Options, *, measure: bool, in_json: bool) -> None:
-    """The curve of bytes and seconds, from the plain plan down."""
+Files = tuple[Path | None, Path | None, Path | None]
+"""A plan, a page, a picture."""
+
+
+def show_frontier(source: Model, options: Options, files: Files, *, measure: bool, in_json: bool) -> None:
+    """The curve of bytes and seconds, from the plain plan down; on a page too, with the plan of each point."""
+    out, page, png = files
+    if out is not None or png is not None:
+        raise PlanError("--frontier tells of many plans, --out and --png of one: use --html, or --budget --recompute")
     with budget_progress() as told:
         budgets = _budgets(source, options, measure=measure)
         arena = budgets.plain.nbytes
         found = budgets.frontier([arena * percent // 100 for percent in PERCENT], told)
+    if page is not None:
+        curve, (first, *others) = frontier_of(found)
+        write_html(first, page, others, curve)
     if in_json:
         print_json(frontier_json(budgets, found))
         return

@@ -128,7 +128,7 @@ def plan(
     chosen = replace(chosen, regions=parse_regions(region or ()), forbid_copies=forbid_copies, order=order.value)
     source = patching(to_run(model, dims, max_trips=trips, optimize=optimize, assume=shapes), chosen, patches)
     if frontier:
-        show_frontier(source, chosen, measure=measure, in_json=as_json_)
+        show_frontier(source, chosen, (out, html, png), measure=measure, in_json=as_json_)
         return
     source = recomputing(source, chosen, question.budget, measure=measure) if recompute else source
     with packing_progress() as progress:

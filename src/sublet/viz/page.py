@@ -3,19 +3,23 @@
 The template, its style and its scripts are files in `viz/page/`. Names and numbers travel compressed
 in base64, in a data block that no browser executes and no name can break out of; the page's own
 Content-Security-Policy allows its one script (by hash) and forbids every request.
+Of a frontier it holds the curve and the map of every point.
 """
 
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Sequence
 from hashlib import sha256
 from importlib.resources import files
+from json import dumps
 from pathlib import Path
 from typing import Any
 
 from sublet.base.files import write
 from sublet.plan.advised import Advised
 from sublet.viz.columns import Columns
+from sublet.viz.frontier import Frontier
 from sublet.viz.rectangles import Curve, Picture, reserved
 
 HOWS = ("own", "view", "part", "inplace", "carry", "slice", "row", "joined")
@@ -34,18 +38,24 @@ SCRIPTS = (
     "state.js",
     "draw.js",
     "hands.js",
+    "frontier.js",
     "main.js",
 )
 _EXACT = 1 << 53
 
 
-def write_html(picture: Picture, path: str | Path) -> None:
+def write_html(
+    picture: Picture, path: str | Path, others: Sequence[Picture] = (), curve: Frontier | None = None
+) -> None:
     """Write the page. Raises SubletError when the file cannot be written."""
-    write(Path(path), html(picture).encode("utf-8"))
+    write(Path(path), html(picture, others, curve).encode("utf-8"))
 
 
-def html(picture: Picture) -> str:
-    """The whole page as text; pure ASCII in what comes from the plan."""
+def html(picture: Picture, others: Sequence[Picture] = (), curve: Frontier | None = None) -> str:
+    """The whole page as text; pure ASCII in what comes from the plan.
+
+    With a curve it has one picture for each of the curve's points: the first is shown, the others by a click.
+    """
     style = _asset("page.css")
     script = '"use strict";\n(async () => {\n' + "\n".join(_asset(name) for name in SCRIPTS) + "})();\n"
     parts = {
@@ -53,10 +63,29 @@ def html(picture: Picture) -> str:
         "STYLE-HASH": _hash(style),
         "SCRIPT": script,
         "SCRIPT-HASH": _hash(script),
-        "MODEL": _model(picture),
+        "MODEL": _block("model", _model(picture))
+        + "".join(_block(f"model-{k}", _model(other)) for k, other in enumerate(others, 1)),
+        "FRONTIER": ""
+        if curve is None
+        else _block("curve", b64encode(dumps(_frontier(curve)).encode()).decode("ascii")),
     }
     pieces = _asset("page.html").split("@@")
     return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
+
+
+def _block(name: str, text: str) -> str:
+    return f'<script type="text/plain" id="{name}">{text}</script>\n'
+
+
+def _frontier(curve: Frontier) -> dict[str, Any]:
+    """The curve as the page has it. Bytes are only drawn and written rounded."""
+    return {
+        "spots": [[s.nbytes, s.seconds, s.extra, s.done, s.in_pieces] for s in curve.spots],
+        "steps": [[s.begin, s.end, s.seconds, s.of] for s in curve.steps],
+        "floors": curve.floors,
+        "missed": curve.missed,
+        "costs": curve.costs,
+    }
 
 
 def _asset(name: str) -> str:

@@ -17,6 +17,7 @@ darkScheme.addEventListener("change", recolour);
 
 foldButton.hidden = whole.others.length > 0 || !whole.bands.some((band) => !band.kept);
 foldButton.addEventListener("click", () => fold(model === whole));
+showFrontier();
 writeHeader(model);
 writeCoverage(model);
 // On a phone the figures make room for the map until they are asked for.

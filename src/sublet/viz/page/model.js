@@ -3,9 +3,13 @@
 const TYPES = { u8: Uint8Array, u16: Uint16Array, u32: Uint32Array, f64: Float64Array, u64: BigUint64Array };
 const HOWS = ["own bytes", "view", "part", "in place", "carried", "slice", "row", "in the buffer"];
 
+// Of a frontier the page has a plan a point, and the fragment of its address says which is shown: the address is the state.
+const shownSpot = Number(/^#point-(\d+)$/.exec(location.hash)?.[1] ?? 0);
+
 // The data block: base64 of deflate of (length of the JSON, the JSON, the columns).
 async function unpack() {
-  const text = atob(document.getElementById("model").textContent);
+  const block = document.getElementById(`model-${shownSpot}`) ?? document.getElementById("model");
+  const text = atob(block.textContent);
   const bytes = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
