@@ -19,7 +19,7 @@ from sublet.nn.tensor import Tensor
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
 from sublet.passes.autodiff import backward, differentiable, reached
-from sublet.passes.rows import BATCH_NORM, MEAN, attrs_of_part, having_rows, reduced_over_rows, shape
+from sublet.passes.splitting.samples import BATCH_NORM, MEAN, attrs_of_part, having_rows, reduced_over_rows, shape
 from sublet.tensor import DType, TensorSpec
 
 APART = 1 << 24

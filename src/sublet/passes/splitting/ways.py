@@ -54,17 +54,24 @@ class Way:
         return [self.extent * i // pieces for i in range(pieces + 1)]
 
 
+Makers = Mapping[str, tuple[Callable[[Node], Way | None], ...]]
+
+
 def way(node: Node, kind: str, pieces: int) -> Way | None:
     """How to cut a node into so many pieces; None where nobody knows how. The first way with equal pieces, or any."""
     tensors = all(isinstance(value.spec, TensorSpec) and value.nbytes for value in (*node.uses, *node.defs))
     if node.subgraphs or not tensors or not node.defs or not node.op.startswith(PREFIX) or pieces < 2:
         return None
-    name = node.op.removeprefix(PREFIX)
-    table = {BATCH: BY_BATCH, RESULT: BY_RESULT}.get(kind, {})
-    found = [each for make in table.get(name, ()) if (each := make(node)) is not None and each.extent >= pieces]
+    found = [each for each in ways(node, {BATCH: BY_BATCH, RESULT: BY_RESULT}.get(kind, {})) if each.extent >= pieces]
     equal = [each for each in found if each.extent % pieces == 0]
     chosen = next(iter(equal or found), None)
-    return None if chosen is not None and name == "reshape" and chosen.extent % pieces else chosen
+    return None if chosen is not None and node.op == "nn.reshape" and chosen.extent % pieces else chosen
+
+
+def ways(node: Node, table: Makers) -> list[Way]:
+    """All ways of a table to cut a command of the nn dialect."""
+    makers = table.get(node.op.removeprefix(PREFIX), ()) if node.op.startswith(PREFIX) else ()
+    return [each for make in makers if (each := make(node)) is not None]
 
 
 def summed(node: Node, chosen: Way) -> bool:
@@ -149,8 +156,10 @@ def _matmul(node: Node) -> Way | None:
     a, b, y = _shape(node.inputs[0]), _shape(node.inputs[1]), _shape(node.outputs[0])
     if len(a) == len(b) and len(a) > 2:
         return _led(node)
-    if len(b) != 2 or (len(a) > 2 and node.attrs["transpose_a"]):
+    if len(b) != 2:
         return None
+    if len(a) > 2 and node.attrs["transpose_a"]:
+        return _led(node, (1,))
     if not node.attrs["transpose_a"]:
         return Way(prod(a[:-1]), (a[-1:], None), (y[-1:],))
     return None if node.attrs["transpose_b"] else Way(a[0], (a[1:], b[1:]), (None,))
@@ -197,7 +206,7 @@ def _axis_after_first(make: Callable[[Node], Way | None], key: str = "axis") -> 
     """Only where the axis is another than the first."""
 
     def checked(node: Node) -> Way | None:
-        axis, rank = node.attrs[key], len(_shape(node.outputs[0]))
+        axis, rank = node.attrs[key], len(_shape(node.inputs[0]))
         return make(node) if isinstance(axis, int) and rank and axis % rank else None
 
     return checked
@@ -251,6 +260,17 @@ def _repeated(node: Node) -> Way | None:
     return Way(y[0], (None,), (y[1:],), lambda rows: {"shape": (rows, *y[1:])})
 
 
+def _attended(mask: int) -> Callable[[Node], Way | None]:
+    """With a mask for each sample, or one for all, at this position."""
+
+    def make(node: Node) -> Way | None:
+        found = _shape(node.inputs[mask]) if len(node.inputs) > mask else ()
+        one = len(found) < len(_shape(node.inputs[0])) or found[0] == 1
+        return _led(node, (mask,) if one else ())
+
+    return make
+
+
 def _transposed(node: Node) -> Way | None:
     axes = node.attrs["axes"]
     return _led(node) if isinstance(axes, tuple) and axes and axes[0] == 0 else None
@@ -279,11 +299,10 @@ def _update(node: Node) -> Way | None:
     return Way(w[0], reads, tuple(w[1:] for _ in node.outputs))
 
 
-Makers = Mapping[str, tuple[Callable[[Node], Way | None], ...]]
-
 POINTWISE = (
     *(each.name for each in (*elementwise.COMMANDS, *activation.COMMANDS)),
     *("cast", "copy", "stop_gradient", "mse", "mse_gradient", "smooth_l1", "smooth_l1_gradient"),
+    *("binary_cross_entropy", "sigmoid_binary_cross_entropy"),
 )
 _POINTWISE: Makers = dict.fromkeys(POINTWISE, (_broadcast, _flat))
 
@@ -307,12 +326,13 @@ BY_BATCH: Makers = {
     "softmax_gradient": (_axis_after_first(_leading()),),
     "log_softmax": (_axis_after_first(_leading()),),
     "log_softmax_gradient": (_axis_after_first(_leading()),),
+    **dict.fromkeys(("upsample", "one_hot", "lstm_cell", "gru_cell", "categorical_cross_entropy"), (_leading(),)),
+    **dict.fromkeys(("argmax", "argmin", "cumsum"), (_axis_after_first(_leading()),)),
     "softmax_cross_entropy": (_leading(),),
     "softmax_cross_entropy_gradient": (_leading(),),
     "linear": (_linear,),
     "matmul": (_matmul,),
-    "sum": (_reduced,),
-    "mean": (_reduced,),
+    **dict.fromkeys(("sum", "mean", "max", "min"), (_reduced,)),
     "sum_to": (_summed_to,),
     "broadcast_to": (_repeated,),
     "transpose": (_transposed,),
@@ -320,12 +340,18 @@ BY_BATCH: Makers = {
     "concat": (_axis_after_first(_leading()),),
     "split": (_axis_after_first(_leading()),),
     "reshape": (_reshaped,),
-    "attention": (_leading(3),),
-    "attention_gradient": (_leading(4),),
+    "attention": (_attended(3),),
+    "attention_gradient": (_attended(4),),
     "embedding": (_leading(0),),
     "embedding_gradient": (_summing(),),
 }
 """By the name of the command; an operand that every piece reads is named by its position."""
+
+OF_A_PART: Makers = {
+    "batch_norm": (lambda node: _axis_after_first(_leading(1, 2, 3, 4))(_only_first(node)),),
+    "dropout": (_leading(1),),
+}
+"""What computes something else of a part: with its statistics, with the numbers drawn for it. Who cuts must know."""
 
 BY_RESULT: Makers = {
     **_POINTWISE,
