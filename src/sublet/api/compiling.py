@@ -15,6 +15,7 @@ from sublet.frontends.trips import Trips
 from sublet.ir.graph import Graph
 from sublet.ir.model import Model
 from sublet.nn.graph import Graph as WrittenGraph
+from sublet.packing import slow_region
 from sublet.plan import MemoryPlan
 from sublet.planning.budget.answers import Outcome, most
 from sublet.planning.budget.costs import MODELLED
@@ -99,7 +100,7 @@ def _within(
 
     Raises CapacityError.
     """
-    slow = any(region.rate for region in options.regions)
+    slow, plain = slow_region(options.regions) is not None, None
     if slow:
         budget = min(budget, options.regions[0].capacity)
     else:
@@ -117,7 +118,7 @@ def _within(
     ways = Ways(ready.source, lambda model: kept(model).model)
 
     seconds, costs = measured(ready.model, backend) if measure else (None, MODELLED)
-    answer = Budgets(ready.model, options, seconds, costs, ways).within(budget)
+    answer = Budgets(ready.model, options, seconds, costs, ways, planned=plain).within(budget)
     if answer.outcome is not Outcome.FITS:
         raise CapacityError(answer.words)
     ready = kept(answer.point.model)

@@ -25,7 +25,7 @@ from sublet.packing.csv_format import Lifetimes, read_csv, write_csv
 from sublet.packing.files import read_problem
 from sublet.packing.json_format import read_json
 from sublet.packing.problem import Buffer, Companion, Packing, Precedence, Problem
-from sublet.packing.region_cost import Region
+from sublet.packing.region_cost import Region, slow_region
 from sublet.packing.regions import RegionPacking, check_regions, place_in_regions
 from sublet.packing.strategies import STRATEGIES, Strategy, strategy_named, strategy_names
 from sublet.packing.validate import check_packing
@@ -52,6 +52,7 @@ __all__ = [
     "read_csv",
     "read_json",
     "read_problem",
+    "slow_region",
     "strategy_named",
     "strategy_names",
     "write_csv",

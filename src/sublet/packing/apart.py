@@ -5,22 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from sublet.errors import CapacityError, ProblemError
+from sublet.errors import CapacityError
 from sublet.packing.auto import AUTO
 from sublet.packing.by_id import rearranged
 from sublet.packing.problem import Problem
-from sublet.packing.region_cost import Region
+from sublet.packing.region_cost import Region, slow_region
 from sublet.packing.regions import Progress, RegionPacking, Share, check_regions, place_in_regions
-
-
-def _slow_region(regions: Sequence[Region]) -> Region | None:
-    """The region with a rate; None where there is none. Raises ProblemError for several, or for nothing else."""
-    slow = [region for region in regions if region.rate]
-    if len(slow) > 1:
-        raise ProblemError(f"regions {slow[0].name} and {slow[1].name}: only one may have bytes a second")
-    if slow and len(regions) == 1:
-        raise ProblemError(f"region {slow[0].name}: give the memory that the network runs in too")
-    return slow[0] if slow else None
 
 
 def place_apart(
@@ -35,7 +25,7 @@ def place_apart(
 
     Raises also ProblemError for several such regions, or no other.
     """
-    slow = _slow_region(regions)
+    slow = slow_region(regions)
     if slow is None:
         return place_in_regions(problem, regions, strategy, timeout, progress)
     number = {region.name: k for k, region in enumerate(regions)}

@@ -55,6 +55,17 @@ class Region:
             raise ProblemError(f"region {self.name}: {self.rate} bytes a second must be between 0 and 2^53")
 
 
+def slow_region(regions: Sequence[Region]) -> Region | None:
+    """The region that transfers alone touch, as it has a rate; None where there is none. Raises ProblemError for
+    several, and for one without another that the network runs in."""
+    slow = [region for region in regions if region.rate]
+    if len(slow) > 1:
+        raise ProblemError(f"regions {slow[0].name} and {slow[1].name}: only one may have bytes a second")
+    if slow and len(regions) == 1:
+        raise ProblemError(f"region {slow[0].name}: give the memory that the network runs in too")
+    return slow[0] if slow else None
+
+
 @dataclass(frozen=True, slots=True)
 class Unit:
     """Buffers that stay together; `traffic` is accesses x size, summed; `room` is what a region needs for it."""

@@ -15,7 +15,7 @@ from sublet.analysis.options import Options
 from sublet.errors import PlanError
 from sublet.ir.graph import Graph
 from sublet.ir.model import Model
-from sublet.packing import Region
+from sublet.packing import Region, slow_region
 from sublet.packing.problem import MAX_SIZE
 from sublet.passes.recompute.clones import Again, read_by_somebody, recomputed
 from sublet.passes.recompute.floor import Floor, floor
@@ -25,6 +25,7 @@ from sublet.passes.recompute.offload import candidates, is_offload, with_offload
 from sublet.passes.recompute.search import EFFORT, Found, Search
 from sublet.passes.splitting.choose import SHARES, proposals
 from sublet.passes.splitting.pieces import Splits, splitted
+from sublet.plan import MemoryPlan
 from sublet.planning.budget.answers import Answer, Outcome, Point
 from sublet.planning.budget.costs import MODELLED, modelled
 from sublet.planning.pipeline import plan_memory
@@ -67,6 +68,7 @@ class Budgets:
 
     seconds  of each node of the root level by name; where nobody gives them, by the model of `costs`
     ways     how models with nodes computed again come about, where that takes more than writing their graph
+    planned  the plan of the model as it is, where there is one
     until    when to end the search; None for the time limit of the options from now on
     """
 
@@ -77,6 +79,7 @@ class Budgets:
     ways: Ways | None = None
     effort: int = EFFORT
     until: float | None = None
+    planned: MemoryPlan | None = None
 
     def __post_init__(self) -> None:
         slow = _slow(self.options)
@@ -199,7 +202,7 @@ class Budgets:
     def _point(self, found: Found) -> Point:
         again = tuple(read_by_somebody(self.model.graph, self.search.level.again(found.clones)))
         if not again:
-            return Point(self.model, plan_memory(self.model, roomy(self.options)), found.seconds)
+            return Point(self.model, self.planned or plan_memory(self.model, roomy(self.options)), found.seconds)
         model = with_again(self._source, again)
         model = self.ways.ready(model) if self.ways else model
         return Point(model, plan_memory(model, roomy(self.options)), found.seconds)
@@ -232,7 +235,7 @@ class Budgets:
 def roomy(options: Options) -> Options:
     """The options for plans that are held against a budget: a memory to offload to, and the one before it, are as large
     as may be."""
-    if not any(region.rate for region in options.regions):
+    if slow_region(options.regions) is None:
         return options
     return replace(options, regions=tuple(replace(region, capacity=MAX_SIZE) for region in options.regions))
 
@@ -240,8 +243,8 @@ def roomy(options: Options) -> Options:
 def _slow(options: Options) -> Region | None:
     """The memory that values may be brought to. Raises PlanError for streams and other regions."""
     regions = options.regions
-    slow = regions[1] if len(regions) == 2 and regions[1].rate and not regions[0].rate else None
-    if options.streams != 1 or (regions and slow is None):
+    slow = slow_region(regions)
+    if options.streams != 1 or (regions and (len(regions) != 2 or slow is not regions[1])):
         raise PlanError(
             "values are computed again for one stream and one memory, or one and a second with bytes a second "
             "(host=8GiB@10GB/s): drop streams and other regions"
