@@ -1,7 +1,8 @@
 """Training steps within budgets: what a smaller arena costs, predicted and measured, beside equal checkpoints.
 
 Every point is a plan that the checker has proven. Predicted seconds come from a model of operations and bytes; measured
-ones from runs that take turns with the plain program, whose losses must be the same bits where no node is in pieces.
+ones from runs that take turns with the plain program, whose losses and state must be the same bits where no node is in
+pieces, and else are told apart by the largest difference of a loss.
 `sqrt(n)` is the best of checkpoints in 2 to 32 stretches alone: the least that they reach, and what it costs.
 
     make bench-budget      (or: python -m benchmarks.budget_table [--only NAME] [--batch N] [--rounds N])
@@ -29,6 +30,7 @@ NETWORKS = (
     ("GPT-2 small", 4),
     ("EfficientNet-B0", 32),
     ("DenseNet-121", 32),
+    ("U-Net", 8),
     ("ResNet-50 v1d", 32),
     ("Transformer", 64),
     ("LSTM, 256 steps", 16),
@@ -75,11 +77,11 @@ def timed_rows(
     budgets = Budgets(step.model)
     plain = budgets.plain.plan.arena_bytes
     found = budgets.frontier([plain * percent // 100 for percent in percents])
-    fitting = [answer for answer in found if answer.outcome is Outcome.FITS and answer.point.again]
+    fitting = [answer for answer in found if answer.outcome is Outcome.FITS and answer.point.changed]
     base = sublet.compile(step.model)
     lines = []
     for answer in fitting:
-        seconds, same = taking_turns(step, base, sublet.compile(answer.point.model), rounds, clock)
+        seconds, same, apart = taking_turns(step, base, sublet.compile(answer.point.model), rounds, clock)
         lines.append(
             (
                 name,
@@ -88,7 +90,7 @@ def timed_rows(
                 f"{answer.extra:+.1%}",
                 f"{seconds[1] / seconds[0] - 1:+.1%}",
                 f"{seconds[0]:.3f}",
-                "yes" if same else "in pieces: rounding" if answer.point.split else "NO",
+                "yes" if same else f"in pieces: losses within {apart:.0e}" if answer.point.split else "NO",
             )
         )
     return lines
@@ -96,13 +98,14 @@ def timed_rows(
 
 def taking_turns(
     step: Step, plain: sublet.Executable, other: sublet.Executable, rounds: int, clock: Callable[[], float]
-) -> tuple[Sequence[float], bool]:
-    """Median seconds of both, and whether their losses and all that they leave are the same bits."""
+) -> tuple[Sequence[float], bool, float]:
+    """Median seconds of both, whether their losses and all that they leave are the same bits, and how far apart losses
+    are, as a share."""
     inputs = step.inputs()
     for name in plain.updated:
         other.set_state(name, plain.state(name))
     seconds: tuple[list[float], list[float]] = ([], [])
-    same = True
+    same, apart = True, 0.0
     for _ in range(rounds + 1):
         losses = []
         for executable, found in zip((plain, other), seconds, strict=True):
@@ -110,8 +113,9 @@ def taking_turns(
             losses.append(executable.views(inputs)["loss"].item())
             found.append(clock() - began)
         same &= losses[0] == losses[1]
+        apart = max(apart, abs(losses[1] / losses[0] - 1))
     same &= all(np.array_equal(plain.state(name), other.state(name)) for name in plain.updated)
-    return [median(found[1:]) for found in seconds], same
+    return [median(found[1:]) for found in seconds], same, apart
 
 
 def main() -> None:

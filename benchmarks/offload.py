@@ -111,7 +111,7 @@ def timed_rows(name: str, batch: int, rate: int, rounds: int, clock: Clock) -> l
                 continue
             model = with_again(step.model, answer.point.model.recipe.again)
             less = sublet.compile(model, backend=backend, options=options)
-            seconds, same = taking_turns(step, base, less, rounds, clock)
+            seconds, same, _ = taking_turns(step, base, less, rounds, clock)
             cells += [f"{answer.extra:+.1%}", f"{seconds[1] / seconds[0] - 1:+.1%}", "yes" if same else "NO"]
         lines.append((name, str(batch), f"{pair[0].budget / plain.plain.nbytes:.0%}", *cells))
     return lines

@@ -33,6 +33,13 @@ def classifier(network: Callable[[Tensor], Tensor], size: int = 224) -> Write:
     return write
 
 
+def segmentation(g: sublet.Graph, batch: int) -> Tensor:
+    """U-Net as published, 64 channels and four levels, on images of 224: each pixel is one of ten classes."""
+    logits = vision.unet(g.input("x", (batch, 3, 224, 224)), 10, width=64, depth=4)
+    labels = g.input("labels", (batch * 224 * 224,), "i64")
+    return nn.softmax_cross_entropy(logits.transpose(0, 2, 3, 1).reshape(-1, 10), labels)[0].mean()
+
+
 def translation(g: sublet.Graph, batch: int) -> Tensor:
     """The Transformer on 64 words and 64 words, each predicted."""
     source, target = (g.input(name, (batch, 64), "i64") for name in ("source", "target"))
@@ -75,6 +82,7 @@ NETWORKS: Mapping[str, Write] = {
     "DenseNet-121": classifier(vision.densenet121),
     "GoogLeNet": classifier(vision.googlenet),
     "EfficientNet-B0": classifier(vision.efficientnet_b0),
+    "U-Net": segmentation,
     "Transformer": translation,
     "LSTM, 32 steps": recurrent(32),
     "LSTM, 128 steps": recurrent(128),
