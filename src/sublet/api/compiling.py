@@ -9,7 +9,7 @@ from typing import Any
 from sublet.analysis.options import Options
 from sublet.api.binding import Equipped, equipped, to_run
 from sublet.api.measuring import measured
-from sublet.api.sources import SIMPLIFIED, Optimize, simplified
+from sublet.api.sources import Optimize, change
 from sublet.errors import CapacityError
 from sublet.frontends.trips import Trips
 from sublet.ir.graph import Graph
@@ -42,7 +42,7 @@ def compile(
     weights: Mapping[str, Array] | None = None,
     autotune: bool = False,
     workspace: int = WORKSPACE_BYTES,
-    simplify: bool = False,
+    simplify: bool | None = None,
     patches: str | None = None,
     budget: int | str | None = None,
     measure: bool = False,
@@ -60,7 +60,8 @@ def compile(
     remembers it in the cache; it may take `workspace` bytes to do so. Backends differ in the last bits. Ops of
     `sublet.command` run with every backend.
     `simplify` first lets the cheap passes run: what nobody reads, what is computed twice and arithmetic that changes
-    nothing go, and commands are fused. Results may differ in the last bits; the plan says so in its recipe.
+    nothing go, and commands are fused, which may change the last bits of results; the plan says so in its recipe. A
+    `sublet.Graph` is simplified unless that is False, anything else only if True; with a plan it is as the plan says.
     `patches` has the front of a network computed patch by patch of the output of a node ("4x4@Add_12"), each from the
     area of the input that it needs; "auto" takes those that need least (docs/patches.md). A plan given says itself.
     `budget` is the most bytes that the arena may have ("400MiB"): values are computed again where the plan needs more
@@ -71,12 +72,13 @@ def compile(
     missing, PlanError when `plan` was not made for this model, PlanViolation when it is wrong.
     """
     read: dict[str, Any] = {"dims": dims, "max_trips": max_trips, "optimize": optimize, "assume": assume}
+    changed = change(model, simplify, plan)
     if patches is not None and plan is None:
-        taken = to_run(model, backend=backend, **read)
-        model = in_patches(simplified(taken) if simplify else taken, options or Options(), patches).model
+        taken = to_run(model, backend=backend, changed=changed, **read)
+        model = in_patches(taken, options or Options(), patches).model
         read = {}
     kernels: dict[str, Any] = {"backend": backend, "autotune": autotune, "workspace": workspace}
-    ready = equipped(model, weights=weights, plan=plan, changed=SIMPLIFIED if simplify else "", **read, **kernels)
+    ready = equipped(model, weights=weights, plan=plan, changed=changed, **read, **kernels)
     if plan is not None:
         if budget is not None and plan.arena_bytes > most(budget):
             raise CapacityError(f"the plan given needs {plan.arena_bytes:,} bytes: leave plan out, or budget")

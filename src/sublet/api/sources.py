@@ -77,6 +77,22 @@ def level(optimize: str, first: str, plan: MemoryPlan | None = None) -> str:
     return optimize
 
 
+def change(model: Any, simplify: bool | None, plan: MemoryPlan | None = None) -> str:
+    """What is done to the nodes of a model, as a recipe says it; a graph written in Python is simplified unasked.
+
+    With a plan, what was done to those that it is for. Raises PlanError when that is not what is asked for.
+    """
+    if plan is None:
+        return SIMPLIFIED if (isinstance(model, WrittenGraph) if simplify is None else simplify) else ""
+    planned = divided(plan.recipe.changed)[0]
+    if simplify is not None and simplify != (planned == SIMPLIFIED):
+        raise PlanError(
+            f"simplify={simplify} does not go with this plan: it is for the graph {plan.recipe.words}. Drop it, or "
+            "plan again"
+        )
+    return plan.recipe.changed
+
+
 def source_of(
     model: Any,
     dims: Mapping[str, int] | None = None,
