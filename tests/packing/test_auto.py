@@ -37,6 +37,12 @@ def test_densenet_forward_needs_less_than_libnnc() -> None:
     assert 7_630_784 == report.bound.bytes <= report.packing.arena_bytes < 9_637_824
 
 
+def test_what_is_too_dense_to_look_at_all_pairs_is_swept() -> None:
+    report = pack(Problem(tuple(Buffer(str(i), 1 + i % 7, i, 30_000) for i in range(21_000))))
+    assert [name for name, _, _ in report.tried] == ["sweep"]
+    assert report.gap == 0.0
+
+
 def test_without_time_the_first_strategies_give_the_answer() -> None:
     problem = read_problem(PROBLEMS / "A.1048576.csv")
     report = pack(problem, timeout=0.0)

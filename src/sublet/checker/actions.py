@@ -178,14 +178,19 @@ def _stacked(node: While) -> list[Value]:
 
 def _merged(writes: list[Write]) -> Iterator[Write]:
     """Neighbouring written parts of one value as one."""
-    waiting: Write | None = None
+    run: list[Write] = []
     for write in writes:
-        if waiting and waiting.value == write.value and waiting.region.end == write.region.offset:
-            region = Region(write.region.storage, waiting.region.offset, waiting.region.nbytes + write.region.nbytes)
-            waiting = Write(region, waiting.content + write.content, value=write.value)
-            continue
-        if waiting:
-            yield waiting
-        waiting = write
-    if waiting:
-        yield waiting
+        if run and (run[-1].value != write.value or run[-1].region.end != write.region.offset):
+            yield _joined(run)
+            run = []
+        run.append(write)
+    if run:
+        yield _joined(run)
+
+
+def _joined(run: Sequence[Write]) -> Write:
+    first, last = run[0].region, run[-1].region
+    if first is last:
+        return run[0]
+    region = Region(first.storage, first.offset, last.end - first.offset)
+    return Write(region, tuple(piece for write in run for piece in write.content), value=run[0].value)

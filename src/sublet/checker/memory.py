@@ -11,7 +11,7 @@ ever replace facts by fixed facts or by nothing, so the fixpoint of a loop is re
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -44,7 +44,7 @@ class Segment(NamedTuple):
 
 
 Track = list[Segment]
-"""The segments of one storage, sorted and disjoint. Never changed in place: memories share them."""
+"""The segments of one storage, sorted and disjoint. Memories share them; what no other has is changed in place."""
 
 
 _BEGIN = itemgetter(0)
@@ -56,9 +56,24 @@ class Memory:
 
     def __init__(self, tracks: dict[str, Track] | None = None) -> None:
         self.tracks: dict[str, Track] = tracks if tracks is not None else {}
+        self._own: set[str] = set()  # storages with a track that no other memory shares
 
     def copy(self) -> Memory:
-        return Memory(dict(self.tracks))
+        return Memory(dict(self.shared()))
+
+    def shared(self) -> Mapping[str, Track]:
+        """Its tracks, none of which it will change in place."""
+        self._own.clear()
+        return self.tracks
+
+    def _put(self, storage: str, low: int, high: int, fresh: Track) -> None:
+        """Let these segments stand in the place of those at the positions [low, high)."""
+        if storage in self._own:
+            self.tracks[storage][low:high] = fresh
+            return
+        track = self.tracks.get(storage, [])
+        self.tracks[storage] = [*track[:low], *fresh, *track[high:]]
+        self._own.add(storage)
 
     def write(self, storage: str, begin: int, content: Content, writer: str) -> None:
         """Put the bytes of `content` at address `begin` onwards."""
@@ -79,7 +94,7 @@ class Memory:
             first, last = track[low], track[high - 1]
             left = [first._replace(end=begin)] if first.begin < begin else []
             right = [last._replace(begin=end)] if last.end > end else []
-        self.tracks[storage] = [*track[:low], *left, *fresh, *right, *track[high:]]
+        self._put(storage, low, high, [*left, *fresh, *right])
 
     def forget(self, region: Region, writer: str) -> None:
         """Let nothing be known of these bytes; `writer` says why."""
@@ -91,7 +106,7 @@ class Memory:
         left = [first._replace(end=region.offset)] if first.begin < region.offset else []
         right = [last._replace(begin=region.end)] if last.end > region.end else []
         unknown = Segment(region.offset, region.end, None, 0, writer)
-        self.tracks[region.storage] = [*track[:low], *left, unknown, *right, *track[high:]]
+        self._put(region.storage, low, high, [*left, unknown, *right])
 
     def mismatches(self, storage: str, begin: int, content: Content) -> Iterator[Segment]:
         """The bytes from address `begin` that are not those of `content`, as what they are instead."""
@@ -126,7 +141,7 @@ class Memory:
     def renamed(self, rename: Callable[[str | None], str | None]) -> Memory:
         """The memory with other names for its tokens; None for bytes that are forgotten."""
         tracks = {}
-        for storage, track in self.tracks.items():
+        for storage, track in self.shared().items():
             fresh = [_renamed(segment, rename(segment.token)) for segment in track]
             tracks[storage] = track if fresh == track else fresh
         return Memory(tracks)
@@ -150,8 +165,9 @@ def _renamed(segment: Segment, token: str | None) -> Segment:
 def meet(one: Memory, other: Memory) -> Memory:
     """What both memories agree on."""
     tracks = {}
-    for storage in {**one.tracks, **other.tracks}:
-        left, right = one.tracks.get(storage, []), other.tracks.get(storage, [])
+    ours, theirs = one.shared(), other.shared()
+    for storage in {**ours, **theirs}:
+        left, right = ours.get(storage, []), theirs.get(storage, [])
         tracks[storage] = left if left is right else _meet(left, right)
     return Memory(tracks)
 

@@ -1,8 +1,9 @@
 """`pack`: one strategy by name, or `auto`, which tries all, then searches, and keeps the smallest arena.
 
 `auto` goes through the strategies in the order of `STRATEGIES`, leaves out those that would take too
-long on so many buffers, and stops as soon as the arena is as small as the lower bound. A time limit or
-Ctrl-C ends it with the best packing so far; the first strategies always run to their end.
+long on so many buffers or pairs of them alive together, and stops as soon as the arena is as small as
+the lower bound. A time limit or Ctrl-C ends it with the best packing so far; the first strategies always
+run to their end.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sublet.errors import ProblemError
 from sublet.packing.bounds import Bound, lower_bound, peak_bound
 from sublet.packing.by_id import back_in_order, order_by_id, rearranged
 from sublet.packing.deadline import OutOfTime, stop_when_late, time_limit
-from sublet.packing.native import check_reach
+from sublet.packing.native import check_reach, core_of
 from sublet.packing.plain import Plain, plain
 from sublet.packing.problem import Packing, Problem
 from sublet.packing.search import SEARCH, Limits, reach, search, searchable
@@ -36,6 +37,11 @@ MOST_BUFFERS = {
     "allocation_graph": 4_000,
     "allocation_graph_by_interference": 2_000,
 }
+
+DENSE = 100_000_000
+"""Pairs of buffers alive together from which on an order that looks at all of them takes seconds: `SPARING` only."""
+SPARING = ("sweep", "first_fit_by_tightness", SEARCH)
+"""What is tried of a dense problem, in this order: the second looks at all pairs, once."""
 
 ENDLESS = 1 << 62
 """Steps of a search that a time limit ends."""
@@ -133,13 +139,11 @@ class _Attempt:
 
     def try_all(self) -> None:
         try:
-            for name in STRATEGIES:
-                if not self._worth_trying(name):
-                    continue
-                with time_limit(None if name in ALWAYS else self.deadline):
+            for name in self._worth_trying():
+                with time_limit(None if name in ALWAYS or self.best is None else self.deadline):
                     stop_when_late()
                     self.search() if name == SEARCH else self.try_strategy(name)
-                if self.bound is None and name in ALWAYS[1:]:
+                if self.bound is None and name in (*ALWAYS[1:], SPARING[0]):
                     self.find_bound()
                 if self._content():
                     return
@@ -150,12 +154,12 @@ class _Attempt:
                 raise
             self.stopped = "interrupt"
 
-    def _worth_trying(self, name: str) -> bool:
-        if name == SEARCH:
-            return True
-        if not can_pack(name, self.problem):
-            return False
-        return len(self.problem.buffers) <= MOST_BUFFERS.get(name, len(self.problem.buffers))
+    def _worth_trying(self) -> list[str]:
+        """The strategies that take no longer than what they can gain is worth."""
+        if self.problem.precedence is None and core_of(self.problem).count_overlaps() > DENSE:
+            return [*SPARING]
+        count = len(self.problem.buffers)
+        return [name for name in STRATEGIES if can_pack(name, self.problem) and count <= MOST_BUFFERS.get(name, count)]
 
     def try_strategy(self, name: str) -> None:
         begin = time.monotonic()
