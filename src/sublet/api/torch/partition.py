@@ -15,33 +15,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sublet.api.torch.apart import computed_apart
+from sublet.api.torch.cheap import BATCH_NORM, LEAST, gives_several, is_batch_norm, is_cheap, nbytes, result, storage
 from sublet.base.extras import require
 from sublet.frontends.torch.tensors import torch
 
 LONGEST = 8
 """Operators of a chain, views not counted."""
 
-LEAST = 1 << 14
-"""Bytes below which a tensor is kept."""
-
-CHEAP = (
-    "aten.clone.default", "aten._to_copy.default", "aten.full.default", "aten.full_like.default",
-    "aten.scalar_tensor.default", "aten.arange.default", "aten.arange.start", "aten.arange.start_step",
-    "aten.zeros_like.default", "aten.ones_like.default", "aten.native_layer_norm.default",
-)  # fmt: skip
-"""Operators that take about as long as reading their inputs, beside those that PyTorch calls pointwise."""
-
-POOL = "aten.max_pool2d_with_indices.default"
-"""Its indices are twice as large as its maxima."""
-
-BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
-
 
 def partition(joint: Any, example: Sequence[Any], *, num_fwd_outputs: int, **options: Any) -> tuple[Any, Any]:
     """Forward and backward of a joint graph, as AOTAutograd asks for them."""
     partitioners = require("torch._functorch.partitioners", extra="torch")
     config = require("torch._functorch.config", extra="torch")
-    if not any(node.meta.get("recompute") for node in joint.graph.nodes):  # what the user decides stands
+    ours = not any(node.meta.get("recompute") for node in joint.graph.nodes)  # what the user decides stands
+    given = {node.name for node in joint.graph.nodes if node.op == "placeholder"}
+    if ours:
         common = require("torch._functorch.compile_utils", extra="torch").fx_graph_cse
         joint.graph.eliminate_dead_code()
         joint.graph = common(joint.graph)
@@ -52,6 +41,9 @@ def partition(joint: Any, example: Sequence[Any], *, num_fwd_outputs: int, **opt
         found: tuple[Any, Any] = partitioners.min_cut_rematerialization_partition(
             joint, example, num_fwd_outputs=num_fwd_outputs, **options
         )
+    if ours:
+        computed_apart(found[1].graph, given)
+        found[1].recompile()
     return found
 
 
@@ -96,7 +88,7 @@ class _Joint:
         self._again: dict[Any, Any] = {}
 
     def _needed(self, outputs: Sequence[Any]) -> set[Any]:
-        """The nodes that the results of the forward are computed by."""
+        """The nodes that the results of the forward are computed by, and what these nodes give besides."""
         found: set[Any] = set()
         open_ = [node for node in outputs if isinstance(node, torch().fx.Node)]
         while open_:
@@ -104,6 +96,7 @@ class _Joint:
             if node not in found:
                 found.add(node)
                 open_ += node.all_input_nodes
+                open_ += (user for user in node.users if user.target is operator.getitem)
         return found
 
     def _late(self, node: Any) -> list[Any]:
@@ -117,7 +110,7 @@ class _Joint:
             node for node in self._order if node in self._forward and node.op == "call_function" and self._late(node)
         ]
         tensors = [node for node in wanted if nbytes(node)]
-        self._kept.update(storage(node) for node in tensors if not _cheap(storage(node)))
+        self._kept.update(storage(node) for node in tensors if not is_cheap(storage(node)))
         for node in tensors:
             self._decide(storage(node), given)
         for node in tensors:
@@ -156,7 +149,7 @@ class _Joint:
                 inner = self._chains[node]
                 chain.leaves += inner.leaves
                 lengths[node] = inner.length
-            elif node in self._kept or not _cheap(node):
+            elif node in self._kept or not is_cheap(node):
                 chain.leaves.append(node)
                 lengths[node] = 0
             else:
@@ -173,14 +166,14 @@ class _Joint:
     def _copied(self, node: Any) -> Any:
         """The node computed again, with all views and cheap nodes that it takes; itself where it is kept."""
         home = storage(node)
-        if home.op != "call_function" or home in self._kept or not _cheap(home):
+        if home.op != "call_function" or home in self._kept or not is_cheap(home):
             return node
         if node in self._again:
             return self._again[node]
-        if _is_batch_norm(node):
+        if is_batch_norm(node):
             return self._again.setdefault(node, self._normalized_again(node))
-        places = {each: self._copied(each) for each in node.all_input_nodes if not _gives_several(each)}
-        several = {each: self._several(each) for each in node.all_input_nodes if _gives_several(each)}
+        places = {each: self._copied(each) for each in node.all_input_nodes if not gives_several(each)}
+        several = {each: self._several(each) for each in node.all_input_nodes if gives_several(each)}
         with self._graph.inserting_after(_last([node, *places.values(), *several.values()], self._graph)):
             made = self._graph.node_copy(node, lambda each: {**places, **several}.get(each, each))
         return self._again.setdefault(node, made)
@@ -197,7 +190,7 @@ class _Joint:
         """What a batch norm gives, by the statistics that it has kept."""
         (whole, _), aten = node.args, torch().ops.aten
         x, scale, bias = whole.args[:3]
-        mean, rstd = _result(whole, 1), _result(whole, 2)
+        mean, rstd = result(whole, 1), result(whole, 2)
         x = self._copied(x)
         with self._graph.inserting_after(_last([node, x, rstd, mean], self._graph)):
             variance = self._graph.call_function(aten.pow.Tensor_Scalar, (rstd, -2.0))
@@ -213,69 +206,13 @@ class _Joint:
         return made
 
 
-def storage(node: Any) -> Any:
-    """The node that computed what this one is a view of."""
-    while _is_view(node) and node.args and isinstance(node.args[0], torch().fx.Node):
-        node = node.args[0]
-    return node
-
-
-def nbytes(node: Any) -> int:
-    """Bytes of the tensor that a node gives; 0 for what is none."""
-    found = node.meta.get("val")
-    if not isinstance(found, torch().Tensor) or any(not isinstance(extent, int) for extent in found.shape):
-        return 0
-    return int(found.numel() * found.element_size())
-
-
-def _is_view(node: Any) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    if node.op != "call_function" or schema is None:
-        return False
-    alias = [result.alias_info for result in schema.returns]
-    return len(alias) == 1 and alias[0] is not None and not alias[0].is_write and not schema.is_mutable
-
-
-def _cheap(node: Any) -> bool:
-    """Whether a tensor is computed by what takes about as long as reading its inputs."""
-    if node.op != "call_function":
-        return False
-    if node.target is operator.getitem:
-        whole, position = node.args
-        if str(whole.target) == BATCH_NORM:
-            return _is_batch_norm(node)
-        return str(whole.target) == POOL or (position == 0 and str(whole.target) in CHEAP)
-    t, tags = torch(), getattr(node.target, "tags", ())
-    if t.Tag.nondeterministic_seeded in tags or not isinstance(node.meta.get("val"), t.Tensor):
-        return False
-    return t.Tag.pointwise in tags or str(node.target) in CHEAP
-
-
-def _is_batch_norm(node: Any) -> bool:
-    """Whether it is the result of a batch norm in training whose statistics are kept, with a scale and a bias."""
-    if node.op != "call_function" or node.target is not operator.getitem or node.args[1] != 0:
-        return False
-    whole = node.args[0]
-    if str(whole.target) != BATCH_NORM or None in whole.args[1:3] or not whole.args[5]:
-        return False
-    return _result(whole, 1) is not None and _result(whole, 2) is not None
-
-
-def _result(whole: Any, position: int) -> Any:
-    return next((user for user in whole.users if user.target is operator.getitem and user.args[1] == position), None)
-
-
-def _gives_several(node: Any) -> bool:
-    return node.op == "call_function" and isinstance(node.meta.get("val"), list | tuple)
-
-
 def _inputs(node: Any) -> Iterator[Any]:
     """The tensors that a cheap node is computed of."""
     for each in node.all_input_nodes:
-        if not _gives_several(each):
+        if not gives_several(each):
             yield each
         elif str(each.target) == BATCH_NORM:
-            yield from (each.args[0], _result(each, 1), _result(each, 2))
+            yield from (each.args[0], result(each, 1), result(each, 2))
         else:
             yield from each.all_input_nodes
 
