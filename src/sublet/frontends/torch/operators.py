@@ -24,12 +24,18 @@ QUANTIZED = (
 """Operators whose results tracing takes for tensors of plain numbers."""
 
 
+PRIMS = ("prims.fma.default", "prims.convert_element_type.default")
+"""Operators that Dynamo writes the updates of torch.optim with."""
+
+
 def add_operator(
     level: Level, target: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], like: Any, source: str
 ) -> Any:
     """What an operator gives for these arguments: a tensor, or a list of tensors; `like` are traced ones."""
     if str(target).startswith(COLLECTIVES):
         return add_collective(level, target, name, args, kwargs, like, source)
+    if str(target) in PRIMS:
+        target, args, kwargs = _in_aten(str(target), args)
     full = _name(target, source)
     if full.startswith(QUANTIZED):
         raise ModelError(f"{source}: {full} gives a quantized tensor, which cannot be planned")
@@ -46,6 +52,17 @@ def add_operator(
         return found
     made = level.call(full, name, args, kwargs, results, source)
     return made if isinstance(like, list | tuple) else made[0]
+
+
+def _in_aten(prim: str, args: Sequence[Any]) -> tuple[Any, Sequence[Any], dict[str, Any]]:
+    """What ATen calls an operator of PyTorch's inner ones: its operator, arguments by position and by name."""
+    aten = torch().ops.aten
+    if prim == PRIMS[1]:
+        return aten._to_copy.default, args[:1], {"dtype": args[1]}
+    a, b, c = args
+    if isinstance(b, Tensor):
+        return aten.addcmul.default, (c, a, b), {}
+    return aten.add.Tensor, (c, a), {"alpha": b}
 
 
 def _name(target: Any, source: str) -> str:
