@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 
 from sublet.errors import Finding
 from sublet.ir.graph import Graph, Value, While
-from sublet.plan import POINTER, Context, Placement, Region, Stride
+from sublet.plan import Context, Placement, Region, Stride
 from sublet.tensor import TensorSpec
 
 
@@ -160,10 +160,10 @@ class Strides:
                 yield Finding("misaligned", where, what)
 
     def _placed(self, value: Value, context: Context) -> Placement | None:
-        """Where the plan puts a value in a copy of the bodies around; None for a pointer."""
+        """Where the plan puts a value in a copy of the bodies around; a pointer has no storage that anything lies in."""
         for placement in self._placements.get(value.name, ()):
             if any(context[: len(copies)] == copies for copies in placement.copies or ((),)):
-                return None if placement.how == POINTER else placement
+                return placement
         return None
 
     def _place(self, whole: Value, placement: Placement, context: Context) -> Region | None:
