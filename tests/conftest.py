@@ -1,13 +1,21 @@
-"""What all tests share: a cache of their own, interrupts, and a heap that is not searched again and again."""
+"""What all tests share: cores, interrupts, a heap that is not searched again and again, and a cache of their own."""
 
 from __future__ import annotations
 
 import gc
+import os
 import re
 import signal
 from collections.abc import Iterator
 
 import pytest
+
+# Workers side by side share the cores, and so do the processes they start. Threads of several libraries that wait for
+# one another on the same cores took more of their time than all tests. To be told before any of these is imported.
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+if WORKERS > 1:
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, str(max(1, (os.cpu_count() or 1) // WORKERS)))
 
 # A shell starts its background jobs with interrupts ignored, and Python leaves it at that: some tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
