@@ -160,7 +160,7 @@ class Strides:
                 yield Finding("misaligned", where, what)
 
     def _placed(self, value: Value, context: Context) -> Placement | None:
-        """Where the plan puts a value in a copy of the bodies around; a pointer has no storage that anything lies in."""
+        """Where the plan puts a value in a copy of the bodies around: of a pointer, nowhere that anything lies in."""
         for placement in self._placements.get(value.name, ()):
             if any(context[: len(copies)] == copies for copies in placement.copies or ((),)):
                 return placement

@@ -174,9 +174,7 @@ class _Replay:
         return droppable
 
     def _tokens(self, values: Iterable[Value]) -> set[str]:
-        values = list(values)
-        tokens = {piece.token for value in values for piece in self.contents.get(value.name, ())}
-        return tokens | {value.name for value in values}
+        return {piece.token for value in values for piece in self.contents.get(value.name, ())}
 
     def case(self, node: CaseOf, bodies: Sequence[Schedule], state: State, context: Context) -> State:
         """Every arm from the same state."""
@@ -347,19 +345,13 @@ class _Replay:
             row = cells.kept(inside[0], node.name) if stored and pointer is None else None
             if row is not None and isinstance(node, While) and source in node.rows:
                 targets[to.name] = state.at(inside[0], content, row)
-            elif pointer is not None and not stored and self._keeps_latest(node, source, to, inside):
+            elif pointer is not None and not stored and _hands_on(node, source, to):
                 targets[to.name] = pointer
             else:
                 what = f"lets {to} stand for {source}, which moves from round to round"
                 names = (to.name, source.name)
                 self.findings.append(Finding("bad-stride", "the plan", what, "copy one of the two", names))
         return targets
-
-    def _keeps_latest(self, node: Node, source: Value, to: Value, inside: Sequence[Region]) -> bool:
-        """Whether a loop hands the latest row on that one of its parameters stands for."""
-        handed_on = isinstance(node, While) and source in node.parameters and to in node.finals
-        now = self.layout.cells.this_round
-        return handed_on and all(now(place.storage) != place.storage for place in inside)
 
     def _met(self, states: Sequence[State], node: Node) -> State:
         """What holds of the runs of all states."""
@@ -393,6 +385,11 @@ class _Replay:
         elif value.nbytes and here.moves_about(value):
             what = f"reads {value}, which has no place in this copy of the loops around"
             self.findings.append(Finding("undefined", where, what, names=names))
+
+
+def _hands_on(node: Node, source: Value, to: Value) -> bool:
+    """Whether a loop ends with what one of its parameters stands for; of all steps that can only be the latest row."""
+    return isinstance(node, While) and source in node.parameters and to in node.finals
 
 
 def _pairs(sources: Sequence[Value], targets: Sequence[Value | None]) -> list[tuple[Value, Value]]:
