@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sublet.api import executorch, paddle, torch
     from sublet.api.advising import advise
     from sublet.api.compiling import compile
+    from sublet.api.fewer_rows import fewer_rows
     from sublet.api.fitting import evaluate, fit, prefetch
     from sublet.api.summary import summary
     from sublet.api.torch import from_torch
@@ -76,6 +77,7 @@ __all__ = [
     "compile",
     "evaluate",
     "executorch",
+    "fewer_rows",
     "fit",
     "from_torch",
     "gradients",
@@ -113,6 +115,7 @@ PLANNING = {
     "compile": "api.compiling",
     "from_torch": "api.torch",
     "evaluate": "api.fitting",
+    "fewer_rows": "api.fewer_rows",
     "fit": "api.fitting",
     "gradients": "nn.training",
     "less_memory": "nn.training",

@@ -16,6 +16,12 @@ def with_scratch(graph: Graph, nbytes: Mapping[str, int]) -> Graph:
     return _level(graph, nbytes, taken) if nbytes else graph
 
 
+def without_scratch(graph: Graph) -> Graph:
+    """The graph as it was before."""
+    nodes = (replace(node, scratch=None) if node.scratch is not None else node for node in graph.nodes)
+    return replace(graph, nodes=tuple(mapped(node, without_scratch) for node in nodes))
+
+
 def _level(graph: Graph, nbytes: Mapping[str, int], taken: set[str]) -> Graph:
     nodes: list[Node] = []
     for node in graph.nodes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 from sublet.errors import GradientError, SpecError
 from sublet.ir.graph import Attr, Graph, Node, Value, While
@@ -89,11 +90,11 @@ def cut_program(nodes: Sequence[Node], inputs: Sequence[Value], parts: int, *, s
 
 def _attrs(cut: Cut, node: Node, along: set[int]) -> dict[str, Attr] | None:
     """The attributes of a node in a round; whole operands with as many rows as others are cut where it needs that."""
-    found = attrs_of_part(node, along, cut.parts)
+    found = attrs_of_part(node, along, Fraction(1, cut.parts))
     if found is None and not node.subgraphs:
         extents = {(shape(node.inputs[i]) or (0,))[0] for i in along}
         more = {i for i, value in enumerate(node.inputs) if (shape(value) or (0,))[0] in extents and i not in along}
-        found = attrs_of_part(node, along | more, cut.parts) if more else None
+        found = attrs_of_part(node, along | more, Fraction(1, cut.parts)) if more else None
         if found is not None:
             cut.wholes.update((value, None) for i in more if (value := node.inputs[i]) is not None)
             cut.rows.update(value for i in more if (value := node.inputs[i]) is not None)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypedDict
 
 from sublet.analysis.copied import targets
 from sublet.analysis.flow import Flow
@@ -81,7 +82,6 @@ def assemble(
     planned = [buffer for buffer in layout.buffers if buffer.packed]
     numbered = list(_placements(graph, layout, lives, storages, packed))
     placements = tuple(placement for _, placement in numbered)
-    kinds, sizes = _in_arena(placements, {arena.name for arena in packed.arenas})
     return MemoryPlan(
         graph=graph.name,
         fingerprint=fingerprint(graph, schedule),
@@ -91,9 +91,7 @@ def assemble(
         arena_bytes=sum(arena.nbytes for arena in packed.arenas),
         lower_bound_bytes=packed.bound.bytes,
         bound=packed.bound.kind,
-        total_bytes=sum(sizes.values()),
-        view_bytes=sum(nbytes for name, nbytes in sizes.items() if kinds[name] <= {"view", "part", SLICE, ROW}),
-        inplace_bytes=sum(nbytes for name, nbytes in sizes.items() if kinds[name] <= {"inplace", "carry"}),
+        **sums(placements, {arena.name for arena in packed.arenas}),
         storages=(*packed.arenas, *storages.values()),
         placements=placements,
         outside=tuple(_outside(graph, layouts.bound)),
@@ -131,15 +129,27 @@ def _roots(layout: Layout) -> dict[Value, Value]:
     return roots
 
 
-def _in_arena(placements: tuple[Placement, ...], arenas: set[str]) -> tuple[dict[str, set[str]], dict[str, int]]:
-    """How each value of the arenas lives in its places, pointers included; and its bytes, each value once."""
+class Sums(TypedDict):
+    """The fields of a plan that are sums over values, each once, in arenas or pointed at."""
+
+    total_bytes: int
+    view_bytes: int
+    inplace_bytes: int
+
+
+def sums(placements: Sequence[Placement], arenas: Collection[str]) -> Sums:
+    """The bytes of all values in these arenas, and of those that need none of their own."""
     kinds: dict[str, set[str]] = {}
     sizes: dict[str, int] = {}
     for place in placements:
         if place.region.storage in arenas or place.how == POINTER:
             kinds.setdefault(place.value, set()).add(place.how)
             sizes[place.value] = place.region.nbytes
-    return kinds, sizes
+    return {
+        "total_bytes": sum(sizes.values()),
+        "view_bytes": sum(nbytes for name, nbytes in sizes.items() if kinds[name] <= {"view", "part", SLICE, ROW}),
+        "inplace_bytes": sum(nbytes for name, nbytes in sizes.items() if kinds[name] <= {"inplace", "carry"}),
+    }
 
 
 def _rolled(timeline: Flow, numbers: Mapping[Value | None, int]) -> Iterator[Rolled]:

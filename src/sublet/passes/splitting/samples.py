@@ -7,6 +7,8 @@ the samples. It is asked of the ways in which a command can be cut.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from fractions import Fraction
+from math import floor
 
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn.command import PREFIX, pick, spec_of
@@ -17,27 +19,32 @@ BATCH_NORM = "nn.batch_norm"
 """It computes with what it is given: its statistics are those of a part. Who cuts must know."""
 
 
-def attrs_of_part(node: Node, rows: Collection[int], parts: int) -> Mapping[str, Attr] | None:
-    """The attributes of a node that computes one of so many parts of the rows, which the operands at these positions
-    have; None where nobody knows that it may."""
+def attrs_of_part(node: Node, rows: Collection[int], share: Fraction) -> Mapping[str, Attr] | None:
+    """The attributes of a node that computes this share of the rows, which the operands at these positions have; None
+    where nobody knows that it may."""
     extents = {(shape(value) or (0,))[0] for value in having_rows(node)}
-    if any(not extent or extent % parts for extent in extents):
+    if any(not extent or (extent * share).denominator > 1 for extent in extents):
         return None
     for way in ways(node, {**BY_BATCH, **OF_A_PART}):
         if _cut(way.reads) == set(rows) and 0 in _cut(way.gives) and not way.write:
-            return {**node.attrs, **_changed(node, way, parts)}
+            return {**node.attrs, **_changed(node, way, share)}
     return None
+
+
+def only_whole(node: Node) -> bool:
+    """Whether a part of the rows gets other results than it has in the whole."""
+    return node.op.removeprefix(PREFIX) in OF_A_PART
 
 
 def _cut(each: Collection[object | None]) -> set[int]:
     return {i for i, row in enumerate(each) if row is not None}
 
 
-def _changed(node: Node, way: Way, parts: int) -> Mapping[str, Attr]:
+def _changed(node: Node, way: Way, share: Fraction) -> Mapping[str, Attr]:
     if node.op == "nn.reshape":
         first, *rest = pick(node.attrs, "shape")
-        return {"shape": (first // parts, *rest)}
-    return way.attrs(way.extent // parts)
+        return {"shape": (floor(first * share), *rest)}  # -1 stays what it is
+    return way.attrs(int(way.extent * share))
 
 
 def having_rows(node: Node) -> tuple[Value, ...]:

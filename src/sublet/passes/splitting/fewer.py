@@ -1,0 +1,79 @@
+"""A program for fewer rows: the same commands, of the leading rows of all that has rows.
+
+Requires a legal graph whose inputs of one axis or more all have the rows as their first one. Ensures that what is
+computed of the leading rows of the inputs are the leading rows of what was computed of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+
+from sublet.errors import SpecError
+from sublet.ir.graph import Graph, Node, Value
+from sublet.ir.walk import needs
+from sublet.ops.nn.command import spec_of
+from sublet.passes.splitting.samples import attrs_of_part, only_whole
+
+
+def with_fewer_rows(graph: Graph, rows: int) -> Graph:
+    """The graph for so many rows.
+
+    Raises SpecError for a number of rows that it has not, and, naming the node, where something sees more than a row at
+    a time, or something is updated.
+    """
+    if graph.updates:
+        raise SpecError(f"fewer rows: the graph updates %{graph.updated[0].name}: write it for that many rows")
+    share = Fraction(rows, _rows(graph, rows))
+    part = {value: _part(value, share) for value in graph.inputs if spec_of(value).shape}
+    nodes = []
+    for node in graph.nodes:
+        if any(value in part for value in needs(node)):
+            nodes.append(_of_part(node, part, share))
+            part.update((value, _part(value, share)) for value in node.defs)
+        else:
+            nodes.append(node)
+    inputs, outputs = (tuple(part.get(value, value) for value in several) for several in (graph.inputs, graph.outputs))
+    nodes = [_renamed(node, part) for node in nodes]
+    return replace(graph, inputs=inputs, nodes=tuple(nodes), outputs=outputs)
+
+
+def _rows(graph: Graph, rows: int) -> int:
+    """How many there are."""
+    inputs = [value for value in graph.inputs if spec_of(value).shape]
+    extents = {spec_of(value).shape[0] for value in inputs}
+    if len(extents) != 1:
+        named = ", ".join(f"%{value.name}: {value.spec}" for value in inputs) or "none"
+        raise SpecError(f"fewer rows are those of a first axis that is one for all inputs; there are {named}")
+    there = extents.pop()
+    if not 1 <= rows <= there:
+        raise SpecError(f"{rows} rows must be 1 to {there}, for which the graph is written")
+    return there
+
+
+def _of_part(node: Node, part: Mapping[Value, Value], share: Fraction) -> Node:
+    along = {i for i, value in enumerate(node.inputs) if value in part}
+    attrs = None if node.subgraphs or only_whole(node) else attrs_of_part(node, along, share)
+    if attrs is None:
+        source = f" ({node.source})" if node.source else ""
+        raise SpecError(
+            f"fewer rows: node {node.name}{source}: {node.op} is not known to compute row by row, along the first axis"
+        )
+    return replace(node, attrs=attrs)
+
+
+def _renamed(node: Node, part: Mapping[Value, Value]) -> Node:
+    if node.subgraphs:
+        return node
+    inputs, outputs = (
+        tuple(None if value is None else part.get(value, value) for value in several)
+        for several in (node.inputs, node.outputs)
+    )
+    return replace(node, inputs=inputs, outputs=outputs)
+
+
+def _part(value: Value, share: Fraction) -> Value:
+    spec = spec_of(value)
+    first, *rest = spec.shape
+    return replace(value, spec=replace(spec, shape=(int(first * share), *rest)))
