@@ -41,6 +41,7 @@ int64_t luby(int64_t i) {  // 1 1 2 1 1 2 4 ...
 }
 
 constexpr int64_t kRestartSteps = 1000;  // times Luby's sequence
+constexpr size_t kAskAfter = 1 << 15;    // steps times blocks, as a step costs more the more blocks there are
 constexpr double kFurthest = 0.7;        // share of restarts that follow the part of a packing that got furthest
 constexpr double kWhole = 0.5;           // share of restarts that follow a packing of a larger capacity
 constexpr double kBlameGrowth = 1.0005;  // later failures count more
@@ -118,6 +119,7 @@ class Searcher {
     std::vector<Part> parts_;
     Taste taste_;
     int64_t steps_ = 0, budget_ = 0;
+    size_t not_asked_ = 0;  // steps times blocks since `should_stop` was asked
     bool stopped_ = false;
 
     Verdict restart_until_done(const Part& part) {
@@ -310,6 +312,12 @@ class Searcher {
             current = next;
         }
     }
+    void ask() {
+        not_asked_ += p_.blocks.size();
+        if (not_asked_ < kAskAfter) return;
+        not_asked_ = 0;
+        if (should_stop_ && should_stop_()) stopped_ = true;
+    }
     bool exhausted() { return stopped_ || steps_ >= budget_ || steps_ >= max_steps_; }
 
     int enter(const Part& part, int parent, const Key& key) {
@@ -320,7 +328,8 @@ class Searcher {
 
     bool try_block(int f) {
         Frame& frame = frames_[f];
-        if ((++steps_ & 255) == 0 && should_stop_ && should_stop_()) stopped_ = true;
+        steps_++;
+        ask();
         frame.block = choose_block(frame.part);
         frame.is_sure = state_.is_free(frame.block);
         frame.before = state_.mark();

@@ -229,6 +229,11 @@ void list_neighbours(const Problem& problem, Sections& out) {
             uncovered[out.block_of[a]].push_back({out.block_of[b], x, y});
             uncovered[out.block_of[b]].push_back({out.block_of[a], y, x});
         }
+    // What shares a section with a run is alive at its beginning, or begins within it.
+    std::vector<std::vector<std::pair<int, int64_t>>> begun(out.count);
+    for (int i = 0; i < static_cast<int>(out.blocks.size()); i++)
+        for (int r = out.blocks[i].run_begin; r < out.blocks[i].run_end; r++)
+            begun[out.runs[r].begin].emplace_back(i, out.runs[r].size);
     for (int i = 0; i < static_cast<int>(out.blocks.size()); i++) {
         Block& block = out.blocks[i];
         block.near_begin = static_cast<int>(out.near.size());
@@ -242,9 +247,13 @@ void list_neighbours(const Problem& problem, Sections& out) {
             near.mine = std::max(near.mine, other.mine);
             near.theirs = std::max(near.theirs, other.theirs);
         };
-        for (int r = block.run_begin; r < block.run_end; r++)
-            for (int m = out.member_begin[out.runs[r].begin]; m < out.member_begin[out.runs[r].end]; m++)
-                meet({out.members[m], out.runs[r].size, out.member_size[m]});
+        for (int r = block.run_begin; r < block.run_end; r++) {
+            const Run& run = out.runs[r];
+            for (int m = out.member_begin[run.begin]; m < out.member_begin[run.begin + 1]; m++)
+                meet({out.members[m], run.size, out.member_size[m]});
+            for (int s = run.begin + 1; s < run.end; s++)
+                for (auto [other, size] : begun[s]) meet({other, run.size, size});
+        }
         for (const Neighbour& other : uncovered[i]) meet(other);
         block.near_end = static_cast<int>(out.near.size());
         for (int k = block.near_begin; k < block.near_end && block.pinned >= 0; k++) {
