@@ -168,9 +168,9 @@ bench-dynamic: $(VENV)/.installed ## the dynamic graph beside PyTorch's eager mo
 	$(BIN)/python -m benchmarks.dynamic_models
 	$(BIN)/python -m benchmarks.stochastic_depth
 
-bench-torch: $(VENV)/.installed ## networks by torch.compile: exactness, memory and time beside eager, three beside inductor; NETWORKS="GPT-2 BERT" INDUCTOR=all
+bench-torch: $(VENV)/.installed ## networks by torch.compile: exactness, memory and time beside eager, three beside inductor; NETWORKS="GPT-2 BERT" INDUCTOR=all LIMIT=900 seconds for each of its networks
 	$(BIN)/python -m pip install --quiet --group bench-torch
-	$(BIN)/python -m benchmarks.torch $(NETWORKS) --right $(if $(INDUCTOR),--inductor $(INDUCTOR))
+	$(BIN)/python -m benchmarks.torch $(NETWORKS) --right $(if $(INDUCTOR),--inductor $(INDUCTOR)) $(if $(LIMIT),--limit $(LIMIT))
 
 ddp-torch: $(VENV)/.installed ## two processes under DistributedDataParallel, eagerly and compiled: losses, and what a killed one leaves
 	$(BIN)/python -m benchmarks.torch.distributed

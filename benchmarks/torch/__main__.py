@@ -1,9 +1,12 @@
 """Networks by `torch.compile(backend="sublet")`: whether they are right, what they need, beside eager and inductor.
 
     python -m benchmarks.torch [NETWORK ...] [--inductor all|NETWORK,...] [--kinds step,inference] [--right]
+        [--limit 900]
 
 Every peak comes from a process of its own; times are those of all sides in turn, in one process. inductor compiles a
-network for minutes, so that it stands beside three of them unless asked for.
+network for minutes, so that it stands beside three of them unless asked for, and is given up after `--limit` seconds.
+What fails is told where it stands and once more at the end, and ends nothing; the exit status is then 1, unless it is
+inductor alone.
 """
 
 from __future__ import annotations
@@ -11,10 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.metadata import version
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -28,18 +34,30 @@ NAMES = (
 SMALL = ("ResNet-18", "U-Net", "T5-small")
 """Those that inductor stands beside unless asked otherwise."""
 MEGABYTE = 1e6
+INDUCTOR = "inductor"
+LONGEST = 3600.0
+"""Seconds after which eager or Sublet is given up."""
 
 
-def asked_of(module: str, *args: str, preload: Path | None = None) -> dict[str, Any]:
-    """The last line that a process prints, read as JSON."""
+def asked_of(module: str, *args: str, preload: Path | None = None, limit: float = LONGEST) -> dict[str, Any]:
+    """The last line that a process prints, read as JSON; {"error": why} for one that fails or takes too long."""
     env = {**os.environ, **({"LD_PRELOAD": str(preload)} if preload else {})}
-    done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.torch.{module}", *args], env=env, capture_output=True, text=True
+    command = [sys.executable, "-m", f"benchmarks.torch.{module}", *args]
+    process = subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        return {"error": done.stderr.strip().splitlines()[-1:] or done.returncode}
-    found: dict[str, Any] = json.loads(lines[-1])
+    try:
+        out, told = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # with the processes that inductor compiles in
+        process.communicate()
+        return {"error": f"ended after {limit:.0f} s"}
+    try:
+        found = json.loads(out.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        found = None
+    if process.returncode or not isinstance(found, dict):
+        return {"error": (told.strip().splitlines() or [f"exit status {process.returncode}"])[-1]}
     return found
 
 
@@ -47,14 +65,18 @@ def geometric(numbers: Sequence[float]) -> float:
     return exp(sum(map(log, numbers)) / len(numbers)) if numbers else float("nan")
 
 
-def right(names: Sequence[str]) -> None:
-    """How exact outputs and gradients are, and what of a network is planned."""
+def right(names: Sequence[str]) -> list[str]:
+    """How exact outputs and gradients are, and what of a network is planned; those that fail or are wrong."""
+    failed = []
     print("network, error over eager's (inference, step), planned share, graphs, breaks, left to eager, seconds")
     for name in names:
         found = asked_of("right", name)
         if "error" in found:
             print(f"{name}: {found['error']}", flush=True)
+            failed.append(f"{name}: {found['error']}")
             continue
+        if not found["right"]:
+            failed.append(f"{name} is wrong")
         print(
             f"{name}: {'right' if found['right'] else 'WRONG'} {found['inference']:.2f} {found['step']:.2f} "
             f"({found['where']}), {found['share']:.1%}, {found['graphs']}, {found['breaks']}, "
@@ -63,35 +85,56 @@ def right(names: Sequence[str]) -> None:
         )
         if found["copied"]:
             print("    " + ", ".join(f"{op} {nbytes:,}" for op, nbytes in found["copied"]))
+    return failed
 
 
-def table(names: Sequence[str], beside: Sequence[str], kind: str, preload: Path) -> None:
-    """Peaks and times of a kind of call: ours over eager's, and over inductor's for the networks in `beside`."""
+def table(names: Sequence[str], beside: Sequence[str], kind: str, preload: Path, limit: float) -> list[str]:
+    """Peaks and times of a kind of call: ours over eager's, and over inductor's for the networks in `beside`, where
+    that takes no more than `limit` seconds; what of eager and ours failed."""
+    failed = []
     print(f"{kind}: by side peak MB, seconds of the first call, CPU s; ours over eager's and over inductor's")
     ratios: dict[str, list[float]] = {}
     for name in names:
-        sides = ["eager", "sublet", *(["inductor"] if name in beside else [])]
-        found = {side: asked_of("peak", name, side, kind, preload=preload) for side in sides}
+        sides = ["eager", "sublet", *([INDUCTOR] if name in beside else [])]
+        found = {
+            side: asked_of("peak", name, side, kind, preload=preload, limit=limit if side == INDUCTOR else LONGEST)
+            for side in sides
+        }
         there = [side for side in sides if "error" not in found[side]]
-        paces = asked_of("pace", name, ",".join(there), kind)
+        paces = _paced(name, there, kind, limit)
         for side in there:
-            found[side]["cpu"] = paces.get(side, {}).get("cpu", float("nan"))
+            found[side].update(paces.get(side, {}))
+        failed += [f"{kind} of {name}, {side}: {each['error']}" for side, each in found.items() if "error" in each]
+        failed += [f"times of a {kind} of {name}: {paces['error']}"] if "error" in paces else []
         print(f"{name}: " + "; ".join(_words(side, each) for side, each in found.items()), flush=True)
         for other in (side for side in there if side != "sublet" and "sublet" in there):
             for what in ("peak", "first", "cpu"):
-                ratio = found["sublet"][what] / found[other][what]
-                ratios.setdefault(f"{what} over {other}", []).append(ratio)
-                print(f"    {what} {ratio:.2f} of {other}'s", flush=True)
+                if what in found["sublet"] and what in found[other]:
+                    ratio = found["sublet"][what] / found[other][what]
+                    ratios.setdefault(f"{what} over {other}", []).append(ratio)
+                    print(f"    {what} {ratio:.2f} of {other}'s", flush=True)
     for what, each in ratios.items():
         print(
             f"{kind}: {what}: {geometric(each):.3f} geometric mean of {len(each)}, {max(each):.3f} at most", flush=True
         )
+    return failed
+
+
+def _paced(name: str, sides: Sequence[str], kind: str, limit: float) -> dict[str, Any]:
+    """Times of all sides in turn; without inductor where it takes too long."""
+    if INDUCTOR in sides:
+        found = asked_of("pace", name, ",".join(sides), kind, limit=limit)
+        if "error" not in found:
+            return found
+    ours = [side for side in sides if side != INDUCTOR]
+    return asked_of("pace", name, ",".join(ours), kind) if ours else {}
 
 
 def _words(side: str, each: dict[str, Any]) -> str:
     if "error" in each:
         return f"{side} {each['error']}"
-    return f"{side} {each['peak'] / MEGABYTE:.1f} MB, first {each['first']:.1f} s, {each['cpu']:.3f} s"
+    time = f"{each['cpu']:.3f} s" if "cpu" in each else "not timed"
+    return f"{side} {each['peak'] / MEGABYTE:.1f} MB, first {each['first']:.1f} s, {time}"
 
 
 def main() -> None:
@@ -100,14 +143,27 @@ def main() -> None:
     parser.add_argument("--inductor", default=",".join(SMALL), help="beside which networks; all, or none")
     parser.add_argument("--kinds", default="step,inference")
     parser.add_argument("--right", action="store_true", help="compare with f64 too")
+    parser.add_argument("--limit", type=float, default=900, help="seconds that inductor may take for a network")
     asked = parser.parse_args()
     beside = {"all": NAMES, "none": ()}.get(asked.inductor, asked.inductor.split(","))
-    if asked.right:
-        right(asked.networks)
+    unknown = [name for name in asked.networks if name not in NAMES]
+    if unknown:
+        parser.error(f"{unknown[0]!r} is none of {', '.join(NAMES)}")
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {_versions()}", flush=True
+    )
+    failed = right(asked.networks) if asked.right else []
     with tempfile.TemporaryDirectory() as folder:
         preload = counter(Path(folder))
         for kind in asked.kinds.split(",") if asked.kinds else ():
-            table(asked.networks, beside, kind, preload)
+            failed += table(asked.networks, beside, kind, preload, asked.limit)
+    for each in failed:
+        print(f"failed: {each}")
+    raise SystemExit(any(f", {INDUCTOR}:" not in each for each in failed))
+
+
+def _versions() -> str:
+    return ", ".join(f"{name} {version(name)}" for name in ("torch", "torchvision", "transformers"))
 
 
 if __name__ == "__main__":
