@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from sublet.api.torch.captured import capture  # noqa: E402
 from sublet.api.torch.flights import ready_to_plan  # noqa: E402
+from tests.frontends.pytorch import tensor_parallel  # noqa: E402
 from tests.frontends.pytorch.judged import EQUAL, judge  # noqa: E402
 
 C = torch.ops._c10d_functional
@@ -143,3 +146,21 @@ def test_bad_ranks_are_told(group: str) -> None:
         sublet.torch.rank_plans(lambda rank, world: (None, ()), 2)
     with pytest.raises(ModelError, match="at least one rank"):
         sublet.torch.rank_plans(lambda rank, world: (None, ()), 0)
+
+
+def test_two_tensor_parallel_ranks_train_as_one_process(tmp_path: Path) -> None:
+    """This process is the first."""
+    meeting, before = str(tmp_path / "meeting"), len(sublet.torch.report())
+    command = [sys.executable, "-m", "tests.frontends.pytorch.tensor_parallel", meeting]
+    torch._dynamo.reset()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as second:
+        try:
+            first = tensor_parallel.trained(0, meeting)
+            out, _ = second.communicate(timeout=60)
+        finally:
+            second.kill()
+    planned = sublet.torch.report()[before:]
+    assert [each.reason for each in planned] == [""]
+    module = tensor_parallel.network()
+    right = tensor_parallel.losses(module, module.parameters())
+    assert first == json.loads(out.splitlines()[-1]) == pytest.approx(right, rel=1e-9)
