@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import sublet
-from sublet.errors import SubletError
+from sublet.errors import ModelError, RunError, SubletError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -296,6 +296,31 @@ def test_what_cannot_be_planned_is_left_to_pytorch_and_told() -> None:
     with pytest.warns(UserWarning, match="sublet leaves a graph to PyTorch.*complex64"):
         assert torch.allclose(compiled(spectrum)(x), spectrum(x))
     assert "complex64" in str(sublet.torch.report()[-1])
+
+
+@pytest.mark.parametrize(
+    "given", [torch.randn(4, 4, dtype=torch.complex64), torch.eye(4).to_sparse()], ids=["complex", "sparse"]
+)
+def test_what_cannot_be_planned_is_one_warning_however_often_it_runs(given: Any) -> None:
+    run = compiled(lambda x: x @ torch.ones(4, 2, dtype=x.dtype))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        founds = [run(given) for _ in range(3)]
+    assert sum("sublet leaves" in str(each.message) for each in told) <= 1
+    assert all(torch.equal(found, given @ torch.ones(4, 2, dtype=given.dtype)) for found in founds)
+
+
+def test_another_version_of_pytorch_is_left_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels may overwrite other inputs than those that were tried."""
+    module, x = nn.Linear(4, 3), torch.randn(2, 4)
+    model = sublet.from_torch(module, (x,))
+    monkeypatch.setattr(torch, "__version__", "2.12.1+cpu")
+    with pytest.warns(UserWarning, match=r"found in version 2\.13\.0, and this is 2\.12\.1"):
+        assert torch.equal(compiled(module)(x), module(x))
+    with pytest.raises(ModelError, match=r"install 2\.13\.0"):
+        sublet.from_torch(module, (x,))
+    with pytest.raises(RunError, match=r"install 2\.13\.0"):
+        sublet.compile(model)({model.inputs[0]: x})
 
 
 def test_options_are_checked_and_a_budget_is_kept() -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sublet.errors import ModelError
-from sublet.frontends.torch.tensors import Extents, Tensor, spec_and_layout
+from sublet.frontends.torch.tensors import Extents, Tensor, spec_and_layout, torch
 from sublet.ir.graph import Graph, Node, Value
-from sublet.ops.aten import AS_STRIDED, Argument, Call, Named, Strided, encode
+from sublet.ops.aten import AS_STRIDED, Argument, Call, Named, Strided, encode, other_version
 from sublet.ops.emitter import Emitter, Literals, Names
 from sublet.ops.verify import verify
 from sublet.tensor import DType, TensorSpec
@@ -39,7 +39,10 @@ class Conversion:
         self.literals = Literals(self.names)
 
     def root(self) -> Level:
-        """The level of the whole program."""
+        """The level of the whole program. Raises ModelError for a PyTorch that the operators' facts are not of."""
+        wrong = other_version(torch().__version__)
+        if wrong:
+            raise ModelError(wrong)
         return Level(self, Emitter(self.names, self.literals))
 
     def given(self, hint: str, fake: Any) -> Tensor:

@@ -6,9 +6,9 @@ it is a view of.
 
 from sublet.ops.aten.call import Argument, Call, Named, Strided, Use, decode, encode
 from sublet.ops.aten.collectives import COLLECTIVES, WAIT, collective
-from sublet.ops.aten.dialect import AS_STRIDED, PREFIX, aten
+from sublet.ops.aten.dialect import AS_STRIDED, PREFIX, aten, other_version
 
 __all__ = [
     "AS_STRIDED", "COLLECTIVES", "PREFIX", "WAIT", "Argument", "Call", "Named", "Strided", "Use", "aten", "collective",
-    "decode", "encode",
+    "decode", "encode", "other_version",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from sublet.ir.graph import Node, Value
 from sublet.ops.aten.call import Call, Strided, Use, decode
@@ -51,10 +52,25 @@ class Facts:
 
 
 @cache
+def _found() -> Any:
+    return json.loads(files(__package__).joinpath("facts.json").read_text(encoding="utf-8"))
+
+
+@cache
 def facts() -> Mapping[str, Facts]:
     """The facts by name, `add.Tensor`."""
-    record = json.loads(files(__package__).joinpath("facts.json").read_text(encoding="utf-8"))
-    return {name: Facts(tuple(found.pop("overwrites", ())), **found) for name, found in record["operators"].items()}
+    operators = _found()["operators"].items()
+    return {name: Facts(**{**found, "overwrites": tuple(found.get("overwrites", ()))}) for name, found in operators}
+
+
+def other_version(version: str) -> str:
+    """What is wrong with the facts for a version of PyTorch; "" for the one that they were found in."""
+    known = str(_found()["version"])
+    if version.partition("+")[0] == known:
+        return ""
+    return (
+        f"what PyTorch's operators may overwrite was found in version {known}, and this is {version}: install {known}"
+    )
 
 
 @cache

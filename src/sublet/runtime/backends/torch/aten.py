@@ -15,7 +15,7 @@ from sublet.base.arrays import torch_name
 from sublet.errors import RunError
 from sublet.ir.graph import Node, Value
 from sublet.ops.aten import AS_STRIDED, PREFIX, Argument, Named, Strided, Use, decode
-from sublet.ops.aten.dialect import COPIES, Facts, facts
+from sublet.ops.aten.dialect import COPIES, Facts, facts, other_version
 from sublet.runtime.backends.torch.bound import Bound
 from sublet.runtime.backends.torch.kernel import Tensor, in_place, tensor_over, torch
 from sublet.runtime.backends.torch.pieced import is_faster_in_pieces, pieces_of
@@ -57,7 +57,11 @@ class AtenKernel:
         return whole if pieces is None else pieces.nbytes
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
-        """One call of torch's. Raises RunError for an operator that this PyTorch has not."""
+        """One call of torch's. Raises RunError for an operator that this PyTorch has not, and for another PyTorch than
+        the facts are of: a plan may come from a file."""
+        wrong = other_version(torch().__version__)
+        if wrong:
+            raise RunError(f"node {self.node.name}: {wrong}")
         results, args, kwargs = operands(self.node, [over(operand) for operand in inputs], map(over, outputs))
         return Bound(self._call(results, args, kwargs), results, self.node)
 
