@@ -40,7 +40,17 @@ def _fits(verdict: Verdict, plan: MemoryPlan) -> Text:
     outside = f", with {_values(plan)} outside at {whose} largest" if plan.not_counted else ""
     told = _if(verdict, plan)
     head = f"Fits the budget of {human(verdict.budget)}{told}"
-    return Text(f"{head}: {spare} to spare{outside}.", "yellow" if told or outside else "green")
+    kept = _kept_outside(plan)
+    beside = f" {human(kept)} that each run updates and keeps lie outside the arena, and are not held against it."
+    words = f"{head}: {spare} to spare{outside}.{beside if kept else ''}"
+    return Text(words, "yellow" if told or outside or kept else "green")
+
+
+def _kept_outside(plan: MemoryPlan) -> int:
+    """Bytes that must be memory, and that no arena has: state, or weights that are trained."""
+    arenas = {arena.name for arena in plan.arenas}
+    kept = {place.value: place.region for place in plan.placements if place.value in plan.updated}
+    return sum(region.nbytes for region in kept.values() if region.storage not in arenas)
 
 
 def _if(verdict: Verdict, plan: MemoryPlan) -> str:

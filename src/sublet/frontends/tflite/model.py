@@ -17,7 +17,8 @@ ALIGNMENT = 16
 """Bytes that the offset of a tensor is a multiple of in TensorFlow Lite Micro."""
 
 REMARK = (
-    "TensorFlow Lite Micro needs more than this: scratch memory of its kernels, and records of its own. "
+    "TensorFlow Lite Micro needs more than this: scratch memory of its kernels, what it keeps for the next run, "
+    "and records of its own. "
     "`sublet export --to tflm` measures what a plan takes there."
 )
 
