@@ -50,6 +50,10 @@ def test_a_plan_tells_what_is_exchanged(cli: Cli, tmp_path: Path) -> None:
     assert status == 0
     assert "2 values, 2 of which exchange their memory; copied: 0 B" in " ".join(out.split())
     assert json.loads(cli("show", plan, "--json")[1])["exchanged"] == [["w", "v"]]
+    assert cli("export", model, "--plan", plan, "--to", "c", "--out", tmp_path, "--name", "net")[0] == 0
+    header = (tmp_path / "net_memory.h").read_text()
+    assert "%w: weight in memory of the caller, written in each run and kept for the next */" in header
+    assert "/* when a run ends each takes the memory of the next, the last the first one's: w, v */" in header
     assert json.loads(cli("check", model, plan, "--json")[1])["claims"]["exchanged"] == "proven"
     plan.write_text(plan.read_text().replace('"exchanged": [', '"exchanged": [["w", "x"],'))
     status, out, _ = cli("check", model, plan)

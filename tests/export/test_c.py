@@ -65,7 +65,7 @@ def written(plan: MemoryPlan, folder: Path, sections: dict[str, str] | None = No
 
 @pytest.mark.parametrize("compiler", COMPILERS, ids=str)
 def test_it_compiles_without_a_warning(plan: MemoryPlan, compiler: Compiler, tmp_path: Path) -> None:
-    _, source = written(plan, tmp_path)
+    _, source = written(plan, tmp_path, {"arena": ".bss.dtcm"})
     compiled, said = compiler.objects(source, *WARNINGS)
     assert compiled, said
 
@@ -127,6 +127,64 @@ def test_a_tensor_with_several_places_has_a_pointer_for_each(tmp_path: Path) -> 
     assert not done.returncode, done.stderr
 
 
+BRANCHES = """
+graph @choosing(%x: f32[3], %which: i64[]) {
+  %a: f32[3] = onnx.Tanh(%x)
+  %r: f32[3] = case %which else %x @choose {
+    arm @squashed {
+      yield %a
+    }
+    arm @spread {
+      %b: f32[3] = onnx.Softmax(%x)
+      yield %b
+    }
+  }
+  return %r
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            ROTATION,
+            [
+                "x: f32[8], 32 bytes, input",
+                "    5 c @0",
+                " in swap@2 alive 12-13",
+                "round r runs @r while r < 2, then @2 + (r - 2) % 2",
+                "p: f32[8]; in swap@0 x, in swap@1 y, in swap@2 c 0, in swap@3 c 1",
+                "q: f32[8]; in swap@0 y, in swap@1 c 0, in swap@2 c 1, in swap@3 c 0",
+                "a: f32[8], output; what p is when swap ends",
+            ],
+        ),
+        (BRANCHES, ["r: f32[3], output; what choose gives: a of arm 0, b of arm 1, x of none"]),
+    ],
+    ids=["loop", "branch"],
+)
+def test_what_a_caller_must_know_is_in_the_header_and_in_the_tables(text: str, told: list[str]) -> None:
+    """Which tensors are inputs and outputs, what happens when, and where what has no bytes of its own points."""
+    graph = sublet.parse(text)
+    made, beside = sublet.plan_memory(graph), Told(graph=graph, name="key words")
+    header = exported(made, "c", beside)["key_words_memory.h"]
+    assert isinstance(header, str)
+    assert not [line for line in told if f" {line}\n" not in header.replace(" */", "")]
+    for form, name in (("markdown", "key_words_memory.md"), ("csv", "key_words_memory.csv")):
+        table = str(exported(made, form, beside)[name])
+        assert not [line for line in told if ";" in line and line.partition("; ")[2] not in table]
+
+
+@pytest.mark.skipif(not shutil.which("cppcheck"), reason="needs cppcheck, which is not installed")
+def test_misra_has_advice_only(plan: MemoryPlan, tmp_path: Path) -> None:
+    """No rule that is required: bytes become elements by way of void (11.5), and what is told need not be used."""
+    _, source = written(plan, tmp_path)
+    command = ["cppcheck", "--addon=misra", "--std=c99", "--quiet", str(source)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert "misra-c2012-11.5" in said
+    assert set(re.findall(r"misra-c2012-[\d.]+\d", said)) <= {f"misra-c2012-{rule}" for rule in ("11.5", "2.3", "2.5")}
+
+
 def test_memories_have_arrays_and_sections_of_their_own(tmp_path: Path) -> None:
     regions = (Region("fast", 600_000, 1), Region("slow", 1 << 30, 10))
     made = sublet.plan_memory(sublet.read_model(LIGHT / "light_squeezenet.onnx"), Options(regions=regions))
@@ -152,6 +210,14 @@ def test_a_name_ends_no_comment(tmp_path: Path) -> None:
     command = ["cc", "-std=c99", *WARNINGS, "-c", str(source), "-o", str(tmp_path / "o.o")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert not done.returncode, done.stderr
+
+
+def test_a_name_ends_no_row_of_a_table() -> None:
+    made = sublet.plan_memory(sublet.parse("graph @net(%x: f32[16]) { %y: f32[16] = nn.tanh(%x)\n return %y }"))
+    renamed = tuple(replace(place, value="a | <b>\n\n# c") for place in made.placements)
+    table = exported(replace(made, placements=renamed, graph="net\n"), "markdown")["net_memory.md"]
+    assert "| a \\| &lt;b> # c |" in str(table)
+    assert str(table).startswith("# Memory of net\n\n- arena")
 
 
 def test_what_is_not_counted_is_not_exported() -> None:

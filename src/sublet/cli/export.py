@@ -42,6 +42,9 @@ def export(
         list[str] | None,
         typer.Option("--section", metavar="[MEMORY=]NAME", help="The linker section of a memory, for C; repeat."),
     ] = None,
+    name: Annotated[
+        str, typer.Option(help="What files and identifiers begin with, instead of the graph's name.", metavar="NAME")
+    ] = "",
 ) -> None:
     """Write a proven plan for a device or for a review. Without --plan, the model is planned."""
     told = [name for name, value in (("--dim", dim), ("--max-trips", max_trips), ("--align", align)) if value]
@@ -49,20 +52,24 @@ def export(
         raise PlanError(f"{told[0]} is for planning, and {plan} is planned already")
     if plan is not None:
         made = load(plan)
-        require_valid(planned_model(model, made).graph, made.schedule, made)
+        graph = planned_model(model, made).graph
+        require_valid(graph, made.schedule, made)
     else:
         source = to_run(model, bound_dims(dim), max_trips=bound_trips(max_trips), optimize=AS_IS)
         with packing_progress() as progress:
             made = plan_memory(source, Options(alignment=alignment_of(model, align)), progress=progress)
+        graph = source.graph
     if to == TFLM:
-        export_tflm(model, made, section or (), out, plan)
+        if section or name:
+            raise PlanError(f"{'--section' if section else '--name'} is not for {TFLM}: --out names its one file")
+        export_tflm(model, made, out, plan)
         return
-    files = exported(made, to, Told(dict(_section(text, made) for text in section or ()), model))
+    files = exported(made, to, Told(dict(_section(text, made) for text in section or ()), model, graph, name))
     make_folder(out)
-    refuse_overwriting([path for path in (model, plan) if path is not None], *(out / name for name in files))
-    for name, content in files.items():
-        write(out / name, content)
-        answers().print(f"wrote {out / name}", soft_wrap=True)
+    refuse_overwriting([path for path in (model, plan) if path is not None], *(out / file for file in files))
+    for file, content in files.items():
+        write(out / file, content)
+        answers().print(f"wrote {out / file}", soft_wrap=True)
 
 
 def _section(text: str, made: MemoryPlan) -> tuple[str, str]:

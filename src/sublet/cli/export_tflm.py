@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from sublet.base.files import write
@@ -20,14 +20,12 @@ from sublet.plan import MemoryPlan
 TFLM = "tflm"
 
 
-def export_tflm(model: Path, plan: MemoryPlan, sections: Sequence[str], out: Path, plan_path: Path | None) -> None:
+def export_tflm(model: Path, plan: MemoryPlan, out: Path, plan_path: Path | None) -> None:
     """Write the file, and say what TFLM needs with it. Raises PlanError for a plan or model that TFLM cannot take."""
     if not is_tflite(model):
         raise PlanError(f"--to {TFLM} writes a plan into a .tflite file, and {model} is none")
     if plan.recipe.split or plan.recipe.again:
         raise PlanError(f"the plan is for the graph {plan.recipe.words}, which is not that in {model}")
-    if sections:
-        raise PlanError(f"--section is for C: {TFLM} takes the arena from its caller")
     refuse_overwriting([path for path in (model, plan_path) if path is not None], out)
     try:
         raw = model.read_bytes()

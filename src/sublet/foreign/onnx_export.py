@@ -63,7 +63,8 @@ def with_plan(plan: MemoryPlan, told: Told) -> Mapping[str, str | bytes]:
     reorder(model.graph, plan)
     _annotate(model, plan)
     _prove(model, plan, told.model)
-    return {f"{told.model.stem}_planned.onnx": model.SerializeToString(deterministic=True)}
+    stem = told.named(plan) if told.name else told.model.stem
+    return {f"{stem}_planned.onnx": model.SerializeToString(deterministic=True)}
 
 
 def _prove(model: onnx.ModelProto, plan: MemoryPlan, path: Path) -> None:

@@ -201,7 +201,7 @@ def test_export_says_what_is_wrong(cli: Cli, tmp_path: Path) -> None:
         ((text, "--to", "tflm", "--out", tmp_path / "o"), "is none"),
         ((model, "--to", "tflm", "--out", model), "overwrite"),
         ((model, "--to", "tflm", "--out", tmp_path / "o", "--align", 4), "--align 16"),
-        ((model, "--to", "tflm", "--out", tmp_path / "o", "--section", ".bss"), "--section is for C"),
+        ((model, "--to", "tflm", "--out", tmp_path / "o", "--section", ".bss"), "--section is not for tflm"),
     ):
         status, _, said = cli("export", *words)
         assert status == 2

@@ -6,13 +6,15 @@ they are compiled that every offset is aligned and in range. Integer constants a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from textwrap import dedent
 
 from sublet.errors import PlanError
+from sublet.plan.export.loops import pointers, rounds
 from sublet.plan.export.names import identifier, identifiers
 from sublet.plan.export.table import alive, copies, why
-from sublet.plan.records import MemoryPlan, Placement, Storage
+from sublet.plan.export.told import Told
+from sublet.plan.records import POINTER, MemoryPlan, Placement, Region, Storage, bound_to
 from sublet.tensor import DType
 
 TYPES = {
@@ -25,8 +27,8 @@ LEAST_ALIGNMENT = 8
 """Of an array, so that elements of every type may stand at its start."""
 
 
-def c_sources(plan: MemoryPlan, sections: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The header and the source of a plan, by their names; `sections` names the linker section of each arena.
+def c_sources(plan: MemoryPlan, told: Told) -> dict[str, str]:
+    """The header and the source of a plan, by their names.
 
     Raises PlanError for sections of arenas that are not there, and for a plan that does not count everything.
     """
@@ -36,19 +38,19 @@ def c_sources(plan: MemoryPlan, sections: Mapping[str, str] | None = None) -> di
             f"{plan.graph}: {names}{', ...' if len(plan.not_counted) > 3 else ''} have no place in the plan: an array "
             "of its size would not hold the network (`sublet plan` says why)"
         )
-    unknown = set(sections or {}) - {storage.name for storage in plan.arenas}
+    unknown = set(told.sections) - {storage.name for storage in plan.arenas}
     if unknown:
         arenas = ", ".join(storage.name for storage in plan.arenas)
         raise PlanError(f"--section: there is no memory {sorted(unknown)[0]!r} (there are: {arenas})")
-    writer = _Writer(plan, sections or {})
+    writer = _Writer(plan, told)
     return {f"{writer.name}_memory.h": writer.header(), f"{writer.name}_memory.c": writer.source()}
 
 
 class _Writer:
-    def __init__(self, plan: MemoryPlan, sections: Mapping[str, str]) -> None:
+    def __init__(self, plan: MemoryPlan, told: Told) -> None:
         self._plan = plan
-        self._sections = sections
-        self.name = identifier(plan.graph)
+        self._told = told
+        self.name = told.named(plan)
         self._tensors = identifiers(place.value for place in plan.in_arenas)
         self._arenas = identifiers(storage.name for storage in plan.arenas)
         self._places: dict[str, list[Placement]] = {}
@@ -59,20 +61,20 @@ class _Writer:
         guard = f"{self.name.upper()}_MEMORY_H"
         parts = [self._about(), f"#ifndef {guard}\n#define {guard}\n", _INCLUDES, _ASSERTION, _OPEN]
         parts += [self._arena(storage) for storage in self._plan.arenas]
-        parts += [self._outside()]
+        parts += [self._outside(), self._order()]
         parts += [self._tensor(value, places) for value, places in self._places.items()]
-        parts += [_CLOSE, f"#endif /* {guard} */\n"]
+        parts += [self._pointers(), _CLOSE, f"#endif /* {guard} */\n"]
         return "\n".join(part for part in parts if part)
 
     def source(self) -> str:
-        parts = [self._about(), f'#include "{self.name}_memory.h"\n', _ALIGNED, _SECTION]
+        parts = [self._about(), f'#include "{self.name}_memory.h"\n', _ALIGNED, _SECTION if self._told.sections else ""]
         for storage in self._plan.arenas:
-            section = self._sections.get(storage.name, "")
-            placed = f'SUBLET_SECTION("{section}") ' if section else ""
+            section = self._told.sections.get(storage.name, "")
+            placed = f' SUBLET_SECTION("{section}")' if section else ""  # C++ wants it behind alignas
             parts.append(
-                f"{placed}SUBLET_ALIGNED({self._alignment}) uint8_t {self._array(storage)}[{self._bytes(storage)}];\n"
+                f"SUBLET_ALIGNED({self._alignment}){placed} uint8_t {self._array(storage)}[{self._bytes(storage)}];\n"
             )
-        return "\n".join(parts)
+        return "\n".join(part for part in parts if part)
 
     @property
     def _alignment(self) -> int:
@@ -84,7 +86,7 @@ class _Writer:
             /*
              * Memory of {_comment(self._plan.graph)}: {_comment(sizes)}.
              * Made from the memory plan with the fingerprint {self._plan.fingerprint}.
-             * Points of time are counted in the order of that plan; "alive" names the first and the last.
+             * "alive" names the first and the last point of time; the header says what happens at each.
              */
             """)
 
@@ -103,42 +105,65 @@ class _Writer:
         )
 
     def _outside(self) -> str:
-        """Sizes of what lies in memory of the caller."""
+        """Sizes of what lies in memory of the caller, and whether runs write it: constants may stay in flash."""
         lines = []
         bound = [storage for storage in self._plan.storages if storage not in self._plan.arenas]
         names = identifiers(f"{storage.kind} {storage.name}" for storage in bound)
+        kept = {bound_to(value) for value in self._plan.updated}
         for storage in bound:
             name = f"{self.name}_{names[f'{storage.kind} {storage.name}']}".upper()
-            lines.append(f"/* {_comment(storage.name)}: {storage.kind} in memory of the caller */")
+            written = ", written in each run and kept for the next" if storage.name in kept else ""
+            lines.append(f"/* {_comment(storage.name)}: {storage.kind} in memory of the caller{written} */")
             lines.append(f"#define {name}_BYTES ((size_t){storage.nbytes}u)")
+        for cycle in self._plan.exchanged:
+            turns = _comment(", ".join(cycle))
+            lines.append(f"/* when a run ends each takes the memory of the next, the last the first one's: {turns} */")
         return "\n".join(lines) + "\n" if lines else ""
+
+    def _order(self) -> str:
+        """What happens at each point of time, and which copy of the body of a loop each round runs."""
+        lines = [f"{at:>5} {point}" for at, point in enumerate(self._plan.points)]
+        lines += [line for record in self._plan.rolled for line in rounds(record)]
+        return "\n".join(f" * {_comment(line)}" for line in lines).join(("/*\n", "\n */\n"))
+
+    def _pointers(self) -> str:
+        """What the tensors stand for that have no bytes of their own."""
+        standing = pointers(self._plan, self._told.graph)
+        specs = {place.value: place.spec for place in self._plan.placements if place.how == POINTER}
+        lines = (f"{value}: {spec}{self._role(value)}; {standing[value]}" for value, spec in specs.items())
+        return "".join(f"/* {_comment(line)} */\n" for line in lines)
+
+    def _role(self, value: str) -> str:
+        role = self._told.roles(value)
+        return f", {role}" if role else ""
 
     def _tensor(self, value: str, places: Sequence[Placement]) -> str:
         """Constants, checks and the pointer of a tensor; of one that lies in several places in turn, a table."""
         name = f"{self.name}_{self._tensors[value]}"
         upper, first = name.upper(), places[0]
-        lines = [f"/* {line} */" for line in self._comments(value, places)]
-        lines.append(f"#define {upper}_BYTES ((size_t){first.region.nbytes}u)")
         regions = list(dict.fromkeys(place.region for place in places))
+        lines = [f"/* {line} */" for line in self._comments(value, places, regions)]
+        lines.append(f"#define {upper}_BYTES ((size_t){first.region.nbytes}u)")
         for i, region in enumerate(regions):
             offset = f"{upper}_OFFSET" if len(regions) == 1 else f"{upper}_OFFSET_{i}"
             array = self._arenas[region.storage]
             lines.append(f"#define {offset} ((size_t){region.offset}u)")
             lines.append(f"SUBLET_ASSERT({offset} + {upper}_BYTES <= {self.name.upper()}_{array.upper()}_BYTES,")
-            lines.append(f"              {name}_{i}_in_range);")
+            lines.append(f"              sublet_{name}_{i}_in_range);")
             if region.offset % self._plan.alignment == 0:
-                lines.append(f"SUBLET_ASSERT({offset} % {self._plan.alignment}u == 0u, {name}_{i}_aligned);")
+                lines.append(f"SUBLET_ASSERT({offset} % {self._plan.alignment}u == 0u, sublet_{name}_{i}_aligned);")
             lines.append(self._pointer(name if len(regions) == 1 else f"{name}_{i}", array, offset, first))
         for stride in first.strides:
             lines.append(f"#define {upper}_STRIDE_{identifier(stride.loop).upper()} ({stride.step})")
         return "\n".join(lines) + "\n"
 
-    def _comments(self, value: str, places: Sequence[Placement]) -> Iterator[str]:
-        yield f"{_comment(value)}: {_comment(places[0].spec)}, {places[0].region.nbytes} bytes"
-        for i, place in enumerate(places):
+    def _comments(self, value: str, places: Sequence[Placement], regions: Sequence[Region]) -> Iterator[str]:
+        yield f"{_comment(value)}: {_comment(places[0].spec)}, {places[0].region.nbytes} bytes{self._role(value)}"
+        for place in places:
+            number = f"{regions.index(place.region)} " if len(regions) > 1 else ""
             at = f"in {copies(place)} " if place.copies else ""
             reason = f"; {why(place)}" if why(place) else ""
-            yield _comment(f"  {i if len(places) > 1 else ''} {at}alive {alive(place)}{reason}".replace("  ", " "))
+            yield _comment(f" {number}{at}alive {alive(place)}{reason}")
 
     def _pointer(self, name: str, array: str, offset: str, place: Placement) -> str:
         dtype = DType.parse(place.spec.partition("[")[0])
@@ -161,11 +186,11 @@ _INCLUDES = "#include <stddef.h>\n#include <stdint.h>\n"
 _ASSERTION = """\
 #ifndef SUBLET_ASSERT
 #if defined(__cplusplus)
-#define SUBLET_ASSERT(condition, name) static_assert(condition, #name)
+#define SUBLET_ASSERT(condition, name) static_assert((condition), "not what the plan says")
 #elif defined(__STDC_VERSION__) && (__STDC_VERSION__ >= 201112L)
-#define SUBLET_ASSERT(condition, name) _Static_assert(condition, #name)
+#define SUBLET_ASSERT(condition, name) _Static_assert((condition), "not what the plan says")
 #else
-#define SUBLET_ASSERT(condition, name) typedef char sublet_##name[(condition) ? 1 : -1]
+#define SUBLET_ASSERT(condition, name) typedef char name[(condition) ? 1 : -1]
 #endif
 #endif
 """
@@ -183,23 +208,27 @@ _CLOSE = """\
 """
 
 _ALIGNED = """\
+#ifndef SUBLET_ALIGNED
 #if defined(__cplusplus)
 #define SUBLET_ALIGNED(n) alignas(n)
 #elif defined(__STDC_VERSION__) && (__STDC_VERSION__ >= 201112L)
 #define SUBLET_ALIGNED(n) _Alignas(n)
 #elif defined(__GNUC__) || defined(__ARMCC_VERSION)
 #define SUBLET_ALIGNED(n) __attribute__((aligned(n)))
-#elif defined(__ICCARM__) || defined(_MSC_VER)
+#elif defined(_MSC_VER)
 #define SUBLET_ALIGNED(n) __declspec(align(n))
 #else
-#error "say here how this compiler aligns an array"
+#error "define SUBLET_ALIGNED(n): how this compiler aligns an array"
+#endif
 #endif
 """
 
 _SECTION = """\
+#ifndef SUBLET_SECTION
 #if defined(__GNUC__) || defined(__ARMCC_VERSION)
 #define SUBLET_SECTION(name) __attribute__((section(name)))
 #else
-#define SUBLET_SECTION(name)
+#error "define SUBLET_SECTION(name): how this compiler puts an array into a section"
+#endif
 #endif
 """

@@ -1,0 +1,70 @@
+"""Loops whose values take turns, in words: which copy of a body a round runs, and what pointers point at in each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from sublet.ir.graph import CaseOf, Graph, While
+from sublet.plan.records import OPEN, POINTER, Context, MemoryPlan, Placement, Rolled
+
+
+def rounds(record: Rolled) -> Iterator[str]:
+    """Which copy of its body each round of a loop runs, a line each."""
+    within = f" in {_copies(record.within)}" if record.within else ""
+    yield f"loop {record.loop}{within}: {record.copies} copies of its body, @0 to @{record.copies - 1}"
+    if not record.jumps:
+        first, ring = record.first, record.ring
+        later = f"@{first} + (r - {first}) % {ring}" if first else f"@r % {ring}"
+        yield f"round r runs @r while r < {first}, then {later}" if first else f"round r runs {later}"
+        return
+    for copy in range(record.copies):
+        for ways, following in record.following(copy):
+            left = " and ".join(f"{name} was left by way {way}" for name, way in ways)
+            yield f"after @{copy} comes @{following}{f' if {left}' if left else ''}"
+
+
+def pointers(plan: MemoryPlan, graph: Graph | None) -> Mapping[str, str]:
+    """What every tensor that has no bytes of its own stands for, by its name. Without a graph: all it ever may."""
+    found = {
+        place.value: f"stands for {' or '.join(place.stands_for)}" for place in plan.placements if place.how == POINTER
+    }
+    for node in graph.walk() if graph else ():
+        if isinstance(node, While):
+            found |= _heads(plan, node, [value.name for value in node.parameters if value.name in found])
+            ends = zip(node.finals, node.parameters, strict=True)
+            found |= {
+                final.name: f"what {parameter.name} is when {node.name} ends"
+                for final, parameter in ends
+                if final is not None and final.name in found
+            }
+        if isinstance(node, CaseOf):
+            for i, output in enumerate(node.outputs):
+                if output is not None and output.name in found:
+                    arms = (f"{arm.outputs[i].name} of arm {k}" for k, arm in enumerate(node.arms))
+                    otherwise = f", {node.fallbacks[i].name} of none" if node.fallbacks else ""
+                    found[output.name] = f"what {node.name} gives: {', '.join(arms)}{otherwise}"
+    return found
+
+
+def _heads(plan: MemoryPlan, loop: While, names: list[str]) -> Mapping[str, str]:
+    """What parameters of a loop stand for in each copy of its body."""
+    told: dict[str, list[str]] = {name: [] for name in names}
+    for record in plan.rolled:
+        if record.loop != loop.name:
+            continue
+        for copy, heads in enumerate(record.heads):
+            at = _copies((*record.within, (record.loop, copy)))
+            for name, number in zip(names, heads, strict=True):
+                what = "what the run decides" if number == OPEN else labelled(plan, plan.placements[number])
+                told[name].append(f"in {at} {what}")
+    return {name: ", ".join(lines) for name, lines in told.items() if lines}
+
+
+def labelled(plan: MemoryPlan, place: Placement) -> str:
+    """The name of a tensor; of one that lies in several places in turn, with the number of the place."""
+    regions = list(dict.fromkeys(other.region for other in plan.placements if other.value == place.value))
+    return place.value if len(regions) == 1 else f"{place.value} {regions.index(place.region)}"
+
+
+def _copies(context: Context) -> str:
+    return "/".join(f"{loop}@{copy}" for loop, copy in context)
