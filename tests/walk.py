@@ -2,8 +2,9 @@
 
 python tests/walk.py [DOCUMENT ...]        with the Python of that environment; `make walk` makes one for each version
 
-The edge engineer walks through README.md, who has another tool's plan through docs/foreign.md, who serves loops
-through docs/loops.md, memory.md and text_form.md, who trains through docs/training.md and budget.md.
+The edge engineer walks through README.md, docs/export.md, tflite.md and executorch.md, who has another tool's plan
+through docs/foreign.md, who serves loops through docs/loops.md, memory.md and text_form.md, who trains through
+docs/training.md and budget.md.
 Needs Sublet with the extras onnxruntime and png, and nothing of the tests.
 """
 
@@ -34,12 +35,9 @@ from sublet.tensor import DType
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (
-    "README.md",
-    *(
-        f"docs/{name}.md"
-        for name in ("foreign", "loops", "memory", "text_form", "tflite", "training", "budget", "dynamic")
-    ),
-)
+    "README.md", "docs/export.md", "docs/tflite.md", "docs/executorch.md", "docs/foreign.md", "docs/loops.md",
+    "docs/memory.md", "docs/text_form.md", "docs/training.md", "docs/budget.md", "docs/dynamic.md",
+)  # fmt: skip
 BLOCK = re.compile(r"^```(python|sublet)\n(.*?)^```$|^ {4}(sublet [^\n]*)$", re.MULTILINE | re.DOTALL)
 TORCH = re.compile(r"import torch|, torch$|\.pt2", re.MULTILINE)
 """What a step says that needs PyTorch; the suite runs those, see `tests/frontends/pytorch/test_documents.py`."""
@@ -120,7 +118,8 @@ def _furnish(folder: Path) -> None:
         value.metadata_props.add(key="onnxsim.mem_offset", value=str(at))
     (folder / "planned.onnx").write_bytes(planned.SerializeToString())
     program = Path(__file__).parent / "frontends" / "executorch" / "programs" / "two_conds.planned.pte"
-    (folder / "program.pte").write_bytes(program.read_bytes())
+    for name in ("program.pte", "model.pte"):
+        (folder / name).write_bytes(program.read_bytes())
     (folder / "model.tflite").write_bytes(_tflite())
     for name in ("inference.pdmodel", "train.pb"):
         (folder / name).write_bytes(encode(_paddle()))
