@@ -22,7 +22,7 @@ from sublet.frontends.paddle.policies.levels import transpiled
 from sublet.frontends.paddle.policies.ours import PASSES, ours
 from sublet.frontends.paddle.policies.seed import seed
 from sublet.frontends.paddle.running.verify import Training, python
-from sublet.frontends.paddle.transpile import SHARING
+from sublet.frontends.paddle.transpile import BY_NAME
 
 WRITER = Path(__file__).with_name("programs.py")
 PROGRAMS: Mapping[str, tuple[str, ...]] = {
@@ -80,7 +80,7 @@ def own(case: Case) -> Made:
 
 def arena_form(case: Case, *, poisoned: bool = False) -> Arena:
     """The arena form, of what the passes make that share no names. A poisoned arena is full of NaN before every run."""
-    passes = [change for name, change in PASSES.items() if name not in SHARING]
+    passes = [change for name, change in PASSES.items() if name not in BY_NAME]
     program = reduce(lambda before, change: change(before, case.training.fetch), passes, case.program)
     return arena(program, bound(program), case.training.fetch, poisoned=poisoned)
 

@@ -15,7 +15,7 @@ from trials import Run
 from uses import content, framework, proto, use_of
 
 EMPTY = "@EMPTY@"
-NONE = ("view_slice", "empty", "share_data")
+NONE = ("view_slice", "empty", "share_data", "depend")
 """They allocate what they write, or nothing at all."""
 
 

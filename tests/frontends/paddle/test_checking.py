@@ -17,6 +17,7 @@ from sublet.tensor import DType
 
 from .given import BESIDE
 from .mutants import renamed, with_block
+from .written import straight
 
 LOSSES = {"cond": "mean_1.tmp_0", "mt": "mean_2.tmp_0"}
 
@@ -306,3 +307,31 @@ def test_an_input_of_a_loop_is_there_before_it() -> None:
     ops = list(mt.blocks[0].ops)
     ops.insert(at, ops.pop(writer))
     assert "absent" in rules(mt, with_block(mt, 0, ops=tuple(ops)), LOSSES["mt"])
+
+
+@pytest.mark.parametrize(
+    ("depend", "wrong"),
+    [
+        (({"X": ["a"], "Dep": ["x"]}, {"Out": ["a"]}), set()),
+        (({"X": ["b"], "Dep": ["x"]}, {"Out": ["a"]}), {"new"}),  # hands on another value
+        (({"X": ["a"], "Dep": ["b"]}, {"Out": ["a"]}), {"absent"}),  # waits for what comes later
+    ],
+)
+def test_what_waits_goes_on_under_its_own_name(
+    depend: tuple[Mapping[str, list[str]], Mapping[str, list[str]]], wrong: set[str]
+) -> None:
+    program = straight("a = relu(x)", "c = tanh(a)", "b = tanh(x)", "d = relu(b)")
+    first, *others = program.blocks[0].ops
+    waiting = with_block(program, 0, ops=(first, new_op("depend", *depend), *others))
+    assert wrong <= rules(program, waiting, "c")
+    assert bool(wrong) == bool(rules(program, waiting, "c"))
+
+
+def test_a_condition_cannot_be_made_to_wait() -> None:
+    """Paddle has no kernel for it from 3.0 on."""
+    program, bits = straight("a = logical_not(x)", "b = logical_not(a)"), {"dtype": DType.BOOL}
+    vars = {name: replace(var, **bits) for name, var in program.blocks[0].vars.items()}
+    program = with_block(program, 0, vars=vars)
+    first, last = program.blocks[0].ops
+    waiting = with_block(program, 0, ops=(first, new_op("depend", {"X": ["a"], "Dep": ["x"]}, {"Out": ["a"]}), last))
+    assert rules(program, waiting, "b") == {"types"}

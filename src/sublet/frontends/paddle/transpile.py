@@ -29,8 +29,8 @@ from sublet.frontends.paddle.policies.seed import seed
 OWN = "sublet"
 BASELINES = ("seed", "level0", "level1")
 POLICIES = (*BASELINES, OWN)
-SHARING = ("in place", "temporaries outside")
-"""The passes that share names; in the arena form it is places that are shared."""
+BY_NAME = ("in place", "temporaries outside", "updates awaited")
+"""The passes that the arena form does without: there places are shared, and operators run in their order anyway."""
 
 MOVERS = ("feed", "fetch", "fetch_v2")
 """Operators that move what is fed and fetched."""
@@ -188,7 +188,7 @@ def left_alone(program: Program) -> dict[str, int]:
 def _rewritten(program: Program, sizes: Sizes, asked: Asked) -> tuple[Program, bool]:
     """The program of a policy, and whether it exchanged names and did nothing else."""
     if asked.policy == OWN:
-        passes = [change for name, change in PASSES.items() if not (asked.arena and name in SHARING)]
+        passes = [change for name, change in PASSES.items() if not (asked.arena and name in BY_NAME)]
         return reduce(lambda before, change: change(before, asked.keep), passes, program), False
     if asked.policy == "seed":
         return seed(program, sizes, [Place(0, name) for name in asked.keep]).finished(), True

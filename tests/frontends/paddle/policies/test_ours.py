@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from sublet.frontends.paddle.operators.effects import effects
 from sublet.frontends.paddle.operators.shapes import bound
 from sublet.frontends.paddle.peaks.memory import memory
 from sublet.frontends.paddle.policies.ours import PASSES, ours
+from sublet.frontends.paddle.policies.ours.awaited import updates_awaited
 from sublet.frontends.paddle.policies.ours.inplace import in_place
 from sublet.frontends.paddle.policies.ours.proxies import shape_proxies
 from sublet.frontends.paddle.policies.ours.reorder import optimise_early
@@ -326,3 +327,28 @@ def test_what_is_no_optimiser_stays_where_it_is() -> None:
     block = Block(0, -1, -1, tensors("a", "b", "c", "x", "y"), (first, other, late))
     program = Program((block,), 3_000_000)
     assert optimise_early(program) == program
+
+
+# Updates awaited.
+
+
+def test_what_comes_after_an_update_waits_for_it() -> None:
+    """Each operator behind updates reads what `depend` handed on once these were done, and no other ones were added."""
+    before = optimise_early(given("transformer"))
+    ops = updates_awaited(before).blocks[0].ops
+    assert [op for op in ops if op.type != "depend"] == [*before.blocks[0].ops]
+    updates: list[str] = []
+    for op, following in pairwise(ops):
+        if op.type == "adam":
+            updates.append(op.outputs["ParamOut"][0])
+            assert following.type in ("adam", "depend") or following is ops[-1]
+        elif op.type == "depend":
+            assert op.inputs["Dep"] == tuple(updates)
+            assert op.inputs["X"] == op.outputs["Out"]
+            assert {*op.outputs["Out"]} & {*following.reads}
+            updates.clear()
+
+
+def test_before_depend_was_tried_nothing_waits() -> None:
+    program = replace(optimise_early(given("transformer")), version=2_005_000)
+    assert updates_awaited(program) == program

@@ -231,6 +231,19 @@ def _assign(step: Step) -> None:
     step.write(step.one("Out"), term, place)
 
 
+def _depend(step: Step) -> None:
+    """X, one tensor, goes on under its own name, once what it waits for is there: Paddle computes nothing here.
+
+    Its code only asks that X and Out are one variable (2.6.2, 3.0.0, 3.3.1).
+    """
+    names, variable = step.op.inputs.get("X", ()), step.variable(step.one("X"))
+    if len(names) != 1 or names != step.op.outputs.get("Out") or variable is None or variable.array is not None:
+        computed(step)
+        return
+    for name in step.op.reads:
+        step.read(name)
+
+
 def _logical_not(step: Step) -> None:
     step.write(step.one("Out"), step.run.terms.of("not", step.read(step.one("X"))))
 
@@ -292,6 +305,7 @@ SPECIAL: Mapping[str, Callable[[Step], None]] = {
     "select_input": _select_input,
     "select_output": _select_output,
     "assign": _assign,
+    "depend": _depend,
     "logical_not": _logical_not,
     "cast": _cast,
     "feed": _feed,

@@ -10,12 +10,16 @@ from collections import Counter
 from collections.abc import Iterator
 
 from sublet.errors import Finding
-from sublet.frontends.paddle.format.program import EMPTY, GRAD, Block, Op, Program
+from sublet.frontends.paddle.format.program import EMPTY, GRAD, TENSOR, Block, Op, Program
 from sublet.tensor import DType
 
 VIEW = "view_slice"
 ANY_TYPE = (VIEW, "assign", "share_data", "while", "while_grad", "conditional_block", "conditional_block_grad")
 """Operators that hand on what is of any type."""
+WAITING = "depend"
+WAITING_TYPES = {DType.F32, DType.F64, DType.I32, DType.I64}
+"""Types of the tensor X that goes on after `depend`: from 3.0 on Paddle has no kernel for others. What X waits for may
+be of any type."""
 
 Types = tuple[str, frozenset[tuple[str, frozenset[DType | None]]]]
 """An operator by its type and those of its operands, slot by slot."""
@@ -34,7 +38,7 @@ def mistyped(original: Program, rewritten: Program) -> Iterator[Finding]:
     """The operators of a rewritten program whose operands are of types that no such operator of the original has."""
     known = {types for *_, types in _types(original)}
     for block, i, op, types in _types(rewritten):
-        if op.reads and types not in known and op.type not in ANY_TYPE:
+        if op.reads and types not in known and op.type not in ANY_TYPE and not _waits(rewritten, block, op):
             where = f"block {block.index}, op {i} ({op.type})"
             yield Finding("types", where, "has operands of types that no such op of the original program has")
 
@@ -46,6 +50,14 @@ def _types(program: Program) -> Iterator[tuple[Block, int, Op, Types]]:
                 slot: frozenset(_dtype(program, block, name) for name in names) for slot, names in op.inputs.items()
             }
             yield block, i, op, (op.type, frozenset((slot, dtypes) for slot, dtypes in slots.items() if dtypes))
+
+
+def _waits(program: Program, block: Block, op: Op) -> bool:
+    """Whether an operator hands on a tensor of a type for which Paddle can make it wait."""
+    tensors = [program.var(block.index, name) for name in op.inputs.get("X", ())]
+    return op.type == WAITING and all(
+        var is not None and var.kind == TENSOR and var.dtype in WAITING_TYPES for var in tensors
+    )
 
 
 def _dtype(program: Program, block: Block, name: str) -> DType | None:

@@ -17,7 +17,7 @@ from sublet.frontends.paddle.operators.effects import effects
 from sublet.frontends.paddle.operators.facts import Pairs, of
 from sublet.frontends.paddle.peaks.walk import Asked, Walk
 
-SAME = ("assign", "reshape2", "unsqueeze2", "squeeze2", "flatten_contiguous_range", "share_data")
+SAME = ("assign", "depend", "reshape2", "unsqueeze2", "squeeze2", "flatten_contiguous_range", "share_data")
 """Operators whose output `Out` may be taken for their input `X`: the same elements in the same order."""
 
 

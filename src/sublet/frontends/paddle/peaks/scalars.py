@@ -46,7 +46,7 @@ def _result(op: Op, place: Resolve, known: Mapping[Place, Number]) -> Number | N
     if x is None:
         return None
     match op.type:
-        case "assign" | "cast" | "reshape2":
+        case "assign" | "cast" | "depend" | "reshape2":
             return x
         case "logical_not":
             return not x

@@ -14,6 +14,7 @@ UNARY = (
     *("reciprocal", "relu", "relu6", "roll", "round", "rsqrt", "scale", "selu", "share_data", "shrink_rnn_memory"),
     *("sigmoid", "sign", "silu", "sin", "sinh", "softmax", "softplus", "softsign", "sqrt", "square", "swish", "tan"),
     *("tanh", "tanh_shrink", "thresholded_relu", "flip", "reverse", "bernoulli", "assign_pos", "temporal_shift"),
+    "depend",
 )
 BINARY = (
     *("elementwise_add", "elementwise_div", "elementwise_floordiv", "elementwise_max", "elementwise_min"),

@@ -106,7 +106,7 @@ def _gathered(call: Call) -> Values:
 _KNOWN: Mapping[str, Callable[[Call], Values]] = {
     "shape": _shape, "fill_constant": _filled, "assign_value": _assigned, "slice": _sliced, "concat": _joined,
     "stack": _joined, "scale": _scaled, "gather": _gathered, "reduce_prod": _product,
-    **dict.fromkeys(("assign", "cast", "share_data", "squeeze2", "unsqueeze2", "memcpy"), _same),
+    **dict.fromkeys(("assign", "cast", "depend", "share_data", "squeeze2", "unsqueeze2", "memcpy"), _same),
     "elementwise_add": _pairwise(lambda a, b: a + b), "elementwise_sub": _pairwise(lambda a, b: a - b),
     "elementwise_mul": _pairwise(lambda a, b: a * b),
     "elementwise_floordiv": _pairwise(lambda a, b: a // b if b else None),

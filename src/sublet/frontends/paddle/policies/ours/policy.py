@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
 from sublet.frontends.paddle.format.program import Program
+from sublet.frontends.paddle.policies.ours.awaited import updates_awaited
 from sublet.frontends.paddle.policies.ours.inplace import in_place
 from sublet.frontends.paddle.policies.ours.invariants import loop_invariants
 from sublet.frontends.paddle.policies.ours.proxies import shape_proxies
@@ -21,6 +22,7 @@ PASSES: Mapping[str, Pass] = MappingProxyType(
         "loop invariants": lambda program, keep: loop_invariants(program),
         "in place": in_place,
         "temporaries outside": temporaries_outside,
+        "updates awaited": updates_awaited,
     }
 )
 

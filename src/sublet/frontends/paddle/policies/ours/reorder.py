@@ -25,17 +25,17 @@ def optimise_early(program: Program) -> Program:
     for op in first.ops:
         reads, writes = _touches(scopes, op)
         at = len(done)
-        if _optimises(op):
+        if optimises(op):
             while at and not touched[at - 1][1] & (reads | writes) and not touched[at - 1][0] & writes:
                 at -= 1
-            while at < len(done) and _optimises(done[at]):  # these stay in the order they had
+            while at < len(done) and optimises(done[at]):  # these stay in the order they had
                 at += 1
         done.insert(at, op)
         touched.insert(at, (reads, writes))
     return replace(program, blocks=(replace(first, ops=tuple(done)), *others))
 
 
-def _optimises(op: Op) -> bool:
+def optimises(op: Op) -> bool:
     """Whether an operator updates a weight from its gradient, and runs no block for it."""
     role = op.attrs.get("op_role")
     marked = role is not None and isinstance(role.value, int) and bool(role.value & OPTIMISER)
