@@ -106,6 +106,7 @@ def moved() -> Iterator[Case]:
         rows = tensor((4,), dtype)
         asked = O("GATHER", (0, 1), (2,), (23, {0: integer(0)}))
         yield Case(asked, (rows, T((4,), "i32", (3, 2, 1, 0)), rows), 0, "same")
+        yield Case(O("EMBEDDING_LOOKUP", (0, 1), (2,)), (ints(2, 0, 3, 1), flat, flat), 1, "same")
         pairs = T((4, 1), "i32", ((3,), (0,), (2,), (1,)))
         yield Case(O("GATHER_ND", (0, 1), (2,)), (flat, pairs, flat), 0, "same")
         order = tensor((4, 4), dtype)
@@ -186,8 +187,16 @@ def _lstm(dtype: str, batch: int, time: int, width: int, time_first: int) -> Cas
 
 
 def shapes() -> Iterator[Case]:
-    """An operator on shapes."""
+    """Operators on shapes. Only shapes that agree can be broadcast; with ones, and with itself, every one does."""
     yield Case(O("SHAPE", (0,), (1,), (55, {0: byte(2)})), (T((1,), "i32"), T((1,), "i32")), 0, "same")
+    for dtype in ("i32", "i64"):
+        for rank in (1, 3, 4):
+            x = T((rank,), dtype)
+            yield Case(O("BROADCAST_ARGS", (0, 0), (1,)), (x, x), 0, "twice")
+            for ones, kind in ((ints(*[1] * rank, dtype=dtype), "same"), (ints(1, dtype=dtype), "broadcast")):
+                if kind == "same" or rank > 1:
+                    yield Case(O("BROADCAST_ARGS", (0, 1), (2,)), (x, ones, x), 0, kind)
+                    yield Case(O("BROADCAST_ARGS", (0, 1), (2,)), (ones, x, x), 1, kind)
 
 
 def elsewhere() -> Iterator[Case]:
@@ -201,9 +210,6 @@ UNTRIED = {
     **dict.fromkeys(
         ("CALL_ONCE", "VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"), "no operand in the arena, or no output"
     ),
-    **dict.fromkeys(("ARG_MAX", "ARG_MIN"), "no operand has the shape of the output"),
-    "FILL": "its operands are constants",
-    "EMBEDDING_LOOKUP": "its operand has one axis, its output more",
-    "BROADCAST_ARGS": "its operands are shapes; others end the process",
+    **dict.fromkeys(("ARG_MAX", "ARG_MIN", "FILL"), "no operand with elements has the shape of the output"),
 }
 """Of the operators that TFLM has those that cannot be tried in place, with the reason."""
