@@ -47,6 +47,7 @@ from sublet.frontends.model import is_onnx
 from sublet.frontends.onnx.optimized import ALL
 from sublet.ir.model import Model as Source
 from sublet.ir.recipe import AS_IS
+from sublet.passes.rewriting import is_pure
 from sublet.plan import MemoryPlan
 from sublet.plan.file import save
 from sublet.plan.verdict import Verdict
@@ -159,7 +160,8 @@ def _show(
 ) -> None:
     show_plan(made, picture, decision=decision)
     _remark(made, other, source, rewritten=rewritten)
-    if decision is not None and decision.fits is False and not made.recipe.again:
+    again = not made.recipe.again and any(is_pure(node) for node in source.graph.walk())
+    if decision is not None and decision.fits is False and again:
         answers().print(
             Text("Values computed again may make it fit: --recompute; --frontier tells what that costs.", "dim")
         )

@@ -206,6 +206,7 @@ def test_export_says_what_is_wrong(cli: Cli, tmp_path: Path) -> None:
         status, _, said = cli("export", *words)
         assert status == 2
         assert expected in said
+    assert "--recompute" not in cli("plan", model, "--budget", "64")[1], "no pass changes what TFLM runs"
 
 
 def test_a_file_that_is_not_whole_cannot_be_changed() -> None:
