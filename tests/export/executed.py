@@ -64,7 +64,7 @@ def _pointers(plan: MemoryPlan, prefix: str) -> Mapping[Placement, str]:
         if at not in seen:
             seen.append(at)
         which = f"_{seen.index(at)}" if place.value in several else ""
-        found[place] = f"(uint8_t *){prefix}_{names[place.value]}{which}_ptr()"
+        found[place] = f"(uint8_t *){prefix}_{names[place.value]}_ptr{which}()"
     return found
 
 

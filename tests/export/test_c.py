@@ -119,8 +119,8 @@ def test_a_tensor_with_several_places_has_a_pointer_for_each(tmp_path: Path) -> 
     header, source = written(made, tmp_path)
     text = header.read_text()
     for value in several:
-        assert f"rotation_{value}_0_ptr" in text
-        assert f"rotation_{value}_1_ptr" in text
+        assert f"rotation_{value}_ptr_0" in text
+        assert f"rotation_{value}_ptr_1" in text
     done = subprocess.run(
         ["cc", "-std=c99", *WARNINGS, "-c", str(source), "-o", str(tmp_path / "o.o")], capture_output=True, text=True
     )
@@ -198,6 +198,19 @@ def test_names_are_told_apart() -> None:
     names = identifiers(["conv/1", "conv_1", "Conv 1", "1", "für", "*/ evil", ""])
     assert len(set(names.values())) == 7
     assert all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names.values())
+
+
+def test_names_of_tensors_do_not_clash_with_others_of_the_header(tmp_path: Path) -> None:
+    """A tensor called like the arena, one like a weight, one like a place of a tensor of a loop."""
+    text = ROTATION.replace(
+        "%n: i64[]) {", "%n: i64[], %arena: f32[3], %weight_w: f32[3], %c_0: f32[5]) {\n weights %w: f32[7]"
+    )
+    made = sublet.plan_memory(sublet.parse(text.replace("%a, %b\n}", "%a, %b, %arena, %weight_w, %c_0, %w\n}")))
+    header, source = written(made, tmp_path)
+    assert len(re.findall(r"#define ROTATION_WEIGHT_W\w*_BYTES", header.read_text())) == 2
+    command = ["cc", "-std=c99", *WARNINGS, "-c", str(source), "-o", str(tmp_path / "o.o")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
 
 
 def test_a_name_ends_no_comment(tmp_path: Path) -> None:

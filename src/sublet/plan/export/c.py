@@ -51,11 +51,11 @@ class _Writer:
         self._plan = plan
         self._told = told
         self.name = told.named(plan)
-        self._tensors = identifiers(place.value for place in plan.in_arenas)
-        self._arenas = identifiers(storage.name for storage in plan.arenas)
         self._places: dict[str, list[Placement]] = {}
         for place in plan.in_arenas:
             self._places.setdefault(place.value, []).append(place)
+        self._arenas = identifiers(storage.name for storage in plan.arenas)
+        self._tensors = identifiers(self._places, self._arenas.values())
 
     def header(self) -> str:
         guard = f"{self.name.upper()}_MEMORY_H"
@@ -108,7 +108,8 @@ class _Writer:
         """Sizes of what lies in memory of the caller, and whether runs write it: constants may stay in flash."""
         lines = []
         bound = [storage for storage in self._plan.storages if storage not in self._plan.arenas]
-        names = identifiers(f"{storage.kind} {storage.name}" for storage in bound)
+        taken = {*self._arenas.values(), *self._tensors.values()}
+        names = identifiers((f"{storage.kind} {storage.name}" for storage in bound), taken)
         kept = {bound_to(value) for value in self._plan.updated}
         for storage in bound:
             name = f"{self.name}_{names[f'{storage.kind} {storage.name}']}".upper()
@@ -152,7 +153,8 @@ class _Writer:
             lines.append(f"              sublet_{name}_{i}_in_range);")
             if region.offset % self._plan.alignment == 0:
                 lines.append(f"SUBLET_ASSERT({offset} % {self._plan.alignment}u == 0u, sublet_{name}_{i}_aligned);")
-            lines.append(self._pointer(name if len(regions) == 1 else f"{name}_{i}", array, offset, first))
+            pointer = f"{name}_ptr" if len(regions) == 1 else f"{name}_ptr_{i}"
+            lines.append(self._pointer(pointer, array, offset, first))
         for stride in first.strides:
             lines.append(f"#define {upper}_STRIDE_{identifier(stride.loop).upper()} ({stride.step})")
         return "\n".join(lines) + "\n"
@@ -171,7 +173,7 @@ class _Writer:
         if width and place.region.offset % width:
             type_ = "uint8_t"  # C lets no pointer to wider elements stand there
         return (
-            f"static inline {type_} *{name}_ptr(void)\n"
+            f"static inline {type_} *{name}(void)\n"
             f"{{\n    return ({type_} *)(void *)&{self.name}_{array}[{offset}];\n}}"
         )
 

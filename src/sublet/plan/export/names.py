@@ -15,10 +15,10 @@ def identifier(name: str) -> str:
     return plain if plain[:1].isalpha() else f"x{plain}"
 
 
-def identifiers(names: Iterable[str]) -> dict[str, str]:
-    """An identifier for each name; names that would share one are numbered, so that no two do."""
+def identifiers(names: Iterable[str], reserved: Iterable[str] = ()) -> dict[str, str]:
+    """An identifier for each name, none of the reserved; names that would share one are numbered, so that no two do."""
     found: dict[str, str] = {}
-    taken: set[str] = set()
+    taken = set(reserved)
     for name in dict.fromkeys(names):
         base = chosen = identifier(name)
         count = 1
