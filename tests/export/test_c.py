@@ -22,7 +22,7 @@ from sublet.frontends.onnx.model import from_proto
 from sublet.packing import Region
 from sublet.plan import MemoryPlan, Outside, Placement
 from sublet.plan.export import Told
-from sublet.plan.export.names import identifiers
+from sublet.plan.export.names import MOST_LETTERS, identifiers
 from sublet.plan.figures import multiview
 from tests.commands import Cli
 from tests.export.compilers import COMPILERS, WARNINGS, Compiler
@@ -195,8 +195,10 @@ def test_memories_have_arrays_and_sections_of_their_own(tmp_path: Path) -> None:
 
 
 def test_names_are_told_apart() -> None:
-    names = identifiers(["conv/1", "conv_1", "Conv 1", "1", "für", "*/ evil", ""])
-    assert len(set(names.values())) == 7
+    long = ["x" * 99 + str(i) for i in range(12)]
+    names = identifiers(["conv/1", "conv_1", "Conv 1", "1", "für", "*/ evil", "", *long], ["evil"])
+    assert len(set(names.values()) - {"evil"}) == 19
+    assert max(map(len, names.values())) == MOST_LETTERS
     assert all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names.values())
 
 

@@ -150,9 +150,9 @@ class _Writer:
             array = self._arenas[region.storage]
             lines.append(f"#define {offset} ((size_t){region.offset}u)")
             lines.append(f"SUBLET_ASSERT({offset} + {upper}_BYTES <= {self.name.upper()}_{array.upper()}_BYTES,")
-            lines.append(f"              sublet_{name}_{i}_in_range);")
+            lines.append(f"              {name}_{i}_in_range);")
             if region.offset % self._plan.alignment == 0:
-                lines.append(f"SUBLET_ASSERT({offset} % {self._plan.alignment}u == 0u, sublet_{name}_{i}_aligned);")
+                lines.append(f"SUBLET_ASSERT({offset} % {self._plan.alignment}u == 0u, {name}_{i}_aligned);")
             pointer = f"{name}_ptr" if len(regions) == 1 else f"{name}_ptr_{i}"
             lines.append(self._pointer(pointer, array, offset, first))
         for stride in first.strides:

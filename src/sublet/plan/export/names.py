@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable
 
 MOST_LETTERS = 40
-"""Of a name in an identifier: C99 tells only so many apart in what a linker sees (31), prefix and suffix aside."""
+"""Of a tensor's name in an identifier, its number included. C99 tells identifiers apart by 63 letters (31 where a
+linker sees them), so a prefix of 12 leaves all of a plan apart, with suffixes of up to ten ("_OFFSET_12")."""
 
 
 def identifier(name: str) -> str:
@@ -24,7 +25,8 @@ def identifiers(names: Iterable[str], reserved: Iterable[str] = ()) -> dict[str,
         count = 1
         while chosen in taken:
             count += 1
-            chosen = f"{base}_{count}"
+            number = f"_{count}"
+            chosen = base[: MOST_LETTERS - len(number)].rstrip("_") + number
         taken.add(chosen)
         found[name] = chosen
     return found
