@@ -327,6 +327,31 @@ def test_what_waits_goes_on_under_its_own_name(
     assert bool(wrong) == bool(rules(program, waiting, "c"))
 
 
+@pytest.mark.parametrize(
+    ("at", "x", "wrong"),
+    [
+        (3, "a", set()),
+        (1, "a", {"differs", "new"}),  # b is written where a lies
+        (3, "w", {"new"}),  # what the next run writes to b might lie where w does
+    ],
+)
+def test_a_view_is_the_same_bytes(at: int, x: str, wrong: set[str]) -> None:
+    program = straight("a = relu(x)", "b = tanh(x)", "d = square(b)", "c = sigmoid(a)", "w = exp(d)", persistable=["w"])
+    ops = list(program.blocks[0].ops)
+    ops.insert(at, new_op("share_data", {"X": [x]}, {"Out": ["b"]}))
+    assert rules(program, with_block(program, 0, ops=tuple(ops)), "c") == wrong
+
+
+def test_a_view_is_of_bytes() -> None:
+    """Found by running the translation in Paddle, which fails."""
+    program = straight("a = relu(x)", "b = tanh(a)", "c = sigmoid(x)", "d = exp(c)")
+    slots = {"X": ["x"]}, {"Out": ["a"], "XShape": ["c"]}
+    reshaped = new_op("reshape2", *slots, {"shape": Attr("INTS", (4,))})
+    program = with_block(program, 0, ops=(reshaped, *program.blocks[0].ops[1:2]))
+    viewed = (*program.blocks[0].ops, new_op("share_data", {"X": ["c"]}, {"Out": ["a"]}))
+    assert rules(program, with_block(program, 0, ops=viewed), "b") == {"new"}
+
+
 def test_a_condition_cannot_be_made_to_wait() -> None:
     """Paddle has no kernel for it from 3.0 on."""
     program, bits = straight("a = logical_not(x)", "b = logical_not(a)"), {"dtype": DType.BOOL}

@@ -333,20 +333,31 @@ def test_what_is_no_optimiser_stays_where_it_is() -> None:
 
 
 def test_what_comes_after_an_update_waits_for_it() -> None:
-    """Each operator behind updates reads what `depend` handed on once these were done, and no other ones were added."""
-    before = optimise_early(given("transformer"))
-    ops = updates_awaited(before).blocks[0].ops
-    assert [op for op in ops if op.type != "depend"] == [*before.blocks[0].ops]
+    """Each operator behind updates reads what `depend` handed on once these were done and their gradients, used up, had
+    become views of it; no other operators were added.
+    """
+    before, added = optimise_early(given("transformer")), ("share_data", "depend")
+    ops = updates_awaited(before, [LOSSES["transformer"]]).blocks[0].ops
+    assert [op for op in ops if op.type not in added] == [*before.blocks[0].ops]
     updates: list[str] = []
+    let_go: list[str] = []
     for op, following in pairwise(ops):
         if op.type == "adam":
             updates.append(op.outputs["ParamOut"][0])
-            assert following.type in ("adam", "depend") or following is ops[-1]
+            assert following.type in ("adam", *added) or following is ops[-1]
+        elif op.type == "share_data":
+            let_go.append(op.outputs["Out"][0])
+            assert let_go[-1].removesuffix("@GRAD") in updates
+            assert op.inputs["X"] == following.inputs["X"]
         elif op.type == "depend":
             assert op.inputs["Dep"] == tuple(updates)
             assert op.inputs["X"] == op.outputs["Out"]
             assert {*op.outputs["Out"]} & {*following.reads}
             updates.clear()
+    assert let_go
+    for name in let_go:
+        *_, update, view = (op for op in ops if name in (*op.reads, *op.writes))
+        assert (update.type, view.type) == ("adam", "share_data")
 
 
 def test_before_depend_was_tried_nothing_waits() -> None:

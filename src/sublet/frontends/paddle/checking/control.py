@@ -9,6 +9,8 @@ from sublet.frontends.paddle.checking.machine import Run, Step, computed
 from sublet.frontends.paddle.checking.storage import Allocation, Array, Place, Scope, Variable, tensor
 from sublet.frontends.paddle.format.program import EMPTY, GRAD, Block, Op, Program
 
+NO_MEMORY = ("XShape", "ReserveSpace")
+"""Slots in which ops note what has extents, and no bytes on a CPU."""
 MOST_ROUNDS = 4096
 """Rounds of a loop whose condition is known by number; a longer one is not followed."""
 
@@ -231,6 +233,20 @@ def _assign(step: Step) -> None:
     step.write(step.one("Out"), term, place)
 
 
+def _share_data(step: Step) -> None:
+    """Out becomes a view of X: what is written to one later is written over the other.
+
+    Not followed is a view of what persists, which the next run might write over; of what has no memory it fails.
+    """
+    name = step.one("X")
+    source, var = step.variable(name), step.run.program.var(step.block.index, name)
+    bare = any(name in op.outputs.get(slot, ()) for op in step.block.ops for slot in NO_MEMORY)
+    if source is None or source.place is None or bare or (var is not None and var.persistable):
+        computed(step)
+        return
+    step.write(step.one("Out"), step.read(name), source.place)
+
+
 def _depend(step: Step) -> None:
     """X, one tensor, goes on under its own name, once what it waits for is there: Paddle computes nothing here.
 
@@ -306,6 +322,7 @@ SPECIAL: Mapping[str, Callable[[Step], None]] = {
     "select_output": _select_output,
     "assign": _assign,
     "depend": _depend,
+    "share_data": _share_data,
     "logical_not": _logical_not,
     "cast": _cast,
     "feed": _feed,

@@ -43,7 +43,7 @@ class Sizes(Protocol):
     def dtype(self, block: int, name: str) -> DType | None: ...
 
 
-TOTAL = {"share_data", "fill_constant"}
+TOTAL = {"fill_constant"}
 """Ops that fail for no operand. Those whose bytes are followed (`control.py`) are not asked either: `assign`, views."""
 
 

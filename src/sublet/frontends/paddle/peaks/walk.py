@@ -25,6 +25,7 @@ NO_BYTES = {
     ("feed", "Out"),
     ("fetch", "Out"),
     ("view_slice", "out"),
+    ("share_data", "Out"),
 }
 """Outputs that hold nothing on a CPU, or nothing of their own."""
 
