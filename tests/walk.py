@@ -39,8 +39,11 @@ DOCUMENTS = (
     "docs/memory.md", "docs/text_form.md", "docs/training.md", "docs/budget.md", "docs/dynamic.md",
 )  # fmt: skip
 BLOCK = re.compile(r"^```(python|sublet)\n(.*?)^```$|^ {4}(sublet [^\n]*)$", re.MULTILINE | re.DOTALL)
-TORCH = re.compile(r"import torch|, torch$|\.pt2", re.MULTILINE)
-"""What a step says that needs PyTorch; the suite runs those, see `tests/frontends/pytorch/test_documents.py`."""
+NEEDS = {
+    "torch": re.compile(r"import torch|, torch$|\.pt2", re.MULTILINE),
+    "executorch": re.compile("import executorch|from executorch"),
+}
+"""What a step says that needs a package; the suite runs PyTorch's, see `tests/frontends/pytorch/test_documents.py`."""
 ANSWERS = (0, 1, 3)
 """What a command may exit with: it fits, it does not, or nobody can know."""
 
@@ -59,8 +62,9 @@ def _walk(name: str) -> int:
         _furnish(Path(folder))
         known: dict[str, Any] = {"Path": Path, "numpy": np, "np": np, **_arrays()}
         for kind, step in _steps(text):
-            if TORCH.search(step) and not installed("torch"):
-                print(f"{name}: needs PyTorch, which is not here: {step.splitlines()[0][:60]}", flush=True)
+            missing = [package for package, says in NEEDS.items() if says.search(step) and not installed(package)]
+            if missing:
+                print(f"{name}: needs {missing[0]}, which is not here: {step.splitlines()[0][:60]}", flush=True)
                 continue
             said = _run(kind, step, Path(folder), known)
             failed += bool(said)
@@ -155,7 +159,13 @@ def _paddle() -> Program:
 
 def _arrays() -> dict[str, Any]:
     random = np.random.default_rng(0)
+    network: dict[str, Any] = {}
+    if installed("executorch"):
+        import torch
+
+        network = {"model": torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()), "inputs": (torch.ones(2, 8),)}
     return {
+        **network,
         "array": np.ones((1, 3, 32, 32), np.float32),
         "images": random.normal(size=(64, 1, 8, 8)).astype(np.float32),
         "digits": random.integers(0, 10, 64),
