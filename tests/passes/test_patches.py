@@ -73,9 +73,10 @@ def test_patches_compute_what_the_whole_computes(seed: int) -> None:
 CONV = 'dilations = [], groups = 1, layout = "nchw"'
 NN = """
     graph @g(%x: f32[1,2,9,8]) {
-      weights %w: f32[4,2,3,3], %v: f32[2,4,3,3]
+      weights %w: f32[4,2,3,3], %v: f32[2,4,3,3], %s: f32[4]
       %a: f32[1,4,5,4] = nn.conv(%x, %w) {strides = [2, 2], pads = [1, 1, 1, 1], CONV} @a
-      %b: f32[1,4,5,4] = nn.relu(%a) @b
+      %n: f32[1,4,5,4] = nn.batch_norm_inference(%a, %s, %s, %s, %s) {epsilon = 1e-05, axis = 1} @n
+      %b: f32[1,4,5,4] = nn.relu(%n) @b
       %c: f32[1,2,5,4] = nn.conv(%b, %v) {strides = [], pads = [1, 1, 1, 1], CONV} @c
       %d: f32[] = nn.sum(%c) {axes = [], keepdims = 0} @d
       return %c, %d

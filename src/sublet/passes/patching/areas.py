@@ -17,8 +17,8 @@ Area = tuple[tuple[int, int], ...]
 
 Axes = tuple[int, int]
 
-NORMALIZATION = "onnx.BatchNormalization"
-"""Its other operands have an element for each channel."""
+NORMALIZATIONS = frozenset(("onnx.BatchNormalization", "nn.batch_norm_inference"))
+"""Their other operands have an element for each channel."""
 
 _ONNX = ("Relu", "Clip", "LeakyRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Elu", "Selu", "Softplus", "Erf")
 _MORE = (
@@ -34,13 +34,12 @@ _MORE = (
     "Div",
     "Min",
     "Max",
-    "BatchNormalization",
 )
 _NN = ("relu", "clip", "leaky_relu", "sigmoid", "hard_sigmoid", "hard_swish", "tanh", "elu", "gelu", "silu", "neg")
 _NN_MORE = ("abs", "sqrt", "exp", "add", "sub", "mul", "div", "minimum", "maximum")
 
 POINTWISE = frozenset(
-    [*(f"onnx.{name}" for name in _ONNX + _MORE), NORMALIZATION, *(f"nn.{name}" for name in _NN + _NN_MORE)]
+    [*(f"onnx.{name}" for name in _ONNX + _MORE), *NORMALIZATIONS, *(f"nn.{name}" for name in _NN + _NN_MORE)]
 )
 """Each place of the output comes from the same place of the operands; other operands are the same at all places."""
 
@@ -85,13 +84,13 @@ def obstacle(node: Node, axes: Axes, maps: frozenset[Value]) -> str:
             return "has windows of padding alone"
         floor = Windows(over.kernel, over.strides, over.begins, over.ends, over.dilations)
         return "" if floor.counts(size) == extents(outs[0], axes) else "has windows that stick out"
-    if node.op not in POINTWISE:
+    if node.op not in POINTWISE or (node.op in NORMALIZATIONS and node.attrs.get("axis", 1) in axes):
         return "needs more than the area that it makes"
     for value in node.uses:
         size = extents(value, axes)
         if value in maps and size != extents(outs[0], axes):
             return "reads a map of other extents"
-        if value not in maps and node.op != NORMALIZATION and not _same_everywhere(value, axes):
+        if value not in maps and node.op not in NORMALIZATIONS and not _same_everywhere(value, axes):
             return "reads another map"
     return ""
 

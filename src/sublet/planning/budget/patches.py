@@ -102,9 +102,9 @@ def _likely(graph: Graph, options: Options, most_extra: float) -> list[str]:
 
 
 def _fronts(graph: Graph) -> list[tuple[str, Front]]:
-    """The fronts with an output no larger than any before, of neighbours the last."""
-    least = max((value.nbytes for value in graph.inputs), default=0)
-    found: dict[int, tuple[str, Front]] = {}
+    """The fronts with an output no larger than any computed before; of neighbours that make as much, the last."""
+    least: float = float("inf")
+    found: dict[tuple[int, int], tuple[str, Front]] = {}
     run = 0
     for node in graph.nodes:
         nbytes = sum(value.nbytes for value in node.defs)
@@ -113,7 +113,7 @@ def _fronts(graph: Graph) -> list[tuple[str, Front]]:
         elif nbytes:
             front = front_to(graph, node.name)
             if not isinstance(front, str) and any(axes_of(each) for each in front.nodes):
-                least, found[run] = nbytes, (node.name, front)
+                least, found[run, nbytes] = nbytes, (node.name, front)
     return list(found.values())
 
 
