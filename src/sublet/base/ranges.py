@@ -18,6 +18,11 @@ def merge(pieces: Iterable[tuple[int, int]]) -> Ranges:
     return tuple(merged)
 
 
+def divided(extent: int, parts: int) -> Ranges:
+    """The numbers from 0 to `extent` in so many ranges, as long as each other but for one."""
+    return tuple((extent * i // parts, extent * (i + 1) // parts) for i in range(parts))
+
+
 def levels(held: Iterable[tuple[Ranges, int]]) -> list[tuple[int, int]]:
     """(time, bytes held from there on) wherever that changes, of things held in ranges of time; it ends at 0 bytes."""
     change: dict[int, int] = {}

@@ -16,6 +16,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from sublet.base.ranges import divided
 from sublet.errors import PlanError
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.walk import makers, reads_inside, results
@@ -65,7 +66,7 @@ def patched(graph: Graph, text: str) -> Graph:
     if size is None or patches.rows > size[0] or patches.columns > size[1]:
         raise PlanError(f"patches {text[:80]!r}: {front.result} has only {size} places")
     writer = _Writer(graph, front)
-    made = writer.whole([_cuts(size[0], patches.rows), _cuts(size[1], patches.columns)])
+    made = writer.whole([divided(size[0], patches.rows), divided(size[1], patches.columns)])
     nodes: list[Node] = []
     inside = {node.name for node in front.nodes}
     for node in graph.nodes:
@@ -80,8 +81,8 @@ def places(front: Front, rows: int, columns: int) -> dict[str, float]:
     """How many times the places of its map each node of a front computes in so many patches, by name."""
     size = extents(front.result, front.axes)
     assert size is not None
-    down = [areas_in(front, (cut, (0, size[1]))) for cut in _cuts(size[0], rows)]
-    across = [areas_in(front, ((0, size[0]), cut)) for cut in _cuts(size[1], columns)]
+    down = [areas_in(front, (cut, (0, size[1]))) for cut in divided(size[0], rows)]
+    across = [areas_in(front, ((0, size[0]), cut)) for cut in divided(size[1], columns)]
     found = {}
     for node in front.nodes:
         (out,) = node.defs
@@ -140,10 +141,6 @@ def _varying(graph: Graph) -> frozenset[Value]:
         if not found.isdisjoint(reads_inside(node)):
             found.update(node.defs)
     return frozenset(found)
-
-
-def _cuts(extent: int, parts: int) -> list[tuple[int, int]]:
-    return [(extent * i // parts, extent * (i + 1) // parts) for i in range(parts)]
 
 
 class _Writer:

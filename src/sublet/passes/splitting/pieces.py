@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from math import prod
 
 from sublet.errors import PlanError
@@ -212,8 +211,7 @@ class _Writer:
 
     def _piece(self, node: Node, i: int, sums: dict[Value, Value]) -> None:
         found, _, count = self.ways[node.name]
-        bounds = found.bounds(count)
-        begin, end = bounds[i], bounds[i + 1]
+        begin, end = found.bounds(count)[i]
         self.emit.scope, self.emit.source = f"{node.name}.{i + 1}of{count}/", node.source
         operands = [
             None if value is None else self._read(value, row, found, count, i)
@@ -323,8 +321,7 @@ class _Writer:
 
 def _counts(found: Way, row: Shape, pieces: int) -> tuple[int, ...]:
     """The elements of each piece, for so many a row."""
-    bounds = found.bounds(pieces)
-    return tuple((end - begin) * prod(row) for begin, end in pairwise(bounds))
+    return tuple((end - begin) * prod(row) for begin, end in found.bounds(pieces))
 
 
 def onto(graph: Graph, node: Node, read: Mapping[Value, int]) -> Node | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from sublet.base.ranges import Ranges, divided
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn import activation, elementwise
@@ -49,9 +50,9 @@ class Way:
     attrs: Attrs = field(default=lambda rows: {})
     write: Write | None = None
 
-    def bounds(self, pieces: int) -> list[int]:
-        """The rows at which the pieces begin, and where the last one ends."""
-        return [self.extent * i // pieces for i in range(pieces + 1)]
+    def bounds(self, pieces: int) -> Ranges:
+        """The rows of each piece."""
+        return divided(self.extent, pieces)
 
 
 Makers = Mapping[str, tuple[Callable[[Node], Way | None], ...]]
