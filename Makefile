@@ -144,6 +144,7 @@ bench-budget: $(VENV)/.installed ## training steps within budgets: extra time pr
 	$(BIN)/python -m benchmarks.budget_table
 	$(BIN)/python -m benchmarks.loop_tapes
 	$(BIN)/python -m benchmarks.loop_tapes --network residual
+	$(BIN)/python -m benchmarks.budget_beside_torch
 
 bench-order: $(VENV)/.installed ## irregular networks: arenas in the order given, greedy, searched, beside what no order goes below
 	$(BIN)/python -m benchmarks.orders

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import getitem
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
+from sublet.base.ranges import divided
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ir.walk import reads_inside
 from sublet.tensor import DType, TensorSpec
@@ -108,16 +111,82 @@ FUNCTIONS: Mapping[str, Compute] = {
 }
 
 
+SEVERAL = ("batch_norm", "layer_norm", "attention", "lstm_cell", "softmax_cross_entropy")
+"""Those that give a tuple."""
+
+
 def run(graph: Graph, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The outputs of a graph by the names of their values; `given` has its inputs and weights but the literals."""
     places: dict[Value, Any] = {
         value: given[value.name] for value in (*graph.inputs, *graph.weights) if value.name in given
     }
-    for value in graph.weights:
-        if value.literal is not None and isinstance(value.spec, TensorSpec):
-            places[value] = torch.tensor(value.literal, dtype=TYPES[value.spec.dtype]).reshape(value.spec.shape)
+    places.update(_literals(graph))
     _run(graph.nodes, places, kept=frozenset(graph.outputs))
     return {value.name: places[value] for value in graph.outputs}
+
+
+def checkpointed(graph: Graph, given: Mapping[str, Tensor], stretches: int) -> Tensor:
+    """The one output of a graph, computed in stretches of as many nodes each; all but the last are computed again in
+    the backward, from what was made before them and is read in them."""
+    places: dict[Value, Any] = {
+        value: given[value.name] for value in (*graph.inputs, *graph.weights) if value.name in given
+    }
+    places.update(_literals(graph))
+    for begin, end in divided(len(graph.nodes), stretches):
+        nodes = graph.nodes[begin:end]
+        wanted = {*graph.outputs}.union(*(reads_inside(node) for node in graph.nodes[end:]))
+        read = [value for value in places if any(value in reads_inside(node) for node in nodes)]
+        made = [value for node in nodes for value in node.defs if value in wanted]
+
+        def stretch(
+            *operands: Tensor, nodes: tuple[Node, ...] = nodes, read: list[Value] = read, made: list[Value] = made
+        ) -> tuple[Tensor, ...]:
+            inside = dict(zip(read, operands, strict=True))
+            _run(nodes, inside, kept=frozenset(made))
+            return tuple(inside[value] for value in made)
+
+        operands = [places[value] for value in read]
+        found = checkpoint(stretch, *operands, use_reentrant=False) if end < len(graph.nodes) else stretch(*operands)
+        operands.clear()
+        places = {value: place for value, place in places.items() if value in wanted}
+        places.update(zip(made, found, strict=True))
+        del found
+    (output,) = graph.outputs
+    return places[output]
+
+
+def traced(graph: Graph) -> tuple[torch.fx.GraphModule, tuple[str, ...]]:
+    """A graph without control flow as a module that gives its one output, and the names of its operands."""
+    written = torch.fx.Graph()
+    names = tuple(value.name for value in (*graph.inputs, *graph.weights) if value.literal is None)
+    at = {
+        value: written.placeholder(f"operand{i}")
+        for i, value in enumerate((*graph.inputs, *graph.weights))
+        if value.literal is None
+    }
+    module = torch.nn.Module()
+    for i, (value, tensor) in enumerate(_literals(graph).items()):
+        module.register_buffer(f"literal{i}", tensor)
+        at[value] = written.get_attr(f"literal{i}")
+    for node in graph.nodes:
+        operands = [None if value is None else at[value] for value in node.inputs]
+        while operands and operands[-1] is None:
+            operands.pop()
+        result = written.call_function(FUNCTIONS[node.op.removeprefix("nn.")], tuple(operands), dict(node.attrs))
+        several = node.op.removeprefix("nn.") in SEVERAL
+        for i, value in enumerate(node.outputs):
+            if value is not None:
+                at[value] = written.call_function(getitem, (result, i)) if several else result
+    written.output(at[graph.outputs[0]])
+    return torch.fx.GraphModule(module, written), names
+
+
+def _literals(graph: Graph) -> dict[Value, Tensor]:
+    return {
+        value: torch.tensor(value.literal, dtype=TYPES[value.spec.dtype]).reshape(value.spec.shape)
+        for value in graph.weights
+        if value.literal is not None and isinstance(value.spec, TensorSpec)
+    }
 
 
 def _run(nodes: tuple[Node, ...], places: dict[Value, Any], kept: frozenset[Value] | None = None) -> None:
