@@ -272,6 +272,21 @@ def test_what_a_node_alone_reads_is_computed_again_with_it(late: str, returned: 
     assert bound == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize(("less", "seconds"), [(256, 1), (512, 1 + 4)])
+def test_a_smaller_value_is_kept_or_computed_again(less: int, seconds: float) -> None:
+    """Of what is joined one half may be kept, which saves the other."""
+    g = sublet.Graph("joined")
+    x = g.input("x", (64,))
+    joined = nn.concat([x, nn.tanh(x)], axis=0)
+    wide = nn.exp(g.parameter("w", (256,))).mean()
+    g.output("d", joined * joined + wide)
+    graph = g.model().graph
+    took = {"nn.concat": 1.0, "nn.tanh": 4.0}
+    level = level_of(graph, {n.name: took.get(n.op, 0.0) for n in graph.nodes}, io_bound=True, weights_bound=True)
+    bound = least_extra_seconds(level, timeline(level, frozenset()).peak - less)
+    assert bound == pytest.approx(seconds)
+
+
 def stand(level: Level, clones: Clones) -> bool:
     """Whether every node runs where it stands."""
     ran = timeline(level, clones)

@@ -1,9 +1,9 @@
 """No less extra time than this: a bound by linear programming.
 
 It holds for programs in the order given in which every node runs where it stands, and clones besides. A block that is
-not alive all the way between two readers costs its share of a clone of its maker, and of clones of what that alone
-reads (see `_Costs`); what it saves counts in full, in-place results included, and what clones need themselves counts
-nothing. So the least over these is no more than what any such program costs. Fractions of a block may be dropped.
+not alive all the way between two readers costs its share of a clone of its maker, and what that needs at least (see
+`_Clones`); what it saves counts in full, in-place results included, and what clones write themselves counts nothing. So
+the least over these is no more than what any such program costs. Fractions of a block may be dropped.
 """
 
 from __future__ import annotations
@@ -21,16 +21,27 @@ from sublet.passes.recompute.timeline import Lives, timeline
 UNIT = 1 << 20
 """Bytes are told to the solver in these."""
 
+MOST_NEEDED = 16
+"""Smaller values that are asked for with each clone; what others cost counts nothing."""
+
 
 @dataclass
-class _Gaps:
-    """Spans in which a block need not be alive, each a fraction from 0 to 1 that costs seconds.
+class _Choices:
+    """What a program may do, each to a fraction from 0 to 1, at a cost in seconds.
 
-    saved  (position of the node, number of the span, bytes that are not alive then)
+    freed  (position of a node, number of the choice, bytes that are not alive then: fewer than none where more are)
+    needs  (number of a choice, number of another, and of a third): no more of the first than of the others together
     """
 
     seconds: list[float] = field(default_factory=list)
-    saved: list[tuple[int, int, int]] = field(default_factory=list)
+    freed: list[tuple[int, int, float]] = field(default_factory=list)
+    needs: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def add(self, seconds: float, nbytes: float, moments: range) -> int:
+        """One more, which frees so many bytes at each of some moments."""
+        self.seconds.append(seconds)
+        self.freed += [(t, len(self.seconds) - 1, nbytes) for t in moments]
+        return len(self.seconds) - 1
 
 
 def least_extra_seconds(level: Level, budget: int) -> float | None:
@@ -39,49 +50,52 @@ def least_extra_seconds(level: Level, budget: int) -> float | None:
     over = {t: row for row, t in enumerate(np.flatnonzero(plain.live > budget).tolist())}
     if not over:
         return 0.0
-    gaps = _gaps(level, plain.lives)
-    entries = [(over[t], number, nbytes) for t, number, nbytes in gaps.saved if t in over]
+    choices = _choices(level, plain.lives)
+    entries = [(over[t], number, -nbytes / UNIT) for t, number, nbytes in choices.freed if t in over]
     if not entries:
         return None
-    rows, columns, nbytes = zip(*entries, strict=True)
-    freed = coo_array((-np.array(nbytes) / UNIT, (rows, columns)), shape=(len(over), len(gaps.seconds)))
-    wanted = (budget - plain.live[list(over)]) / UNIT
-    rows_hold = LinearConstraint(freed.tocsr(), -np.inf, wanted)
-    found = milp(gaps.seconds, constraints=rows_hold, bounds=Bounds(0, 1))  # without integrality: a linear program
+    for row, (choice, *others) in enumerate(choices.needs, len(over)):
+        entries += [(row, choice, 1.0), *((row, other, -1.0) for other in others)]
+    rows, columns, factors = zip(*entries, strict=True)
+    shape = (len(over) + len(choices.needs), len(choices.seconds))
+    most = np.zeros(shape[0])
+    most[: len(over)] = (budget - plain.live[list(over)]) / UNIT
+    hold = LinearConstraint(coo_array((factors, (rows, columns)), shape=shape).tocsr(), -np.inf, most)
+    found = milp(choices.seconds, constraints=hold, bounds=Bounds(0, 1))  # without integrality: a linear program
     return max(0.0, float(found.fun)) if found.status == 0 else None
 
 
-def _gaps(level: Level, contents: list[Lives]) -> _Gaps:
-    costs, gaps = _Costs(level, contents), _Gaps()
+def _choices(level: Level, contents: list[Lives]) -> _Choices:
+    clones, choices = _Clones(level, contents), _Choices()
     for lives in contents:
-        j = costs.maker.get(lives.block, -1)
-        if j >= 0 and not lives.kept and level.blocks.nbytes[lives.block]:
-            _add_gaps(gaps, level, lives, j, costs.of(lives.block))
-    return gaps
-
-
-def _add_gaps(gaps: _Gaps, level: Level, lives: Lives, j: int, seconds: float) -> None:
-    """The spans between readers of one content that node j makes, as far as a clone can end them for some seconds."""
-    nbytes = level.blocks.nbytes[lives.block]
-    for before, reader in zip([lives.made, *lives.read], lives.read, strict=False):
-        freed = range(before + 1, min(reader, level.latest[j] + 1))
-        over = before != lives.made and any(source == lives.block for _, source in level.blocks.over[before])
-        if level.latest[j] <= before or not (freed or over):
+        j = clones.maker.get(lives.block, -1)
+        if j < 0 or lives.kept or not level.blocks.nbytes[lives.block]:
             continue
-        number = len(gaps.seconds)
-        gaps.seconds.append(seconds)
-        gaps.saved += [(t, number, nbytes) for t in freed]
-        if over:  # what reads it before may then write its result there
-            gaps.saved.append((before, number, nbytes))
+        for moments in _gaps(level, lives, j):
+            dropped = choices.add(clones.seconds(lives.block), level.blocks.nbytes[lives.block], moments)
+            for seconds, nbytes in clones.needed(lives.block):
+                again, kept = choices.add(seconds, 0, range(0)), choices.add(0.0, -nbytes, moments)
+                choices.needs.append((dropped, again, kept))
+    return choices
 
 
-class _Costs:
-    """Seconds that a clone costs at least, shared among what it makes by bytes.
+def _gaps(level: Level, lives: Lives, j: int) -> Iterator[range]:
+    """The moments between readers of one content that node j makes, as far as a clone can end them."""
+    for before, reader in zip([lives.made, *lives.read], lives.read, strict=False):
+        over = before != lives.made and any(source == lives.block for _, source in level.blocks.over[before])
+        begin = before if over else before + 1  # what reads it before may then write its result there
+        end = max(before + 1, min(reader, level.latest[j] + 1))
+        if level.latest[j] > before and begin < end:
+            yield range(begin, end)
 
-    A node that alone reads a value, which has no fewer bytes than all that the node makes, is not computed again from
-    that value kept: keeping what it made, from where it stands, needs no more bytes, and no clone. So each clone of
-    such a node needs a clone of its own of what makes the value, as a normalisation is computed again for an activation
-    over its result.
+
+class _Clones:
+    """What a clone costs at least: shares of it, by bytes, are told of each block that it makes.
+
+    Of a value that a node alone reads, nothing is there when a clone of the node runs, unless it was kept for that or
+    was made again, once for each such clone. Where the value has no fewer bytes than all that the node makes, it is
+    made again: keeping what the node made needs no more bytes, and no clone. So activations ask for the normalisation
+    that they were written over. A smaller one may be kept for as long as what the node made is not there.
     """
 
     def __init__(self, level: Level, contents: list[Lives]) -> None:
@@ -97,18 +111,31 @@ class _Costs:
         for lives in contents:
             self._contents.setdefault(lives.block, []).append(lives)
         self._seconds: list[float] = []
+        self._needed: list[list[tuple[float, float]]] = []
         for j, seconds in enumerate(level.seconds):
-            self._seconds.append(seconds + sum(self.of(block) for block in self._alone(j)))
+            alone = [*self._alone(j)] if self._made[j] else []
+            large = [block for block in alone if self._nbytes[block] >= self._made[j]]
+            small = [(self.seconds(block), float(self._nbytes[block])) for block in alone if block not in large]
+            self._seconds.append(seconds + sum(map(self.seconds, large)))
+            self._needed.append([*small, *(each for block in large for each in self.needed(block))][:MOST_NEEDED])
 
-    def of(self, block: int) -> float:
-        """The share of one block in a clone of its maker."""
-        j = self.maker[block]
-        return self._seconds[j] * self._nbytes[block] / self._made[j] if self._made[j] else 0.0
+    def seconds(self, block: int) -> float:
+        """What it costs to make a block again, beside what is needed for that."""
+        return self._seconds[self.maker[block]] * self._share(block)
+
+    def needed(self, block: int) -> list[tuple[float, float]]:
+        """The seconds of each value that is needed to make a block again, or the bytes where it is kept instead."""
+        share = self._share(block)
+        return [(seconds * share, nbytes * share) for seconds, nbytes in self._needed[self.maker[block]]]
+
+    def _share(self, block: int) -> float:
+        made = self._made[self.maker[block]]
+        return self._nbytes[block] / made if made else 0.0
 
     def _alone(self, j: int) -> Iterator[int]:
-        """The blocks that must be made again for each clone of a node."""
+        """The blocks that nothing but a node reads, and that nobody needs after it."""
         for block in dict.fromkeys(self._level.cloned[j]):
             (lives, *others) = self._contents[block]
             alone = self._readers.get(block) == {j} and lives.read[-1:] == [j] and not (lives.kept or others)
-            if alone and 0 <= self.maker.get(block, -1) < j and 0 < self._made[j] <= self._nbytes[block]:
+            if alone and self._nbytes[block] and 0 <= self.maker.get(block, -1) < j:
                 yield block
