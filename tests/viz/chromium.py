@@ -108,10 +108,18 @@ class Chromium:
     def wait(self) -> None:
         """Until a page of ours says that it is ready."""
         deadline = time.monotonic() + 60
-        while not self.evaluate("!!(window.sublet && window.sublet.ready)"):
+        while not self._is_ready():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the page is not ready; {self.complaints()}")
             time.sleep(0.05)
+
+    def _is_ready(self) -> bool:
+        try:
+            return bool(self.evaluate("!!(window.sublet && window.sublet.ready)"))
+        except RuntimeError as error:
+            if "navigated" in str(error):  # asked of the page that was there before
+                return False
+            raise
 
     def evaluate(self, expression: str) -> Any:
         answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
