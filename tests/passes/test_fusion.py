@@ -53,6 +53,34 @@ def test_softmax_along_another_axis_stays() -> None:
     )
 
 
+@pytest.mark.parametrize("operands", ["%m, %n", "%n, %m"])
+def test_of_two_products_the_second_is_added_to_the_first(operands: str) -> None:
+    """However far apart they stand: one matrix is there, not two."""
+    text = """
+        graph @g(%a: f32[2,3], %b: f32[3,2]) {
+          %m: f32[2,2] = nn.matmul(%a, %b) {transpose_a = 0, transpose_b = 0}
+          %t: f32[2,3] = nn.tanh(%a)
+          %n: f32[2,2] = nn.matmul(%t, %b) {transpose_a = 0, transpose_b = 0}
+          %u: f32[2,3] = nn.exp(%t)
+          %sum: f32[2,2] = nn.add(OPERANDS)
+          return %sum, %u
+        }
+        """
+    becomes(
+        run,
+        text.replace("OPERANDS", operands),
+        """
+        graph @g(%a: f32[2,3], %b: f32[3,2]) {
+          %m: f32[2,2] = nn.matmul(%a, %b) {transpose_a = 0, transpose_b = 0}
+          %t: f32[2,3] = nn.tanh(%a)
+          %sum: f32[2,2] = nn.gemm(%t, %b, %m) {alpha = 1.0, beta = 1.0, transpose_a = 0, transpose_b = 0}
+          %u: f32[2,3] = nn.exp(%t)
+          return %sum, %u
+        }
+        """,
+    )
+
+
 @pytest.mark.parametrize(("reader", "fused"), [("%x", True), ("%p", False)])
 def test_sigmoid_and_binary_cross_entropy_unless_another_reads_between(reader: str, fused: bool) -> None:
     found = ops(f"""

@@ -78,8 +78,8 @@ def _binary_cross_entropy(node: Node, level: Level) -> Group | None:
 
 
 def _added(node: Node, level: Level) -> Group | None:
-    """A bias that is added to a product or a convolution."""
-    for position in (0, 1):
+    """A bias that is added to a product or a convolution; of two products the first made is added to the other."""
+    for position in sorted((0, 1), key=lambda position: -level.maker_at(node.uses[position])):
         bias = node.inputs[1 - position]
         before = level.made_by(node.inputs[position], "nn.matmul", "nn.linear", "nn.conv")
         if before is None or bias is None or bias == node.inputs[position]:
