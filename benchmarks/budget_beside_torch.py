@@ -156,7 +156,7 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--only", help="one network")
     asked.add_argument("--batch", type=int, help="its batch")
-    asked.add_argument("--shares", type=float, nargs="+", default=SHARES, help="budgets of PyTorch's partitioner")
+    asked.add_argument("--shares", type=float, nargs="+", default=SHARES, help="budgets of PyTorch's partitioner beside 1")
     asked.add_argument("--rounds", type=int, default=3, help="runs of each way; 0 measures no time")
     asked.add_argument("--processor", action="store_true", help="seconds of the processor, where others compute too")
     chosen = asked.parse_args()
@@ -167,7 +167,8 @@ def main() -> None:
     for name, batch in NETWORKS:
         if chosen.only in (None, name):
             clock = process_time if chosen.processor else perf_counter
-            show(console, name, chosen.batch or batch, chosen.shares, chosen.rounds, clock)
+            shares = sorted({1.0, *chosen.shares}, reverse=True)
+            show(console, name, chosen.batch or batch, shares, chosen.rounds, clock)
 
 
 if __name__ == "__main__":
