@@ -156,7 +156,7 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--only", help="one network")
     asked.add_argument("--batch", type=int, help="its batch")
-    asked.add_argument("--shares", type=float, nargs="+", default=SHARES, help="budgets of PyTorch's partitioner beside 1")
+    asked.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of PyTorch's budgets, beside 1")
     asked.add_argument("--rounds", type=int, default=3, help="runs of each way; 0 measures no time")
     asked.add_argument("--processor", action="store_true", help="seconds of the processor, where others compute too")
     chosen = asked.parse_args()
