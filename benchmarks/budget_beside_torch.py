@@ -28,7 +28,7 @@ from torch._functorch import config
 
 import sublet
 from benchmarks import eager
-from benchmarks.train_steps import MOMENTUM, RATE, Step, training_step
+from benchmarks.train_steps import Step, eager_training, stepped, training_step
 from benchmarks.train_table import OPTIONS, eager_peak
 from sublet.ir.graph import Graph
 from sublet.ir.model import Model
@@ -46,25 +46,11 @@ Run = Callable[[], float]
 
 def torch_ways(step: Step, shares: Sequence[float]) -> Iterator[tuple[str, Run]]:
     """Names of PyTorch's ways, and what takes a step each; the weights are those of all ways."""
-    contents = {v.name: step.model.weights[v.name].array() for v in step.forward.weights if v.literal is None}
-    given = {**eager.tensors(contents), **eager.tensors(step.inputs())}
-    updated = {target.name for target in step.model.graph.updated}
-    trained = [
-        tensor.requires_grad_()
-        for name, tensor in given.items()
-        if name in updated and not name.endswith(("/mean", "/variance"))
-    ]
-    optimiser = torch.optim.SGD(trained, RATE, MOMENTUM)
+    weights, optimiser = eager_training(step)
+    given = {**weights, **eager.tensors(step.inputs())}
 
     def stepping(loss_of: Callable[[], torch.Tensor]) -> Run:
-        def run() -> float:
-            optimiser.zero_grad(set_to_none=True)
-            loss = loss_of()
-            loss.backward()
-            optimiser.step()
-            return loss.item()
-
-        return run
+        return lambda: stepped(optimiser, loss_of)
 
     yield "eager", stepping(lambda: eager.run(step.forward, given)[step.forward.outputs[0].name])
     count = isqrt(len(step.forward.nodes))
@@ -98,7 +84,7 @@ class Line:
 
     def timed(self, step: Step, plain: Run, rounds: int, clock: Callable[[], float]) -> list[float]:
         """Median seconds of the plain step, PyTorch's, and Sublet's in as many bytes, in turns."""
-        ours = [stepped(step, self.answer.point.model)] if self.fits else []
+        ours = [planned(step, self.answer.point.model)] if self.fits else []
         seconds: list[list[float]] = [[] for _ in (plain, self.run, *ours)]
         for _ in range(rounds + 1):
             for run, found in zip((plain, self.run, *ours), seconds, strict=True):
@@ -108,7 +94,7 @@ class Line:
         return [median(found[1:]) for found in seconds]
 
 
-def stepped(step: Step, model: Model) -> Run:
+def planned(step: Step, model: Model) -> Run:
     """A step of Sublet's."""
     executable, inputs = sublet.compile(model, options=OPTIONS), step.inputs()
     return lambda: executable.views(inputs)["loss"].item()
@@ -141,7 +127,7 @@ def show(
         "seconds",
     ):
         table.add_column(title, justify="right")
-    plain = stepped(step, budgets.plain.model) if rounds else None
+    plain = planned(step, budgets.plain.model) if rounds else None
     for line in found:
         seconds = line.timed(step, plain, rounds, clock) if plain else []
         shown = [f"{each / seconds[0]:.3f}" for each in seconds[1:]]

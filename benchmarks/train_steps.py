@@ -132,8 +132,10 @@ def training_step(name: str, batch: int) -> Step:
     return Step(forward, sublet.train_step(loss, g.parameters, sublet.SGD(RATE, momentum=MOMENTUM)))
 
 
-def eager_step_of(step: Step, rate: float = RATE, momentum: float = MOMENTUM) -> Callable[[Mapping[str, Any]], float]:
-    """The same step as PyTorch takes it: forward, backward, torch.optim.SGD. Weights start as Sublet's do."""
+def eager_training(
+    step: Step, rate: float = RATE, momentum: float = MOMENTUM
+) -> tuple[dict[str, torch.Tensor], torch.optim.Optimizer]:
+    """The weights of PyTorch's by name, which start as Sublet's do, and the optimiser of those that are trained."""
     contents = {v.name: step.model.weights[v.name].array() for v in step.forward.weights if v.literal is None}
     weights = eager.tensors(contents)
     updated = {target.name for target in step.model.graph.updated}
@@ -142,15 +144,26 @@ def eager_step_of(step: Step, rate: float = RATE, momentum: float = MOMENTUM) ->
         for name, tensor in weights.items()
         if name in updated and not name.endswith(("/mean", "/variance"))
     ]
-    optimiser = torch.optim.SGD(trained, rate, momentum)
+    return weights, torch.optim.SGD(trained, rate, momentum)
+
+
+def stepped(optimiser: torch.optim.Optimizer, loss_of: Callable[[], torch.Tensor]) -> float:
+    """A step of PyTorch's: forward, backward, update; its loss."""
+    optimiser.zero_grad(set_to_none=True)
+    loss = loss_of()
+    loss.backward()
+    optimiser.step()
+    return loss.item()
+
+
+def eager_step_of(step: Step, rate: float = RATE, momentum: float = MOMENTUM) -> Callable[[Mapping[str, Any]], float]:
+    """The same step as PyTorch takes it: forward, backward, torch.optim.SGD. Weights start as Sublet's do."""
+    weights, optimiser = eager_training(step, rate, momentum)
     (loss_name,) = [value.name for value in step.forward.outputs]
 
     def run(inputs: Mapping[str, Any]) -> float:
-        optimiser.zero_grad(set_to_none=True)
-        loss = eager.run(step.forward, {**weights, **eager.tensors(inputs)})[loss_name]
-        loss.backward()
-        optimiser.step()
-        return loss.item()
+        given = {**weights, **eager.tensors(inputs)}
+        return stepped(optimiser, lambda: eager.run(step.forward, given)[loss_name])
 
     return run
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sublet.api.binding import equipped
 from sublet.base.numpy_types import NUMPY
@@ -73,7 +72,8 @@ def _shorter(plan: MemoryPlan, graph: Graph) -> MemoryPlan:
     if len({place.value for place in placements}) < sum(value.plannable for value in values.values()):
         raise PlanError("kernels ask for scratch memory that they did not ask for with all rows: compile for so many")
     arenas = {storage.name for storage in plan.arenas}
-    storages = tuple(_storage(each, placements, values) for each in plan.storages)
+    bound = {bound_to(name): value.nbytes for name, value in values.items()}
+    storages = tuple(_storage(each, placements, bound) for each in plan.storages)
     inside = tuple(place for place in placements if place.region.storage in arenas)
     peak, proof = _peak(inside)
     return replace(
@@ -96,12 +96,12 @@ def _placed(place: Placement, value: Value) -> Placement:
     return replace(place, spec=str(value.spec), region=replace(place.region, nbytes=value.nbytes))
 
 
-def _storage(storage: Storage, placements: Sequence[Placement], values: dict[str, Value]) -> Storage:
+def _storage(storage: Storage, placements: Sequence[Placement], bound: Mapping[str, int]) -> Storage:
+    """A storage as large as what lies in it: in an arena, or, by its name, in memory of the caller."""
     if storage.kind == ARENA:
         ends = (place.region.end for place in placements if place.region.storage == storage.name)
         return replace(storage, nbytes=max(ends, default=0))
-    value: Any = next((value for name, value in values.items() if bound_to(name) == storage.name), None)
-    return storage if value is None else replace(storage, nbytes=value.nbytes)
+    return replace(storage, nbytes=bound.get(storage.name, storage.nbytes))
 
 
 def _peak(inside: Sequence[Placement]) -> tuple[Peak, tuple[int, ...]]:
