@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from sublet.errors import SpecError
 from sublet.ir.graph import Graph, Node, Value
-from sublet.ir.walk import needs
+from sublet.ir.walk import needs, renamed
 from sublet.ops.nn.command import spec_of
 from sublet.passes.splitting.samples import attrs_of_part, only_whole
 
@@ -34,9 +34,7 @@ def with_fewer_rows(graph: Graph, rows: int) -> Graph:
             part.update((value, _part(value, share)) for value in node.defs)
         else:
             nodes.append(node)
-    inputs, outputs = (tuple(part.get(value, value) for value in several) for several in (graph.inputs, graph.outputs))
-    nodes = [_renamed(node, part) for node in nodes]
-    return replace(graph, inputs=inputs, nodes=tuple(nodes), outputs=outputs)
+    return renamed(replace(graph, nodes=tuple(nodes)), part)
 
 
 def _rows(graph: Graph, rows: int) -> int:
@@ -61,16 +59,6 @@ def _of_part(node: Node, part: Mapping[Value, Value], share: Fraction) -> Node:
             f"fewer rows: node {node.name}{source}: {node.op} is not known to compute row by row, along the first axis"
         )
     return replace(node, attrs=attrs)
-
-
-def _renamed(node: Node, part: Mapping[Value, Value]) -> Node:
-    if node.subgraphs:
-        return node
-    inputs, outputs = (
-        tuple(None if value is None else part.get(value, value) for value in several)
-        for several in (node.inputs, node.outputs)
-    )
-    return replace(node, inputs=inputs, outputs=outputs)
 
 
 def _part(value: Value, share: Fraction) -> Value:
