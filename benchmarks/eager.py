@@ -117,10 +117,7 @@ SEVERAL = ("batch_norm", "layer_norm", "attention", "lstm_cell", "softmax_cross_
 
 def run(graph: Graph, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The outputs of a graph by the names of their values; `given` has its inputs and weights but the literals."""
-    places: dict[Value, Any] = {
-        value: given[value.name] for value in (*graph.inputs, *graph.weights) if value.name in given
-    }
-    places.update(_literals(graph))
+    places = _given(graph, given)
     _run(graph.nodes, places, kept=frozenset(graph.outputs))
     return {value.name: places[value] for value in graph.outputs}
 
@@ -128,10 +125,7 @@ def run(graph: Graph, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def checkpointed(graph: Graph, given: Mapping[str, Tensor], stretches: int) -> Tensor:
     """The one output of a graph, computed in stretches of as many nodes each; all but the last are computed again in
     the backward, from what was made before them and is read in them."""
-    places: dict[Value, Any] = {
-        value: given[value.name] for value in (*graph.inputs, *graph.weights) if value.name in given
-    }
-    places.update(_literals(graph))
+    places = _given(graph, given)
     for begin, end in divided(len(graph.nodes), stretches):
         nodes = graph.nodes[begin:end]
         wanted = {*graph.outputs}.union(*(reads_inside(node) for node in graph.nodes[end:]))
@@ -179,6 +173,12 @@ def traced(graph: Graph) -> tuple[torch.fx.GraphModule, tuple[str, ...]]:
                 at[value] = written.call_function(getitem, (result, i)) if several else result
     written.output(at[graph.outputs[0]])
     return torch.fx.GraphModule(module, written), names
+
+
+def _given(graph: Graph, given: Mapping[str, Tensor]) -> dict[Value, Any]:
+    """What is there before the first node."""
+    named = {value: given[value.name] for value in (*graph.inputs, *graph.weights) if value.name in given}
+    return {**named, **_literals(graph)}
 
 
 def _literals(graph: Graph) -> dict[Value, Tensor]:

@@ -63,6 +63,7 @@ def facts() -> Mapping[str, Facts]:
     return {name: Facts(**{**found, "overwrites": tuple(found.get("overwrites", ()))}) for name, found in operators}
 
 
+@cache
 def other_version(version: str) -> str:
     """What is wrong with the facts for a version of PyTorch; "" for the one that they were found in."""
     known = str(_found()["version"])
