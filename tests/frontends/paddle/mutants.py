@@ -101,6 +101,18 @@ def proxy(rng: random.Random, program: Program) -> Program | None:
     return with_block(program, block.index, ops=tuple(ops))
 
 
+def declare_outside(rng: random.Random, program: Program) -> Program | None:
+    """A variable of a block becomes one of the block around it."""
+    inner = [block for block in program.blocks if block.parent >= 0 and _tensors(block)]
+    if not inner:
+        return None
+    block = rng.choice(inner)
+    var = block.vars[rng.choice(_tensors(block))]
+    own = {name: each for name, each in block.vars.items() if name != var.name}
+    outer = {var.name: var, **program.blocks[block.parent].vars}
+    return with_block(with_block(program, block.index, vars=own), block.parent, vars=outer)
+
+
 MUTATIONS: tuple[Mutation, ...] = (
     rename_one,
     rename_one,
@@ -109,4 +121,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     rename_gradient,
     swap,
     proxy,
+    declare_outside,
 )

@@ -255,6 +255,24 @@ def test_a_mutant_that_never_ends_is_followed_as_far_as_the_original() -> None:
     assert "rounds" not in endless
 
 
+def test_the_gradient_of_a_branch_is_what_its_block_itself_holds() -> None:
+    """Paddle looks for the gradient of an input in the block alone; where it finds none, it is zeros."""
+    cond, name, zeros = given("cond"), "relu_0.tmp_0@GRAD", "relu_0.tmp_0@GRAD@RENAME@block0@0"
+    own = dict(cond.blocks[3].vars)
+    del own[name]  # block 0 has one of that name
+    outside = with_block(cond, 3, vars=own)
+    assert "differs" in rules(cond, outside, LOSSES["cond"])
+    *others, last = cond.blocks[3].ops
+    writes = {**last.outputs, "X@GRAD": ()}
+    without = with_block(cond, 3, vars=own, ops=(*others, replace(last, outputs=writes)))
+
+    def asking(shape_of: str) -> Program:
+        reader = new_op("elementwise_add_grad", {"Out@GRAD": [zeros], "X": [shape_of]}, {"X@GRAD": [name]})
+        return changed(without, 0, "sum", lambda _: reader)
+
+    assert not rules(asking("relu_0.tmp_0"), asking(zeros), LOSSES["cond"])
+
+
 def test_nothing_has_no_extents() -> None:
     """Found by the fuzz: what a branch that is not taken leaves unwritten goes by names of several sizes."""
     vars: dict[str, Var] = {name: new_var(name, DType.F32, (8,)) for name in ("long", "far", "loss")}

@@ -185,7 +185,7 @@ def _conditional_grad(step: Step) -> None:
     last = Step(run, run.program.blocks[inner], len(run.program.blocks[inner].ops), op, body)
     for name, gradient in zip(inputs, gradients, strict=False):
         if gradient not in (EMPTY, ""):
-            found = body.find(f"{name}{GRAD}") is not None
+            found = f"{name}{GRAD}" in body.variables  # Paddle looks in the block alone, and not around it
             term = last.read(f"{name}{GRAD}") if found else run.terms.of("zeros like", step.shape(name))
             step.write(gradient, term)
     variable.scopes = []
