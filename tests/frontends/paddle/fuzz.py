@@ -86,8 +86,8 @@ Answer = list[object]
 def differs(file: str, answers: Mapping[str, Answer]) -> bool:
     """Whether a variant computes something else than its program, of one that Paddle runs to its end.
 
-    Some it does not: after a loop of no rounds the gradient of what it changes is read, and nobody wrote it. An operator
-    in place gives it memory, and does not complain.
+    Some it does not: after a loop of no rounds the gradient of what it changes is read, and nobody wrote it. In place
+    that gets memory, and nothing complains.
     """
     own = answers[f"{file.split('.')[0]}.pb"]
     return isinstance(own[0], list) and own != answers[file]
