@@ -31,7 +31,7 @@ from sublet.packing import Region
 from sublet.passes.common import without_common
 from sublet.passes.rewriting import readers
 from sublet.passes.splitting.pieces import onto, splitted
-from sublet.passes.splitting.ways import BATCH, ONTO, RESULT, way
+from sublet.passes.splitting.ways import BATCH, EARLY, ONTO, RESULT, way
 from sublet.planning.budget.answers import Outcome
 from sublet.planning.budget.within import Budgets
 from tests.passes.checkpointed import check_seed
@@ -148,6 +148,7 @@ def check_pieces(seed: int) -> Counter[str]:
     rng, step = drawn(seed)
     count = rng.choice((2, 2, 3, 4))
     read = readers(step.graph)
+    updates = {source for _, source in step.graph.updates}
     chosen: dict[str, tuple[str, int]] = {}
     for node in step.graph.nodes:
         kinds = [(kind, count) for kind in (BATCH, RESULT) if way(node, kind, count) is not None]
@@ -155,6 +156,7 @@ def check_pieces(seed: int) -> Counter[str]:
         if looked_up is not None and rng.random() < 0.5:
             chosen.pop(looked_up.name, None)
             kinds = [(ONTO, 1)]
+        kinds += [(EARLY, 1)] if updates.intersection(node.defs) else []
         if kinds and rng.random() < 0.8:
             chosen[node.name] = rng.choice(kinds)
     if chosen:

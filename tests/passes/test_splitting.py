@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 
 import sublet
@@ -69,6 +72,27 @@ def test_what_cannot_be_done_in_pieces_is_refused() -> None:
     ):
         with pytest.raises(PlanError, match=words):
             splitted(graph, splits)
+
+
+def test_an_early_update_has_its_gradient_added_up_as_its_terms_come() -> None:
+    """All that is read by one update alone comes along, so that what the terms are made of is not kept to the end."""
+    g = sublet.Graph("recurrent")
+    weights = [g.parameter(name, (8, 8), initial=0.1) for name in "uv"]
+    h = g.input("h", (2, 8))
+    for _ in range(5):
+        h = nn.tanh(h @ weights[0]) @ weights[1]
+    given = sublet.train_step(h.mean(), g.parameters, sublet.SGD(0.1)).graph
+    updates = [node for node in given.nodes if node.op == "nn.sgd"]
+    sums = [node for node in given.nodes if node.op == "nn.gemm"]
+    others = [node for node in given.nodes if node not in (*sums, *updates)]
+    late = replace(given, nodes=(*others, *sums, *updates))
+    made = splitted(late, tuple((node.name, EARLY, 1) for node in updates)).graph
+    verify(made)
+    assert {node.name for node in made.nodes} == {node.name for node in given.nodes}
+    written = [node.op for node in made.nodes]
+    rounds = [i for i, op in enumerate(written) if op == "nn.tanh_gradient"]
+    assert len(sums) == 8
+    assert all("nn.gemm" in written[begin:end] for begin, end in pairwise(rounds[1:]))
 
 
 @pytest.mark.parametrize("seed", range(6))

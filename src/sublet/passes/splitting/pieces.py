@@ -26,6 +26,7 @@ from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.gradients import operand, reshaped
 from sublet.passes.rewriting import readers
+from sublet.passes.splitting.early import early_order
 from sublet.passes.splitting.regions import Region, regions
 from sublet.passes.splitting.ways import EARLY, ONTO, Shape, Way, way
 
@@ -117,24 +118,7 @@ class _Writer:
         return Splitted(graph, self.shares)
 
     def _in_order(self) -> list[Node]:
-        """All nodes; an early update stands behind what makes its operands and what reads what it is written over."""
-        if not self.early:
-            return list(self.graph.nodes)
-        target = {source: target for target, source in self.graph.updates}
-        position = {node.name: i for i, node in enumerate(self.graph.nodes)}
-        others = [(i, node) for i, node in enumerate(self.graph.nodes) if node.name not in self.early]
-        last = {value: i for i, node in others for value in needs(node)}
-        after: dict[int, list[Node]] = {}
-        for node in self.graph.nodes:
-            if node.name in self.early:
-                waited = [position[self.maker[value].name] for value in needs(node) if value in self.maker]
-                waited += [last.get(target[value], -1) for value in node.defs if value in target]
-                after.setdefault(min(max(waited, default=-1), position[node.name]), []).append(node)
-        made = list(after.get(-1, ()))
-        for i, node in enumerate(self.graph.nodes):
-            made += [] if node.name in self.early else [node]
-            made += after.get(i, ())
-        return made
+        return list(self.graph.nodes) if not self.early else early_order(self.graph, self.early)
 
     def _as_added(self, node: Node) -> Node:
         """An addition that takes the lookup's operands in the place of its gradient, until it is written."""

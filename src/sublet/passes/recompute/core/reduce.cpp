@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 
 #include "search.hpp"
 
@@ -7,8 +8,9 @@ namespace sublet::recompute {
 namespace {
 
 constexpr int DEPTHS[] = {0, 1, 2, 3, 5, 8, 13, 1 << 20};
-constexpr int TRIED = 12;       // moves that are evaluated, of those that look best
-constexpr int64_t LEAST = 100;  // nanoseconds: what costs next to nothing is not infinitely good
+constexpr int TRIED = 12;        // moves that are evaluated, of those that look best
+constexpr size_t LARGEST = 128;  // nodes of a move: longer stretches come from checkpoints
+constexpr int64_t LEAST = 100;   // nanoseconds: what costs next to nothing is not infinitely good
 
 struct Move {
     double score;
@@ -24,28 +26,45 @@ void add(Clones& clones, int j, int r) {
     if (place == at.end() || *place != j) at.insert(place, j);
 }
 
+// Sums over moments of what is above the budget, for blocks of one size: how much less it is without such a block, and
+// how much more with one more. Entry m is of the moments before m.
+struct Sums {
+    std::vector<int64_t> relief, burden;
+
+    Sums(const Timeline& now, int64_t budget, int64_t nbytes) : relief{0}, burden{0} {
+        for (size_t m = 0; m < now.live.size(); m++) {
+            const int64_t above = now.live[m] - budget;
+            const int64_t more = std::max<int64_t>(above + nbytes, 0) - std::max<int64_t>(above, 0);
+            relief.push_back(relief.back() + std::clamp<int64_t>(above, 0, nbytes));
+            burden.push_back(burden.back() + (now.idle[m] ? 0 : more));
+        }
+    }
+};
+
 struct Reducing {
     const Level& level;
-    int64_t budget;
     const Clones& clones;
     const Timeline& now;
-    std::vector<Rows> unused;
+    int64_t budget;
+    std::map<int64_t, Sums> by_size;
+    std::vector<const Sums*> sums;  // by block
+    std::vector<int> found_at;      // by node: the last move that it belongs to
+    int moves_made = 0;
 
-    // What is above the budget less when a block is not alive between two moments.
-    int64_t relief(int64_t nbytes, int from, int to) const {
-        int64_t total = 0;
-        for (int m = from + 1; m < to; m++)
-            if (now.live[m] > budget) total += std::min(now.live[m] - budget, nbytes);
-        return total;
+    Reducing(const Level& level, int64_t budget, const Clones& clones, const Timeline& now)
+        : level(level), clones(clones), now(now), budget(budget), found_at(level.nodes(), 0) {
+        for (int64_t nbytes : level.nbytes)
+            sums.push_back(&by_size.try_emplace(nbytes, now, budget, nbytes).first->second);
     }
 
+    // What is above the budget less when a block is not alive between two moments.
+    int64_t relief(int block, int from, int to) const { return between(sums[block]->relief, from, to); }
+
     // What is above it more when it is.
-    int64_t burden(int64_t nbytes, int from, int to) const {
-        int64_t total = 0;
-        for (int m = from + 1; m < to; m++)
-            if (!now.idle[m])
-                total += std::max<int64_t>(now.live[m] + nbytes - budget, 0) - std::max<int64_t>(now.live[m] - budget, 0);
-        return total;
+    int64_t burden(int block, int from, int to) const { return between(sums[block]->burden, from, to); }
+
+    static int64_t between(const std::vector<int64_t>& before, int from, int to) {
+        return from + 1 < to ? before[to] - before[from + 1] : 0;
     }
 
     bool may(int j, int r) const { return j >= 0 && j < r && r <= level.latest[j] && !level.offloads(r); }
@@ -60,29 +79,30 @@ struct Reducing {
     }
 
     // Node j once more before the reader, with those it needs, `depth` steps back; the rest is kept for it.
-    Move move(int j, int moment, int64_t gained, int depth) const {
+    Move move(int j, int moment, int64_t gained, int depth) {
         const int r = now.slot[moment];
+        found_at[j] = ++moves_made;
         Move found{0, r, {j}};
         int64_t cost = level.cost[j] + first_time(j);
         std::vector<std::pair<int, int>> todo{{j, 0}};
-        while (!todo.empty()) {
+        while (!todo.empty() && found.nodes.size() <= LARGEST) {
             const auto [node, far] = todo.back();
             todo.pop_back();
             for (int block : level.cloned[node]) {
-                const int64_t nbytes = level.nbytes[block];
-                if (nbytes == 0) continue;
+                if (level.nbytes[block] == 0) continue;
                 const int number = now.seen(block, moment);
                 if (number < 0) continue;
                 const Content& content = now.contents[number];
                 if (content.kept || content.last >= moment) continue;
                 const int maker = level.maker[block];
-                if (std::find(found.nodes.begin(), found.nodes.end(), maker) != found.nodes.end()) continue;
+                if (maker >= 0 && found_at[maker] == moves_made) continue;
                 if (far < depth && may(maker, r) && !has(clones, maker, r)) {
                     found.nodes.push_back(maker);
+                    found_at[maker] = moves_made;
                     cost += level.cost[maker];
                     todo.emplace_back(maker, far + 1);
                 } else {
-                    gained -= burden(nbytes, std::max(content.last, content.made), moment);
+                    gained -= burden(block, std::max(content.last, content.made), moment);
                 }
             }
         }
@@ -91,18 +111,18 @@ struct Reducing {
     }
 
     // Node j before the reader: alone, and with what it needs.
-    void again(int j, int moment, int64_t gained, std::vector<Move>& found) const {
+    void again(int j, int moment, int64_t gained, std::vector<Move>& found) {
         if (!may(j, now.slot[moment]) || has(clones, j, now.slot[moment])) return;
         size_t before = 0;
         for (int depth : DEPTHS) {
             Move next = move(j, moment, gained, depth);
-            if (next.nodes.size() == before) break;
+            if (next.nodes.size() == before || next.nodes.size() > LARGEST) break;
             before = next.nodes.size();
             if (next.score > 0) found.push_back(std::move(next));
         }
     }
 
-    std::vector<Move> moves() const {
+    std::vector<Move> moves() {
         Rows readers(now.contents.size());
         for (size_t m = 0; m < now.node.size(); m++)
             if (!now.idle[m])
@@ -111,11 +131,10 @@ struct Reducing {
         std::vector<Move> found;
         for (size_t number = 0; number < now.contents.size(); number++) {
             const Content& content = now.contents[number];
-            const int64_t nbytes = level.nbytes[content.block];
-            if (nbytes == 0 || content.kept) continue;
+            if (level.nbytes[content.block] == 0 || content.kept) continue;
             int from = content.made;
             for (int moment : readers[number]) {
-                const int64_t gained = moment > from + 1 ? relief(nbytes, from, moment) : 0;
+                const int64_t gained = moment > from + 1 ? relief(content.block, from, moment) : 0;
                 if (gained > 0) {
                     again(level.maker[content.block], moment, gained, found);
                     again(level.away[content.block], moment, gained, found);
@@ -144,7 +163,7 @@ bool reduce(const Level& level, int64_t budget, Clones& clones, int64_t& steps, 
         steps++;
         if (now.peak <= budget) return true;
         const int64_t excess = now.excess(budget);
-        std::vector<Move> moves = Reducing{level, budget, clones, now, {}}.moves();
+        std::vector<Move> moves = Reducing(level, budget, clones, now).moves();
         std::stable_sort(moves.begin(), moves.end(), [](const Move& a, const Move& b) { return a.score > b.score; });
         double best = 0;
         int chosen = -1, tried = 0;
