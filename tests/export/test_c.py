@@ -24,6 +24,7 @@ from sublet.plan import MemoryPlan, Outside, Placement
 from sublet.plan.export import Told
 from sublet.plan.export.names import MOST_LETTERS, identifiers
 from sublet.plan.figures import multiview
+from sublet.plan.records import Stride
 from tests.commands import Cli
 from tests.export.compilers import COMPILERS, WARNINGS, Compiler
 from tests.export.executed import program
@@ -213,6 +214,14 @@ def test_names_of_tensors_do_not_clash_with_others_of_the_header(tmp_path: Path)
     command = ["cc", "-std=c99", *WARNINGS, "-c", str(source), "-o", str(tmp_path / "o.o")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert not done.returncode, done.stderr
+
+
+def test_strides_of_loops_that_are_called_alike_are_told_apart() -> None:
+    made = sublet.plan_memory(sublet.parse(ROTATION))
+    place = replace(made.in_arenas[0], strides=(Stride("round 1", 4), Stride("round-1", 8)))
+    others = [each for each in made.placements if each.value != place.value]
+    header, _ = exported(replace(made, placements=(place, *others)), "c", Told({})).values()
+    assert re.findall(r"#define ROTATION_\w+_STRIDE_(\w+) (.*)", header) == [("ROUND_1", "(4)"), ("ROUND_1_2", "(8)")]
 
 
 def test_a_name_ends_no_comment(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from textwrap import dedent
 
 from sublet.errors import PlanError
 from sublet.plan.export.loops import pointers, rounds
-from sublet.plan.export.names import identifier, identifiers
+from sublet.plan.export.names import identifiers
 from sublet.plan.export.table import alive, copies, why
 from sublet.plan.export.told import Told
 from sublet.plan.records import POINTER, MemoryPlan, Placement, Region, Storage, bound_to
@@ -155,8 +155,9 @@ class _Writer:
                 lines.append(f"SUBLET_ASSERT({offset} % {self._plan.alignment}u == 0u, {name}_{i}_aligned);")
             pointer = f"{name}_ptr" if len(regions) == 1 else f"{name}_ptr_{i}"
             lines.append(self._pointer(pointer, array, offset, first))
+        loops = identifiers(stride.loop for stride in first.strides)
         for stride in first.strides:
-            lines.append(f"#define {upper}_STRIDE_{identifier(stride.loop).upper()} ({stride.step})")
+            lines.append(f"#define {upper}_STRIDE_{loops[stride.loop].upper()} ({stride.step})")
         return "\n".join(lines) + "\n"
 
     def _comments(self, value: str, places: Sequence[Placement], regions: Sequence[Region]) -> Iterator[str]:
