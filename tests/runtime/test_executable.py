@@ -308,4 +308,6 @@ def test_its_repr_is_one_line_and_chooses_no_kernels() -> None:
     executable = compile(CHAIN, backend=backend, weights={"w": W})
     backend.nodes.clear()
     assert repr(executable) == "<Executable chain: arena 128 bytes, inputs 1, outputs 1>"
+    assert repr(executable.plan) == "<MemoryPlan chain: arena 128 bytes, values 5>"
+    assert repr(executable.graph) == "<Graph chain: nodes 3, inputs 1, outputs 1, weights 1>"
     assert not backend.nodes

@@ -198,6 +198,10 @@ class Graph:
     weights: tuple[Value, ...] = ()
     updates: tuple[tuple[Value, Value], ...] = ()
 
+    def __repr__(self) -> str:  # the text form says it all
+        sizes = f"nodes {len(self.nodes)}, inputs {len(self.inputs)}, outputs {len(self.outputs)}"
+        return f"<Graph {self.name}: {sizes}, weights {len(self.weights)}>"
+
     @property
     def updated(self) -> tuple[Value, ...]:
         """The inputs and weights that a run leaves with another content."""

@@ -47,6 +47,9 @@ class Model:
     warnings: tuple[Finding, ...] = ()
     constants: frozenset[str] = frozenset()
 
+    def __repr__(self) -> str:
+        return f"<Model of {self.graph!r}>"
+
 
 @runtime_checkable
 class Written(Protocol):

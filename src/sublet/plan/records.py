@@ -324,6 +324,10 @@ class MemoryPlan:
     recipe: Recipe = PLAIN
     version: int = FORMAT_VERSION
 
+    def __repr__(self) -> str:
+        more = f", values not counted {len(self.not_counted)}" if self.not_counted else ""
+        return f"<MemoryPlan {self.graph}: arena {self.arena_bytes:,} bytes, values {len(self.placements)}{more}>"
+
     @property
     def arenas(self) -> tuple[Storage, ...]:
         """The storages that the planner fills; none when the plan was read from a file that lists none."""
