@@ -25,20 +25,15 @@ def early_order(graph: Graph, updates: Set[str]) -> list[Node]:
     for node in graph.nodes:
         for value in needs(node):
             reading.setdefault(value, []).append(node)
-    moved = [node for node in graph.nodes if node.name in _owners(graph, updates, reading)]
-    position = {node.name: i for i, node in enumerate(graph.nodes)}
-    place = _soonest(graph, moved, reading)
-    names = {node.name for node in moved}
-    for node in reversed(moved):
-        if node.name not in updates and not _over_an_operand(node):
-            asked = [place[other.name] for value in node.defs for other in reading.get(value, ())]
-            place[node.name] = min(position[node.name], *asked)
+    owner = _owners(graph, updates, reading)
+    moved = [node for node in graph.nodes if node.name in owner]
+    place = _places(graph, moved, updates, reading)
     after: dict[int, list[Node]] = {}
     for node in moved:
         after.setdefault(place[node.name], []).append(node)
     made = list(after.get(-1, ()))
     for i, node in enumerate(graph.nodes):
-        made += [] if node.name in names else [node]
+        made += [] if node.name in owner else [node]
         made += after.get(i, ())
     return made
 
@@ -58,16 +53,27 @@ def _owners(graph: Graph, updates: Set[str], reading: Readers) -> dict[str, str]
     return owner
 
 
-def _soonest(graph: Graph, moved: Sequence[Node], reading: Readers) -> dict[str, int]:
+def _places(graph: Graph, moved: Sequence[Node], updates: Set[str], reading: Readers) -> dict[str, int]:
     """By node the position behind which it stands: never one later than its own."""
     target = {source: target for target, source in graph.updates}
     maker = makers(graph.nodes)
-    place = {node.name: i for i, node in enumerate(graph.nodes)}
-    for node in moved:
+    position = {node.name: i for i, node in enumerate(graph.nodes)}
+    place = dict(position)
+
+    def soonest(node: Node) -> int:
         waited = [place[graph.nodes[maker[value]].name] for value in needs(node) if value in maker]
         over = [target[value] for value in node.defs if value in target]
         waited += [place[other.name] for value in over for other in reading.get(value, ()) if other != node]
-        place[node.name] = min(max(waited, default=-1), place[node.name])
+        return max(waited, default=-1)
+
+    for node in moved:
+        place[node.name] = min(soonest(node), position[node.name])
+    for node in reversed(moved):
+        if node.name not in updates and not _over_an_operand(node):
+            asked = [place[other.name] for value in node.defs for other in reading.get(value, ())]
+            place[node.name] = min(position[node.name], *asked)
+    for node in moved:  # what reads the bytes that it is written over may have gone back
+        place[node.name] = min(max(place[node.name], soonest(node)), position[node.name])
     return place
 
 
