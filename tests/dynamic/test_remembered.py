@@ -249,6 +249,31 @@ def test_statistics_of_a_batch_that_is_refused_are_taken_back() -> None:
     assert len(step.root.latest().plan.early) == 2
 
 
+def test_an_update_that_was_looked_at_is_made_once_where_the_call_begins_anew() -> None:
+    """A number that is another one for the first time needs another plan; a branch is kept at no cut, so that runs
+    from the beginning.
+    """
+    d = sublet.DynamicGraph()
+    w = d.parameter("w", (3,), initial=np.array([0.0, 1.0, 3.0], np.float32))
+
+    @d.jit
+    def step(x: Any, factor: float) -> Any:
+        h = x * 1.5
+        with d.case_of(x.sum() > 0, []) as case:
+            for more in (1.0, 0.0):
+                with case.arm():
+                    case.give(h + more if more else h)
+        d.update(w, w * 2 + 1)
+        w.numpy()
+        return case[0] * factor
+
+    x, expected = d.tensor(X), w.numpy().copy()
+    for factor in (1.0, 1.0, 1.0, 2.0, 3.0):
+        step(x, factor)
+        expected = expected * 2 + 1
+        assert np.array_equal(w.numpy(), expected)
+
+
 def test_who_holds_the_content_of_a_parameter_keeps_it() -> None:
     d = sublet.DynamicGraph()
     w = d.parameter("w", initial=1.0)

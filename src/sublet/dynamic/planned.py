@@ -85,8 +85,8 @@ class Planned:
         kept, pointers = self.trace.kept[piece - 1], self.executable._memory.pointers
         return self.trace.closed[piece - 1] and not any(value.name in pointers for value in kept.values())
 
-    def ready(self) -> None:
-        """Bound to the memory as it is now."""
+    def ready(self, begun: Mapping[Parameter, Storage]) -> None:
+        """Bound to the memory as it is now. `begun` is what the parameters held at first that the call has updated."""
         if self.plan.arena_bytes:
             raw = self._arena.at_least(self.plan.arena_bytes, self.plan.alignment)
             if raw is not self._raw:
@@ -97,7 +97,7 @@ class Planned:
             self._raw = self._arena.raw
             self.pieces = Pieces(self.executable)
         for parameter in self.trace.parameters.values():
-            bring_home(parameter)
+            bring_home(parameter, begun.get(parameter, parameter._storage))
 
 
 class Run:
@@ -106,8 +106,8 @@ class Run:
     piece   the number of the piece that comes next
     """
 
-    def __init__(self, planned: Planned) -> None:
-        planned.ready()
+    def __init__(self, planned: Planned, begun: Mapping[Parameter, Storage]) -> None:
+        planned.ready(begun)
         self.planned = planned
         self.piece = 0
         self._fed: set[int] = set()
@@ -162,15 +162,16 @@ def home_of(parameter: Parameter) -> Storage:
     return parameter.home
 
 
-def bring_home(parameter: Parameter) -> None:
-    """Let the parameter's content lie at its home."""
+def bring_home(parameter: Parameter, held: Storage | None) -> None:
+    """Let what a parameter holds lie at its home. It may show what the call has updated it to, if that was looked at."""
     home = home_of(parameter)
-    if parameter._storage is not home:
-        assert parameter._storage is not None
+    if held is not home:
+        assert held is not None
         apart(parameter)
         home = home_of(parameter)
-        np.copyto(home.array, parameter._storage.array)
-        parameter._storage = home
+        np.copyto(home.array, held.array)
+        if parameter._storage is held:
+            parameter._storage = home
 
 
 def apart(parameter: Parameter, holders: int = 0) -> None:

@@ -226,7 +226,7 @@ class Remembered:
         graph = self._graph
         planned = self._plans.of(end, lambda: Planned(end, graph.backends, self._plans.arena))
         kept = {} if run is None else {slot: array.copy() for slot, array in run.kept().items()}
-        other = Run(planned)
+        other = Run(planned, {parameter: storage for parameter, (storage, _) in call.before.items()})
         other.feed(_contents(call))
         if run is not None and run.piece and planned.resumed(run.piece):
             other.take(run.piece, kept)
