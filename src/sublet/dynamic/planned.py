@@ -163,7 +163,7 @@ def home_of(parameter: Parameter) -> Storage:
 
 
 def bring_home(parameter: Parameter, held: Storage | None) -> None:
-    """Let what a parameter holds lie at its home. It may show what the call has updated it to, if that was looked at."""
+    """Let what a parameter holds lie at its home. It may show what a call has updated it to: that is not held yet."""
     home = home_of(parameter)
     if held is not home:
         assert held is not None
