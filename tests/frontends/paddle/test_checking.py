@@ -11,7 +11,7 @@ import pytest
 
 from sublet.frontends.paddle.checking import judge
 from sublet.frontends.paddle.format.decoding import decode
-from sublet.frontends.paddle.format.program import Attr, Block, Op, Program, Var, new_op, new_var
+from sublet.frontends.paddle.format.program import EMPTY, TENSOR, Attr, Block, Op, Program, Var, new_op, new_var
 from sublet.frontends.paddle.operators.shapes import bound
 from sublet.tensor import DType
 
@@ -271,6 +271,20 @@ def test_the_gradient_of_a_branch_is_what_its_block_itself_holds() -> None:
         return changed(without, 0, "sum", lambda _: reader)
 
     assert not rules(asking("relu_0.tmp_0"), asking(zeros), LOSSES["cond"])
+
+
+def test_the_gradients_of_a_loop_are_variables_of_its_block() -> None:
+    """Paddle renames them in the scope of a round, and fails where they are around it."""
+    mt = given("mt")
+    op = next(op for op in mt.blocks[0].ops if op.type == "while_grad")
+    block = mt.blocks[op.block() or 0]
+    tensors = [name for name, var in block.vars.items() if var.kind == TENSOR]
+    given_out = zip(op.inputs["X"], op.outputs["X@GRAD"], strict=True)
+    name = next(f"{x}@GRAD" for x, gradient in given_out if gradient != EMPTY and f"{x}@GRAD" in tensors)
+    own = {each: var for each, var in block.vars.items() if each != name}
+    outer = {**mt.blocks[block.parent].vars, name: block.vars[name]}
+    outside = with_block(with_block(mt, block.index, vars=own), block.parent, vars=outer)
+    assert "absent" in rules(mt, outside, LOSSES["mt"])
 
 
 def test_nothing_has_no_extents() -> None:

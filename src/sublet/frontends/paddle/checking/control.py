@@ -130,6 +130,8 @@ def _while_grad(step: Step) -> None:
             found = body.find(f"{name}{GRAD}")
             if gradient in (EMPTY, "") or found is None:
                 continue
+            if found.array is None and f"{name}{GRAD}" not in body.variables:  # Paddle renames it, and not around it
+                run.tell(step.where, f"%{name}{GRAD} is no variable of the block that it runs", "absent")
             target = scope.found(gradient)
             if found.array is not None:
                 target.be(Variable(array=found.array))
