@@ -10,11 +10,12 @@ import pytest
 import torch
 
 import sublet
+from benchmarks.torch.vision import torchvision
 from sublet.modules import SelfAttention, pytorch_name
 from tests.modules.vision import ResNet18, googlenet
 
 try:
-    from torchvision import models
+    models = torchvision("models")
 except (ImportError, RuntimeError) as error:  # not installed, or not for this PyTorch
     models, reason = None, f"torchvision: {error}"
 else:
