@@ -131,7 +131,7 @@ def _while_grad(step: Step) -> None:
             if gradient in (EMPTY, "") or found is None:
                 continue
             if found.array is None and f"{name}{GRAD}" not in body.variables:  # Paddle renames it, and not around it
-                run.tell(step.where, f"%{name}{GRAD} is no variable of the block that it runs", "absent")
+                step.missing(f"{name}{GRAD}", f"%{name}{GRAD} is no variable of the block that it runs")
             target = scope.found(gradient)
             if found.array is not None:
                 target.be(Variable(array=found.array))

@@ -54,7 +54,7 @@ class Known:
     nbytes   the bytes of terms whose extents are known
     dtypes   the types of terms, as declared where they are written
     applied  what ops were applied to, those without a result that is used as well
-    absent   the (block, op, block that it runs, slot) in which an op finds nothing, and can do without
+    absent   the (block, op, block that it runs, slot or name) in which an op finds nothing, and can do without
     observed what left the program, or decided where it went, by op and in order
     """
 
@@ -175,14 +175,15 @@ class Step:
     def absent(self, name: str) -> None:
         """An op that finds nothing where it looks for an operand fails in Paddle, unless the original is so too."""
         for slot in (slot for slot, names in self.op.inputs.items() if name in names):
-            key = (self.block.index, self.op.type, self.op.block(), slot)
-            if self.run.sizes is not None:
-                self.run.known.absent.add(key)
-            elif key not in self.run.known.absent:
-                self._tell_absent(name)
+            self.missing(slot, _never_written(name))
 
-    def _tell_absent(self, name: str) -> None:
-        self.run.tell(self.where, f"%{name} was never written", "absent")
+    def missing(self, what: str, told: str) -> None:
+        """Something that an op needs is not there: told, unless the original is so too."""
+        key = (self.block.index, self.op.type, self.op.block(), what)
+        if self.run.sizes is not None:
+            self.run.known.absent.add(key)
+        elif key not in self.run.known.absent:
+            self.run.tell(self.where, told, "absent")
 
     def applied(self) -> Applied:
         """What an op is applied to."""
@@ -208,7 +209,7 @@ class Step:
         elif applied not in run.known.applied and self.op.type not in TOTAL:
             absent = [name for name in self.op.reads if name != EMPTY and self._held(name) == nothing]
             for name in absent:
-                self._tell_absent(name)
+                run.tell(self.where, _never_written(name), "absent")
             if not absent:
                 run.tell(self.where, "is applied to what the original program applies no such op to", "new")
 
@@ -254,6 +255,10 @@ class Step:
                 run.terms.dims.setdefault(term, known)
                 run.known.nbytes[term] = (prod(known) * dtype.bits + 7) // 8
         return run.known.nbytes.get(term, 1)
+
+
+def _never_written(name: str) -> str:
+    return f"%{name} was never written"
 
 
 def computed(step: Step) -> None:
