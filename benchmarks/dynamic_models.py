@@ -84,7 +84,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="networks whose name contains this")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=8)
     chosen = parser.parse_args()
     table = Table("step", "to static", "to PyTorch", "seconds of the three", "arena", "static's", "plans")
     for name, batch in MODELS.items():
