@@ -74,6 +74,14 @@ def test_what_cannot_be_done_in_pieces_is_refused() -> None:
             splitted(graph, splits)
 
 
+def test_a_whole_is_called_as_no_other_node_is() -> None:
+    """Found by the fuzz: a node may be called as a value is that another one gives."""
+    text = "graph @g(%x: f32[4]) {\n %y: f32[4] = nn.relu(%x) @first\n %z: f32[4] = nn.tanh(%y) @y\n return %y, %z\n}"
+    graph = splitted(sublet.parse(text), (("first", BATCH, 2),)).graph
+    verify(graph)
+    assert len(graph.nodes) == 5
+
+
 def test_an_early_update_has_its_gradient_added_up_as_its_terms_come() -> None:
     """All that is read by one update alone comes along, so that what the terms are made of is not kept to the end."""
     g = sublet.Graph("recurrent")

@@ -70,6 +70,7 @@ class _Writer:
     def __init__(self, graph: Graph, splits: Splits) -> None:
         self.graph, self.emit = graph, Emitter.of(graph)
         self.by_name = {node.name: node for node in graph.nodes}
+        self.named = {node.name for node in graph.walk()}
         self.maker = {value: node for node in graph.nodes for value in node.defs}
         self.emit.nodes.clear()
         self.ways: dict[str, tuple[Way, str, int]] = {}
@@ -248,7 +249,12 @@ class _Writer:
             piece = self.emit("nn.add", sums[value], piece)
         sums[value] = piece
         if last:
-            self._name_last(value, value.name)
+            self._gives(value)
+
+    def _gives(self, value: Value) -> None:
+        """The last node written gives this value, under its name, unless another node is called so."""
+        free = value.name == self.maker[value].name or value.name not in self.named
+        self._name_last(value, value.name if free else self.emit.names.fresh(value.name))
 
     def _name_last(self, value: Value | None, name: str) -> None:
         """The last node written gives this value, under this name."""
@@ -293,7 +299,7 @@ class _Writer:
         made = self.emit("nn.concat", *pieces, axis=0)
         if spec_of(made).shape != shape:
             self.emit("nn.reshape", made, shape=shape)
-        self._name_last(value, value.name)
+        self._gives(value)
 
     def _row(self, value: Value) -> Shape:
         """The extents of one row of what its pieces are joined in."""
