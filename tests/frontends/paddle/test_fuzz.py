@@ -75,7 +75,7 @@ NOTHING, LATER, ENDLESS = ["RuntimeError", "scale"], ["RuntimeError", "matmul"],
         (BITS, [BITS, OTHER], OTHER, False, True),
         (BITS, [NOTHING], OTHER, False, True),
         (NOTHING, [NOTHING], LATER, False, False),
-        (NOTHING, [NOTHING], BITS, False, False),
+        (NOTHING, [NOTHING], BITS, True, False),
         (ENDLESS, [], BITS, False, False),
     ],
 )
