@@ -107,7 +107,7 @@ class _Writer:
 
     def written(self) -> Splitted:
         left_out = {node.name for node in self.added.values()}
-        nodes = [node for node in self._in_order() if node.name not in left_out]
+        nodes = [node for node in early_order(self.graph, self.early) if node.name not in left_out]
         nodes = [self._as_added(node) for node in nodes]
         for region in regions(nodes, self._alike, self._read_whole, self._in_rows):
             if region[0].name in self.ways:
@@ -117,9 +117,6 @@ class _Writer:
         graph = replace(self.graph, nodes=tuple(self.emit.nodes))
         graph = replace(graph, weights=(*graph.weights, *self.emit.literals.added))
         return Splitted(graph, self.shares)
-
-    def _in_order(self) -> list[Node]:
-        return list(self.graph.nodes) if not self.early else early_order(self.graph, self.early)
 
     def _as_added(self, node: Node) -> Node:
         """An addition that takes the lookup's operands in the place of its gradient, until it is written."""
