@@ -9,10 +9,12 @@ from itertools import pairwise
 
 import pytest
 
+from sublet.frontends.paddle.arena import arena
 from sublet.frontends.paddle.checking import judge
 from sublet.frontends.paddle.format.decoding import decode
 from sublet.frontends.paddle.format.program import EMPTY, TENSOR, Attr, Block, Op, Program, Var, new_op, new_var
 from sublet.frontends.paddle.operators.shapes import bound
+from sublet.frontends.paddle.policies.ours import ours
 from sublet.tensor import DType
 
 from .given import BESIDE
@@ -287,22 +289,55 @@ def test_the_gradients_of_a_loop_are_variables_of_its_block() -> None:
     assert "absent" in rules(mt, outside, LOSSES["mt"])
 
 
-def test_nothing_has_no_extents() -> None:
-    """Found by the fuzz: what a branch that is not taken leaves unwritten goes by names of several sizes."""
+def untaken(*ops: Op) -> Program:
+    """A program with a branch that writes `short` and `long`, and with ops that may find nothing there."""
     vars: dict[str, Var] = {name: new_var(name, DType.F32, (8,)) for name in ("long", "far", "loss")}
-    vars |= {name: new_var(name, DType.F32, (4,)) for name in ("x", "short", "near", "made", "out")}
+    vars |= {name: new_var(name, DType.F32, (4,)) for name in ("x", "short", "near", "other", "made", "more", "out")}
     vars |= {"go": new_var("go", DType.BOOL, (1,)), "scope": new_var("scope", None, kind="STEP_SCOPES")}
     written = [new_op("tanh", {"X": [x]}, {"Out": [out]}) for x, out in (("x", "short"), ("loss", "long"))]
     owner = {"Cond": ["go"], "Input": ["x", "loss"]}, {"Out": ["short", "long"], "Scope": ["scope"]}
     taken = new_op("conditional_block", *owner, {"sub_block": Attr("BLOCK", 1), "is_scalar_condition": True})
-    copied = [new_op("assign", {"X": [x]}, {"Out": [out]}) for x, out in (("long", "far"), ("short", "near"))]
+    return Program((Block(0, -1, -1, vars, (taken, *ops)), Block(1, 0, -1, {}, tuple(written))), 3_000_000)
 
-    def program(end: str) -> Program:
-        ends = new_op("tanh", {"X": ["near"]}, {"Out": [end]}), new_op("relu", {"X": [end]}, {"Out": ["out"]})
-        outer = Block(0, -1, -1, vars, (taken, *copied, *ends))
-        return Program((outer, Block(1, 0, -1, {}, tuple(written))), 3_000_000)
 
-    assert not rules(program("made"), program("near"), "out")
+FAR = new_op("assign", {"X": ["long"]}, {"Out": ["far"]})
+NEAR = new_op("assign", {"X": ["short"]}, {"Out": ["near"]})
+USED = tuple(
+    new_op(kind, {"X": [x]}, {"Out": [out]})
+    for kind, x, out in (("tanh", "near", "made"), ("relu", "made", "more"), ("sigmoid", "more", "out"))
+)
+
+
+def test_nothing_has_no_extents() -> None:
+    """Found by the fuzz: what a branch that is not taken leaves unwritten goes by names of several sizes."""
+    assert not rules(untaken(FAR, NEAR, *USED), untaken(NEAR, FAR, *USED), "out")
+
+
+@pytest.mark.parametrize("first", ["near", "short"])
+def test_nothing_gets_no_memory_by_being_written_over(first: str) -> None:
+    """Found by running mutants in Paddle: `tanh` fails, but computes of what lies there where it is in place."""
+    ops = (FAR, NEAR, *USED) if first == "near" else tuple(op.renamed({"near": "short"}) for op in USED)
+    original, over = untaken(*ops), untaken(*(op.renamed({"made": first}) for op in ops))
+    assert rules(original, over, "out") == {"absent"}
+    assert not rules(over, over, "out")
+
+
+def test_nothing_is_copied_over_nothing_only() -> None:
+    """`assign` and `read_from_array` leave what is there: in Paddle what reads it computes, and does not fail."""
+    other = new_op("relu", {"X": ["x"]}, {"Out": ["other"]})
+    original, over = (
+        untaken(other, *(op.renamed({"near": near}) for op in (NEAR, *USED))) for near in ("near", "other")
+    )
+    assert rules(original, over, "out") == {"absent"}
+    assert not rules(over, over, "out")
+
+
+def test_what_may_hold_nothing_keeps_a_name_and_memory_of_its_own() -> None:
+    program = untaken(FAR, NEAR, *USED)
+    by_name, placed = ours(program, ["out"]), arena(program, bound(program), ["out"])
+    assert by_name.blocks[0].ops[1:] == (FAR, NEAR, *(op.renamed({"more": "made"}) for op in USED))
+    assert {place.name for place in placed.places} == {"made", "more"}
+    assert not rules(program, by_name, "out") | rules(program, placed.program, "out")
 
 
 def test_what_one_op_can_do_without_another_of_its_type_cannot() -> None:

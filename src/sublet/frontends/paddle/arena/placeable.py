@@ -6,7 +6,8 @@ from collections.abc import Collection
 
 from sublet.frontends.paddle.format.program import GRAD, TENSOR, Op, Program
 from sublet.frontends.paddle.lives.flow import Flow
-from sublet.frontends.paddle.lives.scopes import FORWARD_OWNERS, Place
+from sublet.frontends.paddle.lives.scopes import FORWARD_OWNERS, Place, linked
+from sublet.frontends.paddle.lives.unwritten import perhaps_nothing
 from sublet.frontends.paddle.operators.effects import facts_where, there
 from sublet.frontends.paddle.operators.facts import OpFacts
 from sublet.frontends.paddle.operators.shapes import Sizes
@@ -19,7 +20,7 @@ def outside(
 ) -> tuple[dict[Place, int], dict[Place, str]]:
     """The bytes of every variable that can lie in an arena, and of every other why it cannot."""
     why = _touched(program, flow, sizes)
-    written = set(flow.scopes.writers)
+    written, perhaps = set(flow.scopes.writers), perhaps_nothing(program)
     for point in flow.points:
         if point.kind == "keep":
             for place in point.uses:
@@ -32,6 +33,8 @@ def outside(
                 why[place] = "is no dense tensor"
             elif var.persistable:
                 why[place] = "outlives the program"
+            elif var.name in perhaps:
+                why[place] = "may hold nothing when it is read"
             elif block.index == 0 and var.name in keep:
                 why[place] = "is kept for whoever runs the program"
             elif place not in written:
@@ -53,15 +56,9 @@ def _touched(program: Program, flow: Flow, sizes: Sizes) -> dict[Place, str]:
                 why.setdefault(flow.scopes.place(block.index, name), f"{op.type} shares or replaces its memory")
             if op.type in GRADIENT_OWNERS:
                 inner = op.block()
-                linked = op.attrs.get("original_output_grad")
                 inside = [name for name in op.reads if not name.endswith(GRAD)]
-                gradients = [f"{name}{GRAD}" for name in inside]
-                gradients += [
-                    n
-                    for n in (linked.value if linked and isinstance(linked.value, tuple) else ())
-                    if isinstance(n, str)
-                ]
-                for name in there(tuple(gradients)):
+                gradients = (*(f"{name}{GRAD}" for name in inside), *linked(op))
+                for name in there(gradients):
                     if inner is not None and name in program.blocks[inner].vars:
                         why.setdefault(Place(inner, name), f"{op.type} passes it in and out by its name")
     return why

@@ -229,6 +229,7 @@ def _assign(step: Step) -> None:
         step.scope.found(step.one("Out")).array = Array(dict(array.elements), array.source)
         return
     term = step.read(step.one("X"))
+    step.passes_on(term)
     place, read = step.place(step.one("Out"), term), source.place if source is not None else None
     if read is not None and place.meets(read) and place.begin != read.begin:
         term = step.run.terms.lost(f"was written by {step.where} over what it was still reading")

@@ -177,6 +177,15 @@ class Step:
         for slot in (slot for slot, names in self.op.inputs.items() if name in names):
             self.missing(slot, _never_written(name))
 
+    def passes_on(self, term: Term) -> None:
+        """Nothing that is copied leaves memory as it is: who reads it computes of that, and fails where there is none.
+
+        Told where there is some, unless the original is so too.
+        """
+        nothing, out = self.run.terms.of("nothing"), self.one("Out")
+        if term == nothing != self._held(out):
+            self.missing("Out", f"%{out} gets nothing, and holds something else")
+
     def missing(self, what: str, told: str) -> None:
         """Something that an op needs is not there: told, unless the original is so too."""
         key = (self.block.index, self.op.type, self.op.block(), what)
@@ -275,7 +284,9 @@ def computed(step: Step) -> None:
             if slot in known.shape_only:
                 step.shape(name)
                 continue
-            step.read(name)
+            if step.read(name) == run.terms.of("nothing") and name in op.writes:
+                # it gets memory by being written, and Paddle computes of what lies there where it fails elsewhere
+                step.missing(f"{slot}, written over", _never_written(name))
             if variable is not None and variable.place is not None:
                 reads.append((slot, position, variable.place))
     result = ("op", *applied, *_draw(step))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sublet.frontends.paddle.format.program import ARRAY, GRAD, Op, Program
-from sublet.frontends.paddle.lives.scopes import Owner, Place, Scopes
+from sublet.frontends.paddle.lives.scopes import Owner, Place, Scopes, linked
 from sublet.frontends.paddle.operators.effects import effects, there
 
 """What Paddle appends to a name to find its gradient inside a gradient block."""
@@ -136,15 +136,17 @@ class _Builder:
     def while_grad(self, owner: Owner, inner: int) -> None:
         scopes = self.slot(owner, owner.op.inputs, "StepScopes")
         given = self.slot(owner, owner.op.inputs, f"Out{GRAD}")
-        inside = owner.op.attrs.get("original_output_grad")
-        names = inside.value if inside is not None and isinstance(inside.value, tuple) else ()
-        linked = self.places(inner, tuple(name for name in names if isinstance(name, str)))
         gradients = self.gradients(owner, inner, "X")
         added = [outer for outer, _ in gradients if outer not in given]
         empty = [place for place in given if self.begins_here(owner, place)]
         self.owned("enter", owner, scopes, (*added, *empty))
         head = self.owned("head", owner, scopes, ())
-        self.owned("begin", owner, (*scopes, *given), (*self.restored(inner), *linked, *self.arrays(inner)))
+        self.owned(
+            "begin",
+            owner,
+            (*scopes, *given),
+            (*self.restored(inner), *self.places(inner, linked(owner.op)), *self.arrays(inner)),
+        )
         self.block(inner)
         inner_ones = tuple(place for _, place in gradients)
         self.owned("add", owner, (*inner_ones, *added), tuple(outer for outer, _ in gradients))

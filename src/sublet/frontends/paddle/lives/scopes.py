@@ -41,6 +41,14 @@ class Owner:
     op: Op
 
 
+def linked(op: Op) -> tuple[str, ...]:
+    """The names by which the block of a `while_grad` finds the gradients of the loop's results, zeros where nobody made
+    them, in the order of `Out@GRAD`."""
+    attr = op.attrs.get("original_output_grad")
+    names = attr.value if attr is not None and isinstance(attr.value, tuple) else ()
+    return tuple(name for name in names if isinstance(name, str))
+
+
 @dataclass(frozen=True)
 class Scopes:
     """The scopes of a program, found once."""

@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 from sublet.errors import PlanError
 from sublet.frontends.paddle.format.program import ARRAY, GRAD, Op, Program
-from sublet.frontends.paddle.lives.scopes import Owner, Place, Scopes
+from sublet.frontends.paddle.lives.scopes import Owner, Place, Scopes, linked
 from sublet.frontends.paddle.operators.effects import there
 from sublet.frontends.paddle.peaks.scalars import Number, follow
 
@@ -198,13 +198,11 @@ class Walk(Generic[T]):
 
     def while_grad(self, owner: Owner, inner: int) -> None:
         given = there(owner.op.inputs.get(f"Out{GRAD}", ()))
-        attr = owner.op.attrs.get("original_output_grad")
-        linked = attr.value if attr is not None and isinstance(attr.value, tuple) else ()
         for name in given:
             self.zeros(self.scopes.place(owner.block, name))
         scopes = self.take(owner, "StepScopes")
         for trip, scope in reversed([*enumerate(scopes)]):
-            self.backwards(owner, inner, scope, dict(zip(map(str, linked), given, strict=False)), trip)
+            self.backwards(owner, inner, scope, dict(zip(linked(owner.op), given, strict=False)), trip)
 
     def conditional(self, owner: Owner, inner: int) -> None:
         taken: list[Scope[T]] = []

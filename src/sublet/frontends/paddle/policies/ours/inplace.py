@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from sublet.frontends.paddle.format.program import GRAD, Op, Program
-from sublet.frontends.paddle.lives.scopes import Scopes
+from sublet.frontends.paddle.lives.scopes import Scopes, linked
 from sublet.frontends.paddle.operators.facts import of_shapes
 from sublet.frontends.paddle.policies.ours.mentions import Mention, mentions, renamed
 from sublet.frontends.paddle.policies.ours.shapes_kept import alike, found
@@ -67,10 +67,8 @@ def _found_by_name(program: Program, block: int) -> frozenset[str]:
     inside = program.blocks[block]
     if owner is None or inside.forward < 0 or any(owns_blocks(op) for op in inside.ops):
         return frozenset()
-    linked = owner.op.attrs.get("original_output_grad")
-    before = linked.value if linked is not None and isinstance(linked.value, tuple) else ()
     gradients = {f"{name}{GRAD}" for name in owner.op.reads}
-    return frozenset(gradients & inside.vars.keys() - {*before, *owner.op.reads})
+    return frozenset(gradients & inside.vars.keys() - {*linked(owner.op), *owner.op.reads})
 
 
 def _pairs(program: Program, block: int, op: Op) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from sublet.frontends.paddle.format.program import EMPTY, GRAD, TENSOR, Op, Program, Var
 from sublet.frontends.paddle.lives.scopes import Scopes
+from sublet.frontends.paddle.lives.unwritten import perhaps_nothing
 
 
 def reasons(program: Program, keep: Collection[str] = ()) -> Mapping[str, str]:
@@ -20,6 +21,8 @@ def reasons(program: Program, keep: Collection[str] = ()) -> Mapping[str, str]:
     for rule in (_asked_for(keep), _control_flow(program), _variables(program), _places(program)):
         for name, reason in rule:
             found.setdefault(name, reason)
+    for name in perhaps_nothing(program):
+        found.setdefault(name, "it may hold nothing when it is read")
     return MappingProxyType(found)
 
 
