@@ -12,11 +12,14 @@ only are listed, and must be rare.
     python -m tests.fuzz --seconds 600 --seed 1 --kind folding  # what is folded, all operators, forms and types
     python -m tests.fuzz --seconds 600 --seed 1 --kind shapes   # ONNX models beside ONNX Runtime's runs
     python -m tests.fuzz --seconds 600 --seed 1 --kind foreign  # plans of other tools, with and without a model
+    python -m tests.fuzz --count 10000 --seed 1 --kind onnx     # so many seeds, however long that takes
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import math
 import random
 import time
 from collections import Counter
@@ -52,6 +55,9 @@ from tests.training.steps import check_step
 
 RARE = 1000
 """At most one of so many plans may point less because the checker could not follow it."""
+
+TELL_EVERY = 60
+"""Seconds after which a run tells how far it is."""
 
 
 @dataclass
@@ -211,16 +217,23 @@ KINDS: dict[str, Callable[[int, Tally], None]] = {
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--seconds", type=float, default=60)
+    arguments.add_argument("--seconds", type=float, help="60, if no count is given")
+    arguments.add_argument("--count", type=int, help="so many seeds, in the time that is given for them if one is")
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--kind", choices=KINDS, default="programs")
     chosen = arguments.parse_args()
-    one = KINDS[chosen.kind]
-    tally, seed, end = Tally(), chosen.seed, time.monotonic() + chosen.seconds
+    one, tally = KINDS[chosen.kind], Tally()
+    seconds = chosen.seconds or (60 if chosen.count is None else math.inf)
+    begin = told = time.monotonic()
     try:
-        while time.monotonic() < end:
+        for seed in itertools.count(chosen.seed):
+            now = time.monotonic()
+            if now > begin + seconds or seed - chosen.seed == chosen.count:
+                break
             one(seed, tally)
-            seed += 1
+            if now > told + TELL_EVERY:
+                told = now
+                print(f"{now - begin:.0f} s, seed {seed}: {str(tally).splitlines()[0]}", flush=True)
     finally:
         print(tally)
     assert len(tally.unfollowed) <= tally.plans / RARE, "the checker cannot follow too many plans: see their seeds"
