@@ -3,7 +3,8 @@
 It knows nothing of policies: it reads two programs, and of facts only which ops may write over what they read. What
 is proven is said in `Judgement`: equal bits of all that is fetched and all that persists, for the numbers of rounds
 and the ways through branches that were tried; of conditions that are numbers in the program, the one way they go.
-Of runs that Paddle does not end, as where an operator reads what nobody wrote, nothing is said.
+Of runs that Paddle does not end, as where an operator reads what nobody wrote, it is said only that this gets no memory
+by a rewriting, so that it would be computed with.
 """
 
 from __future__ import annotations
