@@ -292,8 +292,11 @@ def test_the_gradients_of_a_loop_are_variables_of_its_block() -> None:
 def untaken(*ops: Op) -> Program:
     """A program with a branch that writes `short` and `long`, and with ops that may find nothing there."""
     vars: dict[str, Var] = {name: new_var(name, DType.F32, (8,)) for name in ("long", "far", "loss")}
-    vars |= {name: new_var(name, DType.F32, (4,)) for name in ("x", "short", "near", "other", "made", "more", "out")}
+    vars |= {
+        name: new_var(name, DType.F32, (4,)) for name in ("x", "w", "short", "near", "other", "made", "more", "out")
+    }
     vars |= {"go": new_var("go", DType.BOOL, (1,)), "scope": new_var("scope", None, kind="STEP_SCOPES")}
+    vars |= {"i": new_var("i", DType.I64, (1,)), "array": new_var("array", DType.F32, (4,), kind="TENSOR_ARRAY")}
     written = [new_op("tanh", {"X": [x]}, {"Out": [out]}) for x, out in (("x", "short"), ("loss", "long"))]
     owner = {"Cond": ["go"], "Input": ["x", "loss"]}, {"Out": ["short", "long"], "Scope": ["scope"]}
     taken = new_op("conditional_block", *owner, {"sub_block": Attr("BLOCK", 1), "is_scalar_condition": True})
@@ -322,14 +325,36 @@ def test_nothing_gets_no_memory_by_being_written_over(first: str) -> None:
     assert not rules(over, over, "out")
 
 
-def test_nothing_is_copied_over_nothing_only() -> None:
-    """`assign` and `read_from_array` leave what is there: in Paddle what reads it computes, and does not fail."""
+def test_nothing_is_assigned_to_nothing_only() -> None:
+    """Elsewhere memory stays there in Paddle, without extents: what reads it computes, and does not fail."""
     other = new_op("relu", {"X": ["x"]}, {"Out": ["other"]})
     original, over = (
         untaken(other, *(op.renamed({"near": near}) for op in (NEAR, *USED))) for near in ("near", "other")
     )
     assert rules(original, over, "out") == {"absent"}
     assert not rules(over, over, "out")
+
+
+CHOSEN = {
+    "select_input": (new_op("select_input", {"X": ["short", "short"], "Mask": ["go"]}, {"Out": ["near"]}),),
+    "select_output": (new_op("select_output", {"X": ["short"], "Mask": ["go"]}, {"Out": ["near", "near"]}),),
+    "write_to_array": (
+        new_op("fill_constant", {}, {"Out": ["i"]}, {"shape": (1,), "value": 0.0}),
+        new_op("write_to_array", {"X": ["near"], "I": ["i"]}, {"Out": ["array"]}),
+        new_op("write_to_array", {"X": ["short"], "I": ["i"]}, {"Out": ["array"]}),
+        new_op("read_from_array", {"X": ["array"], "I": ["i"]}, {"Out": ["near"]}),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CHOSEN)
+def test_nothing_that_is_chosen_or_put_into_an_array_leaves_what_is_there(kind: str) -> None:
+    """Shown in Paddle 2.6.2 and 3.0.0: the branch is not taken, and what is read is what was written before."""
+    before = new_op("relu", {"X": ["x"]}, {"Out": ["near"]})
+    program = untaken(before, *CHOSEN[kind], *USED)
+    another = untaken(before.renamed({"x": "w"}), *CHOSEN[kind], *USED)
+    assert not rules(program, program, "out")
+    assert "differs" in rules(program, another, "out")
 
 
 def test_what_may_hold_nothing_keeps_a_name_and_memory_of_its_own() -> None:

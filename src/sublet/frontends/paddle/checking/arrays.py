@@ -13,7 +13,10 @@ def _write(step: Step) -> None:
     variable = step.scope.found(step.one("Out"))
     array = variable.array or Array()
     if index is not None:
-        variable.array = Array(array.elements | {index: step.read(step.one("X"))}, array.source)
+        term = step.read(step.one("X"))
+        if term == step.run.terms.of("nothing"):  # it leaves what is there
+            term = array.elements.get(index, term)
+        variable.array = Array(array.elements | {index: term}, array.source)
 
 
 def _read(step: Step) -> None:
@@ -27,7 +30,6 @@ def _read(step: Step) -> None:
         found = step.run.terms.of("zeros like", step.shape(like)) if like else None
     if found is None or found == step.run.terms.of("nothing"):
         step.absent(step.one("X"))
-        step.passes_on(step.run.terms.of("nothing"))
         step.scope.found(step.one("Out")).be(Variable())
     else:
         step.write(step.one("Out"), found)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from sublet.frontends.paddle.checking.arrays import ARRAYS
 from sublet.frontends.paddle.checking.machine import Run, Step, computed
 from sublet.frontends.paddle.checking.storage import Allocation, Array, Place, Scope, Variable, tensor
+from sublet.frontends.paddle.checking.terms import Term
 from sublet.frontends.paddle.format.program import EMPTY, GRAD, Block, Op, Program
 
 NO_MEMORY = ("XShape", "ReserveSpace")
@@ -206,13 +207,19 @@ def _true(op: Op, name: str) -> bool:
 
 
 def _select_input(step: Step) -> None:
-    step.write(step.one("Out"), step.read(step.op.inputs["X"][_chosen(step)]))
+    _hand_on(step, step.read(step.op.inputs["X"][_chosen(step)]), step.one("Out"))
 
 
 def _select_output(step: Step) -> None:
     chosen = step.op.outputs["Out"][_chosen(step)]
     if chosen != EMPTY:
-        step.write(chosen, step.read(step.one("X")))
+        _hand_on(step, step.read(step.one("X")), chosen)
+
+
+def _hand_on(step: Step, term: Term, name: str) -> None:
+    """Write a term to a name; one that is nothing leaves what is there."""
+    if term != step.run.terms.of("nothing"):
+        step.write(name, term)
 
 
 def _chosen(step: Step) -> int:
@@ -229,7 +236,7 @@ def _assign(step: Step) -> None:
         step.scope.found(step.one("Out")).array = Array(dict(array.elements), array.source)
         return
     term = step.read(step.one("X"))
-    step.passes_on(term)
+    step.assigned(term)
     place, read = step.place(step.one("Out"), term), source.place if source is not None else None
     if read is not None and place.meets(read) and place.begin != read.begin:
         term = step.run.terms.lost(f"was written by {step.where} over what it was still reading")

@@ -177,8 +177,8 @@ class Step:
         for slot in (slot for slot, names in self.op.inputs.items() if name in names):
             self.missing(slot, _never_written(name))
 
-    def passes_on(self, term: Term) -> None:
-        """Nothing that is copied leaves memory as it is: who reads it computes of that, and fails where there is none.
+    def assigned(self, term: Term) -> None:
+        """Nothing that is assigned leaves memory without extents: what reads that computes, and fails without memory.
 
         Told where there is some, unless the original is so too.
         """
