@@ -365,6 +365,30 @@ def test_what_may_hold_nothing_keeps_a_name_and_memory_of_its_own() -> None:
     assert not rules(program, by_name, "out") | rules(program, placed.program, "out")
 
 
+def test_a_copy_on_what_it_copies_is_that_too() -> None:
+    """Found by the fuzz of arena forms: a reshaped tensor is read again by the name it had before."""
+    vars = {name: new_var(name, DType.F32, (4,)) for name in ("x", "made", "copy", "out")}
+    vars |= {"mean": new_var("mean", DType.F32, (1,)), "shape": new_var("shape", DType.F32, (0, 4))}
+    reshaped = new_op("reshape2", {"X": ["made"]}, {"Out": ["copy"], "XShape": ["shape"]}, {"shape": (4,)})
+    ops = (
+        new_op("tanh", {"X": ["x"]}, {"Out": ["made"]}),
+        reshaped,
+        new_op("mean", {"X": ["copy"]}, {"Out": ["mean"]}),
+        new_op("elementwise_add", {"X": ["made"], "Y": ["mean"]}, {"Out": ["out"]}),
+    )
+    program = Program((Block(0, -1, -1, vars, ops),), 3_000_000)
+    form = arena(program, bound(program), ["out"])
+    places = {place.name: at for place, at in form.places.items()}
+    assert places["made"] == places["copy"]
+    assert not rules(program, form.program, "out")
+    computed = new_op("relu", {"X": ["made"]}, {"Out": ["copy"]})
+    wrong = (
+        with_block(each, 0, ops=tuple(computed if op.type == "reshape2" else op for op in each.blocks[0].ops))
+        for each in (program, form.program)
+    )
+    assert rules(*wrong, "out") == {"new", "differs"}
+
+
 def test_what_one_op_can_do_without_another_of_its_type_cannot() -> None:
     """An original in which one op finds nothing says nothing about other ops of that type, or that slot."""
     without = new_op("sum", {"X": ["x", "late"]}, {"Out": ["out"]})

@@ -170,7 +170,8 @@ class Step:
         if variable.array is not None:
             return terms.of(*variable.array.whole)
         assert variable.place is not None
-        return variable.place.term
+        term, shown = variable.place.term, variable.shown
+        return shown if term is not None and shown is not None and terms.same_bits(term, shown) else term
 
     def absent(self, name: str) -> None:
         """An op that finds nothing where it looks for an operand fails in Paddle, unless the original is so too."""
@@ -295,6 +296,10 @@ def computed(step: Step) -> None:
         term = run.terms.of("result", run.terms.of(*result), slot, position)
         _literal(step, term)
         written.append((slot, name, term, step.place(name, term)))
+    for slot, _, term, place in written:
+        for source, _, other in reads:
+            if (source, slot) in known.equal and place == other:
+                _same_bits(run, term, other.term)
     # an op that writes over what it still reads spoils all that it computes of it
     spoiled = next(
         filter(None, (_destroyed(step, known, slot, name, place, reads) for slot, name, _, place in written)), ""
@@ -312,6 +317,13 @@ def computed(step: Step) -> None:
             step.scope.found(name).array = Array(source=term)
         elif variable is None or variable.array is None:
             step.write(name, run.terms.lost(why) if why else term, place)
+
+
+def _same_bits(run: Run, term: Term, copied: Term | None) -> None:
+    """Note that a term is a copy of another of its size: who reads the place by the name of that finds it there."""
+    nbytes = run.known.nbytes
+    if copied is not None and copied in nbytes and nbytes.get(term) == nbytes[copied]:
+        run.terms.bits[term] = run.terms.bits.get(copied, copied)
 
 
 def _results(op: Op) -> Iterator[tuple[str, str, int]]:

@@ -11,7 +11,7 @@ class Terms:
     """Terms, each made once: applications of an op to terms, what is known at the start, and what is lost.
 
     `dims` tells the shapes of those that an op of the original program made; `literal` the value of those that are
-    one number, such as counters.
+    one number, such as counters; `bits` a term of the same bits, of those that a reshape or the like made.
     """
 
     def __init__(self) -> None:
@@ -19,6 +19,7 @@ class Terms:
         self.parts: list[Hashable] = []
         self.dims: dict[Term, tuple[int, ...]] = {}
         self.literal: dict[Term, float] = {}
+        self.bits: dict[Term, Term] = {}
         self._lost: dict[Term, str] = {}
 
     def of(self, *parts: Hashable) -> Term:
@@ -43,6 +44,10 @@ class Terms:
     def why_lost(self, term: Term) -> str:
         """Why nobody knows these bytes, where they are what went wrong first; empty if they are known."""
         return self._lost.get(term, "")
+
+    def same_bits(self, one: Term, other: Term) -> bool:
+        """Whether two terms are known to be the same bits, in one shape or in two."""
+        return self.bits.get(one, one) == self.bits.get(other, other)
 
     def shape(self, term: Term) -> Term:
         """What an op sees of an operand of which it only reads the shape."""
