@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from sublet.frontends.paddle.checking.arrays import ARRAYS
-from sublet.frontends.paddle.checking.machine import Run, Step, computed
+from sublet.frontends.paddle.checking.computing import computed
+from sublet.frontends.paddle.checking.machine import Run, Step
 from sublet.frontends.paddle.checking.storage import Allocation, Array, Place, Scope, Variable, tensor
 from sublet.frontends.paddle.checking.terms import Term
 from sublet.frontends.paddle.format.program import EMPTY, GRAD, Block, Op, Program

@@ -7,16 +7,16 @@ blocks find only because of a name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Protocol
 
 from sublet.errors import Finding
-from sublet.frontends.paddle.checking.storage import Allocation, Array, Place, Scope, Variable
+from sublet.frontends.paddle.checking.storage import Allocation, Place, Scope, Variable
 from sublet.frontends.paddle.checking.terms import Choices, Term, Terms
-from sublet.frontends.paddle.format.program import ARRAY, EMPTY, Block, Op, Program
+from sublet.frontends.paddle.format.program import EMPTY, Block, Op, Program
 from sublet.frontends.paddle.operators.effects import facts_declared
 from sublet.frontends.paddle.operators.facts import OpFacts
 from sublet.tensor import Dims, DType
@@ -176,7 +176,7 @@ class Step:
     def absent(self, name: str) -> None:
         """An op that finds nothing where it looks for an operand fails in Paddle, unless the original is so too."""
         for slot in (slot for slot, names in self.op.inputs.items() if name in names):
-            self.missing(slot, _never_written(name))
+            self.missing(slot, never_written(name))
 
     def assigned(self, term: Term) -> None:
         """Nothing that is assigned leaves memory without extents: what reads that computes, and fails without memory.
@@ -219,7 +219,7 @@ class Step:
         elif applied not in run.known.applied and self.op.type not in TOTAL:
             absent = [name for name in self.op.reads if name != EMPTY and self._held(name) == nothing]
             for name in absent:
-                run.tell(self.where, _never_written(name), "absent")
+                run.tell(self.where, never_written(name), "absent")
             if not absent:
                 run.tell(self.where, "is applied to what the original program applies no such op to", "new")
 
@@ -267,92 +267,8 @@ class Step:
         return run.known.nbytes.get(term, 1)
 
 
-def _never_written(name: str) -> str:
+def never_written(name: str) -> str:
     return f"%{name} was never written"
-
-
-def computed(step: Step) -> None:
-    """An op that computes its outputs from its inputs."""
-    run, op, known = step.run, step.op, step.facts
-    applied = step.applied()
-    step.require_applied(applied)
-    reads: list[tuple[str, int, Place]] = []
-    for slot, names in sorted(op.inputs.items()):
-        for position, name in enumerate(names):
-            if name == EMPTY:
-                continue
-            variable = step.variable(name)
-            if slot in known.shape_only:
-                step.shape(name)
-                continue
-            if step.read(name) == run.terms.of("nothing") and name in op.writes:
-                # it gets memory by being written, and Paddle computes of what lies there where it fails elsewhere
-                step.missing(f"{slot}, written over", _never_written(name))
-            if variable is not None and variable.place is not None:
-                reads.append((slot, position, variable.place))
-    result = ("op", *applied, *_draw(step))
-    written: list[tuple[str, str, Term, Place]] = []
-    for slot, name, position in _results(op):
-        term = run.terms.of("result", run.terms.of(*result), slot, position)
-        _literal(step, term)
-        written.append((slot, name, term, step.place(name, term)))
-    for slot, _, term, place in written:
-        for source, _, other in reads:
-            if (source, slot) in known.equal and place == other:
-                _same_bits(run, term, other.term)
-    # an op that writes over what it still reads spoils all that it computes of it
-    spoiled = next(
-        filter(None, (_destroyed(step, known, slot, name, place, reads) for slot, name, _, place in written)), ""
-    )
-    for i, (slot, name, term, place) in enumerate(written):
-        why = spoiled
-        if any(place.meets(other) for *_, other in written[:i] + written[i + 1 :]):
-            why = "lies on another output of the same op"
-        on = any(place.begin == p.begin and _view_over(known, source, k, slot) for source, k, p in reads)
-        if known.holder and not on and any(place.allocation is p.allocation and place != p for *_, p in reads):
-            why = f"was not written by {step.where}, which takes two places of one allocation for one"
-        variable = step.variable(name)
-        var = run.program.var(step.block.index, name)
-        if var is not None and var.kind == ARRAY:
-            step.scope.found(name).array = Array(source=term)
-        elif variable is None or variable.array is None:
-            step.write(name, run.terms.lost(why) if why else term, place)
-
-
-def _same_bits(run: Run, term: Term, copied: Term | None) -> None:
-    """Note that a term is a copy of another of its size: who reads the place by the name of that finds it there."""
-    nbytes = run.known.nbytes
-    if copied is not None and copied in nbytes and nbytes.get(term) == nbytes[copied]:
-        run.terms.bits[term] = run.terms.bits.get(copied, copied)
-
-
-def _results(op: Op) -> Iterator[tuple[str, str, int]]:
-    for slot, names in sorted(op.outputs.items()):
-        for position, name in enumerate(names):
-            if name not in (EMPTY, ""):
-                yield slot, name, position
-
-
-def _destroyed(
-    step: Step, known: OpFacts, slot: str, name: str, place: Place, reads: list[tuple[str, int, Place]]
-) -> str:
-    """Why an output cannot be what it should: the op writes it over what it still reads; empty if it can."""
-    op = step.op
-    for source, position, other in reads:
-        if not place.meets(other):
-            continue
-        first = position == 0 and (source, slot) in known.inplace_first
-        by_name = name in op.reads and ((source, slot) in known.inplace or first)
-        safe = by_name or (name not in op.reads and _view_over(known, source, position, slot))
-        usual = (op.type, source, slot) in step.run.usual
-        if (place.begin, place.end) != (other.begin, other.end) or not (usual or safe):
-            return f"was computed by {step.where} while that wrote over {source}, which it was still reading"
-    return ""
-
-
-def _view_over(known: OpFacts, source: str, position: int, slot: str) -> bool:
-    """Whether an output may be a view at the place of that argument."""
-    return (source, slot) in known.placed or (position == 0 and (source, slot) in known.placed_first)
 
 
 def attributes(op: Op) -> tuple[tuple[str, object], ...]:
@@ -366,55 +282,3 @@ def attributes(op: Op) -> tuple[tuple[str, object], ...]:
 
 def _frozen(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
-
-
-def _draw(step: Step) -> tuple[int, ...]:
-    """The place among all ops that draw random numbers, of one that does."""
-    if "seed" not in step.op.attrs or step.op.type.endswith("_grad"):
-        return ()
-    step.run.drawn += 1
-    return (step.run.drawn,)
-
-
-COMPARED = {
-    "less_than": lambda x, y: x < y,
-    "less_equal": lambda x, y: x <= y,
-    "greater_than": lambda x, y: x > y,
-    "greater_equal": lambda x, y: x >= y,
-    "equal": lambda x, y: x == y,
-    "not_equal": lambda x, y: x != y,
-}
-
-
-COUNTING = {"increment", "scale", *COMPARED}
-
-
-def _literal(step: Step, term: Term) -> None:
-    """Note the number that a result is, where it is one that is known: counters and what they are compared with."""
-    value = _number(step)
-    if value is not None:
-        step.run.terms.literal[term] = value
-
-
-def _number(step: Step) -> float | None:
-    op, terms = step.op, step.run.terms
-    attrs: Mapping[str, object] = {name: attr.value for name, attr in op.attrs.items()}
-    if op.type == "fill_constant":
-        shape, value = attrs.get("shape"), attrs.get("value")
-        one = isinstance(shape, (list, tuple)) and all(size == 1 for size in shape)
-        given = any(op.inputs.get(slot) for slot in ("ValueTensor", "ShapeTensor", "ShapeTensorList"))
-        return float(value) if one and not given and isinstance(value, (int, float)) else None
-    if op.type not in COUNTING:
-        return None
-    names = [step.op.input(slot) or EMPTY for slot in ("X", "Y")]  # layer_norm has an output Y
-    numbers = [terms.literal.get(step.read(name)) if name != EMPTY else None for name in names]
-    x, y = numbers
-    if x is None:
-        return None
-    if op.type == "increment":
-        return x + float(attrs.get("step", 1.0))  # type: ignore[arg-type]
-    if op.type == "scale" and not op.inputs.get("ScaleTensor"):
-        return x * float(attrs.get("scale", 1.0)) + float(attrs.get("bias", 0.0))  # type: ignore[arg-type]
-    if op.type in COMPARED and y is not None:
-        return float(COMPARED[op.type](x, y))
-    return None

@@ -1,0 +1,147 @@
+"""An operator that computes: what its outputs are, whether it may lie where it does, which numbers are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from sublet.frontends.paddle.checking.machine import Run, Step, never_written
+from sublet.frontends.paddle.checking.storage import Array, Place
+from sublet.frontends.paddle.checking.terms import Term
+from sublet.frontends.paddle.format.program import ARRAY, EMPTY, Op
+from sublet.frontends.paddle.operators.facts import OpFacts
+
+
+def computed(step: Step) -> None:
+    """An op that computes its outputs from its inputs."""
+    run, op, known = step.run, step.op, step.facts
+    applied = step.applied()
+    step.require_applied(applied)
+    reads: list[tuple[str, int, Place]] = []
+    for slot, names in sorted(op.inputs.items()):
+        for position, name in enumerate(names):
+            if name == EMPTY:
+                continue
+            variable = step.variable(name)
+            if slot in known.shape_only:
+                step.shape(name)
+                continue
+            if step.read(name) == run.terms.of("nothing") and name in op.writes:
+                # it gets memory by being written, and Paddle computes of what lies there where it fails elsewhere
+                step.missing(f"{slot}, written over", never_written(name))
+            if variable is not None and variable.place is not None:
+                reads.append((slot, position, variable.place))
+    result = ("op", *applied, *_draw(step))
+    written: list[tuple[str, str, Term, Place]] = []
+    for slot, name, position in _results(op):
+        term = run.terms.of("result", run.terms.of(*result), slot, position)
+        _literal(step, term)
+        written.append((slot, name, term, step.place(name, term)))
+    for slot, _, term, place in written:
+        for source, _, other in reads:
+            if (source, slot) in known.equal and place == other:
+                _same_bits(run, term, other.term)
+    # an op that writes over what it still reads spoils all that it computes of it
+    spoiled = next(
+        filter(None, (_destroyed(step, known, slot, name, place, reads) for slot, name, _, place in written)), ""
+    )
+    for i, (slot, name, term, place) in enumerate(written):
+        why = spoiled
+        if any(place.meets(other) for *_, other in written[:i] + written[i + 1 :]):
+            why = "lies on another output of the same op"
+        on = any(place.begin == p.begin and _view_over(known, source, k, slot) for source, k, p in reads)
+        if known.holder and not on and any(place.allocation is p.allocation and place != p for *_, p in reads):
+            why = f"was not written by {step.where}, which takes two places of one allocation for one"
+        variable = step.variable(name)
+        var = run.program.var(step.block.index, name)
+        if var is not None and var.kind == ARRAY:
+            step.scope.found(name).array = Array(source=term)
+        elif variable is None or variable.array is None:
+            step.write(name, run.terms.lost(why) if why else term, place)
+
+
+def _same_bits(run: Run, term: Term, copied: Term | None) -> None:
+    """Note that a term is a copy of another of its size: who reads the place by the name of that finds it there."""
+    nbytes = run.known.nbytes
+    if copied is not None and copied in nbytes and nbytes.get(term) == nbytes[copied]:
+        run.terms.bits[term] = run.terms.bits.get(copied, copied)
+
+
+def _results(op: Op) -> Iterator[tuple[str, str, int]]:
+    for slot, names in sorted(op.outputs.items()):
+        for position, name in enumerate(names):
+            if name not in (EMPTY, ""):
+                yield slot, name, position
+
+
+def _destroyed(
+    step: Step, known: OpFacts, slot: str, name: str, place: Place, reads: list[tuple[str, int, Place]]
+) -> str:
+    """Why an output cannot be what it should: the op writes it over what it still reads; empty if it can."""
+    op = step.op
+    for source, position, other in reads:
+        if not place.meets(other):
+            continue
+        first = position == 0 and (source, slot) in known.inplace_first
+        by_name = name in op.reads and ((source, slot) in known.inplace or first)
+        safe = by_name or (name not in op.reads and _view_over(known, source, position, slot))
+        usual = (op.type, source, slot) in step.run.usual
+        if (place.begin, place.end) != (other.begin, other.end) or not (usual or safe):
+            return f"was computed by {step.where} while that wrote over {source}, which it was still reading"
+    return ""
+
+
+def _view_over(known: OpFacts, source: str, position: int, slot: str) -> bool:
+    """Whether an output may be a view at the place of that argument."""
+    return (source, slot) in known.placed or (position == 0 and (source, slot) in known.placed_first)
+
+
+def _draw(step: Step) -> tuple[int, ...]:
+    """The place among all ops that draw random numbers, of one that does."""
+    if "seed" not in step.op.attrs or step.op.type.endswith("_grad"):
+        return ()
+    step.run.drawn += 1
+    return (step.run.drawn,)
+
+
+COMPARED = {
+    "less_than": lambda x, y: x < y,
+    "less_equal": lambda x, y: x <= y,
+    "greater_than": lambda x, y: x > y,
+    "greater_equal": lambda x, y: x >= y,
+    "equal": lambda x, y: x == y,
+    "not_equal": lambda x, y: x != y,
+}
+
+
+COUNTING = {"increment", "scale", *COMPARED}
+
+
+def _literal(step: Step, term: Term) -> None:
+    """Note the number that a result is, where it is one that is known: counters and what they are compared with."""
+    value = _number(step)
+    if value is not None:
+        step.run.terms.literal[term] = value
+
+
+def _number(step: Step) -> float | None:
+    op, terms = step.op, step.run.terms
+    attrs: Mapping[str, object] = {name: attr.value for name, attr in op.attrs.items()}
+    if op.type == "fill_constant":
+        shape, value = attrs.get("shape"), attrs.get("value")
+        one = isinstance(shape, (list, tuple)) and all(size == 1 for size in shape)
+        given = any(op.inputs.get(slot) for slot in ("ValueTensor", "ShapeTensor", "ShapeTensorList"))
+        return float(value) if one and not given and isinstance(value, (int, float)) else None
+    if op.type not in COUNTING:
+        return None
+    names = [step.op.input(slot) or EMPTY for slot in ("X", "Y")]  # layer_norm has an output Y
+    numbers = [terms.literal.get(step.read(name)) if name != EMPTY else None for name in names]
+    x, y = numbers
+    if x is None:
+        return None
+    if op.type == "increment":
+        return x + float(attrs.get("step", 1.0))  # type: ignore[arg-type]
+    if op.type == "scale" and not op.inputs.get("ScaleTensor"):
+        return x * float(attrs.get("scale", 1.0)) + float(attrs.get("bias", 0.0))  # type: ignore[arg-type]
+    if op.type in COMPARED and y is not None:
+        return float(COMPARED[op.type](x, y))
+    return None
