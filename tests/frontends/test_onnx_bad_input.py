@@ -81,7 +81,11 @@ def test_unsorted_nodes_are_sorted() -> None:
         ("g (float[2] x) => (float[2] y) { x = Neg(x) y = Abs(x) }", "'x' is defined twice"),
         ("g (float[2] x) => (float[2] y) { y = Neg(x, x, x) }", "Neg 'y'.*input size 3"),
         ('g (float[2] x) => (float[2] y) { y = LeakyRelu <alpha = "a"> (x) }', "Mismatched attribute type"),
-        ("g (float[1,1,2,2] x, float[1,1,9,9] w) => (y) { y = Conv <pads = [1, 1, 1, 1]> (x, w) }", "is too small"),
+        (
+            "g (float[1,1,2] x, float[1,1,9] w) => (y) { y = Conv <pads = [1, 1]> (x, w) }",
+            "9 is larger than 2 and its pads",
+        ),
+        ("g (float[1,1,2] x, float[1,1,1] w) => (y) { y = ConvTranspose <pads = [3, 3]> (x, w) }", "is too small"),
         ("g (bool x) => (float[2] y) { y = If(x) }", "If 'y' has no graph 'else_branch'"),
     ],
 )

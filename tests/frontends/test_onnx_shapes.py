@@ -122,6 +122,16 @@ def test_a_window_may_lack_less_than_a_stride(op: str, stride: int, extent: int 
         assert sublet.compile(model, optimize="none")(x=x)["y"].shape == (1, 1, extent)
 
 
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_a_kernel_has_room(stride: int) -> None:
+    """Found by the fuzz beside ONNX Runtime, which refuses at any stride what would come out with an extent of 0."""
+    header = f"y = Conv <strides = [{stride}]> (x, w)"
+    with pytest.raises(ModelError, match="a window of 4 is larger than 3"):
+        from_proto(parsed(f"g (float[1, 1, 3] x, float[1, 1, 4] w) => (y) {{ {header} }}"))
+    imported = from_proto(parsed(f"g (float[1, 1, 4] x, float[1, 1, 4] w) => (y) {{ {header} }}"))
+    assert str(imported.graph.outputs[0].spec) == "f32[1,1,1]"
+
+
 # ---- what may never run ----
 
 ARMS = """g (bool c, float[7, 64] x) => (y) {

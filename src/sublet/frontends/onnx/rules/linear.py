@@ -86,6 +86,7 @@ def _conv(seen: Seen, data: Extents | None, kernel: Extents | None, bias: Extent
     same(channels, per_group, f"{shown(data)} and {group} group(s) of the kernel {shown(kernel)} differ in channels")
     demand(count is None or count % max(group, 1) == 0, f"{count} kernels do not make {group} groups")
     _window(seen, kernel[2:])
+    _room(seen, data[2:], kernel[2:])
     of_length(bias, count, "the bias")
 
 
@@ -121,17 +122,20 @@ def pool(seen: Seen) -> None:
         numbers = seen.wholes(name)
         fits = numbers is None or len(numbers) == each * (len(data) - 2)
         demand(fits, f"{name} {list(numbers or ())} does not fit {shown(data)}")
-    _window_fits(seen, data[2:])
+    window = seen.wholes("kernel_shape")
+    if window is not None:
+        _room(seen, data[2:], window, rounded=True)
 
 
-def _window_fits(seen: Seen, extents: Extents) -> None:
-    """There is room for a window; less than a stride may be missing, since the count of steps is rounded to zero."""
-    window, count = seen.wholes("kernel_shape"), len(extents)
-    strides = seen.wholes("strides") or (1,) * count
+def _room(seen: Seen, extents: Extents, window: Extents, rounded: bool = False) -> None:
+    """There is room for a window, or less than a stride is missing where steps are `rounded` to zero, as pools do."""
+    count = len(extents)
+    strides = (seen.wholes("strides") if rounded else None) or (1,) * count
     pads, dilations = seen.wholes("pads") or (0,) * (2 * count), seen.wholes("dilations") or (1,) * count
-    if window is None or seen.text("auto_pad", "NOTSET").startswith("SAME"):
+    if seen.text("auto_pad", "NOTSET").startswith("SAME") or (len(pads), len(dilations)) != (2 * count, count):
         return
-    for i, extent in enumerate(extents):
-        wide, reach = pads[i] + pads[i + count], dilations[i] * (window[i] - 1) + 1
-        missing = 0 if extent is None else reach - extent - wide
-        demand(missing < max(strides[i], 1), f"a window of {reach} is larger than {extent} and its pads")
+    for i, (extent, taps) in enumerate(zip(extents, window, strict=True)):
+        if extent is not None and taps is not None:
+            reach = dilations[i] * (taps - 1) + 1
+            missing = reach - extent - pads[i] - pads[i + count]
+            demand(missing < max(strides[i], 1), f"a window of {reach} is larger than {extent} and its pads")
