@@ -223,7 +223,7 @@ def main() -> None:
     arguments.add_argument("--kind", choices=KINDS, default="programs")
     chosen = arguments.parse_args()
     one, tally = KINDS[chosen.kind], Tally()
-    seconds = chosen.seconds or (60 if chosen.count is None else math.inf)
+    seconds = chosen.seconds if chosen.seconds is not None else 60 if chosen.count is None else math.inf
     begin = told = time.monotonic()
     try:
         for seed in itertools.count(chosen.seed):

@@ -381,12 +381,49 @@ def test_a_copy_on_what_it_copies_is_that_too() -> None:
     places = {place.name: at for place, at in form.places.items()}
     assert places["made"] == places["copy"]
     assert not rules(program, form.program, "out")
-    computed = new_op("relu", {"X": ["made"]}, {"Out": ["copy"]})
-    wrong = (
-        with_block(each, 0, ops=tuple(computed if op.type == "reshape2" else op for op in each.blocks[0].ops))
-        for each in (program, form.program)
-    )
-    assert rules(*wrong, "out") == {"new", "differs"}
+    for kind in ("relu", "reduce_sum"):  # a sum over one element makes 0.0 of -0.0
+        computed = new_op(kind, {"X": ["made"]}, {"Out": ["copy"]})
+        wrong = (
+            with_block(each, 0, ops=tuple(computed if op.type == "reshape2" else op for op in each.blocks[0].ops))
+            for each in (program, form.program)
+        )
+        assert rules(*wrong, "out") == {"destroyed", "differs", "new"}
+
+
+def viewed(*ops: Op) -> Program:
+    """A program with `all`, of which `long` is a view as a whole, and `short` its first half."""
+    vars = {name: new_var(name, DType.F32, (8,)) for name in ("x", "all", "long")}
+    vars |= {name: new_var(name, DType.F32, (4,)) for name in ("short", "w")} | {"out": new_var("out", DType.F32, (1,))}
+    begin = [new_op("empty", {}, {"Out": ["all"]}, {"shape": Attr("LONGS", (8,))})]
+    for name, end in (("long", 8), ("short", 4)):
+        begin += [new_op("view_slice", {"input": ["all"]}, {"out": [name]}, {"begin_idx": 0, "end_idx": end})]
+    return Program((Block(0, -1, -1, vars, (*begin, *ops)),), 3_000_000)
+
+
+@pytest.mark.parametrize("name", ["short", "all"])
+def test_a_view_is_what_was_written_by_its_name(name: str) -> None:
+    """It has extents of its own, and as many bytes as these."""
+    made = new_op("relu", {"X": ["x"]}, {"Out": ["long"]})
+    right, wrong = (viewed(made, new_op("mean", {"X": [each]}, {"Out": ["out"]})) for each in ("long", name))
+    assert not rules(right, right, "out")
+    assert "destroyed" in rules(right, wrong, "out")
+
+
+def test_nothing_leaves_an_element_that_was_taken_apart() -> None:
+    def program(read: str) -> Program:
+        vars = {name: new_var(name, DType.F32, (4,)) for name in ("x", "w", "late", "out")}
+        vars |= {name: new_var(name, DType.F32, (4,), kind="TENSOR_ARRAY") for name in ("xs", "ws")}
+        vars |= {"i": new_var("i", DType.I64, (1,)), "table": new_var("table", None, kind="LOD_RANK_TABLE")}
+        ops = [new_op("fill_constant", {}, {"Out": ["i"]}, {"shape": (1,), "value": 0.0})]
+        for tensor, array in (("x", "xs"), ("w", "ws")):
+            ops += [new_op("lod_tensor_to_array", {"X": [tensor], "RankTable": ["table"]}, {"Out": [array]})]
+            ops += [new_op("write_to_array", {"X": ["late"], "I": ["i"]}, {"Out": [array]})]
+        ops += [new_op("read_from_array", {"X": [read], "I": ["i"]}, {"Out": ["out"]})]
+        ops += [new_op("relu", {"X": ["x"]}, {"Out": ["late"]})]
+        return Program((Block(0, -1, -1, vars, tuple(ops)),), 3_000_000)
+
+    assert not rules(program("xs"), program("xs"), "out")
+    assert "differs" in rules(program("xs"), program("ws"), "out")
 
 
 def test_what_one_op_can_do_without_another_of_its_type_cannot() -> None:
@@ -447,7 +484,7 @@ def test_what_waits_goes_on_under_its_own_name(
     ("at", "x", "wrong"),
     [
         (3, "a", set()),
-        (1, "a", {"differs", "new"}),  # b is written where a lies
+        (1, "a", {"destroyed", "differs", "new"}),  # b is written where a lies
         (3, "w", {"new"}),  # what the next run writes to b might lie where w does
     ],
 )

@@ -3,8 +3,8 @@
 It knows nothing of policies: it reads two programs, and of facts only which ops may write over what they read. What
 is proven is said in `Judgement`: equal bits of all that is fetched and all that persists, for the numbers of rounds
 and the ways through branches that were tried; of conditions that are numbers in the program, the one way they go.
-Of runs that Paddle does not end, as where an operator reads what nobody wrote, it is said only that this gets no memory
-by a rewriting, so that it would be computed with.
+Of runs that Paddle does not end, as where an operator reads what nobody wrote, it is only said that nothing that is
+fetched or persists is computed of memory that came there by the rewriting.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from sublet.errors import Finding
 from sublet.frontends.paddle.checking.control import run_block
-from sublet.frontends.paddle.checking.machine import Known, Run, Sizes, Step, inplace_of
+from sublet.frontends.paddle.checking.machine import Known, Run, Sizes, Step, content, inplace_of
 from sublet.frontends.paddle.checking.named import VIEW, mistyped, unnamed
 from sublet.frontends.paddle.checking.terms import Choices, Term, Terms
 from sublet.frontends.paddle.format.program import TENSOR, Op, Program
@@ -102,11 +102,5 @@ def _run(run: Run) -> dict[str, Term]:
 
 def _content(run: Run, name: str) -> Term:
     """What a name holds at the end."""
-    variable = run.top.find(name)
-    if variable is None or (variable.place is None and variable.array is None):
-        return run.terms.of("nothing")
-    if variable.array is not None:
-        return run.terms.of(*variable.array.whole)
-    assert variable.place is not None
-    term = variable.place.term
+    term = content(run.terms, run.top.find(name))
     return run.terms.lost(name) if term is None else term

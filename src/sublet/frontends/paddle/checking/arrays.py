@@ -15,7 +15,8 @@ def _write(step: Step) -> None:
     if index is not None:
         term = step.read(step.one("X"))
         if term == step.run.terms.of("nothing"):  # it leaves what is there
-            term = array.elements.get(index, term)
+            there = array.element(step.run.terms, index)
+            term = term if there is None else there
         variable.array = Array(array.elements | {index: term}, array.source)
 
 

@@ -38,7 +38,7 @@ def computed(step: Step) -> None:
         written.append((slot, name, term, step.place(name, term)))
     for slot, _, term, place in written:
         for source, _, other in reads:
-            if (source, slot) in known.equal and place == other:
+            if known.holder and (source, slot) in known.equal and place == other:
                 _same_bits(run, term, other.term)
     # an op that writes over what it still reads spoils all that it computes of it
     spoiled = next(
@@ -60,10 +60,13 @@ def computed(step: Step) -> None:
 
 
 def _same_bits(run: Run, term: Term, copied: Term | None) -> None:
-    """Note that a term is a copy of another of its size: who reads the place by the name of that finds it there."""
+    """Note that a reshape made a term of another of its size: who reads the place by the name of that finds it there.
+
+    Other ops that copy as a rule do not always: a sum over one element makes 0.0 of -0.0, or has another type.
+    """
     nbytes = run.known.nbytes
     if copied is not None and copied in nbytes and nbytes.get(term) == nbytes[copied]:
-        run.terms.bits[term] = run.terms.bits.get(copied, copied)
+        run.terms.bits[term] = copied
 
 
 def _results(op: Op) -> Iterator[tuple[str, str, int]]:

@@ -7,6 +7,7 @@ blocks find only because of a name.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,6 +33,10 @@ Applied = tuple[str, tuple[tuple[str, object], ...], tuple[tuple[str, tuple[Term
 """An op by its type, its attributes, and what its operands hold or show."""
 
 
+Absence = tuple[int, str, int | None, str]
+"""A block, an op, the block that it runs, and what is not there: a slot, or more of it in words."""
+
+
 class Sizes(Protocol):
     """What is known of the tensors of a program: extents, None where they are open; `written` by (block, op, name)."""
 
@@ -54,14 +59,14 @@ class Known:
     nbytes   the bytes of terms whose extents are known
     dtypes   the types of terms, as declared where they are written
     applied  what ops were applied to, those without a result that is used as well
-    absent   the (block, op, block that it runs, slot or name) in which an op finds nothing, and can do without
+    absent   how often an op finds nothing where it needs something: it can do without, or Paddle fails there
     observed what left the program, or decided where it went, by op and in order
     """
 
     nbytes: dict[Term, int] = field(default_factory=dict)
     dtypes: dict[Term, DType] = field(default_factory=dict)
     applied: set[Applied] = field(default_factory=set)
-    absent: set[tuple[int, str, int | None, str]] = field(default_factory=set)
+    absent: Counter[Absence] = field(default_factory=Counter)
     observed: dict[tuple[object, ...], list[Term]] = field(default_factory=dict)
 
 
@@ -83,6 +88,7 @@ class Run:
     sizes: Sizes | None = None
     top: Scope = field(default_factory=Scope)
     observed: dict[tuple[object, ...], list[Term]] = field(default_factory=dict)
+    absent: Counter[Absence] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
     drawn: int = 0  # ops so far that draw random numbers
     asked: bool = False  # whether the number of rounds mattered
@@ -163,15 +169,7 @@ class Step:
         return term
 
     def _held(self, name: str) -> Term | None:
-        """The bytes of a name; None where they are parts of several terms."""
-        terms, variable = self.run.terms, self.scope.find(name)
-        if variable is None or (variable.place is None and variable.array is None):
-            return terms.of("nothing")
-        if variable.array is not None:
-            return terms.of(*variable.array.whole)
-        assert variable.place is not None
-        term, shown = variable.place.term, variable.shown
-        return shown if term is not None and shown is not None and terms.same_bits(term, shown) else term
+        return content(self.run.terms, self.scope.find(name))
 
     def absent(self, name: str) -> None:
         """An op that finds nothing where it looks for an operand fails in Paddle, unless the original is so too."""
@@ -179,20 +177,20 @@ class Step:
             self.missing(slot, never_written(name))
 
     def assigned(self, term: Term) -> None:
-        """Nothing that is assigned leaves memory without extents: what reads that computes, and fails without memory.
-
-        Told where there is some, unless the original is so too.
+        """To assign what has no memory leaves a tensor that has some with 0 extents: what reads it computes of that,
+        and fails where there is no memory. Told where there is some, unless the original is so too.
         """
         nothing, out = self.run.terms.of("nothing"), self.one("Out")
         if term == nothing != self._held(out):
             self.missing("Out", f"%{out} gets nothing, and holds something else")
 
     def missing(self, what: str, told: str) -> None:
-        """Something that an op needs is not there: told, unless the original is so too."""
+        """Something that an op needs is not there: told, unless the original is so too, and as often."""
         key = (self.block.index, self.op.type, self.op.block(), what)
+        self.run.absent[key] += 1
         if self.run.sizes is not None:
-            self.run.known.absent.add(key)
-        elif key not in self.run.known.absent:
+            self.run.known.absent[key] += 1
+        elif self.run.absent[key] > self.run.known.absent[key]:
             self.run.tell(self.where, told, "absent")
 
     def applied(self) -> Applied:
@@ -265,6 +263,22 @@ class Step:
                 run.terms.dims.setdefault(term, known)
                 run.known.nbytes[term] = (prod(known) * dtype.bits + 7) // 8
         return run.known.nbytes.get(term, 1)
+
+
+def content(terms: Terms, variable: Variable | None) -> Term | None:
+    """What a variable holds: what was written by its name, if those bits are there, since it has that shape.
+
+    None where its bytes are parts of several terms.
+    """
+    if variable is None or (variable.place is None and variable.array is None):
+        return terms.of("nothing")
+    if variable.array is not None:
+        return terms.of(*variable.array.whole)
+    assert variable.place is not None
+    term, shown = variable.place.term, variable.shown
+    if term is None or terms.why_lost(term):
+        return term
+    return shown if shown is not None and terms.same_bits(term, shown) else terms.lost("was written by another name")
 
 
 def never_written(name: str) -> str:

@@ -11,7 +11,7 @@ class Terms:
     """Terms, each made once: applications of an op to terms, what is known at the start, and what is lost.
 
     `dims` tells the shapes of those that an op of the original program made; `literal` the value of those that are
-    one number, such as counters; `bits` a term of the same bits, of those that a reshape or the like made.
+    one number, such as counters; `bits` the term whose bits a term has, of those that a reshape or the like made.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,12 @@ class Terms:
 
     def same_bits(self, one: Term, other: Term) -> bool:
         """Whether two terms are known to be the same bits, in one shape or in two."""
-        return self.bits.get(one, one) == self.bits.get(other, other)
+        return self._origin(one) == self._origin(other)
+
+    def _origin(self, term: Term) -> Term:
+        while term in self.bits:
+            term = self.bits[term]
+        return term
 
     def shape(self, term: Term) -> Term:
         """What an op sees of an operand of which it only reads the shape."""

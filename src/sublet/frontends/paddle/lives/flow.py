@@ -23,8 +23,6 @@ from sublet.frontends.paddle.format.program import ARRAY, GRAD, Op, Program
 from sublet.frontends.paddle.lives.scopes import Owner, Place, Scopes, linked
 from sublet.frontends.paddle.operators.effects import effects, there
 
-"""What Paddle appends to a name to find its gradient inside a gradient block."""
-
 
 @dataclass(frozen=True, slots=True)
 class Point:
