@@ -176,6 +176,14 @@ def test_a_plan_of_another_model_is_refused(cli: Cli, graph: Path, tmp_path: Pat
     assert "not a plan of" in err
 
 
+@pytest.mark.parametrize("command", ["check", "plan"])
+def test_a_plan_that_is_given_for_a_model_is_told(cli: Cli, graph: Path, tmp_path: Path, command: str) -> None:
+    assert cli("plan", graph, "--out", tmp_path / "plan.json")[0] == 0
+    status, _, err = cli(command, tmp_path / "plan.json")
+    assert status == 2
+    assert "plan.json is a plan of Sublet's, and no model" in " ".join(err.split())
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", "{}", '{"version": 99}', '{"version": 1}', '{"version": 1, "graph": 3}'],

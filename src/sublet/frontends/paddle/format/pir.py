@@ -58,6 +58,8 @@ def decode(text: str, where: str) -> PirBlock:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{where}: not JSON: {str(error)[:200]}") from None
+    if isinstance(content, dict) and {"fingerprint", "schedule"} <= content.keys():
+        raise ModelError(f"{where} is a plan of Sublet's, and no model: give its model before it, or `sublet show` it")
     reader = _Reader(where)
     code = reader.entry(content, "base_code", dict)
     if code.get("magic") != "pir":
