@@ -202,13 +202,17 @@ def main() -> None:
     asked.add_argument("--pieces", action="store_true", help="only nodes at random in pieces")
     chosen = asked.parse_args()
     told: Counter[str] = Counter()
-    for seed in range(chosen.first, chosen.first + chosen.count):
-        if chosen.loops:
-            told += Counter({"cut": int(check_seed(seed))})
-            continue
-        told += check_pieces(seed)
-        told += check_budgets(seed) if not chosen.pieces else Counter()
-    print(f"{chosen.count} steps: " + ", ".join(f"{count} {what}" for what, count in sorted(told.items())))
+    done = 0
+    try:
+        for seed in range(chosen.first, chosen.first + chosen.count):
+            if chosen.loops:
+                told += Counter({"cut": int(check_seed(seed))})
+            else:
+                told += check_pieces(seed)
+                told += check_budgets(seed) if not chosen.pieces else Counter()
+            done += 1
+    finally:
+        print(f"{done} steps: " + ", ".join(f"{count} {what}" for what, count in sorted(told.items())))
 
 
 if __name__ == "__main__":

@@ -219,13 +219,15 @@ def main() -> None:
     for deciding in ("partition", "apart"):  # tensors of any size are computed again
         sys.modules[f"sublet.api.torch.{deciding}"].LEAST = 1  # type: ignore[attr-defined]
     counts: dict[str, int] = {}
-    for seed in range(asked.first, asked.first + asked.programs):
-        verdict = judge(seed)
-        counts[verdict] = counts.get(verdict, 0) + 1
-        if verdict not in ("equal", "not traced"):
-            print(f"seed {seed}: {verdict}", flush=True)
-    print(counts)
-    raise SystemExit(set(counts) > {"equal", "not traced"} or not counts.get("equal"))
+    try:
+        for seed in range(asked.first, asked.first + asked.programs):
+            verdict = judge(seed)
+            counts[verdict] = counts.get(verdict, 0) + 1
+            if verdict not in ("equal", "not traced"):
+                print(f"seed {seed}: {verdict}", flush=True)
+    finally:
+        print(counts)
+    raise SystemExit(bool(counts.keys() - {"equal", "not traced"}) or not counts.get("equal"))
 
 
 if __name__ == "__main__":
