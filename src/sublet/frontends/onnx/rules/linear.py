@@ -133,7 +133,7 @@ def _room(seen: Seen, extents: Extents, window: Extents, rounded: bool = False) 
     strides = (seen.wholes("strides") if rounded else None) or (1,) * count
     pads, dilations = seen.wholes("pads") or (0,) * (2 * count), seen.wholes("dilations") or (1,) * count
     if seen.text("auto_pad", "NOTSET").startswith("SAME") or (len(pads), len(dilations)) != (2 * count, count):
-        return
+        return  # of a convolution, ONNX's own inference refuses pads and dilations that do not fit
     for i, (extent, taps) in enumerate(zip(extents, window, strict=True)):
         if extent is not None and taps is not None:
             reach = dilations[i] * (taps - 1) + 1

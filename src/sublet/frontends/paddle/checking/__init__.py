@@ -78,7 +78,7 @@ def judge(
 def _differences(first: Run, second: Run) -> Iterator[Finding]:
     """What two runs find wrong, and what they end with that is not the same."""
     ends = [_run(first)]
-    second.known.observed = first.observed
+    second.known.observed, second.known.absent = first.observed, first.absent
     ends.append(_run(second))
     yield from (*first.findings, *second.findings)
     for name, term in ends[0].items():

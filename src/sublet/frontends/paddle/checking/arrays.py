@@ -14,7 +14,7 @@ def _write(step: Step) -> None:
     array = variable.array or Array()
     if index is not None:
         term = step.read(step.one("X"))
-        if term == step.run.terms.of("nothing"):  # it leaves what is there
+        if term == step.run.terms.nothing:  # it leaves what is there
             there = array.element(step.run.terms, index)
             term = term if there is None else there
         variable.array = Array(array.elements | {index: term}, array.source)
@@ -29,7 +29,7 @@ def _read(step: Step) -> None:
     like = step.one("X_W")  # a gradient that nobody wrote is zeros in the shape of what it belongs to
     if found is None:
         found = step.run.terms.of("zeros like", step.shape(like)) if like else None
-    if found is None or found == step.run.terms.of("nothing"):
+    if found is None or found == step.run.terms.nothing:
         step.absent(step.one("X"))
         step.scope.found(step.one("Out")).be(Variable())
     else:

@@ -25,7 +25,7 @@ def computed(step: Step) -> None:
             if slot in known.shape_only:
                 step.shape(name)
                 continue
-            if step.read(name) == run.terms.of("nothing") and name in op.writes:
+            if step.read(name) == run.terms.nothing and name in op.writes:
                 # it gets memory by being written, and Paddle computes of what lies there where it fails elsewhere
                 step.missing(f"{slot}, written over", never_written(name))
             if variable is not None and variable.place is not None:

@@ -219,7 +219,7 @@ def _select_output(step: Step) -> None:
 
 def _hand_on(step: Step, term: Term, name: str) -> None:
     """Write a term to a name; one that is nothing leaves what is there."""
-    if term != step.run.terms.of("nothing"):
+    if term != step.run.terms.nothing:
         step.write(name, term)
 
 

@@ -157,7 +157,7 @@ class Step:
     def read(self, name: str) -> Term:
         """What a name holds; told where that is nothing, or not what was written there."""
         terms, term = self.run.terms, self._held(name)
-        if term == terms.of("nothing"):
+        if term == terms.nothing:
             self.absent(name)
             return term
         if term is None:
@@ -180,7 +180,7 @@ class Step:
         """To assign what has no memory leaves a tensor that has some with 0 extents: what reads it computes of that,
         and fails where there is no memory. Told where there is some, unless the original is so too.
         """
-        nothing, out = self.run.terms.of("nothing"), self.one("Out")
+        nothing, out = self.run.terms.nothing, self.one("Out")
         if term == nothing != self._held(out):
             self.missing("Out", f"%{out} gets nothing, and holds something else")
 
@@ -188,9 +188,7 @@ class Step:
         """Something that an op needs is not there: told, unless the original is so too, and as often."""
         key = (self.block.index, self.op.type, self.op.block(), what)
         self.run.absent[key] += 1
-        if self.run.sizes is not None:
-            self.run.known.absent[key] += 1
-        elif self.run.absent[key] > self.run.known.absent[key]:
+        if self.run.sizes is None and self.run.absent[key] > self.run.known.absent[key]:
             self.run.tell(self.where, told, "absent")
 
     def applied(self) -> Applied:
@@ -211,7 +209,7 @@ class Step:
 
     def require_applied(self, applied: Applied) -> None:
         """What the original does not do as well may fail in Paddle (by types, say), whoever uses its result."""
-        run, nothing = self.run, self.run.terms.of("nothing")
+        run, nothing = self.run, self.run.terms.nothing
         if run.sizes is not None:
             run.known.applied.add(applied)
         elif applied not in run.known.applied and self.op.type not in TOTAL:
@@ -240,7 +238,7 @@ class Step:
 
     def write(self, name: str, term: Term, place: Place | None = None) -> None:
         var = self.run.program.var(self.block.index, name)
-        if var is not None and var.dtype is not None and term != self.run.terms.of("nothing"):
+        if var is not None and var.dtype is not None and term != self.run.terms.nothing:
             dtype = self.run.known.dtypes.setdefault(term, var.dtype)
             if dtype != var.dtype:
                 self.run.tell(self.where, f"%{name} is declared as {var.dtype}, and gets {dtype}", "dtype")
@@ -251,7 +249,7 @@ class Step:
     def _nbytes(self, name: str, term: Term) -> int:
         """Bytes of a term; 1 where its extents are open, and of nothing, which goes by names of any extents."""
         run = self.run
-        if term == run.terms.of("nothing"):
+        if term == run.terms.nothing:
             return 1
         if run.sizes is not None and term not in run.known.nbytes:
             own = run.program.home(self.block.index, name) is not None
@@ -271,7 +269,7 @@ def content(terms: Terms, variable: Variable | None) -> Term | None:
     None where its bytes are parts of several terms.
     """
     if variable is None or (variable.place is None and variable.array is None):
-        return terms.of("nothing")
+        return terms.nothing
     if variable.array is not None:
         return terms.of(*variable.array.whole)
     assert variable.place is not None

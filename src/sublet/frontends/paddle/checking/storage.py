@@ -28,8 +28,10 @@ class Allocation:
 
     def get(self, begin: int, end: int) -> Term | None:
         """The term that lies there, whole; None when there is none."""
-        found = self._overlapping(begin, end)
-        return found[0][2] if [segment[:2] for segment in found] == [(begin, end)] and found[0][3] == 0 else None
+        match self._overlapping(begin, end):
+            case [(low, high, term, 0)] if (low, high) == (begin, end):
+                return term
+        return None
 
     def _range(self, begin: int, end: int) -> tuple[int, int]:
         first = max(0, bisect_right(self._segments, begin, key=lambda segment: segment[0]) - 1)

@@ -11,7 +11,8 @@ class Terms:
     """Terms, each made once: applications of an op to terms, what is known at the start, and what is lost.
 
     `dims` tells the shapes of those that an op of the original program made; `literal` the value of those that are
-    one number, such as counters; `bits` the term whose bits a term has, of those that a reshape or the like made.
+    one number, such as counters; `bits` the term whose bits a term has, of those that a reshape or the like made;
+    `nothing` is held where nobody wrote.
     """
 
     def __init__(self) -> None:
@@ -21,6 +22,7 @@ class Terms:
         self.literal: dict[Term, float] = {}
         self.bits: dict[Term, Term] = {}
         self._lost: dict[Term, str] = {}
+        self.nothing = self.of("nothing")
 
     def of(self, *parts: Hashable) -> Term:
         """The term of these parts; equal parts give the same one."""
