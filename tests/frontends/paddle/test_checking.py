@@ -19,7 +19,7 @@ from sublet.tensor import DType
 
 from .given import BESIDE
 from .mutants import renamed, with_block
-from .written import straight
+from .written import op, runs, straight, tensors
 
 LOSSES = {"cond": "mean_1.tmp_0", "mt": "mean_2.tmp_0"}
 
@@ -287,6 +287,34 @@ def test_the_gradients_of_a_loop_are_variables_of_its_block() -> None:
     outer = {**mt.blocks[block.parent].vars, name: block.vars[name]}
     outside = with_block(with_block(mt, block.index, vars=own), block.parent, vars=outer)
     assert "absent" in rules(mt, outside, LOSSES["mt"])
+
+
+def going_back(*back: str) -> Program:
+    """The gradient of a loop over `x` and `s`, given that of `s`, which is read once more when the loop is done."""
+    outer = tensors("x", "y", "s", "s@GRAD", "x@GRAD", "out") | {"go": new_var("go", DType.BOOL, (1,))}
+    outer |= {"scopes": new_var("scopes", None, kind="STEP_SCOPES")}
+    loop = {"X": ["x", "s"], "Condition": ["go"]}, {"Out": ["s"], "StepScopes": ["scopes"]}
+    reverse = {"X": ["x", "s"], "Out@GRAD": ["s@GRAD"], "StepScopes": ["scopes"]}, {"X@GRAD": ["x@GRAD", EMPTY]}
+    ops = (
+        runs("while", 1, *loop),
+        op("s@GRAD = tanh(y)"),
+        runs("while_grad", 2, *reverse),
+        op("out = sum(x@GRAD, s@GRAD)"),
+    )
+    body, inner = (op("s = relu(x)"),), tensors("x@GRAD", "a", "b")
+    blocks = Block(0, -1, -1, outer, ops), Block(1, 0, -1, {}, body), Block(2, 0, 1, inner, tuple(map(op, back)))
+    return Program(blocks, 3_000_000)
+
+
+def test_the_gradient_that_a_loop_is_given_lies_where_its_rounds_have_it() -> None:
+    """Found by the fuzz: a round writes over it, and the next one reads that."""
+    over, beside = (
+        going_back("a = relu(s@GRAD)", f"{name} = tanh(a)", "x@GRAD = sigmoid(s@GRAD)") for name in ("s@GRAD", "b")
+    )
+    for program in (over, beside):
+        assert not rules(program, program, "out")
+    assert "differs" in rules(over, beside, "out")
+    assert "differs" in rules(beside, over, "out")
 
 
 def untaken(*ops: Op) -> Program:

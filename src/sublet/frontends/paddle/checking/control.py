@@ -128,6 +128,8 @@ def _while_grad(step: Step) -> None:
         for outer, own in zip(outside, inside, strict=True):
             body.here(str(own)).be(_nothing_as_zeros(step, outer, scope.find(outer)))
         run_block(run, inner, body, kept)
+        for outer, own in zip(outside, inside, strict=True):
+            _written_within(run, scope.find(outer), body.here(str(own)))
         for name, gradient in zip(inputs, gradients, strict=False):
             found = body.find(f"{name}{GRAD}")
             if gradient in (EMPTY, "") or found is None:
@@ -157,6 +159,19 @@ def _nothing_as_zeros(step: Step, name: str, given: Variable | None) -> Variable
         return tensor(step.run.terms.of("zeros for", name.removesuffix(GRAD)), 1)
     array = None if given.array is None else Array(dict(given.array.elements), given.array.source)
     return Variable(given.place, given.shown, array)
+
+
+def _written_within(run: Run, given: Variable | None, own: Variable) -> None:
+    """The gradient outside lies where that of the round does: what was written there is what it holds, in its shape."""
+    if given is None or given.place is None or given.place != own.place or None in (given.shown, own.shown):
+        return
+    before, now = (
+        (run.terms.dims.get(shown), run.known.dtypes.get(shown))
+        for shown in (given.shown, own.shown)
+        if shown is not None
+    )
+    if before == now and None not in now:
+        given.shown = own.shown
 
 
 def _conditional(step: Step) -> None:

@@ -16,6 +16,7 @@ from math import prod
 
 from sublet.frontends.paddle.format.program import TENSOR, Block, Op, Program, Var, new_op
 from sublet.frontends.paddle.lives.scopes import COPYING, Owner, Scopes
+from sublet.frontends.paddle.lives.unwritten import perhaps_nothing
 from sublet.frontends.paddle.policies.ours.invariants import told
 from sublet.frontends.paddle.policies.ours.mentions import Mention, mentions
 from sublet.frontends.paddle.policies.ours.untouchable import reasons
@@ -75,19 +76,17 @@ def _outermost(scopes: Scopes) -> Iterator[tuple[int, Owner]]:
 
 
 def _results(program: Program, owner: Owner) -> dict[DType | None, str]:
-    """By type of elements, a result of a loop that is surely there after it and read then, by the next loop if
-    that may be, and a small one. A loop without rounds leaves what it took; what gradients it leaves unwritten `sum`
-    and others can do without, but no optimiser can."""
+    """By type of elements, a result of a loop that is surely there after it: one that it took, which a loop without
+    rounds leaves as it was. Rather one that the next loop reads, and a small one."""
     later = program.blocks[owner.block].ops[owner.index + 1 :]
+    sure = {*owner.op.reads} & {*owner.op.writes} - perhaps_nothing(program)
     if owner.op.type == "while":
-        sure = {name for op in later for name in op.reads} & {*owner.op.reads}
-    else:
-        sure = {name for op in later if "Param" in op.inputs for name in op.inputs.get("Grad", ())}
+        sure &= {name for op in later for name in op.reads}
     loop = next((op.reads for op in later if op.type in LOOPS), ())
     found = sorted(
         (name not in loop, prod(var.dims), name, var.dtype)
-        for name in owner.op.writes
-        if name in sure and (var := program.var(owner.block, name)) is not None
+        for name in sure
+        if (var := program.var(owner.block, name)) is not None
         if var.kind == TENSOR and var.dtype in SHARED and not var.persistable and min(var.dims, default=0) >= 0
     )
     return {dtype: name for *_, name, dtype in reversed(found)}
