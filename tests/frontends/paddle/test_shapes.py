@@ -138,6 +138,15 @@ def test_what_grows_from_round_to_round_is_open() -> None:
     assert sizes.dims(0, "z") == (2, 4)
 
 
+def test_a_gradient_that_a_body_only_names_has_the_extents_of_what_it_is_the_gradient_of() -> None:
+    """Found by the fuzz: Paddle declares it there again, without a type; no extents are not those of a number."""
+    body = {"s@GRAD": new_var("s@GRAD", None), "a": new_var("a", DType.F32, (4, 8))}
+    back = new_op("while_grad", {"X": ["s"]}, {"X@GRAD": ["s@GRAD"]}, {"sub_block": Attr("BLOCK", 1)})
+    inner = Block(1, 0, -1, body, (new_op("assign", {"X": ["s@GRAD"]}, {"Out": ["a"]}),))
+    sizes = bound(Program((Block(0, -1, -1, {"s": new_var("s", DType.F32, (4, 8))}, (back,)), inner), 3_000_000))
+    assert sizes.shape(1, "s@GRAD") == sizes.shape(1, "a") == (4, 8)
+
+
 def test_sequences_of_the_book_program() -> None:
     """Words of all sequences lie one after another; a step has at most one row of each sequence."""
     files = [path for path in program_files() if path.name.startswith("book")]

@@ -163,13 +163,9 @@ def _nothing_as_zeros(step: Step, name: str, given: Variable | None) -> Variable
 
 def _written_within(run: Run, given: Variable | None, own: Variable) -> None:
     """The gradient outside lies where that of the round does: what was written there is what it holds, in its shape."""
-    if given is None or given.place is None or given.place != own.place or None in (given.shown, own.shown):
+    if given is None or given.place is None or given.place != own.place or given.shown is None or own.shown is None:
         return
-    before, now = (
-        (run.terms.dims.get(shown), run.known.dtypes.get(shown))
-        for shown in (given.shown, own.shown)
-        if shown is not None
-    )
+    before, now = ((run.terms.dims.get(term), run.known.dtypes.get(term)) for term in (given.shown, own.shown))
     if before == now and None not in now:
         given.shown = own.shown
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from sublet.errors import ModelError, SpecError
-from sublet.frontends.paddle.format.program import EMPTY, GRAD, ROWS, SCOPES, Op, Program, Var
+from sublet.frontends.paddle.format.program import EMPTY, GRAD, ROWS, SCOPES, TENSOR, Op, Program, Var
 from sublet.frontends.paddle.operators.rules.call import Call, Operand, show
 from sublet.frontends.paddle.operators.rules.table import known, results
 from sublet.tensor import Dims, DType
@@ -252,7 +252,8 @@ class _Walk:
 
     def _declared(self, key: Key) -> Dims:
         var = self.program.blocks[key[0]].vars[key[1]]
-        declared = tuple(None if extent < 0 else extent for extent in var.dims)
+        stub = var.kind == TENSOR and var.dtype is None  # some gradients in the body of a loop's gradient are
+        declared = None if stub else tuple(None if extent < 0 else extent for extent in var.dims)
         return _meet(self.told.get(key[1]), declared)
 
     def _note(self, key: Key, dims: Dims) -> None:
