@@ -1,6 +1,6 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: ddp-torch bench-torch fuzz-torch help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-packing bench-run bench-loops bench-train bench-budget bench-offload bench-order bench-patches bench-plan bench-paddle train-digits bench-dynamic fuzz-dynamic bench-rebinding clean
+.PHONY: ddp-torch bench-torch bench-control fuzz-torch help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-packing bench-run bench-loops bench-train bench-budget bench-offload bench-order bench-patches bench-plan bench-paddle train-digits bench-dynamic fuzz-dynamic bench-rebinding clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -173,7 +173,11 @@ bench-torch: $(VENV)/.installed ## networks by torch.compile: exactness, memory 
 	$(BIN)/python -m pip install --quiet --group bench-torch
 	$(BIN)/python -m benchmarks.torch $(NETWORKS) --right $(if $(INDUCTOR),--inductor $(INDUCTOR)) $(if $(LIMIT),--limit $(LIMIT))
 
+bench-control: build/executorch/.installed ## branches and loops of PyTorch's: plans beside ExecuTorch's, peaks beside eager and inductor
+	build/executorch/bin/python -m benchmarks.torch.control
+
 ddp-torch: $(VENV)/.installed ## two processes under DistributedDataParallel, eagerly and compiled: losses, and what a killed one leaves
+	$(BIN)/python -m pip install --quiet --group bench-torch
 	$(BIN)/python -m benchmarks.torch.distributed
 
 fuzz-torch: $(VENV)/.installed ## random functions of PyTorch's run as torch.compile(backend="sublet") runs them, and poisoned; what people do with it; PROGRAMS=500

@@ -25,7 +25,7 @@ from math import exp, log
 from pathlib import Path
 from typing import Any
 
-from benchmarks.torch.peak import counter
+from benchmarks.torch.blocks import counter
 
 NAMES = (
     "ResNet-18", "ResNet-50", "MobileNetV3", "EfficientNet-B0", "ViT-B/16", "Swin-T", "ConvNeXt-T", "U-Net", "GPT-2",
@@ -107,6 +107,12 @@ def table(names: Sequence[str], beside: Sequence[str], kind: str, preload: Path,
         failed += [f"{kind} of {name}, {side}: {each['error']}" for side, each in found.items() if "error" in each]
         failed += [f"times of a {kind} of {name}: {paces['error']}"] if "error" in paces else []
         print(f"{name}: " + "; ".join(_words(side, each) for side, each in found.items()), flush=True)
+        if kind == "inference" and "eager" in there:
+            least = asked_of("least", name)
+            if "error" in least:
+                failed.append(f"what {name} needs at least: {least['error']}")
+            else:
+                ratios.setdefault("least over eager", []).append(_least(least, found["eager"]))
         for other in (side for side in there if side != "sublet" and "sublet" in there):
             for what in ("peak", "first", "cpu"):
                 if what in found["sublet"] and what in found[other]:
@@ -118,6 +124,18 @@ def table(names: Sequence[str], beside: Sequence[str], kind: str, preload: Path,
             f"{kind}: {what}: {geometric(each):.3f} geometric mean of {len(each)}, {max(each):.3f} at most", flush=True
         )
     return failed
+
+
+def _least(least: dict[str, Any], eager: dict[str, Any]) -> float:
+    """What the operators need at least, with what libraries keep from call to call, over eager's peak; told."""
+    ratio: float = (max(least["floor"], least["results"]) + eager["held"]) / eager["peak"]
+    needs, results, kept = (nbytes / MEGABYTE for nbytes in (least["floor"], least["results"], eager["held"]))
+    print(
+        f"    its operators need {needs:.1f} MB, its results {results:.1f}; with {kept:.1f} that libraries keep "
+        f"from call to call: {ratio:.2f} of eager's at least",
+        flush=True,
+    )
+    return ratio
 
 
 def _paced(name: str, sides: Sequence[str], kind: str, limit: float) -> dict[str, Any]:

@@ -18,77 +18,35 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 
 import sublet
+from benchmarks.torch.networks import NETWORKS
 
 RANKS = 2
 DYING = 3
 """The step in which a rank is killed."""
-PATIENCE = 240
+PATIENCE = 1200
+BUCKET = 8
+"""Megabytes of gradients that are sent together: several times a step for both networks."""
 F = nn.functional
 
 
-class Residual(nn.Module):
-    """Two convolutions, each normalised, beside a shortcut."""
-
-    def __init__(self, inner: int, outer: int, stride: int) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(inner, outer, 3, stride, 1, bias=False)
-        self.second = nn.Conv2d(outer, outer, 3, 1, 1, bias=False)
-        self.norms = nn.ModuleList(nn.BatchNorm2d(outer) for _ in range(3))
-        self.short = nn.Conv2d(inner, outer, 1, stride, bias=False)
-
-    def forward(self, x: Any) -> Any:
-        y = self.norms[1](self.second(F.relu(self.norms[0](self.first(x)))))
-        return F.relu(y + self.norms[2](self.short(x)))
+def gpt2() -> nn.Module:
+    """GPT-2 small, with logits that are a matrix."""
+    return nn.Sequential(NETWORKS["GPT-2"].make(), nn.Flatten(0, 1))
 
 
-def resnet() -> nn.Module:
-    """As ResNet-18, narrower."""
-    widths = (16, 16, 32, 64, 128)
-    blocks = [Residual(a, b, 1 if a == b else 2) for a, b in pairwise(widths)]
-    stem = [nn.Conv2d(3, 16, 7, 2, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
-
-
-class Layer(nn.Module):
-    """Causal attention and two linear layers."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads, self.norms = heads, nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.attend, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Any) -> Any:
-        b, t, width = x.shape
-        parts = self.attend(self.norms[0](x)).view(b, t, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(*parts.unbind(0), is_causal=True)
-        x = x + self.project(y.transpose(1, 2).reshape(b, t, width))
-        return x + self.down(F.gelu(self.up(self.norms[1](x))))
-
-
-class Words(nn.Module):
-    """As GPT-2, smaller."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.layers = nn.Embedding(500, 128), nn.Sequential(*(Layer(128, 4) for _ in range(4)))
-        self.norm, self.last = nn.LayerNorm(128), nn.Linear(128, 500, bias=False)
-
-    def forward(self, tokens: Any) -> Any:
-        return self.last(self.norm(self.layers(self.words(tokens)))).flatten(0, 1)
+NETS = {"ResNet-18": NETWORKS["ResNet-18"].make, "GPT-2": gpt2}
 
 
 def batch(name: str, generator: torch.Generator) -> tuple[Any, Any]:
-    if name == "resnet":
-        return torch.randn(4, 3, 64, 64, generator=generator), torch.randint(0, 10, (4,), generator=generator)
-    tokens = torch.randint(0, 500, (4, 33), generator=generator)
+    if name == "ResNet-18":
+        return torch.randn(2, 3, 224, 224, generator=generator), torch.randint(0, 1000, (2,), generator=generator)
+    tokens = torch.randint(0, 50257, (1, 65), generator=generator)
     return tokens[:, :-1], tokens[:, 1:].reshape(-1)
 
 
@@ -99,8 +57,8 @@ def work(name: str, side: str, steps: int, dying: int) -> None:
     rank = torch.distributed.get_rank()
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
-    module = resnet() if name == "resnet" else Words()
-    parallel: Any = nn.parallel.DistributedDataParallel(module, bucket_cap_mb=1)
+    module = NETS[name]()
+    parallel: Any = nn.parallel.DistributedDataParallel(module, bucket_cap_mb=BUCKET)
     run = torch.compile(parallel, backend="sublet") if side == "sublet" else parallel
     optimizer = torch.optim.SGD(parallel.parameters(), 0.005, momentum=0.9)
     generator, losses = torch.Generator().manual_seed(rank), []
@@ -149,7 +107,7 @@ def main() -> None:
     if asked.work:
         name, side, steps, dying = asked.work.split(",")
         work(name, side, int(steps), int(dying))
-    for name in ("resnet", "words"):
+    for name in NETS:
         eager, ours = (ranks(name, side, asked.steps) for side in ("eager", "sublet"))
         pairs = [
             (a, b) for one, other in zip(eager, ours, strict=True)

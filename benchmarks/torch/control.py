@@ -1,0 +1,151 @@
+"""Branches and loops of PyTorch's: planned by Sublet and by ExecuTorch, run eagerly, by inductor and by Sublet.
+
+    python -m benchmarks.torch.control  (needs executorch==1.5.1)
+
+Of each plan its bytes, of Sublet's also what no plan goes below and what is copied at the edges of the control flow; of
+each run the most bytes it holds at once, results and all that it keeps from call to call among them, and whether its
+results are eager's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import sublet
+from benchmarks.torch.__main__ import asked_of
+from benchmarks.torch.blocks import Blocks, counter, peak
+
+WIDE = 512
+WARM = 2
+SIDES = ("eager", "inductor", "sublet")
+while_loop = torch._higher_order_ops.while_loop
+
+
+class Written(torch.nn.Module):
+    """A network that is one function."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._function = FUNCTIONS[name]
+
+    def forward(self, *inputs: Any) -> Any:
+        return self._function(*inputs)
+
+
+def two_branches(x: Any, y: Any, z: Any) -> Any:
+    x = torch.cond(x.sum() > 0, lambda x, y: x.relu() @ y, lambda x, y: x.cos() + y, (x, y))
+    return torch.cond(x.mean() > 1, lambda x, z: x * 3 - z, lambda x, z: x.tanh() @ z, (x, z))
+
+
+def nested_branches(x: Any, y: Any, z: Any) -> Any:
+    def inner(x: Any, y: Any) -> Any:
+        return torch.cond(x.max() > 2, lambda x, y: x @ y, lambda x, y: x + y, (x, y))
+
+    x = torch.cond(x.sum() > 0, inner, lambda x, y: x.cos() - y, (x, y))
+    return torch.cond(x.mean() > 1, lambda x, z: x * 3 + z, inner, (x, z))
+
+
+def swap(x: Any, y: Any, z: Any) -> Any:
+    def body(i: Any, a: Any, b: Any) -> Any:
+        return i + 1, b.clone(), a.clone()
+
+    return while_loop(lambda i, a, b: i < 5, body, (torch.zeros((), dtype=torch.int64), x + z, y - z))[1:]
+
+
+def shift(x: Any, y: Any, z: Any) -> Any:
+    def body(i: Any, a: Any, b: Any, c: Any) -> Any:
+        return i + 1, b.clone(), c.clone(), a.tanh() + b
+
+    return while_loop(lambda i, a, b, c: i < 5, body, (torch.zeros((), dtype=torch.int64), x * 2, y + 1, z - 1))[1:]
+
+
+FUNCTIONS = {"two branches": two_branches, "nested branches": nested_branches, "swap": swap, "shift": shift}
+
+
+def inputs() -> tuple[Any, ...]:
+    return tuple(torch.randn(WIDE, WIDE, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
+
+
+def listed(results: Any) -> Sequence[Any]:
+    return results if isinstance(results, tuple | list) else (results,)
+
+
+def same(some: Any, others: Any) -> bool:
+    return all(torch.allclose(a, b, 1e-5, 1e-5) for a, b in zip(listed(some), listed(others), strict=True))
+
+
+def run(name: str, side: str) -> dict[str, Any]:
+    """The peak of a call, and whether it gives what eager does."""
+    given, module = inputs(), Written(name)
+    wanted = module(*given)
+    called: Any = module if side == "eager" else torch.compile(module, backend=side)
+    blocks = Blocks()
+    blocks.record(True)
+    with torch.no_grad():
+        for _ in range(WARM):
+            called(*given)
+        mark = len(blocks)
+        found = called(*given)
+        blocks.record(False)
+    return {"peak": peak(blocks.events(), mark, ())[1], "equal": same(found, wanted)}
+
+
+def planned(name: str) -> dict[str, Any]:
+    """Sublet's plan, run, and those of ExecuTorch's algorithms."""
+    given, module = inputs(), Written(name).eval()
+    network = sublet.compile(sublet.from_torch(module, given))
+    results = network(dict(zip((value.name for value in network.graph.inputs), given, strict=True)))
+    exported = torch.export.export(module, given)
+    return {
+        "arena": network.arena_bytes,
+        "bound": network.plan.lower_bound_bytes,
+        "copied": sum(move.nbytes for move in network.plan.moves),
+        "equal": same([torch.as_tensor(each) for each in results.values()], module(*given)),
+        "executorch": _executorch(exported),
+    }
+
+
+def _executorch(exported: Any) -> dict[str, Any]:
+    from executorch.exir import ExecutorchBackendConfig, to_edge
+    from executorch.exir.memory_planning import MemoryPlanningAlgorithmSuite, greedy, naive
+    from executorch.exir.passes import MemoryPlanningPass
+
+    found: dict[str, Any] = {}
+    for algorithm in (greedy, naive):
+        planning: Any = MemoryPlanningPass(MemoryPlanningAlgorithmSuite([algorithm]))
+        try:
+            program = to_edge(exported).to_executorch(ExecutorchBackendConfig(memory_planning_pass=planning))
+        except Exception as error:  # what it refuses is told
+            return {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:100]}"}
+        found[algorithm.__name__] = sum(program.executorch_program.execution_plan[0].non_const_buffer_sizes)
+    return found
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    match sys.argv[1:]:
+        case ["planned", name]:
+            print(json.dumps(planned(name)))
+            return
+        case [side, name]:
+            print(json.dumps(run(name, side)))
+            return
+    print(f"torch {torch.__version__}; bytes, three inputs of {4 * WIDE * WIDE:,}")
+    with tempfile.TemporaryDirectory() as folder:
+        preload = counter(Path(folder))
+        for name in FUNCTIONS:
+            print(f"{name}: planned {asked_of('control', 'planned', name)}")
+            for side in SIDES:
+                print(f"    {side} {asked_of('control', side, name, preload=preload)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""What no order of a network's operators goes below in an inference, whichever of them are computed again.
+
+    python -m benchmarks.torch.least NETWORK
+
+Prints JSON: of the graph that Sublet plans, fused as it is, the bytes that one operator needs in the arena at least
+(`floor`), and those of the results. What kernels and libraries allocate comes on top.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+
+import torch
+
+import sublet
+from benchmarks.torch.networks import NETWORKS
+from sublet.passes.recompute.floor import floor
+
+
+def least(name: str) -> dict[str, int]:
+    """Bytes of a network's inference. Its results are the caller's, so that the floor does not count them."""
+    network = NETWORKS[name]
+    with torch.no_grad():
+        model = sublet.from_torch(network.make().eval(), network.inputs())
+    graph = sublet.compile(model).graph
+    found = floor(graph, io_bound=True, weights_bound=True)
+    return {"floor": found.nbytes, "results": sum(value.nbytes for value in dict.fromkeys(graph.outputs))}
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    print(json.dumps(least(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()
