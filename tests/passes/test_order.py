@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
 
 import sublet
 from sublet import Options, parse
+from sublet.ir.graph import Node
 from sublet.ops.verify import verify
 from sublet.passes.greedy_orders import ORDERS
 from sublet.passes.live_bytes import blocks_of
 from sublet.passes.order import data_flow, ordered
+from sublet.passes.ordering.search import orders_of_less
 from sublet.plan.schedule import serial
+from sublet.runtime.cuts import CUT
 from tests.passes.networks import training_step
 from tests.passes.programs import program, same
 from tests.passes.text import becomes, stays
@@ -105,6 +111,18 @@ def test_all_greedy_orders_respect_the_data_flow(seed: int) -> None:
         assert sorted(order) == list(range(len(nodes)))
         place = {i: position for position, i in enumerate(order)}
         assert all(place[j] < place[i] for i, before in enumerate(flow.before) for j in before)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_node_moves_over_a_moment(seed: int) -> None:
+    """A node that reads and gives nothing is where a run stops: who looks then finds what was done before it."""
+    graph = training_step((8, 64, 16, 64, 4))
+    at = random.Random(seed).randrange(1, len(graph.nodes))
+    moment = Node("moment", CUT, (), ())
+    cut = replace(graph, nodes=(*graph.nodes[:at], moment, *graph.nodes[at:]))
+    for found in (ordered(cut), *orders_of_less(cut)):
+        names = [node.name for node in found.nodes]
+        assert {*names[: names.index("moment")]} == {node.name for node in graph.nodes[:at]}
 
 
 def test_the_estimate_is_the_planner_s_peak_where_nothing_is_moved() -> None:

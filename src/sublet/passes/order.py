@@ -115,13 +115,20 @@ def data_flow(nodes: Sequence[Node], also: Sequence[tuple[int, int]] = ()) -> Da
 
 
 def _keep_effects(nodes: Sequence[Node], before: list[set[int]]) -> None:
-    """Nodes that do more than compute their outputs stay in their order."""
-    last = -1
+    """Nodes that do more than compute their outputs stay in their order. One that reads and gives nothing is a moment,
+    as that between two calls of a program in pieces: no node moves from one side of it to the other.
+    """
+    last = moment = -1
     for i, node in enumerate(nodes):
+        if moment >= 0:
+            before[i].add(moment)
         if not is_pure(node):
             if last >= 0:
                 before[i].add(last)
             last = i
+            if not node.uses and not node.defs:
+                before[i].update(range(moment + 1, i))
+                moment = i
 
 
 def constrained(graph: Graph, nodes: Sequence[Node]) -> DataFlow:

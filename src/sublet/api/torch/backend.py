@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -17,17 +18,21 @@ from sublet.base.extras import require
 from sublet.errors import SubletError
 from sublet.frontends.torch.exported import quietly
 from sublet.frontends.torch.tensors import torch
+from sublet.ir.recipe import LESS
 
 MOST_SHAPES = 32
 """So many plans are kept of a graph whose extents change."""
 
-OPTIONS = ("alignment", "budget", "strategy")
+OPTIONS = ("alignment", "budget", "order", "strategy")
+PLANNED = Options(alignment=64, order=LESS)
+"""What graphs are planned with unless asked otherwise."""
 
 
 def backend(module: Any, example: Sequence[Any], options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
     """What `torch.compile(backend="sublet", options=...)` calls with a graph of Dynamo's and example arguments.
 
-    options   "budget": bytes of an arena that no plan may need more than; "alignment", "strategy": see `Options`
+    options   "budget": bytes of an arena that no plan may need more than; "alignment", "order" and "strategy": see
+              `Options`; operators run in an order of less memory unless "order" is "given"
     Forward and backward are one plan in one arena. What cannot be planned is left to PyTorch, with one warning; see
     `report`. Raises SubletError for an option it does not know, and for a plan above the budget.
     """
@@ -36,7 +41,7 @@ def backend(module: Any, example: Sequence[Any], options: Mapping[str, Any] | No
     if unknown:
         raise SubletError(f"options={{{unknown[0]!r}: ...}}: there are {', '.join(OPTIONS)}")
     budget = asked.pop("budget", None)
-    pair = Pair(Options(**{"alignment": 64, **asked}), budget)
+    pair = Pair(replace(PLANNED, **asked), budget)
     return compiled_by(pair, module, example)
 
 

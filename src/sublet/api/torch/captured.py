@@ -18,6 +18,7 @@ from sublet.frontends.torch.tensors import Extents, Tensor, fixed, torch
 from sublet.frontends.torch.traced import convert_traced, placeholders
 from sublet.ir.graph import Node, Value
 from sublet.ir.model import Model
+from sublet.ir.walk import reads_inside
 from sublet.ops.aten import Call, Strided, Use, encode
 from sublet.runtime.cuts import CUT
 
@@ -111,6 +112,9 @@ def capture(
     results = [each for piece in pieces for each in piece.results]
     staying = {each.tensor.value for each in results if each.tensor is not None and not each.taken}
     level.emitter.nodes[:], computed = computed_for_callers(level.emitter.nodes, staying)
+    read = {value for node in level.emitter.nodes for value in reads_inside(node)}
+    for piece in pieces:  # what nobody reads has no bytes of its own, least of all when the second call begins
+        piece.given = {position: each for position, each in piece.given.items() if each.value in read}
     inputs = [each.value for piece in pieces for each in piece.given.values()]
     graph = level.whole_program(inputs, ())
     own = {value: tensor for value, tensor in conversion.weights.items() if value not in weights.values()}

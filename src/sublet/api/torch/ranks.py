@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sublet.analysis.options import Options
-from sublet.api.torch.backend import Pair, compiled_by
+from sublet.api.torch.backend import PLANNED, Pair, compiled_by
 from sublet.api.torch.captured import Captured, capture, extents_of
 from sublet.api.torch.flights import copied_through, ready_to_plan
 from sublet.api.torch.reporting import Compiled
@@ -97,7 +97,7 @@ def rank_plans(build: Build, world_size: int, options: Options | None = None, de
     """
     if world_size < 1 or device not in DEVICES:
         raise ModelError(f"{world_size} ranks on {device!r}: give at least one rank, and one of {', '.join(DEVICES)}")
-    return RankPlans(tuple(_rank_plan(build, r, world_size, options or Options(), device) for r in range(world_size)))
+    return RankPlans(tuple(_rank_plan(build, r, world_size, options or PLANNED, device) for r in range(world_size)))
 
 
 def _rank_plan(build: Build, rank: int, world_size: int, options: Options, device: str) -> RankPlan:
