@@ -1,9 +1,9 @@
-"""What no order of a network's operators goes below in an inference, whichever of them are computed again.
+"""What no order of a network's operators, as `torch.export` gives them, goes below in an inference.
 
     python -m benchmarks.torch.least NETWORK
 
-Prints JSON: of the graph that Sublet plans, fused as it is, the bytes that one operator needs in the arena at least
-(`floor`), and those of the results. What kernels and libraries allocate comes on top.
+Whichever of them are computed again. Prints JSON: the bytes that one operator needs at least (`floor`), and those of
+the results. What kernels and libraries allocate comes on top. Operators in pieces, or several as one, may need less.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ def least(name: str) -> dict[str, int]:
     network = NETWORKS[name]
     with torch.no_grad():
         model = sublet.from_torch(network.make().eval(), network.inputs())
-    graph = sublet.compile(model).graph
-    found = floor(graph, io_bound=True, weights_bound=True)
-    return {"floor": found.nbytes, "results": sum(value.nbytes for value in dict.fromkeys(graph.outputs))}
+    found = floor(model.graph, io_bound=True, weights_bound=True)
+    return {"floor": found.nbytes, "results": sum(value.nbytes for value in dict.fromkeys(model.graph.outputs))}
 
 
 def main() -> None:

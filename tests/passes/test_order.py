@@ -114,15 +114,15 @@ def test_all_greedy_orders_respect_the_data_flow(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_no_node_moves_over_a_moment(seed: int) -> None:
+def test_no_node_moves_over_a_barrier(seed: int) -> None:
     """A node that reads and gives nothing is where a run stops: who looks then finds what was done before it."""
     graph = training_step((8, 64, 16, 64, 4))
     at = random.Random(seed).randrange(1, len(graph.nodes))
-    moment = Node("moment", CUT, (), ())
-    cut = replace(graph, nodes=(*graph.nodes[:at], moment, *graph.nodes[at:]))
+    barrier = Node("barrier", CUT, (), ())
+    cut = replace(graph, nodes=(*graph.nodes[:at], barrier, *graph.nodes[at:]))
     for found in (ordered(cut), *orders_of_less(cut)):
         names = [node.name for node in found.nodes]
-        assert {*names[: names.index("moment")]} == {node.name for node in graph.nodes[:at]}
+        assert {*names[: names.index("barrier")]} == {node.name for node in graph.nodes[:at]}
 
 
 def test_the_estimate_is_the_planner_s_peak_where_nothing_is_moved() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,6 +16,7 @@ from sublet.api.torch.ranks import RankPlans, build_in, rank_plans
 from sublet.base.bytesize import human, parse_bytes
 from sublet.cli.console import answers, print_json
 from sublet.errors import PlanError
+from sublet.ir.recipe import LESS
 
 
 def show_ranks(
@@ -30,7 +32,8 @@ def show_ranks(
     if any(files):
         raise PlanError("--ranks prints a table of many plans: no --out, --html or --png")
     most = None if budget is None else parse_bytes(budget)
-    planned = rank_plans(build_in(str(place)), count, options, device)
+    as_compiled = replace(options, order=LESS)  # as torch.compile plans
+    planned = rank_plans(build_in(str(place)), count, as_compiled, device)
     if in_json:
         print_json(
             {

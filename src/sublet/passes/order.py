@@ -115,20 +115,20 @@ def data_flow(nodes: Sequence[Node], also: Sequence[tuple[int, int]] = ()) -> Da
 
 
 def _keep_effects(nodes: Sequence[Node], before: list[set[int]]) -> None:
-    """Nodes that do more than compute their outputs stay in their order. One that reads and gives nothing is a moment,
+    """Nodes that do more than compute their outputs stay in their order. One that reads and gives nothing is a barrier,
     as that between two calls of a program in pieces: no node moves from one side of it to the other.
     """
-    last = moment = -1
+    last = barrier = -1
     for i, node in enumerate(nodes):
-        if moment >= 0:
-            before[i].add(moment)
+        if barrier >= 0:
+            before[i].add(barrier)
         if not is_pure(node):
             if last >= 0:
                 before[i].add(last)
             last = i
             if not node.uses and not node.defs:
-                before[i].update(range(moment + 1, i))
-                moment = i
+                before[i].update(range(barrier + 1, i))
+                barrier = i
 
 
 def constrained(graph: Graph, nodes: Sequence[Node]) -> DataFlow:

@@ -13,6 +13,7 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import sublet
-from sublet.api.torch.backend import backend
+from sublet.api.torch.backend import PLANNED, backend
 from sublet.api.torch.captured import capture
 from sublet.api.torch.flights import Pool
 
@@ -171,7 +172,8 @@ def judge(seed: int) -> str:
         found = backend(traced, given(seed))(*founds)
     if not equal([*found, *founds], [*right, *rights]):
         if _computed_in_two_ways(program, seed, [*found, *founds], [*right, *rights]):
-            return TWO_WAYS
+            poisoned = _judge_poisoned(program, seed)
+            return TWO_WAYS if poisoned == "equal" else poisoned
         return "an output differs" if not equal(found, right) else "a changed input differs"
     return _judge_poisoned(program, seed)
 
@@ -194,7 +196,7 @@ def _judge_poisoned(program: Program, seed: int) -> str:
         args = given(seed)
         right = functional(*given(seed))
         traced = make_fx(functional, tracing_mode="fake")(*args)
-    pool = Pool(capture(traced, None, (), {}), args, sublet.Options(alignment=1))
+    pool = Pool(capture(traced, None, (), {}), args, replace(PLANNED, alignment=1))
     arena = pool.take().arena
     piece = pool.captured.pieces[0]
     inputs = {tensor.value.name: args[position] for position, tensor in piece.given.items()}

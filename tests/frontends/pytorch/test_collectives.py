@@ -119,6 +119,13 @@ def build(rank, world):
 
 def broken(rank, world):
     raise KeyError(rank)
+
+class Formula(nn.Module):
+    def forward(self, x):
+        return 0.5 * x * (1.0 + torch.tanh(0.8 * (x + 0.04 * torch.pow(x, 3.0)))) @ torch.ones(64, 2, device=x.device)
+
+def formula(rank, world):
+    return Formula().eval(), (torch.randn(256, 64),)
 """
 
 
@@ -136,6 +143,11 @@ def test_the_plans_of_all_ranks(tmp_path: Path, cli: Cli) -> None:
     assert told["arena_bytes"] == second["arena_bytes"] == sum(second["graphs"])
     assert told["imbalance"] == second["arena_bytes"] / ((first["arena_bytes"] + second["arena_bytes"]) / 2) - 1
     assert "no --out, --html or --png" in cli("plan", f"{script}:build", "--ranks", 2, "--html", "x.html")[2]
+    made: dict[str, Any] = {}
+    exec(SCRIPT, made)
+    in_less_order = json.loads(cli("plan", f"{script}:formula", "--ranks", 1, "--json")[1])["arena_bytes"]
+    assert in_less_order == sublet.torch.rank_plans(made["formula"], 1).arena_bytes
+    assert in_less_order < sublet.torch.rank_plans(made["formula"], 1, sublet.Options(alignment=64)).arena_bytes
     for name, words in (("broken", "rank 0 of 2 cannot be traced on meta: KeyError"), ("nobody", "has no function")):
         status, _, err = cli("plan", f"{script}:{name}", "--ranks", 2)
         assert (status, words in err) == (2, True), err

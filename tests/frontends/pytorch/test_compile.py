@@ -350,6 +350,18 @@ def test_operators_run_in_an_order_of_less_memory() -> None:
     assert less < given
 
 
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.ConvTranspose2d])
+def test_the_bias_of_a_frozen_convolution_is_trained(kind: Any) -> None:
+    """PyTorch computes the gradient of the weight as well, which nobody asked for."""
+    module = kind(4, 4, 3)
+    module.weight.requires_grad_(False)
+    x = torch.randn(2, 9, 9, 4).transpose(1, 3) if kind is nn.ConvTranspose2d else torch.randn(2, 9, 4).transpose(1, 2)
+    module(x).square().sum().backward()
+    wanted, module.bias.grad = module.bias.grad, None
+    compiled(module)(x).square().sum().backward()
+    assert torch.allclose(module.bias.grad, wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_a_gradient_that_is_handed_on_takes_no_place() -> None:
     """Found by the fuzz: that of `x + 1` is what comes in, and it was copied over what the forward had kept."""
 

@@ -113,6 +113,7 @@ def capture(
     staying = {each.tensor.value for each in results if each.tensor is not None and not each.taken}
     level.emitter.nodes[:], computed = computed_for_callers(level.emitter.nodes, staying)
     read = {value for node in level.emitter.nodes for value in reads_inside(node)}
+    read |= {each.tensor.value for each in results if each.tensor is not None and each.argument is None}
     for piece in pieces:  # what nobody reads has no bytes of its own, least of all when the second call begins
         piece.given = {position: each for position, each in piece.given.items() if each.value in read}
     inputs = [each.value for piece in pieces for each in piece.given.values()]

@@ -252,8 +252,9 @@ class _Walk:
 
     def _declared(self, key: Key) -> Dims:
         var = self.program.blocks[key[0]].vars[key[1]]
-        stub = var.kind == TENSOR and var.dtype is None  # some gradients in the body of a loop's gradient are
-        declared = None if stub else tuple(None if extent < 0 else extent for extent in var.dims)
+        # some gradients in the body of a loop's gradient are only named
+        named = var.kind == TENSOR and var.dtype is None and not var.dims
+        declared = None if named else tuple(None if extent < 0 else extent for extent in var.dims)
         return _meet(self.told.get(key[1]), declared)
 
     def _note(self, key: Key, dims: Dims) -> None:

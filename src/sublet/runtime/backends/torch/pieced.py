@@ -153,16 +153,15 @@ def _convolution_gradient(function: Any, args: Sequence[Any], results: Sequence[
     if results[0] is not None:
         for cut in _cuts([results[0]], 1):
             part = partial(function, _part(dy, cut), _part(x, cut), *rest, [True, False, False])
-            calls.append((partial(_first, part, 1), [_part(results[0], cut)]))
-    others = [each for each in results[1:] if each is not None]
+            calls.append((partial(_chosen, part, (0,)), [_part(results[0], cut)]))
+    others = [i for i in (1, 2) if results[i] is not None]
     if others:
-        whole = partial(function, dy, x, *rest, [False, results[1] is not None, results[2] is not None])
-        calls.append((partial(_first, whole, len(others)), others))
+        whole = partial(function, dy, x, *rest, [False, 1 in others, 2 in others])
+        calls.append((partial(_chosen, whole, others), [results[i] for i in others]))
     return Pieces(calls)
 
 
-def _first(call: Callable[[], Any], count: int) -> Sequence[Tensor]:
-    """The tensors that a call gives, None left out."""
-    found = [each for each in call() if each is not None]
-    assert len(found) == count
-    return found
+def _chosen(call: Callable[[], Any], positions: Sequence[int]) -> Sequence[Tensor]:
+    """What a call gives at these positions: PyTorch may compute more than it was asked for."""
+    found = call()
+    return [found[i] for i in positions]

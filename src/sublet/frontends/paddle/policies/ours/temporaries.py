@@ -14,9 +14,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from sublet.frontends.paddle.format.program import TENSOR, Block, Op, Program, Var, new_op
-from sublet.frontends.paddle.lives.scopes import COPYING, Owner, Scopes
+from sublet.frontends.paddle.format.program import EMPTY, TENSOR, Block, Op, Program, Var, new_op
+from sublet.frontends.paddle.lives.scopes import COPYING, Owner, Place, Scopes
 from sublet.frontends.paddle.lives.unwritten import perhaps_nothing
+from sublet.frontends.paddle.peaks.scalars import Number, follow
 from sublet.frontends.paddle.policies.ours.invariants import told
 from sublet.frontends.paddle.policies.ours.mentions import Mention, mentions
 from sublet.frontends.paddle.policies.ours.untouchable import reasons
@@ -77,11 +78,17 @@ def _outermost(scopes: Scopes) -> Iterator[tuple[int, Owner]]:
 
 def _results(program: Program, owner: Owner) -> dict[DType | None, str]:
     """By type of elements, a result of a loop that is surely there after it: one that it took, which a loop without
-    rounds leaves as it was. Rather one that the next loop reads, and a small one."""
-    later = program.blocks[owner.block].ops[owner.index + 1 :]
+    rounds leaves as it was. Rather one that the next loop reads, and a small one.
+
+    The gradient of a loop also takes what nobody made, for zeros: that is there after a round.
+    """
+    ops = program.blocks[owner.block].ops
+    later = ops[owner.index + 1 :]
     sure = {*owner.op.reads} & {*owner.op.writes} - perhaps_nothing(program)
     if owner.op.type == "while":
         sure &= {name for op in later for name in op.reads}
+    elif not _goes_round(program, owner):
+        sure &= {name for op in ops[: owner.index] if op.block() is None for name in op.writes}
     loop = next((op.reads for op in later if op.type in LOOPS), ())
     found = sorted(
         (name not in loop, prod(var.dims), name, var.dtype)
@@ -90,6 +97,16 @@ def _results(program: Program, owner: Owner) -> dict[DType | None, str]:
         if var.kind == TENSOR and var.dtype in SHARED and not var.persistable and min(var.dims, default=0) >= 0
     )
     return {dtype: name for *_, name, dtype in reversed(found)}
+
+
+def _goes_round(program: Program, owner: Owner) -> bool:
+    """Whether the loop that this is the gradient of surely makes a round: its condition is a number, and holds."""
+    known: dict[Place, Number] = {}
+    for op in program.blocks[owner.block].ops[: owner.index]:
+        if op.type == "while" and op.outputs.get("StepScopes") == owner.op.inputs.get("StepScopes"):
+            return bool(known.get(Place(owner.block, op.input("Condition") or EMPTY)))
+        follow(op, lambda name: Place(owner.block, name), known)
+    return False
 
 
 @dataclass(slots=True)
