@@ -350,6 +350,22 @@ def test_operators_run_in_an_order_of_less_memory() -> None:
     assert less < given
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_the_cross_entropy_of_probabilities(reduction: str) -> None:
+    """PyTorch's own `out=` takes the place of a mean for that of all elements, and fails."""
+
+    def loss(x: Any, y: Any) -> Any:
+        return nn.functional.binary_cross_entropy(x.sigmoid(), y, reduction=reduction)
+
+    x, y = torch.randn(5, 3), torch.rand(5, 3)
+    ours, right = (x.clone().requires_grad_() for _ in range(2))
+    found, wanted = compiled(loss)(ours, y), loss(right, y)
+    assert torch.allclose(found, wanted)
+    found.sum().backward()
+    wanted.sum().backward()
+    assert torch.allclose(ours.grad, right.grad)
+
+
 @pytest.mark.parametrize("kind", [nn.Conv1d, nn.ConvTranspose2d])
 def test_the_bias_of_a_frozen_convolution_is_trained(kind: Any) -> None:
     """PyTorch computes the gradient of the weight as well, which nobody asked for."""
