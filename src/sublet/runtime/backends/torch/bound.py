@@ -19,10 +19,16 @@ SELF = -1
 """Stands for the tensor that a call is a method of."""
 
 
+def _place(tensor: Tensor) -> tuple[int, tuple[int, ...], list[int]]:
+    """Where the elements of a tensor are: its address, its extents, and the strides that matter."""
+    return tensor.data_ptr(), tensor.shape, [s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1]
+
+
 class Bound:
     """A call of torch's; neighbours run as one, in one inference mode.
 
-    ATen moves a result elsewhere when its place has another shape than it thinks right: the first run watches that.
+    ATen moves a result elsewhere, or lays it out otherwise, when its place has another shape or other strides than it
+    thinks right: the first run watches that.
     """
 
     __slots__ = ("call", "given", "node", "places", "results")
@@ -33,7 +39,7 @@ class Bound:
         self.node = node
         self.given = given
         self.places = places
-        self.results = [(result, result.data_ptr(), result.shape) for result in places if result is not None]
+        self.results = [(each, _place(each)) for each in places if each is not None]
 
     def __call__(self) -> None:
         with torch().inference_mode():
@@ -42,8 +48,8 @@ class Bound:
 
     def verify(self) -> None:
         """Raise RunError unless every result still lies where it was planned."""
-        for result, address, shape in self.results:
-            if result.data_ptr() != address or result.shape != shape:
+        for result, told in self.results:
+            if _place(result) != told:
                 raise RunError(f"node {self.node.name}, {self.node.op}: PyTorch did not write where it was told")
 
     def arguments(self) -> Arguments | None:
