@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,9 @@ from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.scan import scan as torch_scan
 
 Network = tuple[nn.Module, tuple[Tensor, ...]]
+
+
+CLOSE = 1e-4
 
 
 class MiniCnn(nn.Module):
@@ -192,3 +196,11 @@ def networks() -> dict[str, Network]:
         "two maps": (Written(two_maps), (large[:3].clone(), large[0].clone())),
         "scan": (Written(scanned), (large[:3].clone(), large[0].clone())),
     }
+
+
+def listed(outputs: Any) -> list[Tensor]:
+    return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+
+
+def close(some: Sequence[Tensor], others: Sequence[Tensor], within: float = CLOSE) -> bool:
+    return all(torch.allclose(a, b, within, within) for a, b in zip(some, others, strict=True))

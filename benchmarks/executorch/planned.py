@@ -30,11 +30,10 @@ from torch import Tensor, nn
 from torch._dynamo.exc import TorchRuntimeError
 
 import sublet
-from benchmarks.executorch.networks import networks
+from benchmarks.executorch.networks import close, listed, networks
 from benchmarks.executorch.random_graphs import random_network
 from sublet.foreign.executorch import judged_pte
 
-CLOSE = 1e-4
 THEIRS = {"greedy": greedy, "no overlap": partial(greedy, allow_overlapping_allocations=False), "naive": naive}
 
 
@@ -60,13 +59,13 @@ def row(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> Row:
     exported = torch.export.export(model, inputs)
     sizes, programs = {}, {}
     for which, algorithm in THEIRS.items():
-        programs[which] = _lowered(exported, MemoryPlanningPass(MemoryPlanningAlgorithmSuite([algorithm])))
-        sizes[which] = _nbytes(programs[which])
+        programs[which] = lowered(exported, MemoryPlanningPass(MemoryPlanningAlgorithmSuite([algorithm])))
+        sizes[which] = planned_nbytes(programs[which])
     planning = sublet.executorch.planning_pass()
-    ours = _lowered(exported, planning)
+    ours = lowered(exported, planning)
     (report,) = planning.memory_planning_algo.algo_list[0].reports
-    assert report.nbytes == _nbytes(ours)
-    eager = _listed(model(*inputs))
+    assert report.nbytes == planned_nbytes(ours)
+    eager = listed(model(*inputs))
     given, default, apart = (_run(program, inputs) for program in (ours, programs["greedy"], programs["naive"]))
     judged = [_judged(program) for program in (programs["greedy"], ours)]
     right = judged[0] == "right"
@@ -76,18 +75,18 @@ def row(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> Row:
         min(sizes.values()),
         report.nbytes,
         report.lower_bound_bytes,
-        _close(given, eager) and (not right or all(map(torch.equal, given, apart))),
-        _close(default, eager),
+        close(given, eager) and (not right or all(map(torch.equal, given, apart))),
+        close(default, eager),
         *judged,
         max((float((a - b).abs().max()) for a, b in zip(default, eager, strict=True)), default=0.0),
     )
 
 
-def _lowered(exported: Any, planning: Any) -> Any:
+def lowered(exported: Any, planning: Any) -> Any:
     return to_edge(exported).to_executorch(ExecutorchBackendConfig(memory_planning_pass=planning))
 
 
-def _nbytes(program: Any) -> int:
+def planned_nbytes(program: Any) -> int:
     return sum(program.executorch_program.execution_plan[0].non_const_buffer_sizes)
 
 
@@ -101,14 +100,6 @@ def _judged(program: Any) -> str:
         path = Path(folder) / "judged.pte"
         path.write_bytes(program.buffer)
         return str(judged_pte(path).outcome)
-
-
-def _listed(outputs: Any) -> list[Tensor]:
-    return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
-
-
-def _close(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    return all(torch.allclose(a, b, CLOSE, CLOSE) for a, b in zip(some, others, strict=True))
 
 
 def rows(several: int, first: int = 0, only: str = "") -> Iterator[Row]:

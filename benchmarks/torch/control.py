@@ -13,31 +13,21 @@ import json
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import sublet
+from benchmarks.executorch.networks import Written, close, listed
 from benchmarks.torch.__main__ import asked_of
 from benchmarks.torch.blocks import Blocks, counter, peak
 
 WIDE = 512
 WARM = 2
+CLOSE = 1e-5
 SIDES = ("eager", "inductor", "sublet")
 while_loop = torch._higher_order_ops.while_loop
-
-
-class Written(torch.nn.Module):
-    """A network that is one function."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._function = FUNCTIONS[name]
-
-    def forward(self, *inputs: Any) -> Any:
-        return self._function(*inputs)
 
 
 def two_branches(x: Any, y: Any, z: Any) -> Any:
@@ -74,17 +64,9 @@ def inputs() -> tuple[Any, ...]:
     return tuple(torch.randn(WIDE, WIDE, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
 
 
-def listed(results: Any) -> Sequence[Any]:
-    return results if isinstance(results, tuple | list) else (results,)
-
-
-def same(some: Any, others: Any) -> bool:
-    return all(torch.allclose(a, b, 1e-5, 1e-5) for a, b in zip(listed(some), listed(others), strict=True))
-
-
 def run(name: str, side: str) -> dict[str, Any]:
     """The peak of a call, and whether it gives what eager does."""
-    given, module = inputs(), Written(name)
+    given, module = inputs(), Written(FUNCTIONS[name])
     wanted = module(*given)
     called: Any = module if side == "eager" else torch.compile(module, backend=side)
     blocks = Blocks()
@@ -95,12 +77,12 @@ def run(name: str, side: str) -> dict[str, Any]:
         mark = len(blocks)
         found = called(*given)
         blocks.record(False)
-    return {"peak": peak(blocks.events(), mark, ())[1], "equal": same(found, wanted)}
+    return {"peak": peak(blocks.events(), mark, ())[1], "equal": close(listed(found), listed(wanted), CLOSE)}
 
 
 def planned(name: str) -> dict[str, Any]:
     """Sublet's plan, run, and those of ExecuTorch's algorithms."""
-    given, module = inputs(), Written(name).eval()
+    given, module = inputs(), Written(FUNCTIONS[name]).eval()
     network = sublet.compile(sublet.from_torch(module, given))
     results = network(dict(zip((value.name for value in network.graph.inputs), given, strict=True)))
     exported = torch.export.export(module, given)
@@ -108,24 +90,24 @@ def planned(name: str) -> dict[str, Any]:
         "arena": network.arena_bytes,
         "bound": network.plan.lower_bound_bytes,
         "copied": sum(move.nbytes for move in network.plan.moves),
-        "equal": same([torch.as_tensor(each) for each in results.values()], module(*given)),
+        "equal": close([torch.as_tensor(each) for each in results.values()], listed(module(*given)), CLOSE),
         "executorch": _executorch(exported),
     }
 
 
 def _executorch(exported: Any) -> dict[str, Any]:
-    from executorch.exir import ExecutorchBackendConfig, to_edge
-    from executorch.exir.memory_planning import MemoryPlanningAlgorithmSuite, greedy, naive
+    from executorch.exir.memory_planning import MemoryPlanningAlgorithmSuite
     from executorch.exir.passes import MemoryPlanningPass
 
+    from benchmarks.executorch.planned import THEIRS, lowered, planned_nbytes
+
     found: dict[str, Any] = {}
-    for algorithm in (greedy, naive):
-        planning: Any = MemoryPlanningPass(MemoryPlanningAlgorithmSuite([algorithm]))
+    for name, algorithm in THEIRS.items():
         try:
-            program = to_edge(exported).to_executorch(ExecutorchBackendConfig(memory_planning_pass=planning))
+            program = lowered(exported, MemoryPlanningPass(MemoryPlanningAlgorithmSuite([algorithm])))
         except Exception as error:  # what it refuses is told
             return {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:100]}"}
-        found[algorithm.__name__] = sum(program.executorch_program.execution_plan[0].non_const_buffer_sizes)
+        found[name] = planned_nbytes(program)
     return found
 
 

@@ -19,9 +19,9 @@ SELF = -1
 """Stands for the tensor that a call is a method of."""
 
 
-def _place(tensor: Tensor) -> tuple[int, tuple[int, ...], list[int]]:
-    """Where the elements of a tensor are: its address, its extents, and the strides that matter."""
-    return tensor.data_ptr(), tensor.shape, [s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1]
+def _relaid(shape: Sequence[int], before: Sequence[int], now: Sequence[int]) -> bool:
+    """Whether elements of a tensor have moved by its strides; those of axes with one element say nothing."""
+    return before != now and any(n > 1 and a != b for n, a, b in zip(shape, before, now, strict=True))
 
 
 class Bound:
@@ -39,7 +39,7 @@ class Bound:
         self.node = node
         self.given = given
         self.places = places
-        self.results = [(each, _place(each)) for each in places if each is not None]
+        self.results = [(each, each.data_ptr(), each.shape, each.stride()) for each in places if each is not None]
 
     def __call__(self) -> None:
         with torch().inference_mode():
@@ -48,8 +48,8 @@ class Bound:
 
     def verify(self) -> None:
         """Raise RunError unless every result still lies where it was planned."""
-        for result, told in self.results:
-            if _place(result) != told:
+        for result, address, shape, strides in self.results:
+            if result.data_ptr() != address or result.shape != shape or _relaid(shape, strides, result.stride()):
                 raise RunError(f"node {self.node.name}, {self.node.op}: PyTorch did not write where it was told")
 
     def arguments(self) -> Arguments | None:

@@ -34,8 +34,9 @@ def temporaries_outside(program: Program, keep: Collection[str] = ()) -> Program
         return program
     scopes, untouchable = Scopes(program), reasons(program, keep)
     blocks, after = list(program.blocks), dict[tuple[int, int], tuple[Op, ...]]()
+    unsure = perhaps_nothing(program)
     for loop, owner in _outermost(scopes):
-        results, made = _results(program, owner), dict[str, Var]()
+        results, made = _results(program, owner, unsure), dict[str, Var]()
         for block in scopes.inside(loop):
             names, rooms = _moved(program, block, untouchable, results.keys())
             if rooms.keys() & {name for each in program.blocks for name in each.vars}:
@@ -76,15 +77,15 @@ def _outermost(scopes: Scopes) -> Iterator[tuple[int, Owner]]:
             yield inner, owner
 
 
-def _results(program: Program, owner: Owner) -> dict[DType | None, str]:
+def _results(program: Program, owner: Owner, unsure: Collection[str]) -> dict[DType | None, str]:
     """By type of elements, a result of a loop that is surely there after it: one that it took, which a loop without
-    rounds leaves as it was. Rather one that the next loop reads, and a small one.
+    rounds leaves as it was, if that is not `unsure` itself. Rather one that the next loop reads, and a small one.
 
     The gradient of a loop also takes what nobody made, for zeros: that is there after a round.
     """
     ops = program.blocks[owner.block].ops
     later = ops[owner.index + 1 :]
-    sure = {*owner.op.reads} & {*owner.op.writes} - perhaps_nothing(program)
+    sure = {*owner.op.reads}.intersection(owner.op.writes).difference(unsure)
     if owner.op.type == "while":
         sure &= {name for op in later for name in op.reads}
     elif not _goes_round(program, owner):
