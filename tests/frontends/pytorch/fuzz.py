@@ -79,6 +79,11 @@ def alike(x: Any, like: Any) -> Any:
     return flat[:count].reshape(like.shape)
 
 
+def entropy(x: Any) -> Any:
+    """The cross entropy of each row, some of which have no label."""
+    return torch.nn.functional.cross_entropy(x, x.argmin(-1), reduction="none", ignore_index=1)
+
+
 UNARY: dict[str, Function] = {
     "relu": torch.relu,
     "sin": torch.sin,
@@ -90,6 +95,7 @@ UNARY: dict[str, Function] = {
     "clone": torch.clone,
     "contiguous": lambda x: x.contiguous(),
     "softmax": lambda x: torch.softmax(x, -1),
+    "entropy": lambda x: entropy(x.reshape(-1, x.shape[-1]))[None],
     "sum": lambda x: x.sum(-1, keepdim=True),
     "mean": lambda x: x.mean(0),
     "norm": lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:]),

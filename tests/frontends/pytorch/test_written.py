@@ -147,6 +147,32 @@ def test_along_the_last_axis_a_softmax_may_overwrite(name: str) -> None:
             assert torch.equal(one, same)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"reduction": "sum"}, {"reduction": "none"}, {"weight": 0.1 + rows(700).abs()}, {"ignore_index": 3}],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_a_cross_entropy_lies_over_the_log_softmax(options: dict[str, Any], dtype: Any) -> None:
+    """PyTorch's bits, in a poisoned arena that never has as much as the logits once more."""
+    options = {name: each.to(dtype) if name == "weight" else each for name, each in options.items()}
+
+    def gradient(x: Any, labels: Any, dy: Any) -> list[Any]:
+        y = (x * 2).requires_grad_()
+        loss = torch.nn.functional.cross_entropy(y, labels, **options)
+        return [torch.autograd.grad(loss, y, dy if loss.dim() else dy[0])[0] + 1]
+
+    inputs = (rows(2000, 700).to(dtype), indices(5, 2000), rows(2000).to(dtype))
+    with torch.enable_grad():
+        (right,) = gradient(*inputs)
+        pool = Pool(capture(make_fx(gradient)(*inputs), None, (), {}), inputs, sublet.Options())
+    arena, piece = pool.take().arena, pool.captured.pieces[0]
+    sublet.run_poisoned(arena.run, {tensor.value.name: inputs[at] for at, tensor in piece.given.items()})
+    assert torch.equal(arena.results[0], right)
+    assert pool.plan.arena_bytes < inputs[0].nbytes + 2 * PIECE
+    assert not pool.copied
+
+
 def test_every_operator_that_is_written_or_cut_is_tried() -> None:
     tried = {name.partition(",")[0] for name in CASES}
     made_whole = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}  # of which nothing is known

@@ -9,6 +9,7 @@ from typing import Any
 from sublet.errors import ModelError
 from sublet.frontends.torch.control import CONTROL
 from sublet.frontends.torch.conversion import Level
+from sublet.frontends.torch.joined import add_joined, is_joined
 from sublet.frontends.torch.operators import add_operator
 from sublet.frontends.torch.tensors import fixed, torch
 from sublet.frontends.torch.twins import twin
@@ -74,8 +75,12 @@ def _attribute(level: Level, module: Any, name: str) -> Any:
 
 
 def _called(level: Level, node: Any, stands: Mapping[Any, Any]) -> Any:
+    if is_joined(node):
+        return None  # who reads it computes it
     args, kwargs = _known(node.args, stands), _known(dict(node.kwargs), stands)
     target, source = node.target, where(node)
+    if node.args and is_joined(node.args[0]):
+        return add_joined(level, node, args[1], _known(node.args[0].args, stands), source)
     if target is operator.getitem:
         return args[0][args[1]]
     if isinstance(target, torch()._ops.HigherOrderOperator):

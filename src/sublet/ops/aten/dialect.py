@@ -85,7 +85,7 @@ def aten(name: str) -> Op:
     parts = _stacked if name == "aten.cat.default" else none
     if name.removeprefix(PREFIX) in ROW_BY_ROW:
         return Op(name, inplace=_along_rows(ROW_BY_ROW[name.removeprefix(PREFIX)]))
-    return Op(name, parts=parts, inplace=_overwriting(found.overwrites), pure=not found.random)
+    return Op(name, parts=parts, inplace=overwriting(found.overwrites), pure=not found.random)
 
 
 def _planned(value: Value | None) -> TensorSpec | None:
@@ -108,7 +108,9 @@ def same_elements(node: Node) -> tuple[Share, ...]:
     return (Share(0, 0, read.offset * source.dtype.bits // 8),)
 
 
-def _overwriting(positions: tuple[int, ...]) -> Shares:
+def overwriting(positions: tuple[int, ...]) -> Shares:
+    """That the first output may lie over the arguments at these positions, where it lies as they do."""
+
     def shares(node: Node) -> tuple[Share, ...]:
         result = _planned(node.outputs[0]) if node.outputs else None
         if result is None or not positions:
@@ -124,7 +126,7 @@ def _overwriting(positions: tuple[int, ...]) -> Shares:
 
 def _along_rows(positions: tuple[int, ...]) -> Shares:
     """Of an operator whose axis follows its tensors."""
-    overwriting = _overwriting(positions)
+    over = overwriting(positions)
 
     def shares(node: Node) -> tuple[Share, ...]:
         result = _planned(node.outputs[0]) if node.outputs else None
@@ -133,7 +135,7 @@ def _along_rows(positions: tuple[int, ...]) -> Shares:
         call = decode(node)
         axis = call.args[len(positions)] if len(call.args) > len(positions) else None
         last = isinstance(axis, int) and axis % len(result.shape) == len(result.shape) - 1
-        return overwriting(node) if last and call.outputs[0] is None else ()
+        return over(node) if last and call.outputs[0] is None else ()
 
     return shares
 

@@ -8,13 +8,14 @@ from importlib import import_module
 from typing import Any
 
 from sublet.ir.graph import Node, Value
-from sublet.ops.aten import COLLECTIVES
+from sublet.ops.aten import COLLECTIVES, LOGITS_GRADIENT
 from sublet.ops.aten import PREFIX as ATEN
 from sublet.ops.nn import FAMILIES, command
 from sublet.ops.nn.command import PREFIX, spec_of
 from sublet.runtime.backends.torch.aten import AtenKernel, over, seen
 from sublet.runtime.backends.torch.bound import Bound
 from sublet.runtime.backends.torch.collectives import CollectiveKernel
+from sublet.runtime.backends.torch.joined import LogitsGradient
 from sublet.runtime.backends.torch.kernel import Calling, Fast, tensor_over, torch
 from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Array, Call, Compute, Kernel, Operand
@@ -47,6 +48,8 @@ class Torch:
             return AtenKernel(node)
         if node.op.startswith(COLLECTIVES):
             return CollectiveKernel(node)
+        if node.op == LOGITS_GRADIENT:
+            return LogitsGradient(node)
         if not node.op.startswith(PREFIX):
             return None
         fast = KERNELS.get(node.op.removeprefix(PREFIX))

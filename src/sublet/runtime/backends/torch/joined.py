@@ -1,0 +1,59 @@
+"""Kernels of operators that are computed as one: PyTorch's own, one after another, some rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sublet.errors import RunError
+from sublet.ir.graph import Node
+from sublet.ops.aten import other_version
+from sublet.ops.nn.command import spec_of
+from sublet.runtime.backends.torch.aten import operands, over
+from sublet.runtime.backends.torch.bound import Bound
+from sublet.runtime.backends.torch.kernel import Tensor, bytes_as, torch
+from sublet.runtime.backends.torch.pieced import PIECE
+from sublet.runtime.calls import in_turn
+from sublet.runtime.kernel import Array, Call, Operand
+
+
+@dataclass(frozen=True)
+class LogitsGradient:
+    """The gradient of a cross entropy by its logits [N, C]; that by their log_softmax is there for some rows only."""
+
+    node: Node
+
+    @property
+    def scratch(self) -> int:
+        """The gradient of some rows."""
+        rows, row = self._rows
+        return rows * row
+
+    @property
+    def _rows(self) -> tuple[int, int]:
+        """How many at a time, and the bytes of one."""
+        spec = spec_of(self.node.defs[0])
+        count, row = spec.shape[0], spec.nbytes // max(1, spec.shape[0])
+        return min(count, max(1, PIECE // max(1, row))), row
+
+    def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
+        """Raises RunError for another PyTorch than the facts are of: a plan may come from a file."""
+        wrong = other_version(torch().__version__)
+        if wrong:
+            raise RunError(f"node {self.node.name}: {wrong}")
+        (dx,), args, _ = operands(self.node, [over(each) for each in inputs], map(over, outputs))
+        return Bound(in_turn(list(self._calls(dx, args, over(scratch)))), [dx], self.node)
+
+    def _calls(self, dx: Tensor, args: Sequence[Any], scratch: Tensor) -> Iterator[Call]:
+        dy, y, labels, weight, reduction, ignored, total = args
+        step, _ = self._rows
+        aten = torch().ops.aten
+        for begin in range(0, dx.shape[0], max(1, step)):
+            rows = slice(begin, begin + step)
+            from_above = dy[rows] if dy.dim() else dy
+            piece = bytes_as(scratch, dx.dtype, dx[rows].shape)
+            loss = (from_above, y[rows], labels[rows], weight, reduction, ignored, total)
+            yield partial(aten.nll_loss_backward.grad_input, *loss, grad_input=piece)
+            yield partial(aten._log_softmax_backward_data.out, piece, y[rows], 1, dx.dtype, out=dx[rows])
