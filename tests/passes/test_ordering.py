@@ -9,11 +9,14 @@ import pytest
 import sublet
 from benchmarks.orders import random_graph
 from sublet import Options, parse
+from sublet.errors import CapacityError, PlanError
 from sublet.ir.model import as_model
 from sublet.ops.verify import verify
+from sublet.packing import Region
 from sublet.passes.order import ordered
 from sublet.passes.ordering.search import account_in_order, least_live, live_bytes
 from sublet.planning.least_order import least_order
+from sublet.planning.pipeline import schedules
 from tests.fuzz_orders import compare
 from tests.passes.networks import training_step
 from tests.passes.orders import in_random_order
@@ -95,3 +98,27 @@ def test_a_plan_is_called_optimal_only_where_no_order_needs_less() -> None:
     elsewhere = least_order(model, Options(order="less", io="bound"), made)
     assert elsewhere.nbytes is None
     assert not elsewhere.optimal
+
+
+@pytest.mark.parametrize(("seed", "size", "failing"), [(423, 14, 1), (7, 25, 0)])
+def test_an_order_that_cannot_be_planned_leaves_the_others(seed: int, size: int, failing: int) -> None:
+    """Of two orders one moves bytes, which is forbidden."""
+    graph, options = program(seed, size), Options(forbid_copies=True, order="less")
+    orders = schedules(graph, options)
+    assert len(orders) == 2
+    with pytest.raises(PlanError, match="copies are forbidden"):
+        sublet.plan_memory(graph, options, schedule=orders[failing])
+    fits = sublet.plan_memory(graph, options, schedule=orders[1 - failing])
+    made = sublet.plan_memory(graph, options)
+    assert made.arena_bytes == fits.arena_bytes
+    assert made.recipe.order == ("given", "less")[1 - failing]
+
+
+def test_where_no_order_can_be_planned_the_given_one_says_why() -> None:
+    model = as_model(parse(TWO_BRANCHES))
+    words = []
+    for order in ("given", "less"):
+        with pytest.raises(CapacityError) as told:
+            sublet.plan_memory(model, Options(regions=(Region("only", 1024),), order=order))
+        words.append(str(told.value))
+    assert words[0] == words[1]

@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sublet.analysis.options import Options
+from sublet.errors import PlanError
 from sublet.ir.model import Model
 from sublet.ir.recipe import LESS
 from sublet.plan import MemoryPlan
+from sublet.plan.schedule import Schedule
 from sublet.planning.least_order import LeastOrder, least_order
 from sublet.planning.pipeline import Progress, plan_memory, schedules
 
@@ -49,13 +51,18 @@ def other_order(model: Model, options: Options, plan: MemoryPlan, progress: Prog
     if reason:
         return OtherOrder(None, f"Whether another order would need less was not tried: {reason}. Use --order less.")
     orders = schedules(model.graph, replace(options, order=LESS))
-    if len(orders) == 1:
-        return OtherOrder(None, "No order that needs less was found.")
-    others = [plan_memory(model, options, schedule=order, progress=progress) for order in orders[1:]]
-    found = min(others, key=lambda each: each.arena_bytes)
-    if found.arena_bytes < plan.arena_bytes:
-        return OtherOrder(found.arena_bytes, "Another order needs less.")
-    return OtherOrder(found.arena_bytes, "No order that needs less was found.")
+    needed = (_needed(model, options, order, progress) for order in orders[1:])
+    lowest = min((nbytes for nbytes in needed if nbytes is not None), default=None)
+    less = lowest is not None and lowest < plan.arena_bytes
+    return OtherOrder(lowest, "Another order needs less." if less else "No order that needs less was found.")
+
+
+def _needed(model: Model, options: Options, order: Schedule, progress: Progress | None) -> int | None:
+    """What an order needs; None where it moves bytes, and that is forbidden."""
+    try:
+        return plan_memory(model, options, schedule=order, progress=progress).arena_bytes
+    except PlanError:
+        return None
 
 
 def _too_dear(model: Model, options: Options) -> str:

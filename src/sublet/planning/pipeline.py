@@ -21,7 +21,7 @@ from sublet.analysis.options import Options
 from sublet.analysis.sharing import SharedBuffer
 from sublet.analysis.streams import streamed
 from sublet.checker import require_valid
-from sublet.errors import PlanViolation
+from sublet.errors import CapacityError, PlanError, PlanViolation
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model, Written, as_model
 from sublet.ir.recipe import GIVEN, LESS, OWN
@@ -54,19 +54,17 @@ def plan_memory(
     `schedule` overrides the order of the graph; `dims` and `max_trips` are what a graph was read with, to be
     recorded, as a model's own are; `progress` is told each strategy tried and the bytes it needs.
     Raises GraphError for an illegal graph, ProblemError for an unknown strategy, CapacityError when the
-    memory regions are too small, PlanError when control flow would move bytes and that is forbidden, and
-    PlanViolation if the checker refuses even the plan without pointers, which would be a mistake of Sublet's.
+    memory regions are too small, PlanError when control flow would move bytes and that is forbidden (either one
+    in every order that is planned), and PlanViolation if the checker refuses even the plan without pointers of
+    any order, which would be a mistake of Sublet's.
     """
     model = as_model(network)
     options = options or Options()
     verify(model.graph)
     with _uncollected():
-        plans = [
-            _planned(model.graph, order, options, progress)
-            for order in ((schedule,) if schedule is not None else schedules(model.graph, options))
-        ]
-    plan = min(plans, key=lambda plan: plan.arena_bytes)
-    order = OWN if schedule is not None else GIVEN if plan is plans[0] else LESS
+        orders = (schedule,) if schedule is not None else schedules(model.graph, options)
+        plan, number = _of_least(model.graph, orders, options, progress)
+    order = OWN if schedule is not None else LESS if number else GIVEN
     return replace(
         plan,
         dims=tuple((model.dims if dims is None else dims).items()),
@@ -104,6 +102,27 @@ def outside(graph: Graph, options: Options) -> frozenset[Value]:
     """The values that lie in memory of the caller."""
     ends = (*graph.inputs, *graph.outputs) if options.io == "bound" else ()
     return frozenset((*ends, *(graph.weights if options.weights == "bound" else ())))
+
+
+def _of_least(
+    graph: Graph, orders: Sequence[Schedule], options: Options, progress: Progress | None
+) -> tuple[MemoryPlan, int]:
+    """The plan that needs least of those in these orders, and which order that is.
+
+    One order may fit the memory regions, or move nothing, where another does not: that one is passed over. What the
+    checker refuses is a mistake in whichever order, and is told.
+    """
+    plans: dict[int, MemoryPlan] = {}
+    failed: list[CapacityError | PlanError] = []
+    for number, order in enumerate(orders):
+        try:
+            plans[number] = _planned(graph, order, options, progress)
+        except (CapacityError, PlanError) as error:
+            failed.append(error)
+    if not plans:
+        raise failed[0]
+    best = min(plans, key=lambda number: plans[number].arena_bytes)
+    return plans[best], best
 
 
 def _planned(graph: Graph, schedule: Schedule, options: Options, progress: Progress | None) -> MemoryPlan:
