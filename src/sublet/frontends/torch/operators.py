@@ -8,6 +8,7 @@ from typing import Any
 from sublet.errors import ModelError
 from sublet.frontends.torch.collectives import add_collective
 from sublet.frontends.torch.conversion import Level
+from sublet.frontends.torch.extents import as_computed
 from sublet.frontends.torch.tensors import Tensor, torch
 from sublet.frontends.torch.twins import twin
 from sublet.ops.aten import COLLECTIVES, PREFIX, Strided
@@ -44,12 +45,13 @@ def add_operator(
         return _view(level, target, name, args, kwargs, source)
     if schema.is_mutable:
         raise ModelError(f"{source}: {full} writes its arguments: trace the program functionalised")
-    results = list(like) if isinstance(like, list | tuple) else [like]
+    results: Sequence[Any] = list(like) if isinstance(like, list | tuple) else [like]
     if not all(result is None or hasattr(result, "stride") for result in results):
         raise ModelError(f"{source}: {full} gives a number that only a run knows, which nothing can be planned with")
     found = twin(level, full, name, args, kwargs, source)
     if found is not None:
         return found
+    results = as_computed(target, args, kwargs, results, source)
     made = level.call(full, name, args, kwargs, results, source)
     return made if isinstance(like, list | tuple) else made[0]
 

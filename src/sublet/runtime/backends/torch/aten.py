@@ -17,7 +17,7 @@ from sublet.ir.graph import Node, Value
 from sublet.ops.aten import AS_STRIDED, PREFIX, Argument, Named, Strided, Use, decode
 from sublet.ops.aten.dialect import COPIES, Facts, facts, other_version
 from sublet.runtime.backends.torch.bound import Bound
-from sublet.runtime.backends.torch.kernel import Tensor, in_place, tensor_over, torch
+from sublet.runtime.backends.torch.kernel import Tensor, in_place, put, tensor_over, torch
 from sublet.runtime.backends.torch.pieced import is_faster_in_pieces, pieces_of
 from sublet.runtime.backends.torch.written import WRITTEN
 from sublet.runtime.calls import in_turn
@@ -134,7 +134,7 @@ class _Copied:
         made = self.function()
         for place, result in zip(self.results, made if isinstance(made, tuple | list) else (made,), strict=True):
             if place is not None:
-                place.copy_(result)
+                put(place, result)
 
 
 def _known(node: Node) -> Facts:

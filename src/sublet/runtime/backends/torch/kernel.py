@@ -12,6 +12,7 @@ from typing import Any
 
 from sublet.base.arrays import torch_over
 from sublet.base.extras import require
+from sublet.errors import RunError
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import spec_of
 from sublet.runtime.kernel import Array, Call, Compute
@@ -134,6 +135,14 @@ def torch() -> ModuleType:
 def tensor_over(array: Array) -> Tensor:
     """A tensor over the bytes of an array."""
     return torch_over(array)  # weights may be read-only, and are only read
+
+
+def put(place: Tensor, made: Tensor) -> None:
+    """Copy a result of PyTorch's to its place. Raises RunError when its extents are not those planned: PyTorch might
+    repeat it."""
+    if made.shape != place.shape:
+        raise RunError(f"PyTorch gives a tensor {list(made.shape)}, and one {list(place.shape)} was planned")
+    place.copy_(made)
 
 
 def bytes_as(scratch: Tensor, dtype: Any, shape: Sequence[int], offset: int = 0) -> Tensor:

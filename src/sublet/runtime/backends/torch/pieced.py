@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sublet.runtime.backends.torch.kernel import Tensor, torch
+from sublet.runtime.backends.torch.kernel import Tensor, put, torch
 
 PIECE = 1 << 20
 """Bytes of the results of a piece, where they can be cut as small."""
@@ -52,7 +52,7 @@ class Pieces:
         for call, places in self.calls:
             found = call()
             for place, made in zip(places, found if isinstance(found, tuple | list) else (found,), strict=True):
-                place.copy_(made)
+                put(place, made)
 
     @property
     def nbytes(self) -> int:
