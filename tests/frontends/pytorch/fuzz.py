@@ -28,6 +28,9 @@ from sublet.api.torch.flights import Pool
 Function = Callable[..., Any]
 TWO_WAYS = "PyTorch computes it in two ways"
 FINE = ("equal", "not traced", TWO_WAYS)
+NO_PROGRAM = (RuntimeError, IndexError, ValueError, TypeError)
+"""What PyTorch raises for steps that do not fit, such as the length of a tensor without axes."""
+
 Step = tuple[str, int, int, tuple[Any, ...]]
 
 ROWS, COLUMNS = 4, 6
@@ -173,7 +176,7 @@ def judge(seed: int) -> str:
         try:
             right = program(*rights)
             traced = make_fx(program)(*samples)
-        except (RuntimeError, IndexError, ValueError):
+        except NO_PROGRAM:
             return "not traced"
         found = backend(traced, given(seed))(*founds)
     if not equal([*found, *founds], [*right, *rights]):
@@ -217,7 +220,7 @@ def _judge_gradients(program: Program, seed: int) -> str:
         right = program(*rights)
         wanted = _gradients(right, rights)
         traced = make_fx(program)(*given(seed))
-    except (RuntimeError, IndexError, ValueError):
+    except NO_PROGRAM:
         return "not traced"
     found = backend(traced, [each.requires_grad_() for each in given(seed)])(*founds)
     if not equal([each.detach() for each in found], [each.detach() for each in right]):

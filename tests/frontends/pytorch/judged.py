@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -26,13 +27,8 @@ Function = Callable[..., Any]
 EQUAL, CLOSE, DIFFERENT = "equal", "close", "different"
 EAGER, UNTRACED, REFUSED = "refused by PyTorch", "not traced", "refused"
 
-TOLERANCE = {
-    torch.float64: 1e-9,
-    torch.float32: 2e-4,
-    torch.float16: 1e-2,
-    torch.bfloat16: 4e-2,
-}
-"""Relative to the largest number of a result; of other types all bits count."""
+ALLOWED = 2.0
+"""So many times eager's own distance from exact numbers a result may be off, as in `benchmarks.torch.exactness`."""
 
 SEED = 42
 """That of the functions by which PyTorch tests random operators, which a traced program does not set."""
@@ -42,7 +38,8 @@ SEED = 42
 class Verdict:
     """How a function did.
 
-    kind  one of the words above; "close" where other kernels of PyTorch's, or Sublet's, compute than eagerly
+    kind  one of the words above; "close" where other kernels of PyTorch's, or Sublet's, compute than eagerly, and
+          what they give is no farther from exact numbers than `Exact` allows
     why   what differs, or what is refused
     over  results that were computed over an input
     """
@@ -61,15 +58,22 @@ def judge(function: Function, inputs: Sequence[Any], contents: bool = True) -> V
             right = _seeded(_flat(function), given)
         except Exception as error:  # whatever a kernel of PyTorch's says of its arguments
             return Verdict(EAGER, first_line(error))
-        first = _judged(function, inputs, given, right, False, contents)
+        exact = Exact(function, inputs)
+        first = _judged(function, inputs, given, right, exact, False, contents)
         if first.kind not in (EQUAL, CLOSE):
             return first
-        second = _judged(function, inputs, given, right, True, contents)
+        second = _judged(function, inputs, given, right, exact, True, contents)
         return second if first.kind == EQUAL or second.kind not in (EQUAL, CLOSE) else first
 
 
 def _judged(
-    function: Function, inputs: Sequence[Any], after: Sequence[Any], right: Sequence[Any], kept: bool, contents: bool
+    function: Function,
+    inputs: Sequence[Any],
+    after: Sequence[Any],
+    right: Sequence[Any],
+    exact: Exact,
+    kept: bool,
+    contents: bool,
 ) -> Verdict:
     """One form of it; `after` is what the function makes of its inputs."""
     flat, wanted = _flat(function), [*right, *(after if kept else [])]
@@ -95,7 +99,8 @@ def _judged(
         words = f"{'poisoned, ' * (how is _poisoned)}{'inputs outlive, ' * kept}"
         for i, (one, other) in enumerate(zip([*founds, *args], [*wanted, *after], strict=True)):
             what = f"result {i}" if i < len(wanted) else f"input {i - len(wanted)}"
-            found = _compared(one, other, contents or i >= len(right))
+            number = i if i < len(right) else len(right) + (i - len(right)) % max(len(after), 1)
+            found = _compared(one, other, partial(exact.allows, number), contents or i >= len(right))
             if found.kind == DIFFERENT:
                 return Verdict(DIFFERENT, f"{words}{what}: {found.why}")
             worst = found if found.kind == CLOSE else worst
@@ -160,7 +165,7 @@ def _poisoned(pool: Pool, args: Sequence[Any]) -> list[Any]:
     return pool.given_back(arena, 0, args)
 
 
-def _compared(found: Any, right: Any, contents: bool) -> Verdict:
+def _compared(found: Any, right: Any, allows: Callable[[Any, Any], tuple[bool, str]], contents: bool) -> Verdict:
     if not isinstance(found, torch.Tensor):
         return Verdict(DIFFERENT, f"{found!r} is no tensor")
     if found.shape != right.shape or found.dtype != right.dtype:
@@ -168,16 +173,75 @@ def _compared(found: Any, right: Any, contents: bool) -> Verdict:
         return Verdict(DIFFERENT, "{}, eagerly {}".format(*kinds))
     if not contents or same(found, right):
         return Verdict(EQUAL)
-    tolerance = TOLERANCE.get(right.dtype, 0)
+    if not right.dtype.is_floating_point:
+        return Verdict(DIFFERENT, f"{int((found != right).sum())} of {right.numel()} elements differ")
     usual = torch.isfinite(right)
-    one, other = found.double(), right.double()
-    most = float(other[usual].abs().max()) if usual.any() else 0.0
-    off = float((one - other)[usual].abs().max()) if usual.any() else 0.0
-    words = f"off by {off:.1e} of {most:.1e}"
-    rest = torch.equal(torch.nan_to_num(one[~usual]), torch.nan_to_num(other[~usual]))
-    if rest and off <= tolerance * max(most, 1e-6):
-        return Verdict(CLOSE, words)
-    return Verdict(DIFFERENT, words if rest else "numbers that are not finite differ")
+    if not torch.equal(torch.nan_to_num(found[~usual]), torch.nan_to_num(right[~usual])):
+        return Verdict(DIFFERENT, "numbers that are not finite differ")
+    close, words = allows(found, right)
+    return Verdict(CLOSE if close else DIFFERENT, words)
+
+
+class Exact:
+    """The function in f64, computed when it is asked for.
+
+    What is in f64 is held against eager's numbers. How far these may be off is told by f32: as many roundings.
+    """
+
+    def __init__(self, function: Function, inputs: Sequence[Any]) -> None:
+        self._function, self._inputs = function, inputs
+
+    @cached_property
+    def _wide(self) -> list[Any] | None:
+        return self._computed(torch.float64)
+
+    @cached_property
+    def _narrow(self) -> tuple[list[Any], list[Any]] | None:
+        """In f32, and in f64 from the same numbers."""
+        single = self._computed(torch.float32)
+        double = self._computed(torch.float32, torch.float64)
+        return None if single is None or double is None else (single, double)
+
+    def _computed(self, *dtypes: Any) -> list[Any] | None:
+        """Results, and inputs as they are then, of inputs converted to these types one after another."""
+        given = []
+        for each in self._inputs:
+            own = _own(each)
+            for dtype in dtypes:
+                own = own.to(dtype) if own.dtype.is_floating_point else own
+            given.append(own)
+        try:
+            return [*_seeded(_flat(self._function), given), *given]
+        except Exception:  # whatever a kernel says of arguments of other types
+            return None
+
+    def allows(self, number: int, found: Any, right: Any) -> tuple[bool, str]:
+        """Whether a result, or what has become of an input, is close, in words too."""
+        if right.dtype == torch.float64:
+            if self._narrow is None:
+                return False, f"off by {_distance(found, right):.1e}, and f32 does not tell how much may be"
+            single, double = (each[number] for each in self._narrow)
+            most = _distance(single, double) * torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+            exact, eagers, allowed = right, 0.0, (ALLOWED + 1) * max(most, _rounding(right, right))
+        else:
+            exact = None if self._wide is None else self._wide[number]
+            if exact is None or exact.dtype != torch.float64 or exact.shape != right.shape:
+                return False, f"off by {_distance(found, right):.1e}, and f64 does not tell how much may be"
+            eagers = _distance(right, exact)
+            allowed = ALLOWED * max(eagers, _rounding(exact, right))
+        ours = _distance(found, exact)
+        return ours <= allowed, f"{ours:.1e} from f64, eagerly {eagers:.1e}; allowed is {allowed:.1e}"
+
+
+def _distance(one: Any, other: Any) -> float:
+    """That of the numbers that are finite."""
+    off = one.double() - other.double()
+    return float(off[torch.isfinite(off)].norm())
+
+
+def _rounding(exact: Any, like: Any) -> float:
+    """How far rounding to the type of a tensor may bring a result that is computed exactly."""
+    return float(exact[torch.isfinite(exact)].norm()) * torch.finfo(like.dtype).eps / 2
 
 
 def same(one: Any, other: Any) -> bool:
