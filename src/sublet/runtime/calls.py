@@ -51,6 +51,9 @@ def store(content: Any, to: Operand, what: object = "a value", spec: Spec | None
     if isinstance(to, Cell):
         to.content = content
         return
+    if not isinstance(to, np.ndarray):  # a tensor on a device: what comes there was planned as it is
+        to[...] = content
+        return
     array, shape, dtype = np.asarray(content), to.shape, to.dtype
     shared = spec if isinstance(spec, TensorSpec) and packed(spec) else None
     if shared is not None:

@@ -9,6 +9,7 @@ from sublet.ir.graph import Node, Value
 from sublet.ops.op import lookup
 from sublet.runtime.calls import nothing
 from sublet.runtime.kernel import Call
+from sublet.runtime.located import address
 from sublet.runtime.memory import Places, Raw
 
 Copy = tuple[Value, int, Value, int, int]
@@ -55,7 +56,7 @@ def bind_copies(copies: Sequence[Copy], places: Places) -> Call:
     for source, begin, output, at, nbytes in copies:
         read = places.bytes_of(source)[begin : begin + nbytes]
         write = places.bytes_of(output)[at : at + nbytes]
-        if nbytes and read.ctypes.data != write.ctypes.data:
+        if nbytes and address(read) != address(write):
             pairs.append((read, write))
             values.append((source.name, output.name))
     return Copies(tuple(pairs), tuple(values)) if pairs else nothing

@@ -215,6 +215,10 @@ class Memory:
         """The bytes of a region."""
         return self.raw(region.storage)[region.offset : region.end]
 
+    def array(self, region: Region | None, spec: TensorSpec) -> Array:
+        """The array of a value in a region, None for a value without bytes."""
+        return array_over(_EMPTY if region is None else self.bytes_at(region), spec)
+
     def ended(self) -> Places:
         """Where values lie when a run has ended: what is in exchanged memory, under another name."""
         becomes = {bound_to(other): bound_to(name) for name, other in followers(self.plan.exchanged).items()}
@@ -264,7 +268,7 @@ class Places:
         """The array or cell of a value."""
         if not isinstance(value.spec, TensorSpec):
             return self.memory.cells[value.name]
-        return array_over(self.bytes_of(value) if value.nbytes else _EMPTY, value.spec)
+        return self.memory.array(self.region(value) if value.nbytes else None, value.spec)
 
     def array(self, value: Value) -> Array:
         """The array of a planned value."""

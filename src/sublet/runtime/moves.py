@@ -15,6 +15,7 @@ from sublet.plan import bound_to
 from sublet.runtime.calls import nothing, store
 from sublet.runtime.dtypes import packed
 from sublet.runtime.kernel import Array, Call, Cell, Operand
+from sublet.runtime.located import address, along, copied, overlapping
 from sublet.runtime.memory import Memory
 from sublet.tensor import TensorSpec
 
@@ -77,7 +78,7 @@ def exchanging(memory: Memory, moved: Moved) -> Call:
 def _same_place(a: Operand, b: Operand) -> bool:
     if isinstance(a, Cell) or isinstance(b, Cell):
         return a is b
-    return a.nbytes == 0 or (a.ctypes.data == b.ctypes.data and a.nbytes == b.nbytes)
+    return a.nbytes == 0 or (address(a) == address(b) and a.nbytes == b.nbytes)
 
 
 def _ordered(work: list[Pair]) -> tuple[list[Pair], bool]:
@@ -95,11 +96,11 @@ def _ordered(work: list[Pair]) -> tuple[list[Pair], bool]:
 def _overlap(a: Operand, b: Operand) -> bool:
     if isinstance(a, Cell) or isinstance(b, Cell):
         return a is b
-    return bool(np.may_share_memory(a, b))
+    return overlapping(a, b)
 
 
 def _content(source: Operand) -> Any:
-    return source.content if isinstance(source, Cell) else source.copy()
+    return source.content if isinstance(source, Cell) else copied(source)
 
 
 def assign(source: Operand, to: Operand) -> None:
@@ -154,12 +155,12 @@ def _taker(value: Operand, sequence: Operand, axis: int, backwards: bool) -> Tak
 
     if isinstance(sequence, Cell) or isinstance(value, Cell):
         return take
-    return _between(np.moveaxis(sequence, axis, 0), value, backwards, store=False)
+    return _between(along(sequence, axis), value, backwards, store=False)
 
 
 def _placer(row: Operand, whole: Operand, axis: int, backwards: bool) -> Take:
     if not isinstance(whole, Cell) and not isinstance(row, Cell):
-        return _between(np.moveaxis(whole, axis, 0), row, backwards, store=True)
+        return _between(along(whole, axis), row, backwards, store=True)
 
     def place(k: int) -> None:
         if isinstance(whole, Cell):

@@ -10,6 +10,7 @@ from sublet.runtime.cuts import CUT
 from sublet.runtime.executable import Executable
 from sublet.runtime.joining import Guarded
 from sublet.runtime.kernel import Array, Call
+from sublet.runtime.program import Program
 
 
 class Pieces:
@@ -23,13 +24,7 @@ class Pieces:
         executable.prepare()
         program = executable._program
         assert program is not None
-        pieces: list[list[Call]] = [[]]
-        for call in program.calls:
-            if isinstance(call, Guarded) and call.nodes[0].op == CUT:
-                pieces.append([])
-            else:
-                pieces[-1].append(call)
-        self._pieces = [tuple(piece) for piece in pieces]
+        self._pieces = between_cuts(program)
         self._executable = executable
         self._moved = program.moved
         self._arrays: dict[str, Array] = {}
@@ -59,6 +54,17 @@ class Pieces:
     def result(self, value: Value) -> Array:
         """Where an output lies at the end."""
         return self._ended.array(value)
+
+
+def between_cuts(program: Program) -> list[tuple[Call, ...]]:
+    """The calls of a program, piece by piece."""
+    pieces: list[list[Call]] = [[]]
+    for call in program.calls:
+        if isinstance(call, Guarded) and call.nodes[0].op == CUT:
+            pieces.append([])
+        else:
+            pieces[-1].append(call)
+    return [tuple(piece) for piece in pieces]
 
 
 def overwritten(executable: Executable, value: Value) -> Any:

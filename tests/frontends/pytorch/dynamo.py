@@ -1,6 +1,6 @@
 """What people do with `torch.compile`, each with backend "sublet" and eagerly: values, gradients and changes are equal.
 
-    python -m tests.frontends.pytorch.dynamo [NAME...]
+    python -m tests.frontends.pytorch.dynamo [--device] [NAME...]
 
 The cases follow PyTorch's own tests of Dynamo and its backends, which its wheel does not bring.
 """
@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 import sublet
 from tests.frontends.pytorch import dynamo_bad, dynamo_calls, dynamo_memory, dynamo_modules
+from tests.frontends.pytorch.on_device import recorded
 
 Compile = Callable[..., Any]
 Case = Callable[[Compile], Any]
@@ -33,6 +34,11 @@ CASES: Mapping[str, Case] = {
 def compiled(function: Any, **options: Any) -> Any:
     """As users write it."""
     return torch.compile(function, backend="sublet", **options)
+
+
+def as_on_a_device(function: Any, **options: Any) -> Any:
+    """As on a device, with calls recorded."""
+    return torch.compile(function, **{**options, "options": None, "backend": recorded})
 
 
 def eager(function: Any, **options: Any) -> Any:
@@ -52,9 +58,9 @@ def run(case: Case, wrap: Compile) -> tuple[list[Any], list[str]]:
     return [*found, state], [each.reason for each in sublet.torch.report()[before:] if each.plan is None]
 
 
-def differences(case: Case) -> tuple[list[str], list[str]]:
+def differences(case: Case, wrap: Compile = compiled) -> tuple[list[str], list[str]]:
     """What differs from eager, and what was left to PyTorch."""
-    (founds, left), (rights, _) = run(case, compiled), run(case, eager)
+    (founds, left), (rights, _) = run(case, wrap), run(case, eager)
     if len(founds) != len(rights):
         return [f"{len(founds)} values, eagerly {len(rights)}"], left
     wrong = []
@@ -77,6 +83,7 @@ def main() -> None:
     """Run cases, and tell those that differ."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
+    parser.add_argument("--device", dest="wrap", action="store_const", const=as_on_a_device, default=compiled)
     asked = parser.parse_args()
     wrong = 0
     for name, case in CASES.items():
@@ -84,7 +91,7 @@ def main() -> None:
             continue
         begin = time.process_time()
         try:
-            found, left = differences(case)
+            found, left = differences(case, asked.wrap)
         except Exception as error:
             found, left = [f"{type(error).__name__}: {str(error).strip().splitlines()[:2]}"], []
         wrong += bool(found)

@@ -3,7 +3,8 @@
     python -m tests.frontends.pytorch.fuzz --programs 500
 
 Each is run by PyTorch and as `torch.compile(backend="sublet")` would run it; outputs, changed inputs and gradients must
-be equal, and outputs once more in a poisoned arena.
+be equal, and outputs once more in a poisoned arena. With `--device` it runs as on a device, poisoned too; with
+`--recorded` calls are recorded, and it runs three times.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import sublet
 from sublet.api.torch.backend import PLANNED, backend
 from sublet.api.torch.captured import capture
 from sublet.api.torch.flights import Pool
+from tests.frontends.pytorch import on_device
+from tests.frontends.pytorch.on_device import recorded
 
 Function = Callable[..., Any]
 TWO_WAYS = "PyTorch computes it in two ways"
@@ -165,12 +168,12 @@ def given(seed: int) -> list[Any]:
     return [torch.randn(ROWS, COLUMNS), torch.randn(COLUMNS, ROWS), torch.randn(2, ROWS)]
 
 
-def judge(seed: int) -> str:
+def judge(seed: int, compiler: Function = backend) -> str:
     """How a program did: "equal", "not traced", PyTorch's own fault, or what is wrong."""
     gradients = bool(seed % 2)
     program = Program(seed, changes_inputs=not gradients)
     if gradients:
-        return _judge_gradients(program, seed)
+        return _judge_gradients(program, seed, compiler)
     rights, founds, samples = given(seed), given(seed), given(seed)
     with torch.no_grad():
         try:
@@ -178,13 +181,21 @@ def judge(seed: int) -> str:
             traced = make_fx(program)(*samples)
         except NO_PROGRAM:
             return "not traced"
-        found = backend(traced, given(seed))(*founds)
+        run = compiler(traced, given(seed))
+        for _ in range(_earlier(compiler)):
+            run(*given(seed))
+        found = run(*founds)
     if not equal([*found, *founds], [*right, *rights]):
         if _computed_in_two_ways(program, seed, [*found, *founds], [*right, *rights]):
             poisoned = _judge_poisoned(program, seed)
             return TWO_WAYS if poisoned == "equal" else poisoned
         return "an output differs" if not equal(found, right) else "a changed input differs"
-    return _judge_poisoned(program, seed)
+    return _judge_poisoned(program, seed) if compiler is backend else "equal"
+
+
+def _earlier(compiler: Function) -> int:
+    """Runs before the one that counts: what is recorded in the second is replayed in the third."""
+    return 2 if compiler is recorded else 0
 
 
 def _computed_in_two_ways(program: Program, seed: int, found: Sequence[Any], right: Sequence[Any]) -> bool:
@@ -214,7 +225,7 @@ def _judge_poisoned(program: Program, seed: int) -> str:
     return "equal" if equal(found, right) else "an output differs in a poisoned arena"
 
 
-def _judge_gradients(program: Program, seed: int) -> str:
+def _judge_gradients(program: Program, seed: int, compiler: Function) -> str:
     rights, founds = ([each.requires_grad_() for each in given(seed)] for _ in range(2))
     try:
         right = program(*rights)
@@ -222,7 +233,11 @@ def _judge_gradients(program: Program, seed: int) -> str:
         traced = make_fx(program)(*given(seed))
     except NO_PROGRAM:
         return "not traced"
-    found = backend(traced, [each.requires_grad_() for each in given(seed)])(*founds)
+    run = compiler(traced, [each.requires_grad_() for each in given(seed)])
+    for _ in range(_earlier(compiler)):
+        args = [each.requires_grad_() for each in given(seed)]
+        _gradients(run(*args), args)
+    found = run(*founds)
     if not equal([each.detach() for each in found], [each.detach() for each in right]):
         return "an output differs"
     return "equal" if equal(_gradients(found, founds), wanted) else "a gradient differs"
@@ -239,6 +254,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--programs", type=int, default=500)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--device", dest="compiler", action="store_const", const=on_device.backend, default=backend)
+    parser.add_argument("--recorded", dest="compiler", action="store_const", const=recorded)
     asked = parser.parse_args()
     warnings.simplefilter("ignore", FutureWarning)
     for deciding in ("partition", "apart"):  # tensors of any size are computed again
@@ -246,7 +263,7 @@ def main() -> None:
     counts: dict[str, int] = {}
     try:
         for seed in range(asked.first, asked.first + asked.programs):
-            verdict = judge(seed)
+            verdict = judge(seed, asked.compiler)
             counts[verdict] = counts.get(verdict, 0) + 1
             if verdict not in FINE:
                 print(f"seed {seed}: {verdict}", flush=True)

@@ -11,19 +11,24 @@ from weakref import WeakValueDictionary
 
 from sublet.analysis.options import Options
 from sublet.api.torch.captured import capture, extents_of
+from sublet.api.torch.cuda import CUDA, CudaGraphs
 from sublet.api.torch.flights import Flight, Pool
+from sublet.api.torch.on_device import DevicePool
 from sublet.api.torch.partition import partition
 from sublet.api.torch.reporting import Compiled, note
 from sublet.base.extras import require
 from sublet.errors import SubletError
+from sublet.frontends.torch.devices import CPU, device_of
 from sublet.frontends.torch.exported import quietly
 from sublet.frontends.torch.tensors import torch
 from sublet.ir.recipe import LESS
 
+Pools = Pool | DevicePool
+
 MOST_SHAPES = 32
 """So many plans are kept of a graph whose extents change."""
 
-OPTIONS = ("alignment", "budget", "order", "strategy")
+OPTIONS = ("alignment", "budget", "graphs", "order", "strategy")
 PLANNED = Options(alignment=64, order=LESS)
 """What graphs are planned with unless asked otherwise."""
 
@@ -32,16 +37,19 @@ def backend(module: Any, example: Sequence[Any], options: Mapping[str, Any] | No
     """What `torch.compile(backend="sublet", options=...)` calls with a graph of Dynamo's and example arguments.
 
     options   "budget": bytes of an arena that no plan may need more than; "alignment", "order" and "strategy": see
-              `Options`; operators run in an order of less memory unless "order" is "given"
-    Forward and backward are one plan in one arena. What cannot be planned is left to PyTorch, with one warning; see
-    `report`. Raises SubletError for an option it does not know, and for a plan above the budget.
+              `Options`; operators run in an order of less memory unless "order" is "given"; "graphs": on CUDA, whether
+              what runs without a decision in between is captured as CUDA graphs
+    Forward and backward are one plan in one arena, on the device that the tensors lie on; CUDA's is untested. What
+    cannot be planned is left to PyTorch, with one warning; see `report`. Raises SubletError for an option that it does
+    not know or that there is not on the device, and for a plan above the budget.
     """
     asked = dict(options or {})
     unknown = [name for name in asked if name not in OPTIONS]
     if unknown:
         raise SubletError(f"options={{{unknown[0]!r}: ...}}: there are {', '.join(OPTIONS)}")
     budget = asked.pop("budget", None)
-    pair = Pair(replace(PLANNED, **asked), budget)
+    graphs = bool(asked.pop("graphs", False))
+    pair = Pair(replace(PLANNED, **asked), budget, graphs)
     return compiled_by(pair, module, example)
 
 
@@ -63,11 +71,11 @@ def compiled_by(pair: Pair, module: Any, example: Sequence[Any]) -> Callable[...
 class Pair:
     """The graphs of one region: a forward, and the backward that goes with it. They are planned at the first call."""
 
-    def __init__(self, options: Options, budget: int | None) -> None:
-        self._options, self._budget = options, budget
+    def __init__(self, options: Options, budget: int | None, graphs: bool = False) -> None:
+        self._options, self._budget, self._recorded = options, budget, graphs
         self._modules: list[Any] = []
         self._static: Collection[int] = ()
-        self._pools: OrderedDict[tuple[int, ...], Pool | None] = OrderedDict()
+        self._pools: OrderedDict[tuple[int, ...], Pools | None] = OrderedDict()
         self._flights: WeakValueDictionary[int, Flight] = WeakValueDictionary()
 
     def inference(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
@@ -92,7 +100,7 @@ class Pair:
     def _name(self) -> str:
         return " and ".join(("forward", "backward")[: len(self._modules)])
 
-    def _planned(self, args: Sequence[Any]) -> Pool | None:
+    def _planned(self, args: Sequence[Any]) -> Pools | None:
         """The arenas for arguments of these shapes; None when all is left to PyTorch."""
         key = tuple(each for each in args if isinstance(each, int))
         if key not in self._pools:
@@ -102,18 +110,32 @@ class Pair:
         self._pools.move_to_end(key)
         return self._pools[key]
 
-    def _made(self, args: Sequence[Any]) -> Pool | None:
+    def _made(self, args: Sequence[Any]) -> Pools | None:
         try:
-            forward, backward = [*self._modules, None][:2]
-            pool = Pool(capture(forward, backward, self._static, extents_of(forward, args)), args, self._options)
+            device = device_of(*self._modules)
+            pool = self._pool(args, device)
         except SubletError as error:
             self._leave(error)
             return None
+        if self._recorded and not device.startswith(CUDA):
+            raise SubletError(
+                f"options={{'graphs': True}}: there are graphs on CUDA, and these tensors are on {device}"
+            )
         if self._budget is not None and pool.plan.arena_bytes > self._budget:
             needs = f"{pool.plan.arena_bytes:,} bytes of an arena"
             raise SubletError(f"{self._name} needs {needs}, and the budget is {self._budget:,}")
-        note(Compiled(self._name, len(pool.plan.nodes), pool.copied, pool.plan))
+        name = self._name if device == CPU else f"{self._name} on {device}"
+        note(Compiled(name, len(pool.plan.nodes), pool.copied, pool.plan))
         return pool
+
+    def _pool(self, args: Sequence[Any], device: str) -> Pools:
+        """Arenas on the device that all tensors lie on."""
+        forward, backward = [*self._modules, None][:2]
+        captured = capture(forward, backward, self._static, extents_of(forward, args), device, device)
+        if device == CPU:
+            return Pool(captured, args, self._options)
+        recorder = CudaGraphs if self._recorded else None
+        return DevicePool(captured, self._options, device, recorder)
 
     def _leave(self, error: SubletError) -> None:
         """Leave the graphs to PyTorch."""
@@ -146,7 +168,7 @@ class Pair:
         again = torch()._C._autograd._get_current_graph_task_keep_graph()
         if flight is None or again:  # who may come back for what is kept must find it as it is
             return self._modules[1](*args)  # type: ignore[no-any-return]
-        found = flight.pool.run(flight.arena, 1, args)
+        found: Sequence[Any] = flight.pool.run(flight.arena, 1, args)
         flight.land()
         return found
 
@@ -157,7 +179,7 @@ class Pair:
         return found if found is not None and found.land.alive else None
 
 
-def _once(pool: Pool, *args: Any) -> Sequence[Any]:
+def _once(pool: Pools, *args: Any) -> Sequence[Any]:
     flight = pool.take()
     try:
         return pool.run(flight.arena, 0, args)

@@ -13,6 +13,7 @@ from typing import Any
 from sublet.api.torch.taking import TAKE, Computed, computed_for_callers
 from sublet.errors import ModelError
 from sublet.frontends.torch.conversion import Conversion, Level
+from sublet.frontends.torch.devices import CPU
 from sublet.frontends.torch.exported import held
 from sublet.frontends.torch.tensors import Extents, Tensor, fixed, torch
 from sublet.frontends.torch.traced import convert_traced, placeholders
@@ -78,14 +79,21 @@ def extents_of(forward: Any, args: Sequence[Any]) -> Extents:
 
 
 def capture(
-    forward: Any, backward: Any | None, static: Collection[int], extents: Extents, device: str = "cpu"
+    forward: Any,
+    backward: Any | None,
+    static: Collection[int],
+    extents: Extents,
+    device: str = CPU,
+    runs_on: str = CPU,
 ) -> Captured:
     """Forward and, if there is one, backward as a model; `static` are the positions of parameters and buffers.
-    With `extents` it is the program for arguments of these shapes. Its tensors lie on the device.
+    With `extents` it is the program for arguments of these shapes. Its tensors lie on `device`; it is to be run on
+    another one where these only stand for tensors there.
 
     Raises ModelError for what cannot be planned.
     """
-    conversion = Conversion(where="forward and backward" if backward else "forward", extents=extents)
+    name = "forward and backward" if backward else "forward"
+    conversion = Conversion(where=name, extents=extents, device="" if runs_on == CPU else runs_on)
     level = conversion.root()
     first, weights = Piece(), {}
     stands: list[Any] = []
@@ -209,8 +217,8 @@ def _number(fake: Any, extents: Extents, name: str) -> Any:
 
 
 def _on(device: str, fake: Any, name: str) -> None:
-    if fake.device.type != device:
-        raise ModelError(f"{name}: a tensor on {fake.device}; arenas on devices are not made yet")
+    if fake.device.type != device.partition(":")[0]:
+        raise ModelError(f"{name}: a tensor on {fake.device}, in a graph on {device}")
 
 
 def _dense(tensor: Any) -> bool:

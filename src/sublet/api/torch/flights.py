@@ -50,7 +50,7 @@ class Flight:
     It lands by `land`, and when nobody holds it any more: what stays in the arena for a backward holds it.
     """
 
-    def __init__(self, pool: Pool, arena: Arena) -> None:
+    def __init__(self, pool: Any, arena: Any) -> None:
         self.pool, self.arena = pool, arena
         self.land = weakref.finalize(self, pool.release, arena)
         self.land.atexit = False

@@ -18,6 +18,7 @@ from sublet.base.arrays import Array
 from sublet.base.extras import require
 from sublet.errors import ModelError, RunError, SubletError
 from sublet.frontends.torch.conversion import Conversion, Level
+from sublet.frontends.torch.devices import device_of, require_cpu
 from sublet.frontends.torch.exported import Held, first_line, held, quietly
 from sublet.frontends.torch.tensors import Tensor, torch
 from sublet.frontends.torch.traced import convert_traced, placeholders
@@ -177,7 +178,10 @@ def _frozen(parameters: Sequence[Any]) -> Iterator[None]:
 
 def captured(judged: Any, given: Sequence[Any], optimizer: Any, rule: Rule) -> tuple[Model, dict[str, Any]]:
     """The step as a model, and by name of a weight how to find its tensor. Raises ModelError for what has no plan."""
+    for tensor in (*judged.parameters(), *judged.buffers(), *given):
+        require_cpu(str(tensor.device), "train_step")
     graph, signature = _traced(judged, given)
+    require_cpu(device_of(graph), "train_step")
     computed_again(graph, 1 + len(signature.buffers_to_mutate))
     conversion = Conversion(where="step")
     level = conversion.root()

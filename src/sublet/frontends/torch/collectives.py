@@ -23,6 +23,8 @@ def add_collective(
     full = str(target)
     if full.split(".")[1] not in KINDS:
         raise ModelError(f"{source}: the collective {target} cannot be planned; there are {', '.join(KINDS)}")
+    if level.conversion.device:
+        raise ModelError(f"{source}: {target} on {level.conversion.device}: collectives are planned on the CPU alone")
     begun = level.conversion.begun
     if full == WAIT:
         (started,) = args

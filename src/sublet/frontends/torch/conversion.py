@@ -9,7 +9,7 @@ from typing import Any
 from sublet.errors import ModelError
 from sublet.frontends.torch.tensors import Extents, Tensor, spec_and_layout, torch
 from sublet.ir.graph import Graph, Node, Value
-from sublet.ops.aten import AS_STRIDED, Argument, Call, Named, Strided, encode, other_version
+from sublet.ops.aten import AS_STRIDED, DEVICE, Argument, Call, Named, Strided, encode, other_version
 from sublet.ops.emitter import Emitter, Literals, Names
 from sublet.ops.verify import verify
 from sublet.tensor import DType, TensorSpec
@@ -26,6 +26,7 @@ class Conversion:
     extents   what its symbols stand for
     parts     the tensors that values with a name of their own are pieces of
     begun     what collectives that have begun may read until somebody waits for their results
+    device    what its operators run on, "cuda:0": they stay PyTorch's own there; "" for the CPU
     """
 
     names: Names = field(default_factory=Names)
@@ -34,6 +35,7 @@ class Conversion:
     extents: Extents = field(default_factory=dict)
     parts: dict[Value, Tensor] = field(default_factory=dict)
     begun: dict[Value, tuple[Tensor, ...]] = field(default_factory=dict)
+    device: str = ""
 
     def __post_init__(self) -> None:
         self.literals = Literals(self.names)
@@ -96,6 +98,8 @@ class Level:
         layouts = tuple(None if made is None else made.strides for made in outputs)
         values = tuple(None if made is None else made.value for made in outputs)
         attrs = encode(Call(call_args, call_kwargs, layouts))
+        if self.conversion.device:
+            attrs[DEVICE] = self.conversion.device
         node = Node(self.conversion.names.fresh(name), op, tuple(inputs), values, attrs, source)
         self.emitter.nodes.append(node)
         return outputs

@@ -11,6 +11,7 @@ from typing import Any
 from sublet.base.arrays import Array, array_of
 from sublet.errors import ModelError
 from sublet.frontends.torch.conversion import Conversion
+from sublet.frontends.torch.devices import device_of, require_cpu
 from sublet.frontends.torch.tensors import Tensor
 from sublet.frontends.torch.traced import convert_traced, placeholders
 from sublet.ir.graph import Value
@@ -45,6 +46,7 @@ def from_exported(program: Any, where: str = "program") -> Model:
             program = program.run_decompositions({})  # as far as torch.export takes composite operators apart by itself
     except Exception as error:  # whatever PyTorch makes of a program that a file has made up
         raise ModelError(f"{where}: PyTorch cannot take the program apart: {first_line(error)}") from error
+    require_cpu(device_of(program.graph_module), "a model of a module", "meta")
     conversion = Conversion(where=where)
     level = conversion.root()
     signature = program.graph_signature

@@ -23,14 +23,16 @@ MOST = 1 << 26
 
 
 def as_computed(
-    target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], traced: Sequence[Any], source: str
+    target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], traced: Sequence[Any], source: str, device: str = ""
 ) -> Sequence[Any]:
     """The results of an operator as its kernel gives them: it is asked, with one row of the table and zeros.
 
-    Raises ModelError where it cannot be.
+    Raises ModelError where it cannot be, as that of another `device` than the CPU.
     """
     if str(target) not in ASKED:
         return traced
+    if device:
+        raise ModelError(f"{source}: what extents {target} gives on {device} is not known, and tracing tells others")
     table, *rest = args
     sizes = [each.layout.size for each in (*rest, *kwargs.values()) if isinstance(each, Tensor)]
     if sum(map(prod, (*sizes, *(each.shape for each in traced)))) > MOST:

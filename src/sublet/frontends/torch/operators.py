@@ -9,9 +9,10 @@ from sublet.errors import ModelError
 from sublet.frontends.torch.collectives import add_collective
 from sublet.frontends.torch.conversion import Level
 from sublet.frontends.torch.extents import as_computed
-from sublet.frontends.torch.tensors import Tensor, torch
+from sublet.frontends.torch.tensors import Tensor, fixed, torch
 from sublet.frontends.torch.twins import twin
 from sublet.ops.aten import COLLECTIVES, PREFIX, Strided
+from sublet.ops.aten.elsewhere import unsound
 
 ALIASES = ("aten._unsafe_view.default", "aten.alias.default", "aten.detach.default", "aten.detach_.default")
 """Views of their first argument, though some of their schemas do not say so, or say that they write it."""
@@ -45,15 +46,34 @@ def add_operator(
         return _view(level, target, name, args, kwargs, source)
     if schema.is_mutable:
         raise ModelError(f"{source}: {full} writes its arguments: trace the program functionalised")
-    results: Sequence[Any] = list(like) if isinstance(like, list | tuple) else [like]
+    results: list[Any] = list(like) if isinstance(like, list | tuple) else [like]
+    device = level.conversion.device
+    numbers = _on_device(level, target, full, args, kwargs, results, source) if device else {}
     if not all(result is None or hasattr(result, "stride") for result in results):
         raise ModelError(f"{source}: {full} gives a number that only a run knows, which nothing can be planned with")
     found = twin(level, full, name, args, kwargs, source)
     if found is not None:
         return found
-    results = as_computed(target, args, kwargs, results, source)
-    made = level.call(full, name, args, kwargs, results, source)
+    computed = as_computed(target, args, kwargs, results, source, device)
+    made: list[Any] = [*level.call(full, name, args, kwargs, computed, source)]
+    for position, number in numbers.items():
+        made[position] = number
     return made if isinstance(like, list | tuple) else made[0]
+
+
+def _on_device(
+    level: Level, target: Any, full: str, args: Sequence[Any], kwargs: dict[str, Any], results: list[Any], source: str
+) -> dict[int, int]:
+    """The results that are numbers, by position, as attention has there; they are taken out. Raises ModelError."""
+    names = [each.name for each in target._schema.arguments]
+    why = unsound(full, {**dict(zip(names, args, strict=False)), **kwargs})
+    if why:
+        raise ModelError(f"{source}: on {level.conversion.device}, {why}")
+    kinds = (int, torch().SymInt)
+    found = {i: fixed(each, level.conversion.extents, source) for i, each in enumerate(results) if type(each) in kinds}
+    for position in found:
+        results[position] = None
+    return found
 
 
 def _in_aten(prim: str, args: Sequence[Any]) -> tuple[Any, Sequence[Any], dict[str, Any]]:

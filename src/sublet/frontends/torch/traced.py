@@ -75,11 +75,12 @@ def _attribute(level: Level, module: Any, name: str) -> Any:
 
 
 def _called(level: Level, node: Any, stands: Mapping[Any, Any]) -> Any:
-    if is_joined(node):
+    joining = not level.conversion.device
+    if joining and is_joined(node):
         return None  # who reads it computes it
     args, kwargs = _known(node.args, stands), _known(dict(node.kwargs), stands)
     target, source = node.target, where(node)
-    if node.args and is_joined(node.args[0]):
+    if joining and node.args and is_joined(node.args[0]):
         return add_joined(level, node, args[1], _known(node.args[0].args, stands), source)
     if target is operator.getitem:
         return args[0][args[1]]

@@ -20,9 +20,9 @@ Twin = Callable[[Level, Sequence[Any]], Any]
 
 
 def twin(level: Level, name: str, hint: str, args: Sequence[Any], kwargs: Mapping[str, Any], source: str) -> Any:
-    """What the twin of an operator gives; None when it has none for these arguments."""
+    """What the twin of an operator gives; None when it has none for these arguments, or there."""
     write = TWINS.get(name)
-    if write is None or kwargs:
+    if write is None or kwargs or level.conversion.device:
         return None
     level.emitter.source = source
     return write(level, args)

@@ -22,6 +22,9 @@ PREFIX = "aten."
 AS_STRIDED = "aten.as_strided"
 """A tensor that begins as elements of another: a range of its bytes where the plan can leave it there, else a copy."""
 
+DEVICE = "device"
+"""The attribute of a node whose operator runs elsewhere than on the CPU: the device, as "cuda:0"."""
+
 COPIES = ("aten.clone.default", "aten._to_copy.default", "aten.contiguous.default", "aten.lift_fresh_copy.default")
 """Their output has the content of their input."""
 
@@ -32,7 +35,11 @@ ROW_BY_ROW = {
     "_softmax_backward_data.default": (0, 1),
     "_log_softmax_backward_data.default": (0, 1),
 }
-"""What these overwrite where they work along the last axis; along another one they read what they have written."""
+"""What these overwrite where they work along the last axis; along another one they read what they have written.
+
+This is known of kernels for the CPU. All others that overwrite are element by element: PyTorch's TensorIterator runs
+them on every device, and takes a tensor that is an operand and the result (`assert_no_partial_overlap`).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +137,7 @@ def _along_rows(positions: tuple[int, ...]) -> Shares:
 
     def shares(node: Node) -> tuple[Share, ...]:
         result = _planned(node.outputs[0]) if node.outputs else None
-        if result is None or not result.shape:
+        if result is None or not result.shape or DEVICE in node.attrs:
             return ()
         call = decode(node)
         axis = call.args[len(positions)] if len(call.args) > len(positions) else None

@@ -46,7 +46,7 @@ class AtenKernel:
         if self.node.op in (AS_STRIDED, *COPIES) or known.inside:
             return 0
         results, args, kwargs = operands(
-            self.node, [_on_meta(v) for v in self.node.inputs], map(_on_meta, self.node.outputs)
+            self.node, [on_meta(v) for v in self.node.inputs], map(on_meta, self.node.outputs)
         )
         if known.out and not is_faster_in_pieces(name, args):
             return 0
@@ -107,7 +107,7 @@ def operands(
     return results, args, {name: _argument(argument, given) for name, argument in call.kwargs}
 
 
-def _on_meta(value: Value | None) -> Tensor:
+def on_meta(value: Value | None) -> Tensor:
     """A tensor like a value's, without bytes."""
     if value is None:
         return None
@@ -160,7 +160,11 @@ def over(operand: Operand | None) -> Tensor:
 
 def seen(tensor: Tensor, layout: Strided | None) -> Tensor:
     """The elements of a tensor that a layout names; all of them for None."""
-    return tensor if layout is None else tensor.as_strided(layout.size, layout.stride, layout.offset)
+    return (
+        tensor
+        if layout is None
+        else tensor.as_strided(layout.size, layout.stride, tensor.storage_offset() + layout.offset)
+    )
 
 
 def _argument(argument: Argument, given: Sequence[Tensor]) -> Any:

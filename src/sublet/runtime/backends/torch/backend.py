@@ -12,16 +12,21 @@ from sublet.ops.aten import COLLECTIVES, LOGITS_GRADIENT
 from sublet.ops.aten import PREFIX as ATEN
 from sublet.ops.nn import FAMILIES, command
 from sublet.ops.nn.command import PREFIX, spec_of
+from sublet.runtime.backends.torch.arena import DeviceMemory
 from sublet.runtime.backends.torch.aten import AtenKernel, over, seen
 from sublet.runtime.backends.torch.bound import Bound
 from sublet.runtime.backends.torch.collectives import CollectiveKernel
+from sublet.runtime.backends.torch.device import DeviceKernel, OnDevice
 from sublet.runtime.backends.torch.joined import LogitsGradient
 from sublet.runtime.backends.torch.kernel import Calling, Fast, tensor_over, torch
+from sublet.runtime.backends.torch.stretch import Part, Recorder
 from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Array, Call, Compute, Kernel, Operand
 from sublet.tensor import DType
 
-__all__ = ["KERNELS", "AtenKernel", "Torch", "over", "seen"]
+__all__ = [
+    "KERNELS", "AtenKernel", "DeviceKernel", "DeviceMemory", "OnDevice", "Part", "Recorder", "Torch", "over", "seen",
+]  # fmt: skip
 
 KERNELS: Mapping[str, Fast] = {
     name: fast for family in FAMILIES for name, fast in import_module(f"{__package__}.{family}").KERNELS.items()
