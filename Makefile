@@ -185,8 +185,9 @@ fuzz-torch: $(VENV)/.installed ## random functions of PyTorch's run as torch.com
 	$(BIN)/python -m tests.frontends.pytorch.dynamo
 
 .PHONY: opinfo-torch
-opinfo-torch: $(VENV)/.installed ## the samples PyTorch tests its operators with, planned, poisoned, held against PyTorch; SAMPLES=8 an operator and type
+opinfo-torch: $(VENV)/.installed ## the samples PyTorch tests its operators with, in three layouts: kernels beside tracing; planned, poisoned, held against PyTorch; SAMPLES=8 an operator and type
 	$(BIN)/python -m pip install --quiet --group opinfo
+	$(BIN)/python -m tests.frontends.pytorch.beside --samples $(or $(SAMPLES),8)
 	$(BIN)/python -m tests.frontends.pytorch.opinfo --samples $(or $(SAMPLES),8)
 
 fuzz-dynamic: $(VENV)/.installed ## random Python programs: at once, remembered, and remembered in a poisoned arena; PROGRAMS=10000

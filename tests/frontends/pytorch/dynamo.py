@@ -17,7 +17,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 import sublet
-from tests.frontends.pytorch import dynamo_bad, dynamo_calls, dynamo_memory, dynamo_modules
+from tests.frontends.pytorch import (
+    dynamo_bad,
+    dynamo_calls,
+    dynamo_gradients,
+    dynamo_memory,
+    dynamo_modules,
+    dynamo_programs,
+)
 from tests.frontends.pytorch.on_device import recorded
 
 Compile = Callable[..., Any]
@@ -25,7 +32,7 @@ Case = Callable[[Compile], Any]
 
 CASES: Mapping[str, Case] = {
     name.replace("_", " "): case
-    for room in (dynamo_calls, dynamo_memory, dynamo_modules, dynamo_bad)
+    for room in (dynamo_calls, dynamo_gradients, dynamo_memory, dynamo_modules, dynamo_programs, dynamo_bad)
     for name, case in vars(room).items()
     if getattr(case, "is_case", False)
 }

@@ -13,20 +13,29 @@ import json
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-import sublet.ops.aten
-
 SIZES = (1, 7, 64, 1000, 70001)
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16)
 
 
-RELAYING = ("max_unpool2d.out", "max_unpool3d.out")
-"""They lay channels last in a place where they are not, when those of an input are."""
+RELAYING = (
+    "log_sigmoid_forward.output",
+    "max_unpool2d.out",
+    "max_unpool3d.out",
+    "reflection_pad2d_backward.grad_input",
+    "reflection_pad3d.out",
+    "reflection_pad3d_backward.grad_input",
+    "replication_pad2d_backward.grad_input",
+    "replication_pad3d.out",
+    "replication_pad3d_backward.grad_input",
+)
+"""They lay their result otherwise than its place is where an input is not row-major: `beside` finds them."""
 
 
 def overloads() -> Iterator[tuple[str, Any]]:
@@ -188,7 +197,7 @@ def main() -> None:
                 if positions:
                     record["overwrites"] = positions if out else [0]
         found[name] = record
-    place = Path(sublet.ops.aten.__file__).parent / "facts.json"
+    place = Path(str(files("sublet.ops.aten"))) / "facts.json"
     version = torch.__version__.partition("+")[0]
     lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(record)}" for name, record in sorted(found.items()))
     place.write_text(f'{{\n  "version": "{version}",\n  "operators": {{\n{lines}\n  }}\n}}\n')

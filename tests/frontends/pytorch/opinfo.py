@@ -1,9 +1,9 @@
 """The samples that PyTorch tests its operators with, each planned and held against PyTorch: `make opinfo-torch`.
 
-    python -m tests.frontends.pytorch.opinfo [--ops add,linalg] [--dtypes float32,int64] [--samples 8]
+    python -m tests.frontends.pytorch.opinfo [--ops add,linalg] [--dtypes float32,int64] [--samples 8] [--layouts last]
 
 See `judged` for what is asked of each. `--ops` are beginnings of names; of an operator that has more than `--samples` a
-type, as many are taken, evenly.
+type, as many are taken, evenly. Each is judged with its tensors as they are given and in other layouts, see `laid`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 from tests.frontends.pytorch.judged import CLOSE, DIFFERENT, EAGER, EQUAL, judge
+from tests.frontends.pytorch.laid import GIVEN, LAYOUTS, SEED, laid
 
 DTYPES = ("float32", "float64", "bfloat16", "int64")
-SEED = 3
 
 
-def samples(op: Any, dtype: torch.dtype, most: int) -> Iterator[tuple[Callable[..., Any], list[Any]]]:
-    """The operator as functions of tensors alone, with these."""
+def samples(
+    op: Any, dtype: torch.dtype, most: int, layouts: Sequence[str]
+) -> Iterator[tuple[str, Callable[..., Any], list[Any]]]:
+    """The operator as functions of tensors alone, with these, in the layouts that make a difference."""
     torch.manual_seed(SEED)
     found = list(op.sample_inputs("cpu", dtype))
     count = min(most, len(found))
@@ -35,7 +37,11 @@ def samples(op: Any, dtype: torch.dtype, most: int) -> Iterator[tuple[Callable[.
         sample = found[number * len(found) // count]
         leaves, tree = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
         at = [i for i, each in enumerate(leaves) if isinstance(each, torch.Tensor)]
-        yield _function(op, leaves, at, tree), [leaves[i].detach() for i in at]
+        function, given = _function(op, leaves, at, tree), [leaves[i].detach() for i in at]
+        for layout in layouts:
+            inputs = laid(given, layout)
+            if layout == GIVEN or any(each is not other for each, other in zip(inputs, given, strict=True)):
+                yield f"{number}{f', {layout}' * (layout != GIVEN)}", function, inputs
 
 
 def _function(op: Any, leaves: Sequence[Any], at: Sequence[int], tree: Any) -> Callable[..., Any]:
@@ -60,6 +66,7 @@ def main() -> None:
     parser.add_argument("--ops", default="")
     parser.add_argument("--dtypes", default=",".join(DTYPES))
     parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--layouts", default=",".join(LAYOUTS))
     parser.add_argument("--part", default="0/1", help="0/2 and 1/2 are halves of the operators")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -75,7 +82,7 @@ def main() -> None:
             if dtype not in op.dtypes:
                 continue
             begin = time.perf_counter()
-            for number, (function, inputs) in enumerate(samples(op, dtype, asked.samples)):
+            for number, function, inputs in samples(op, dtype, asked.samples, asked.layouts.split(",")):
                 label = f"{op.name}{'.' * bool(op.variant_test_name)}{op.variant_test_name}"
                 found = judge(function, inputs, contents=not op.name.startswith(("empty", "new_empty")))
                 counts[found.kind] += 1

@@ -350,19 +350,6 @@ def test_operators_run_in_an_order_of_less_memory() -> None:
     assert less < given
 
 
-@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
-def test_an_unpooling_is_laid_out_as_it_is_read(form: Any) -> None:
-    """PyTorch's own `out=` lays channels last in a place where they are not, and says nothing."""
-    pooled, where = nn.functional.max_pool2d(torch.randn(1, 2, 7, 7), 3, 2, return_indices=True)
-    given = [each.contiguous(memory_format=form) for each in (pooled, where)]
-
-    def unpooled(x: Any, at: Any) -> Any:
-        return nn.functional.max_unpool2d(x, at, 3, 2)
-
-    with torch.no_grad():
-        assert torch.equal(compiled(unpooled)(*given), unpooled(*given))
-
-
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_the_cross_entropy_of_probabilities(reduction: str) -> None:
     """PyTorch's own `out=` takes the place of a mean for that of all elements, and fails."""

@@ -1,4 +1,7 @@
-"""Extents that PyTorch traces otherwise than its kernels give them: bags of an embedding."""
+"""Where PyTorch's kernels give something else than it traces: extents of bags, results of `out=` that lie otherwise.
+
+`python -m tests.frontends.pytorch.beside` finds such operators.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,16 @@ torch = pytest.importorskip("torch")
 import sublet  # noqa: E402
 from sublet.frontends.torch import extents  # noqa: E402
 from tests.frontends.pytorch.judged import EQUAL, REFUSED, judge  # noqa: E402
+from tests.frontends.pytorch.laid import laid  # noqa: E402
+
+F = torch.nn.functional
 
 
 def bags(mode: str, with_last: bool) -> Any:
     """Two bags of rows of a table, as a function of it, of the rows, and of where bags begin."""
 
     def function(table: Any, rows: Any, begins: Any) -> Any:
-        return torch.nn.functional.embedding_bag(rows, table, begins, mode=mode, include_last_offset=with_last)
+        return F.embedding_bag(rows, table, begins, mode=mode, include_last_offset=with_last)
 
     return function
 
@@ -41,6 +47,28 @@ def test_what_a_gradient_reads_of_them_has_these_too() -> None:
         run(leaf, *rest).square().sum().backward()
     assert torch.equal(ours.grad, right.grad)
     assert sublet.torch.report()[-1].plan is not None
+
+
+def unpooled(x: Any) -> Any:
+    return F.max_unpool2d(*F.max_pool2d(x, 3, 2, return_indices=True), 3, 2)
+
+
+def spread(dy: Any) -> Any:
+    return torch.ops.aten.replication_pad2d_backward.default(dy, dy[..., 1:-1, 1:-1], [1, 1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "layout"),
+    [
+        (F.logsigmoid, (4, 6), "reversed"),
+        (unpooled, (1, 2, 7, 7), "last"),
+        (spread, (2, 3, 5, 5), "last"),
+        (lambda x: F.pad(x, [1] * 6, "reflect"), (2, 3, 4, 4, 4), "last"),
+    ],
+)
+def test_results_are_laid_out_as_they_are_read(function: Any, shape: tuple[int, ...], layout: str) -> None:
+    """PyTorch's own `out=` lays them out otherwise than their place is, where the input is not row-major."""
+    assert judge(function, [laid(torch.randn(shape), layout)]).kind == EQUAL
 
 
 def test_a_kernel_that_would_take_much_to_ask_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,151 @@
+"""Whether PyTorch's kernels give what it traces: results of these extents, written where they are told, as these lie.
+
+    python -m tests.frontends.pytorch.beside [--ops add,linalg] [--samples 8]
+
+Every operator of ATen's that the samples of its tests (`op_db`) and their gradients come to, with tensors as they are
+given, with axes in the opposite order, and with channels last, is traced and then run, by its `out=` too where there is
+one that we use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sublet.frontends.torch.extents import ASKED
+from sublet.ops.aten.dialect import PREFIX, facts
+from tests.frontends.pytorch.find_facts import operator
+from tests.frontends.pytorch.laid import LAYOUTS, SEED, laid
+
+DTYPES = (torch.float32, torch.bfloat16, torch.int64)
+
+
+class Beside(TorchDispatchMode):
+    """Traces each operator that runs, and tells where the kernel gives something else.
+
+    wrong   by operator what was found, with an example
+    ran     operators that were run by their `out=`
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wrong: dict[str, str] = {}
+        self.ran: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs the operator, and compares."""
+        kwargs = kwargs or {}
+        traced = _traced(function, args, kwargs)
+        results = function(*args, **kwargs)
+        if traced is None or str(function) in ASKED:
+            return results
+        name = str(function).removeprefix(PREFIX)
+        if name in facts() and facts()[name].out:
+            self._told(name, traced, args, kwargs)
+        found = pytree.tree_leaves(results)
+        shapes = [[tuple(each.shape) for each in side if isinstance(each, torch.Tensor)] for side in (found, traced)]
+        if shapes[0] != shapes[1]:
+            self.wrong.setdefault(name, f"gives {shapes[0]}, and {shapes[1]} is traced")
+        return results
+
+    def _told(self, name: str, traced: Sequence[Any], args: Any, kwargs: Mapping[str, Any]) -> None:
+        """Run it by its `out=`."""
+        out = operator(facts()[name].out)
+        names = [each.name for each in out._schema.arguments]
+        places = [torch.empty_strided(each.shape, each.stride(), dtype=each.dtype) for each in traced]
+        before = [(each.data_ptr(), each.shape, each.stride()) for each in places]
+        told = {key: each for key, each in kwargs.items() if key in names}
+        told |= zip([each.name for each in out._schema.arguments if each.is_out], places, strict=True)
+        given = pytree.tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, args)
+        try:
+            with torch.inference_mode():
+                out(*given, **told)
+        except RuntimeError as error:
+            self.wrong.setdefault(name, f"{facts()[name].out} raises {str(error).splitlines()[0]}")
+            return
+        self.ran.add(name)
+        for place, (address, shape, strides) in zip(places, before, strict=True):
+            steps = [pair for n, *pair in zip(shape, place.stride(), strides, strict=False) if n > 1]
+            if place.data_ptr() != address or place.shape != shape or any(one != other for one, other in steps):
+                now = f"{list(place.shape)} by {place.stride()}"
+                self.wrong.setdefault(name, f"{facts()[name].out} makes {now} of {list(shape)} by {strides}")
+
+
+def _traced(function: Any, args: Any, kwargs: Any) -> list[Any] | None:
+    """The tensors that tracing says an operator gives; None where it does not trace it, or one is not strided."""
+    tensors = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+    if any(each.layout != torch.strided or each.is_complex() for each in tensors):
+        return None
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake(x: Any) -> Any:
+        return mode.from_tensor(x.detach()) if isinstance(x, torch.Tensor) else x
+
+    try:
+        with mode:
+            found = pytree.tree_leaves(function(*pytree.tree_map(fake, args), **pytree.tree_map(fake, kwargs)))
+    except Exception:  # whatever tracing meets: such a graph is not planned
+        return None
+    plain = all(isinstance(each, torch.Tensor) and each.layout == torch.strided for each in found)
+    return found if plain and not any(each.is_complex() for each in found) else None
+
+
+def samples(op: Any, dtype: torch.dtype, most: int) -> Iterator[Any]:
+    """Some of the operator's samples, with all three layouts."""
+    torch.manual_seed(SEED)
+    found = list(op.sample_inputs("cpu", dtype, requires_grad=dtype.is_floating_point and op.supports_autograd))
+    count = min(most, len(found))
+    for number in range(count):
+        each = found[number * len(found) // count]
+        for layout in LAYOUTS:
+            yield laid((each.input, each.args, each.kwargs), layout)
+
+
+def run(op: Any, given: Any) -> None:
+    """The operator with its gradients."""
+    first, args, kwargs = given
+    results, inputs = (
+        [each for each in pytree.tree_leaves(some) if isinstance(each, torch.Tensor) and each.requires_grad]
+        for some in (op(first, *args, **kwargs), given)
+    )
+    real = [(each * each).sum() for each in results if each.is_floating_point()]
+    if real and inputs:
+        torch.autograd.grad(real, inputs, allow_unused=True)
+
+
+def main() -> None:
+    """Run, and tell each operator whose kernel gives something else than it was traced to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ops", default="")
+    parser.add_argument("--samples", type=int, default=8)
+    asked = parser.parse_args()
+    warnings.simplefilter("ignore")
+    beside, count = Beside(), 0
+    for op in op_db:
+        if not op.name.startswith(tuple(asked.ops.split(","))):
+            continue
+        for dtype in DTYPES:
+            for given in samples(op, dtype, asked.samples) if dtype in op.dtypes else ():
+                count += 1
+                try:
+                    with beside:
+                        run(op, given)
+                except Exception:  # what an operator does not take: eagerly it raises too
+                    continue
+    for name, words in sorted(beside.wrong.items()):
+        print(f"{name}: {words}")
+    used = sum(bool(each.out) for each in facts().values())
+    print(f"{count} samples; {len(beside.ran)} of {used} operators with `out=`; {len(beside.wrong)} wrong")
+    raise SystemExit(bool(beside.wrong) or not beside.ran)
+
+
+if __name__ == "__main__":
+    main()
