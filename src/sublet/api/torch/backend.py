@@ -5,19 +5,21 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
 from sublet.analysis.options import Options
-from sublet.api.torch.captured import capture, extents_of
+from sublet.api.torch.captured import Captured, capture, extents_of
 from sublet.api.torch.cuda import CUDA, CudaGraphs
 from sublet.api.torch.flights import Flight, Pool
 from sublet.api.torch.on_device import DevicePool
 from sublet.api.torch.partition import partition
+from sublet.api.torch.parts import Parts, in_parts
 from sublet.api.torch.reporting import Compiled, note
 from sublet.base.extras import require
-from sublet.errors import SubletError
+from sublet.errors import ModelError, SubletError
 from sublet.frontends.torch.devices import CPU, device_of
 from sublet.frontends.torch.exported import quietly
 from sublet.frontends.torch.tensors import torch
@@ -25,10 +27,29 @@ from sublet.ir.recipe import LESS
 
 Pools = Pool | DevicePool
 
+
+@dataclass(frozen=True)
+class Planned:
+    """The arenas of a graph, and how it is run several times, each for some of the samples; None to run it once."""
+
+    pool: Pools
+    parts: Parts | None = None
+
+    def once(self, args: Sequence[Any]) -> Sequence[Any]:
+        """Run what has no backward: what it gives."""
+        flight = self.pool.take()
+        try:
+            run = partial(self.pool.run, flight.arena, 0)
+            return run(args) if self.parts is None else self.parts.run(run, args)
+        finally:
+            flight.land()
+
+
 MOST_SHAPES = 32
 """So many plans are kept of a graph whose extents change."""
 
-OPTIONS = ("alignment", "budget", "graphs", "order", "strategy")
+OPTIONS = ("alignment", "budget", "graphs", "order", "samples", "strategy")
+SAMPLES = ("auto", "all")
 PLANNED = Options(alignment=64, order=LESS)
 """What graphs are planned with unless asked otherwise."""
 
@@ -37,8 +58,10 @@ def backend(module: Any, example: Sequence[Any], options: Mapping[str, Any] | No
     """What `torch.compile(backend="sublet", options=...)` calls with a graph of Dynamo's and example arguments.
 
     options   "budget": bytes of an arena that no plan may need more than; "alignment", "order" and "strategy": see
-              `Options`; operators run in an order of less memory unless "order" is "given"; "graphs": on CUDA, whether
-              what runs without a decision in between is captured as CUDA graphs
+              `Options`; operators run in an order of less memory unless "order" is "given"; "samples": how many an
+              inference computes at a time, "all" or by default as many as keep tensors small ("auto"), where it
+              computes sample by sample; "graphs": on CUDA, whether what runs without a decision in between is captured
+              as CUDA graphs
     Forward and backward are one plan in one arena, on the device that the tensors lie on; CUDA's is untested. What
     cannot be planned is left to PyTorch, with one warning; see `report`. Raises SubletError for an option that it does
     not know or that there is not on the device, and for a plan above the budget.
@@ -47,9 +70,11 @@ def backend(module: Any, example: Sequence[Any], options: Mapping[str, Any] | No
     unknown = [name for name in asked if name not in OPTIONS]
     if unknown:
         raise SubletError(f"options={{{unknown[0]!r}: ...}}: there are {', '.join(OPTIONS)}")
-    budget = asked.pop("budget", None)
+    budget, samples = asked.pop("budget", None), asked.pop("samples", "auto")
+    if samples not in SAMPLES and not (type(samples) is int and samples > 0):
+        raise SubletError(f"samples={samples!r}: there are {', '.join(map(repr, SAMPLES))} and numbers from 1 on")
     graphs = bool(asked.pop("graphs", False))
-    pair = Pair(replace(PLANNED, **asked), budget, graphs)
+    pair = Pair(replace(PLANNED, **asked), budget, graphs, samples)
     return compiled_by(pair, module, example)
 
 
@@ -71,16 +96,17 @@ def compiled_by(pair: Pair, module: Any, example: Sequence[Any]) -> Callable[...
 class Pair:
     """The graphs of one region: a forward, and the backward that goes with it. They are planned at the first call."""
 
-    def __init__(self, options: Options, budget: int | None, graphs: bool = False) -> None:
-        self._options, self._budget, self._recorded = options, budget, graphs
+    def __init__(self, options: Options, budget: int | None, graphs: bool = False, samples: int | str = "auto") -> None:
+        self._options, self._budget, self._recorded, self._samples = options, budget, graphs, samples
         self._modules: list[Any] = []
         self._static: Collection[int] = ()
-        self._pools: OrderedDict[tuple[int, ...], Pools | None] = OrderedDict()
+        self._once = False
+        self._pools: OrderedDict[tuple[int, ...], Planned | None] = OrderedDict()
         self._flights: WeakValueDictionary[int, Flight] = WeakValueDictionary()
 
     def inference(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
         """A forward without a backward."""
-        self._modules, self._static = [graph], _static()
+        self._modules, self._static, self._once = [graph], _static(), True
         return _boxed(self._run_once)
 
     def forward(self, graph: Any, example: Sequence[Any]) -> Callable[..., Any]:
@@ -100,7 +126,7 @@ class Pair:
     def _name(self) -> str:
         return " and ".join(("forward", "backward")[: len(self._modules)])
 
-    def _planned(self, args: Sequence[Any]) -> Pools | None:
+    def _planned(self, args: Sequence[Any]) -> Planned | None:
         """The arenas for arguments of these shapes; None when all is left to PyTorch."""
         key = tuple(each for each in args if isinstance(each, int))
         if key not in self._pools:
@@ -110,10 +136,11 @@ class Pair:
         self._pools.move_to_end(key)
         return self._pools[key]
 
-    def _made(self, args: Sequence[Any]) -> Pools | None:
+    def _made(self, args: Sequence[Any]) -> Planned | None:
         try:
             device = device_of(*self._modules)
-            pool = self._pool(args, device)
+            captured, parts, whole = self._captured(args, device)
+            pool = self._pool(captured, args, device)
         except SubletError as error:
             self._leave(error)
             return None
@@ -125,13 +152,30 @@ class Pair:
             needs = f"{pool.plan.arena_bytes:,} bytes of an arena"
             raise SubletError(f"{self._name} needs {needs}, and the budget is {self._budget:,}")
         name = self._name if device == CPU else f"{self._name} on {device}"
-        note(Compiled(name, len(pool.plan.nodes), pool.copied, pool.plan))
-        return pool
+        count = 1 if parts is None else parts.count
+        note(Compiled(name, len(pool.plan.nodes), pool.copied, pool.plan, parts=count, whole=whole))
+        return Planned(pool, parts)
 
-    def _pool(self, args: Sequence[Any], device: str) -> Pools:
-        """Arenas on the device that all tensors lie on."""
+    def _captured(self, args: Sequence[Any], device: str) -> tuple[Captured, Parts | None, str]:
+        """The program, and how it is one for a few samples at a time; if it is not, why, where that was tried."""
+        whole = ""
+        if self._once and self._samples != "all":
+            at_once = self._samples if isinstance(self._samples, int) else None
+            try:
+                parts = in_parts(self._modules[0], self._static, at_once)
+                if parts is not None:
+                    captured = capture(parts.fewer.module, None, self._static, {}, device, device)
+                    if all(result.shared is None for result in captured.pieces[0].results):
+                        return captured, parts, ""
+                    whole = "results that are elements of each other"
+            except ModelError as error:
+                whole = str(error)
         forward, backward = [*self._modules, None][:2]
-        captured = capture(forward, backward, self._static, extents_of(forward, args), device, device)
+        extents = extents_of(forward, args)
+        return capture(forward, backward, self._static, extents, device, device), None, whole
+
+    def _pool(self, captured: Captured, args: Sequence[Any], device: str) -> Pools:
+        """Arenas on the device that all tensors lie on."""
         if device == CPU:
             return Pool(captured, args, self._options)
         recorder = CudaGraphs if self._recorded else None
@@ -144,13 +188,14 @@ class Pair:
         note(Compiled(self._name, nodes, reason=str(error)))
 
     def _run_once(self, *args: Any) -> Sequence[Any]:
-        pool = self._planned(args)
-        return self._modules[0](*args) if pool is None else _once(pool, *args)
+        planned = self._planned(args)
+        return self._modules[0](*args) if planned is None else planned.once(args)
 
     def _run_forward(self, *args: Any) -> Sequence[Any]:
-        pool = self._planned(args)
-        if pool is None:
+        planned = self._planned(args)
+        if planned is None:
             return self._modules[0](*args)  # type: ignore[no-any-return]
+        pool = planned.pool
         flight = pool.take()
         try:
             found = pool.run(flight.arena, 0, args)
@@ -177,14 +222,6 @@ class Pair:
         tensors = (each for each in args if hasattr(each, "data_ptr") and each.numel())
         found = next(filter(None, (self._flights.get(each.data_ptr()) for each in tensors)), None)
         return found if found is not None and found.land.alive else None
-
-
-def _once(pool: Pools, *args: Any) -> Sequence[Any]:
-    flight = pool.take()
-    try:
-        return pool.run(flight.arena, 0, args)
-    finally:
-        flight.land()
 
 
 def _static() -> Collection[int]:

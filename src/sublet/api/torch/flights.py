@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
@@ -111,8 +111,12 @@ class Pool:
         places = tuple({at: _over(pieces, each) for at, each in piece.given.items()} for piece in self.captured.pieces)
         return pieces, places
 
-    def run(self, arena: Arena, number: int, args: Sequence[Any]) -> list[Any]:
-        """Run one piece with these arguments; what it gives, None for what stays in the arena."""
+    def run(self, arena: Arena, number: int, args: Sequence[Any], into: Mapping[int, Any] | None = None) -> list[Any]:
+        """Run one piece with these arguments; what it gives, None for what stays in the arena.
+
+        into   tensors that results are to be, by position
+        """
+        arena.results.update(into or {})
         if number == 0:
             self._bind(arena, args)
         for position, place in arena.places[number].items():

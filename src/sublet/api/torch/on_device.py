@@ -99,8 +99,10 @@ class DevicePool:
             dtype = getattr(torch(), torch_name(spec.dtype))
             return torch().tensor(value.literal, dtype=dtype, device=self._device)
 
-    def run(self, arena: DeviceArena, number: int, args: Sequence[Any]) -> list[Any]:
-        """Run one piece with these arguments; what it gives, None for what stays in the arena."""
+    def run(
+        self, arena: DeviceArena, number: int, args: Sequence[Any], into: Mapping[int, Any] | None = None
+    ) -> list[Any]:
+        """Run one piece with these arguments; what it gives, None for what stays in the arena; see `flights.Pool`."""
         if number == 0:
             self._bind(arena, args)
         for name in arena.memory.arenas:
@@ -113,6 +115,7 @@ class DevicePool:
         except KernelError as error:  # who calls knows what PyTorch's operators raise
             raise (error.__cause__ or error) from None
         taken = self._given(arena.taken[number])
+        taken.update({position: place.copy_(taken[position]) for position, place in (into or {}).items()})
         results = self.captured.pieces[number].results
         return [_result(result, position, args, taken) for position, result in enumerate(results)]
 

@@ -19,6 +19,8 @@ class Compiled:
     copied   the operators that give tensors of PyTorch's, each copied to its place: name, and bytes there at once
     plan     None when it was left to PyTorch
     reason   why it was
+    parts    so many times it is run, each time for as many of the samples
+    whole    why it is not run in parts, where that was tried
     """
 
     name: str
@@ -26,6 +28,8 @@ class Compiled:
     copied: tuple[tuple[str, int], ...] = ()
     plan: MemoryPlan | None = None
     reason: str = ""
+    parts: int = 1
+    whole: str = ""
 
     @property
     def share(self) -> float:
@@ -39,6 +43,7 @@ class Compiled:
             return f"{self.name}: left to PyTorch: {self.reason}"
         through = sum(nbytes for _, nbytes in self.copied)
         words = f"{self.name}: {self.nodes} operators in {human(self.plan.arena_bytes)}"
+        words += f", {self.parts} times for as many parts of the samples" if self.parts > 1 else ""
         return words + (f"; {len(self.copied)} of them give {human(through)} that are copied" if self.copied else "")
 
 

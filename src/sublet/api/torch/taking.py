@@ -9,7 +9,7 @@ from typing import Any
 from sublet.base.arrays import array_of, torch_name
 from sublet.frontends.torch.tensors import torch
 from sublet.ir.graph import Node, Value
-from sublet.ops.aten import Use, decode
+from sublet.ops.aten import Strided, Use, decode
 from sublet.ops.nn.command import spec_of
 from sublet.ops.op import Op, register
 from sublet.runtime.backends.torch.backend import Torch, over, seen
@@ -72,9 +72,15 @@ def _use(node: Node) -> list[Use]:
     return list(decode(node).uses())
 
 
+def _position(take: Node) -> int:
+    found = take.attrs["position"]
+    assert isinstance(found, int)
+    return found
+
+
 @dataclass
 class Taking:
-    """The backend of such nodes; what a run gave lies in `taken`, by position."""
+    """The backend of such nodes; what a run gave lies in `taken`, by position, and before it where that is to be."""
 
     computed: Computed
     name: str = "take"
@@ -98,10 +104,11 @@ class _Take:
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         (use,) = _use(self.node)
-        source, taken, position = seen(over(inputs[0]), use.layout), self.taken, self.node.attrs["position"]
+        source, taken, position = seen(over(inputs[0]), use.layout), self.taken, _position(self.node)
 
         def take() -> None:
-            taken[position] = source.clone()  # type: ignore[index]
+            place = taken.get(position)
+            taken[position] = source.clone() if place is None else place.copy_(source)
 
         return take
 
@@ -118,13 +125,23 @@ class _Compute:
         return self.inner.scratch
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
-        """Every call computes in a new tensor."""
-        (use,), position, spec = _use(self.take), self.take.attrs["position"], spec_of(self.node.defs[0])
+        """Every call computes in a new tensor, or where the caller has a place that lies as the result does."""
+        (use,), position, spec = _use(self.take), _position(self.take), spec_of(self.node.defs[0])
         dtype, taken, bind = getattr(torch(), torch_name(spec.dtype)), self.taken, self.inner.bind
 
         def compute() -> None:
-            place = torch().empty(spec.shape, dtype=dtype)
-            bind(inputs, [array_of(place, "a result")], scratch)()
-            taken[position] = seen(place, use.layout)  # type: ignore[index]
+            place = taken.get(position)
+            whole = None if place is None else _whole(place, spec.shape, use.layout)
+            made = torch().empty(spec.shape, dtype=dtype) if whole is None else whole
+            bind(inputs, [array_of(made, "a result")], scratch)()
+            result = seen(made, use.layout)
+            taken[position] = place.copy_(result) if place is not None and whole is None else result
 
         return compute
+
+
+def _whole(place: Any, shape: tuple[int, ...], layout: Strided | None) -> Any:
+    """The tensor of a shape that is a place when it is seen so; None where the place lies otherwise."""
+    whole = place.as_strided(shape, Strided.contiguous(shape).stride, place.storage_offset())
+    view = seen(whole, layout)
+    return whole if (view.shape, view.stride()) == (place.shape, place.stride()) else None

@@ -1,0 +1,138 @@
+"""Where samples lie in what operators of a graph read: the axis that holds them one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sublet.errors import ModelError
+from sublet.frontends.torch.tensors import torch
+from sublet.frontends.torch.traced import where
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The axis that samples lie on: of its elements, which are outer x samples x each, those in the middle are samples.
+
+    numbers   the elements are the samples' numbers, from 0 on
+    """
+
+    axis: int
+    each: int = 1
+    outer: int = 1
+    numbers: bool = False
+
+
+State = Rows | None
+"""None is the same for all samples."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Samples in the whole and in the part; whether a constant of as many rows has one for each."""
+
+    samples: int
+    fewer: int
+    guess: bool
+
+
+class Call:
+    """A call of an operator: its arguments by name, and where samples lie in them."""
+
+    def __init__(self, node: Any, states: Mapping[Any, Any], made: Mapping[Any, Any], counts: Counts) -> None:
+        self.node, self._states, self._made, self.counts = node, states, made, counts
+        self.changed: dict[int, Any] = {}
+        if not isinstance(node.target, torch()._ops.OpOverload):
+            raise self.refused()
+        schema = node.target._schema
+        self.names = [argument.name for argument in schema.arguments]
+        self._given = {each.name: each.default_value for each in schema.arguments if each.has_default_value()}
+        self._given |= dict(zip(self.names, node.args, strict=False)) | dict(node.kwargs)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._given[name]
+
+    def has(self, name: str) -> bool:
+        return name in self._given
+
+    def refused(self) -> ModelError:
+        return ModelError(f"{where(self.node)}: {self.node.target} may compute across samples")
+
+    def demand(self, holds: bool) -> None:
+        """Raise ModelError unless something holds that makes it compute sample by sample."""
+        if not holds:
+            raise self.refused()
+
+    def change(self, name: str, to: Any) -> None:
+        """Give the call for fewer samples another number."""
+        self.changed[self.names.index(name)] = to
+
+    def state(self, node: Any) -> Any:
+        """Where samples lie in what a node gives."""
+        return self._states.get(node)
+
+    def any_rows(self, name: str) -> State:
+        """Where samples lie in an argument, whatever its elements are."""
+        argument = self._given[name]
+        return self.state(argument) if isinstance(argument, torch().fx.Node) else None
+
+    def rows(self, name: str) -> State:
+        """Where samples lie in an argument, whose elements are not their numbers."""
+        return self.usable(self._given[name])
+
+    def usable(self, argument: Any) -> State:
+        """That of any node."""
+        found: State = self.state(argument) if isinstance(argument, torch().fx.Node) else None
+        self.demand(found is None or not found.numbers)
+        return found
+
+    def common(self, *names: str) -> None:
+        """Raise ModelError unless these arguments are the same for all samples."""
+        self.demand(all(self.any_rows(name) is None for name in names if self.has(name)))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return shape_of(self._given[name])
+
+    def made(self, name: str) -> Any:
+        """An argument as it is for fewer samples, without bytes."""
+        return self._made[self._given[name]].meta["val"]
+
+    def axis(self, name: str, rank: int) -> int:
+        """An argument that is an axis of a tensor of this rank."""
+        return int(self._given[name]) % max(rank, 1)
+
+    def aligned(self, operands: Iterable[Any], rank: int) -> State:
+        """Where samples lie in what is computed place by place of operands that are broadcast to this rank."""
+        nodes = [each for each in operands if isinstance(each, torch().fx.Node)]
+        found = set()
+        for node in nodes:
+            state = self.usable(node)
+            if state is not None:
+                found.add(replace(state, axis=state.axis + rank - len(shape_of(node))))
+        if not found:
+            return None
+        self.demand(len(found) == 1)
+        (state,) = found
+        for node in nodes:
+            shape, axis = shape_of(node), state.axis - rank + len(shape_of(node))
+            self.demand(self.state(node) is not None or axis < 0 or shape[axis] == 1)
+        return state
+
+    def fewer_of(self, sizes: Sequence[Any], axis: int) -> list[Any]:
+        """Extents with those of fewer samples on an axis."""
+        found = list(sizes)
+        if found[axis] != -1:
+            self.demand(isinstance(found[axis], int) and found[axis] % self.counts.samples == 0)
+            found[axis] = found[axis] // self.counts.samples * self.counts.fewer
+        return found
+
+    def first(self, sizes: Sequence[Any]) -> int | None:
+        """The first axis of more than one element, if it may be that of samples."""
+        axis = next((axis for axis, extent in enumerate(sizes) if extent != 1), None)
+        return axis if self.counts.guess and axis is not None and sizes[axis] == self.counts.samples else None
+
+
+def shape_of(node: Any) -> tuple[int, ...]:
+    """The extents of what a node gives in the graph for all samples."""
+    return tuple(node.meta["val"].shape)
