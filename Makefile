@@ -189,6 +189,7 @@ opinfo-torch: $(VENV)/.installed ## the samples PyTorch tests its operators with
 	$(BIN)/python -m pip install --quiet --group opinfo
 	$(BIN)/python -m tests.frontends.pytorch.beside --samples $(or $(SAMPLES),8)
 	$(BIN)/python -m tests.frontends.pytorch.opinfo --samples $(or $(SAMPLES),8)
+	$(BIN)/python -m tests.frontends.pytorch.by_samples --samples $(or $(SAMPLES),8)
 
 fuzz-dynamic: $(VENV)/.installed ## random Python programs: at once, remembered, and remembered in a poisoned arena; PROGRAMS=10000
 	$(BIN)/python -m tests.dynamic.programs --programs $(or $(PROGRAMS),10000)

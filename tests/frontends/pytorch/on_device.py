@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,8 +10,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sublet.api.torch.backend import PLANNED, Pair, compiled_by
-from sublet.api.torch.captured import capture, extents_of
+from sublet.api.torch.captured import Captured
 from sublet.api.torch.on_device import DeviceArena, DevicePool
+from sublet.api.torch.parts import Parts
 from sublet.runtime.backends.torch.backend import Recorder
 from sublet.runtime.kernel import Call
 
@@ -22,23 +23,26 @@ NO_NUMBER = 255
 class Poisoned(DevicePool):
     """Nothing lies in an arena when a call begins."""
 
-    def run(self, arena: DeviceArena, number: int, args: Sequence[Any]) -> list[Any]:
+    def run(
+        self, arena: DeviceArena, number: int, args: Sequence[Any], into: Mapping[int, Any] | None = None
+    ) -> list[Any]:
         if number == 0:
             for name in arena.memory.arenas:
                 arena.memory.raw(name).fill_(NO_NUMBER)
-        return super().run(arena, number, args)
+        return super().run(arena, number, args, into)
 
 
 class OnDevice(Pair):
     """A region that runs on the CPU as it would on another device."""
 
-    def __init__(self, recorder: Callable[[str], Recorder] | None = None) -> None:
-        super().__init__(PLANNED, None)
+    def __init__(self, recorder: Callable[[str], Recorder] | None = None, samples: int | str = "auto") -> None:
+        super().__init__(PLANNED, None, samples=samples)
         self._recorder = recorder
 
-    def _pool(self, args: Sequence[Any], device: str) -> DevicePool:
-        forward, backward = [*self._modules, None][:2]
-        captured = capture(forward, backward, self._static, extents_of(forward, args), device, runs_on="cpu:0")
+    def _captured(self, args: Sequence[Any], device: str, runs_on: str) -> tuple[Captured, Parts | None, str]:
+        return super()._captured(args, device, "cpu:0")
+
+    def _pool(self, captured: Captured, args: Sequence[Any], device: str) -> DevicePool:
         return Poisoned(captured, self._options, device, self._recorder)
 
 

@@ -139,7 +139,7 @@ class Pair:
     def _made(self, args: Sequence[Any]) -> Planned | None:
         try:
             device = device_of(*self._modules)
-            captured, parts, whole = self._captured(args, device)
+            captured, parts, whole = self._captured(args, device, device)
             pool = self._pool(captured, args, device)
         except SubletError as error:
             self._leave(error)
@@ -156,7 +156,7 @@ class Pair:
         note(Compiled(name, len(pool.plan.nodes), pool.copied, pool.plan, parts=count, whole=whole))
         return Planned(pool, parts)
 
-    def _captured(self, args: Sequence[Any], device: str) -> tuple[Captured, Parts | None, str]:
+    def _captured(self, args: Sequence[Any], device: str, runs_on: str) -> tuple[Captured, Parts | None, str]:
         """The program, and how it is one for a few samples at a time; if it is not, why, where that was tried."""
         whole = ""
         if self._once and self._samples != "all":
@@ -164,7 +164,7 @@ class Pair:
             try:
                 parts = in_parts(self._modules[0], self._static, at_once)
                 if parts is not None:
-                    captured = capture(parts.fewer.module, None, self._static, {}, device, device)
+                    captured = capture(parts.fewer.module, None, self._static, {}, device, runs_on)
                     if all(result.shared is None for result in captured.pieces[0].results):
                         return captured, parts, ""
                     whole = "results that are elements of each other"
@@ -172,7 +172,7 @@ class Pair:
                 whole = str(error)
         forward, backward = [*self._modules, None][:2]
         extents = extents_of(forward, args)
-        return capture(forward, backward, self._static, extents, device, device), None, whole
+        return capture(forward, backward, self._static, extents, device, runs_on), None, whole
 
     def _pool(self, captured: Captured, args: Sequence[Any], device: str) -> Pools:
         """Arenas on the device that all tensors lie on."""

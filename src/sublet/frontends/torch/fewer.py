@@ -15,7 +15,7 @@ from sublet.base.extras import require
 from sublet.errors import ModelError
 from sublet.frontends.torch.row_rules import rows_of
 from sublet.frontends.torch.rows import Call, Counts, State
-from sublet.frontends.torch.tensors import torch
+from sublet.frontends.torch.tensors import strided, torch
 from sublet.frontends.torch.traced import where
 
 
@@ -69,6 +69,7 @@ class _Writer:
         made = self._graph.node_copy(node, self._made.__getitem__)
         fake = node.meta["val"]
         if hasattr(fake, "stride"):
+            strided(fake, node.name)
             order = sorted(range(fake.dim()), key=lambda axis: -fake.stride(axis))
             shape = self._shape(fake, state)
             with self._fake:
@@ -122,6 +123,8 @@ class _Writer:
         if not all(isinstance(extent, int) for extent in shape):
             raise ModelError("extents that a run decides")
         if state is not None:
+            if 0 in shape:
+                raise ModelError("samples of no elements")
             others = state.outer * state.each
             if not 0 <= state.axis < len(shape) or shape[state.axis] != self._counts.samples * others:
                 raise ModelError(f"an axis of {shape} that does not hold samples")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -136,3 +136,12 @@ class Call:
 def shape_of(node: Any) -> tuple[int, ...]:
     """The extents of what a node gives in the graph for all samples."""
     return tuple(node.meta["val"].shape)
+
+
+def axes_of(found: Any, rank: int) -> set[int]:
+    """An argument that is an axis, or several, of a tensor of this rank."""
+    return {axis % max(rank, 1) for axis in ([found] if isinstance(found, int) else found)}
+
+
+Rule = Callable[[Call], Any]
+"""Where samples lie in what an operator gives: a state, or a list of them for several results."""
