@@ -112,7 +112,7 @@ def table(names: Sequence[str], beside: Sequence[str], kind: str, preload: Path,
             if "error" in least:
                 failed.append(f"what {name} needs at least: {least['error']}")
             else:
-                ratios.setdefault("least over eager", []).append(_least(least, found["eager"]))
+                ratios.setdefault("least of whole operators over eager", []).append(_least(least, found["eager"]))
         for other in (side for side in there if side != "sublet" and "sublet" in there):
             for what in ("peak", "first", "cpu"):
                 if what in found["sublet"] and what in found[other]:
@@ -127,12 +127,12 @@ def table(names: Sequence[str], beside: Sequence[str], kind: str, preload: Path,
 
 
 def _least(least: dict[str, Any], eager: dict[str, Any]) -> float:
-    """What the operators need at least, with what libraries keep from call to call, over eager's peak; told."""
+    """What whole operators need at least, with what libraries keep from call to call, over eager's peak; told."""
     ratio: float = (max(least["floor"], least["results"]) + eager["held"]) / eager["peak"]
     needs, results, kept = (nbytes / MEGABYTE for nbytes in (least["floor"], least["results"], eager["held"]))
     print(
-        f"    its operators need {needs:.1f} MB, its results {results:.1f}; with {kept:.1f} that libraries keep "
-        f"from call to call: {ratio:.2f} of eager's at least",
+        f"    all at once its operators need {needs:.1f} MB, its results {results:.1f}; with {kept:.1f} that "
+        f"libraries keep from call to call: {ratio:.2f} of eager's at least",
         flush=True,
     )
     return ratio
