@@ -140,6 +140,10 @@ def _parted(call: Call) -> Any:
     return [found] * len(call.node.meta["val"])
 
 
+def _unbound(call: Call) -> Any:
+    return [_selected(call)] * len(call.node.meta["val"])
+
+
 def _joined(call: Call) -> State:
     states = {call.usable(each) for each in call["tensors"]}
     call.demand(len(states) == 1)
@@ -185,7 +189,8 @@ VIEWS: dict[str, Rule] = {
     "select.int": _selected,
     "slice.Tensor": _sliced,
     "slice_scatter.default": _placed,
-    **dict.fromkeys(("split.Tensor", "split_with_sizes.default", "unbind.int"), _parted),
+    **dict.fromkeys(("split.Tensor", "split_with_sizes.default"), _parted),
+    "unbind.int": _unbound,
     "cat.default": _joined,
     **dict.fromkeys(("full.default", "zeros.default", "ones.default"), _made("size")),
     **dict.fromkeys(("new_full.default", "new_zeros.default", "new_ones.default"), _made("size")),
