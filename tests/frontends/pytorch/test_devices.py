@@ -167,9 +167,9 @@ def test_weights_are_used_where_they_are_now(how: Any) -> None:
 
 
 def test_without_bytes_there_are_plans_shapes_and_strides() -> None:
-    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(30752, 4))
     module.to(device="meta", memory_format=torch.channels_last)
-    x = torch.empty(2, 3, 8, 8, device="meta", requires_grad=True)
+    x = torch.empty(2, 3, 64, 64, device="meta", requires_grad=True)
     run = torch.compile(module, backend="sublet")
     sides = []
     for function in (run, module):

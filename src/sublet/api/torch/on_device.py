@@ -17,7 +17,7 @@ from sublet.api.torch.cuda import Turns
 from sublet.api.torch.flights import Flight
 from sublet.api.torch.taking import COMPUTE, TAKE, Computed
 from sublet.base.arrays import torch_name
-from sublet.errors import KernelError
+from sublet.errors import KernelError, ModelError
 from sublet.frontends.torch.exported import Held
 from sublet.frontends.torch.tensors import Tensor, torch
 from sublet.ir.graph import Node, Value
@@ -33,6 +33,9 @@ from sublet.runtime.kernels import bind_node, choose_kernels
 from sublet.runtime.memory import Places
 from sublet.runtime.pieces import between_cuts
 from sublet.runtime.program import build
+
+ALIGNED = 16
+"""Bytes that a device's kernels read at once: tensors begin at multiples of it."""
 
 
 @dataclass(eq=False)
@@ -57,11 +60,14 @@ class DevicePool:
     """The arenas of one captured program on a device, all of one plan; see `flights.Pool`.
 
     With a `recorder` what a run gives is computed in tensors that stay, and copied for the caller.
+    Raises ModelError for an alignment that kernels there cannot work with.
     """
 
     def __init__(
         self, captured: Captured, options: Options, device: str, recorder: Callable[[str], Recorder] | None = None
     ) -> None:
+        if options.alignment % ALIGNED:
+            raise ModelError(f"alignment {options.alignment} on {device}: kernels there need a multiple of {ALIGNED}")
         self.captured, self._device, self._recorder = captured, device, recorder
         self.plan: MemoryPlan = plan_memory(captured.model, options)
         graph = captured.model.graph

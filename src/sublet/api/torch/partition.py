@@ -199,7 +199,8 @@ class _Joint:
             again = self._graph.call_function(
                 aten._native_batch_norm_legit_no_training.default, (x, scale, bias, mean, variance, 0.0, 0.0)
             )
-        again.meta["val"] = (node.meta["val"], torch().empty(0), torch().empty(0))
+        unread = rstd.meta["val"].new_empty(0)
+        again.meta["val"] = (node.meta["val"], unread, unread)
         with self._graph.inserting_after(again):
             made = self._graph.call_function(operator.getitem, (again, 0))
         made.meta["val"] = node.meta["val"]

@@ -13,6 +13,8 @@ from sublet.frontends.torch.joined import add_joined, is_joined
 from sublet.frontends.torch.operators import add_operator
 from sublet.frontends.torch.tensors import fixed, torch
 from sublet.frontends.torch.twins import twin
+from sublet.ops.aten import PREFIX
+from sublet.ops.aten.dialect import Facts, facts
 
 NUMBERS = (bool, int, float)
 POOL = "aten.max_pool2d_with_indices.default"
@@ -93,11 +95,21 @@ def _called(level: Level, node: Any, stands: Mapping[Any, Any]) -> Any:
             only = twin(level, "aten.max_pool2d.default", node.name, args, kwargs, source)
             if only is not None:
                 return [only, None]
-        found = add_operator(level, target, node.name, args, kwargs, node.meta.get("val"), source)
+        like = _that_are_read(node) if level.conversion.device else node.meta.get("val")
+        found = add_operator(level, target, node.name, args, kwargs, like, source)
         return _filled(level, node, found, source) if isinstance(found, list) else found
     if all(isinstance(each, NUMBERS) for each in _flat(args)):
         return target(*args, **kwargs)
     raise ModelError(f"{source}: {target} cannot be planned")
+
+
+def _that_are_read(node: Any) -> Any:
+    """What a node gives, None for results that nobody reads, unless PyTorch has to be told where all of them go."""
+    found = node.meta.get("val")
+    if not isinstance(found, list | tuple) or facts().get(str(node.target).removeprefix(PREFIX), Facts()).out:
+        return found
+    wanted = {user.args[1] for user in node.users if user.target is operator.getitem}
+    return [each if i in wanted else None for i, each in enumerate(found)]
 
 
 def _filled(level: Level, node: Any, found: list[Any], source: str) -> list[Any]:
