@@ -237,6 +237,21 @@ def test_only_graphs_on_one_device_are_planned() -> None:
     assert sublet.torch.report()[-1].plan is not None
 
 
+def test_another_default_device_changes_nothing_on_the_cpu() -> None:
+    module = nn.Sequential(nn.EmbeddingBag(9, 200), nn.Linear(200, 200))
+    words, x = torch.randint(0, 9, (64, 5)), torch.randn(64, 200)
+    optimizer = torch.optim.Adam(module.parameters())
+    step = sublet.torch.train_step(module, lambda y, x: ((y - x) ** 2).mean(), optimizer)
+    right = module(words)
+    with torch.device("meta"):
+        found = torch.compile(module, backend="sublet")(words)
+        found.sum().backward()
+        loss = step(words, x)
+    assert torch.allclose(found, right, rtol=1e-5, atol=1e-5)
+    assert str(loss.device) == "cpu"
+    assert sublet.torch.report()[-1].plan is not None
+
+
 def test_what_is_not_on_a_device_is_told() -> None:
     x = torch.empty(2, 3, device="meta")
     module = nn.Linear(3, 3, device="meta")

@@ -38,7 +38,7 @@ class Rule:
         t, own = torch(), optimizer.state[parameter]
         group = next(g for g in optimizer.param_groups if any(each is parameter for each in g["params"]))
         if self.counted and "step" not in own:
-            own["step"] = t.tensor(0.0, dtype=t.float32)
+            own["step"] = t.tensor(0.0, dtype=t.float32, device="cpu")
         for key in self.keys(group):
             if own.get(key) is None:
                 own[key] = t.zeros_like(parameter, memory_format=t.preserve_format)
@@ -48,7 +48,7 @@ class Rule:
         """The numbers of the next step, group by group."""
         t = torch()
         return [
-            t.tensor(number, dtype=group["params"][0].dtype)
+            t.tensor(number, dtype=group["params"][0].dtype, device="cpu")
             for group in optimizer.param_groups
             for number in self.numbers(group, self._steps(optimizer, group))
         ]

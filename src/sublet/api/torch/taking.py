@@ -132,7 +132,7 @@ class _Compute:
         def compute() -> None:
             place = taken.get(position)
             whole = None if place is None else _whole(place, spec.shape, use.layout)
-            made = torch().empty(spec.shape, dtype=dtype) if whole is None else whole
+            made = torch().empty(spec.shape, dtype=dtype, device="cpu") if whole is None else whole
             bind(inputs, [array_of(made, "a result")], scratch)()
             result = seen(made, use.layout)
             taken[position] = place.copy_(result) if place is not None and whole is None else result

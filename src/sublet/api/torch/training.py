@@ -92,7 +92,7 @@ class TrainStep:
         contents = (Held(each, shape).array() for each, shape in zip((*given, *scalars), places, strict=True))
         (found,) = step.run(dict(zip(step.inputs, contents, strict=True))).values()
         self._rule.count(self._optimizer)
-        return torch().as_tensor(found).clone()
+        return torch().as_tensor(found, device="cpu").clone()
 
     def _setting(self) -> Any:
         """What a step is planned for besides shapes: who trains, and how; the learning rate is told at each step."""

@@ -51,4 +51,4 @@ def _zeros(argument: Any, rows: int | None = None) -> Any:
         return argument
     t, layout = torch(), argument.layout
     size = layout.size if rows is None else (rows, *layout.size[1:])
-    return t.empty_strided(size, layout.stride, dtype=getattr(t, torch_name(argument.spec.dtype))).zero_()
+    return t.empty_strided(size, layout.stride, dtype=getattr(t, torch_name(argument.spec.dtype)), device="cpu").zero_()
