@@ -59,9 +59,9 @@ def backend(module: Any, example: Sequence[Any], options: Mapping[str, Any] | No
 
     options   "budget": bytes of an arena that no plan may need more than; "alignment", "order" and "strategy": see
               `Options`; operators run in an order of less memory unless "order" is "given"; "samples": how many an
-              inference computes at a time, "all" or by default as many as keep tensors small ("auto"), where it
-              computes sample by sample; "graphs": on CUDA, whether what runs without a decision in between is captured
-              as CUDA graphs
+              inference computes at a time, "all" or by default on the CPU as many as keep tensors small ("auto"), where
+              it computes sample by sample; "graphs": on CUDA, whether what runs without a decision in between is
+              captured as CUDA graphs
     Forward and backward are one plan in one arena, on the device that the tensors lie on; CUDA's is untested. What
     cannot be planned is left to PyTorch, with one warning; see `report`. Raises SubletError for an option that it does
     not know or that there is not on the device, and for a plan above the budget.
@@ -159,8 +159,8 @@ class Pair:
     def _captured(self, args: Sequence[Any], device: str, runs_on: str) -> tuple[Captured, Parts | None, str]:
         """The program, and how it is one for a few samples at a time; if it is not, why, where that was tried."""
         whole = ""
-        if self._once and self._samples != "all":
-            at_once = self._samples if isinstance(self._samples, int) else None
+        at_once = self._samples if isinstance(self._samples, int) else None
+        if self._once and (at_once is not None or (self._samples == "auto" and runs_on == CPU)):
             try:
                 parts = in_parts(self._modules[0], self._static, at_once)
                 if parts is not None:
