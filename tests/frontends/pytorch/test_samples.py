@@ -122,6 +122,15 @@ def test_what_computes_across_samples_is_computed_at_once(across: Callable[[Any]
     assert told.whole
 
 
+def test_a_batch_that_changes() -> None:
+    module = Pictures().eval()
+    run = torch.compile(module, backend="sublet", dynamic=True, options={"samples": 2})
+    for count in (4, 6, 3, 4):
+        x, mask = torch.randn(count, 3, 15, 15), torch.rand(count, 50) < 0.3
+        close(run(x, mask), module(x, mask))
+    assert [told.parts for told in sublet.torch.report()[-3:]] == [2, 3, 1]
+
+
 def test_an_argument_of_as_many_rows_that_is_none_of_the_samples() -> None:
     def function(x: Any, table: Any) -> Any:
         return x @ table

@@ -158,11 +158,12 @@ class Pair:
 
     def _captured(self, args: Sequence[Any], device: str, runs_on: str) -> tuple[Captured, Parts | None, str]:
         """The program, and how it is one for a few samples at a time; if it is not, why, where that was tried."""
-        whole = ""
+        whole, (forward, backward) = "", [*self._modules, None][:2]
+        extents = extents_of(forward, args)
         at_once = self._samples if isinstance(self._samples, int) else None
         if self._once and (at_once is not None or (self._samples == "auto" and runs_on == CPU)):
             try:
-                parts = in_parts(self._modules[0], self._static, at_once)
+                parts = in_parts(forward, self._static, at_once, extents)
                 if parts is not None:
                     captured = capture(parts.fewer.module, None, self._static, {}, device, runs_on)
                     if all(result.shared is None for result in captured.pieces[0].results):
@@ -170,8 +171,6 @@ class Pair:
                     whole = "results that are elements of each other"
             except ModelError as error:
                 whole = str(error)
-        forward, backward = [*self._modules, None][:2]
-        extents = extents_of(forward, args)
         return capture(forward, backward, self._static, extents, device, runs_on), None, whole
 
     def _pool(self, captured: Captured, args: Sequence[Any], device: str) -> Pools:

@@ -15,9 +15,9 @@ from typing import Any
 
 from sublet.api.torch.cheap import nbytes
 from sublet.errors import ModelError
-from sublet.frontends.torch.fewer import Fewer, with_fewer_samples
+from sublet.frontends.torch.fewer import Fewer, of_these_extents, with_fewer_samples
 from sublet.frontends.torch.rows import Rows, State
-from sublet.frontends.torch.tensors import torch
+from sublet.frontends.torch.tensors import Extents, torch
 from sublet.frontends.torch.traced import placeholders
 from sublet.ops.aten import Strided
 
@@ -64,19 +64,21 @@ class Parts:
         return tensor.narrow(rows.axis, number * extent, extent)
 
 
-def in_parts(module: Any, static: Collection[int], at_once: int | None) -> Parts | None:
+def in_parts(module: Any, static: Collection[int], at_once: int | None, extents: Extents) -> Parts | None:
     """How to compute a graph a few samples at a time; None to compute all at once.
 
     at_once   samples of a part, a divisor of all; None for as many as keep tensors small
+    extents   what the symbols of the graph stand for
     Samples lie on the first axis of arguments, other than those in `static`. Raises ModelError where the graph does not
     compute sample by sample.
     """
+    module = of_these_extents(module, extents) if extents else module
     nodes = placeholders(module)
     fakes = [node.meta["val"] for node in nodes]
     given = [i for i, fake in enumerate(fakes) if i not in static and hasattr(fake, "stride") and fake.dim()]
-    extents = Counter(fakes[i].shape[0] for i in given if isinstance(fakes[i].shape[0], int))
+    leading = Counter(fakes[i].shape[0] for i in given if isinstance(fakes[i].shape[0], int))
     error: ModelError | None = None
-    for samples, _ in extents.most_common():
+    for samples, _ in leading.most_common():
         part = _part(module, nodes, samples) if at_once is None else at_once
         if samples < 2 or part >= samples or samples % part:
             continue

@@ -15,8 +15,8 @@ from sublet.base.extras import require
 from sublet.errors import ModelError
 from sublet.frontends.torch.row_rules import rows_of
 from sublet.frontends.torch.rows import Call, Counts, State
-from sublet.frontends.torch.tensors import strided, torch
-from sublet.frontends.torch.traced import where
+from sublet.frontends.torch.tensors import Extents, fixed, layout_of, torch
+from sublet.frontends.torch.traced import placeholders, where
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,14 @@ class Fewer:
     module: Any
     given: tuple[State, ...]
     results: tuple[State, ...]
+
+
+def of_these_extents(module: Any, extents: Extents) -> Any:
+    """The graph of a module for arguments of one shape, where its symbols stand for these extents.
+
+    Raises ModelError where they do not decide the others.
+    """
+    return _Writer(module, None, extents).written([None] * len(placeholders(module))).module
 
 
 def with_fewer_samples(module: Any, given: Sequence[State], samples: int, fewer: int) -> Fewer:
@@ -40,8 +48,13 @@ def with_fewer_samples(module: Any, given: Sequence[State], samples: int, fewer:
 
 
 class _Writer:
-    def __init__(self, module: Any, counts: Counts) -> None:
-        self._module, self._counts = module, counts
+    """Writes a graph anew: for fewer samples, or with `counts` None for as many.
+
+    made   what each node becomes: a node, or the number that it stands for
+    """
+
+    def __init__(self, module: Any, counts: Counts | None, extents: Extents | None = None) -> None:
+        self._module, self._counts, self._extents = module, counts, extents or {}
         self._states: dict[Any, Any] = {}
         self._made: dict[Any, Any] = {}
         self._graph = torch().fx.Graph()
@@ -69,12 +82,15 @@ class _Writer:
         made = self._graph.node_copy(node, self._made.__getitem__)
         fake = node.meta["val"]
         if hasattr(fake, "stride"):
-            strided(fake, node.name)
-            order = sorted(range(fake.dim()), key=lambda axis: -fake.stride(axis))
+            layout = layout_of(fake, self._extents, node.name)
+            order = sorted(range(fake.dim()), key=lambda axis: -layout.stride[axis])
             shape = self._shape(fake, state)
             with self._fake:
                 dense = torch().empty([shape[axis] for axis in order], dtype=fake.dtype, device=fake.device)
                 fake = dense.permute([order.index(axis) for axis in range(len(order))])
+        elif isinstance(fake, (int, torch().SymInt)):
+            made.meta["val"] = self._made[node] = fixed(fake, self._extents, node.name)
+            return
         self._note(node, made, state, fake)
 
     def _constant(self, node: Any) -> None:
@@ -93,14 +109,19 @@ class _Writer:
             made = self._graph.node_copy(node, self._made.__getitem__)
             self._note(node, made, state, self._made[of].meta["val"][position])
             return
-        call = Call(node, self._states, self._made, self._counts)
-        state = rows_of(call)
+        if isinstance(node.meta["val"], (int, torch().SymInt)):
+            self._made[node] = fixed(node.meta["val"], self._extents, where(node))
+            return
+        state, changed = None, {}
+        if self._counts is not None:
+            call = Call(node, self._states, self._made, self._counts)
+            state, changed = rows_of(call), call.changed
         made = self._graph.node_copy(node, self._made.__getitem__)
-        for position, changed in call.changed.items():
+        for name, (position, to) in changed.items():
             if position < len(made.args):
-                made.update_arg(position, changed)
+                made.update_arg(position, to)
             else:
-                made.update_kwarg(call.names[position], changed)
+                made.update_kwarg(name, to)
         args, kwargs = torch().fx.node.map_arg((made.args, made.kwargs), lambda each: each.meta["val"])
         try:
             with self._fake:
@@ -119,10 +140,8 @@ class _Writer:
 
     def _shape(self, fake: Any, state: State) -> tuple[int, ...]:
         """The extents that a tensor has for fewer samples."""
-        shape = list(fake.shape)
-        if not all(isinstance(extent, int) for extent in shape):
-            raise ModelError("extents that a run decides")
-        if state is not None:
+        shape = [fixed(extent, self._extents, "a tensor") for extent in fake.shape]
+        if state is not None and self._counts is not None:
             if 0 in shape:
                 raise ModelError("samples of no elements")
             others = state.outer * state.each

@@ -42,13 +42,13 @@ class Call:
 
     def __init__(self, node: Any, states: Mapping[Any, Any], made: Mapping[Any, Any], counts: Counts) -> None:
         self.node, self._states, self._made, self.counts = node, states, made, counts
-        self.changed: dict[int, Any] = {}
+        self.changed: dict[str, tuple[int, Any]] = {}
         if not isinstance(node.target, torch()._ops.OpOverload):
             raise self.refused()
         schema = node.target._schema
-        self.names = [argument.name for argument in schema.arguments]
+        self._names = [argument.name for argument in schema.arguments]
         self._given = {each.name: each.default_value for each in schema.arguments if each.has_default_value()}
-        self._given |= dict(zip(self.names, node.args, strict=False)) | dict(node.kwargs)
+        self._given |= dict(zip(self._names, node.args, strict=False)) | dict(node.kwargs)
 
     def __getitem__(self, name: str) -> Any:
         return self._given[name]
@@ -66,7 +66,7 @@ class Call:
 
     def change(self, name: str, to: Any) -> None:
         """Give the call for fewer samples another number."""
-        self.changed[self.names.index(name)] = to
+        self.changed[name] = self._names.index(name), to
 
     def state(self, node: Any) -> Any:
         """Where samples lie in what a node gives."""

@@ -94,15 +94,10 @@ def fixed(number: Any, extents: Extents, where: str) -> int:
     raise ModelError(f"{where}: the extent {number} depends on the inputs: trace it with fixed extents")
 
 
-def strided(fake: Any, where: str) -> None:
-    """Raise ModelError for a tensor that has no strides."""
-    if str(fake.layout) != "torch.strided":
-        raise ModelError(f"{where}: a tensor of layout {fake.layout} cannot be planned")
-
-
 def layout_of(fake: Any, extents: Extents, where: str) -> Strided:
     """The layout of a traced tensor. Raises ModelError when an extent is open, or it is not strided."""
-    strided(fake, where)
+    if str(fake.layout) != "torch.strided":
+        raise ModelError(f"{where}: a tensor of layout {fake.layout} cannot be planned")
     size, stride = (tuple(fixed(n, extents, where) for n in numbers) for numbers in (fake.shape, fake.stride()))
     return Strided(size, stride)
 
