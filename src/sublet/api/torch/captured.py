@@ -1,7 +1,8 @@
 """Graphs that AOTAutograd captured, as one model: forward, a cut, backward. What a caller gets is taken as it comes.
 
 Parameters and buffers are weights of the model, in their own memory; everything else that a call is given is copied
-into the arena. What the backward reads of the forward stays where it is between the two calls.
+into the arena, where it has no place before. What the backward reads of the forward stays where it is between the two
+calls; what the forward was given, the backward is given again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sublet.api.torch.taking import TAKE, Computed, computed_for_callers
+from sublet.api.torch.taking import GIVE, TAKE, Computed, computed_for_callers
 from sublet.errors import ModelError
 from sublet.frontends.torch.conversion import Conversion, Level
 from sublet.frontends.torch.devices import CPU
@@ -50,7 +51,7 @@ class Passed:
 class Piece:
     """One of the two calls.
 
-    given    its tensors by position that are copied into the arena
+    given    its tensors by position that are copied into the arena: those of the first before it begins
     results  what it gives
     """
 
@@ -124,7 +125,10 @@ def capture(
     read |= {each.tensor.value for each in results if each.tensor is not None and each.argument is None}
     for piece in pieces:  # what nobody reads has no bytes of its own, least of all when the second call begins
         piece.given = {position: each for position, each in piece.given.items() if each.value in read}
-    inputs = [each.value for piece in pieces for each in piece.given.values()]
+    nodes = level.emitter.nodes
+    nodes[:] = [node for node in nodes if node.op != GIVE or not read.isdisjoint(node.defs)]
+    late = {value for node in nodes if node.op == GIVE for value in node.defs}
+    inputs = [each.value for piece in pieces for each in piece.given.values() if each.value not in late]
     graph = level.whole_program(inputs, ())
     own = {value: tensor for value, tensor in conversion.weights.items() if value not in weights.values()}
     return Captured(Model(graph, weights=held(own)), tuple(pieces), weights, computed)
@@ -145,13 +149,29 @@ def _backward(level: Level, module: Any, known: Mapping[Any, tuple[Any, Result]]
         if node.name in known:
             stand, result = known[node.name]
             if result.argument is not None:
-                held[position] = stand
+                again = isinstance(stand, Tensor) and stand.value not in level.conversion.weights and _is_late(level)
+                stand = held[position] = _given(level, piece, node, position) if again else stand
         else:
             _on(device, node.meta["val"], node.name)
-            stand = held[position] = piece.given[position] = level.conversion.given(node.name, node.meta["val"])
+            stand = held[position] = _given(level, piece, node, position)
         stands.append(stand)
     _take(level, piece, convert_traced(level, module, stands), held, set(), begin)
     return piece
+
+
+def _is_late(level: Level) -> bool:
+    """Whether what the second call is given is copied as it runs: on other devices that comes before."""
+    return not level.conversion.device
+
+
+def _given(level: Level, piece: Piece, node: Any, position: int) -> Tensor:
+    """What the second call is given at a position, which gets its place then."""
+    made = piece.given[position] = level.conversion.given(node.name, node.meta["val"])
+    if not _is_late(level):
+        return made
+    attrs = {**encode(Call((), (), (made.strides,))), "position": position}
+    level.emitter.nodes.append(Node(level.conversion.names.fresh(f"give.{node.name}"), GIVE, (), (made.value,), attrs))
+    return made
 
 
 def _take(

@@ -32,16 +32,21 @@ from sublet.runtime.pieces import Pieces
 class Arena:
     """One arena with the program bound to it.
 
-    results  what a run gives, by position
-    places   for each piece where what it is given goes, by position
+    taking   what a run gives, and what its second piece is given, by position
+    places   where what the first piece is given goes, by position
     bound    where the weights are, by position
     """
 
     run: Executable
-    results: dict[int, Any]
+    taking: Taking
     pieces: Pieces
-    places: tuple[dict[int, Any], ...]
+    places: dict[int, Any]
     bound: dict[int, int]
+
+    @property
+    def results(self) -> dict[int, Any]:
+        """What the latest run gave."""
+        return self.taking.taken
 
 
 class Flight:
@@ -98,18 +103,17 @@ class Pool:
     def _made(self, taking: Taking, ready: Equipped) -> Arena:
         run = ready.bound(self.plan)
         addresses = {at: self._held(value).tensor.data_ptr() for at, value in self.captured.weights.items()}
-        return Arena(run, taking.taken, *self._tied(run), addresses)
+        return Arena(run, taking, *self._tied(run), addresses)
 
     def _held(self, value: Value) -> Held:
         found = self.captured.model.weights[value.name]
         assert isinstance(found, Held)
         return found
 
-    def _tied(self, run: Executable) -> tuple[Pieces, tuple[dict[int, Any], ...]]:
-        """The program of an executable as pieces, and where these take what they are given from."""
+    def _tied(self, run: Executable) -> tuple[Pieces, dict[int, Any]]:
+        """The program of an executable as pieces, and where the first takes what it is given from."""
         pieces = Pieces(run)
-        places = tuple({at: _over(pieces, each) for at, each in piece.given.items()} for piece in self.captured.pieces)
-        return pieces, places
+        return pieces, {at: _over(pieces, each) for at, each in self.captured.pieces[0].given.items()}
 
     def run(self, arena: Arena, number: int, args: Sequence[Any], into: Mapping[int, Any] | None = None) -> list[Any]:
         """Run one piece with these arguments; what it gives, None for what stays in the arena.
@@ -119,12 +123,16 @@ class Pool:
         arena.results.update(into or {})
         if number == 0:
             self._bind(arena, args)
-        for position, place in arena.places[number].items():
-            place.copy_(args[position])
+            for position, place in arena.places.items():
+                place.copy_(args[position])
+        else:
+            arena.taking.given.update(enumerate(args))
         try:
             arena.pieces.run(number)
         except KernelError as error:  # who calls knows what PyTorch's operators raise
             raise (error.__cause__ or error) from None
+        finally:
+            arena.taking.given.clear()
         found = self.given_back(arena, number, args)
         arena.results.clear()
         return found

@@ -1,4 +1,5 @@
-"""What a caller gets: computed in memory of its own, or copied as it is computed, so that no arena has to keep it."""
+"""What a caller gets: computed in memory of its own, or copied as it is computed, so that no arena has to keep it; and
+what it gives to a second call, which has no place before that."""
 
 from __future__ import annotations
 
@@ -22,10 +23,13 @@ TAKE = "take.result"
 COMPUTE = "take.computed"
 """The op of a node that computes what the caller gets, and nothing else."""
 
+GIVE = "take.given"
+"""The op of a node that gives a copy of what the caller gives to the second call."""
+
 LEAST = 1 << 14
 """Bytes from which on a result that nobody else reads is computed where the caller gets it."""
 
-register("take", lambda name: Op(name, pure=False, outputs=(0, 0)))
+register("take", lambda name: Op(name, pure=False, outputs=(1, 1) if name == GIVE else (0, 0)))
 
 Computed = dict[str, tuple[Node, Node]]
 """By name of a node: what it computes, and what was to take that."""
@@ -80,11 +84,13 @@ def _position(take: Node) -> int:
 
 @dataclass
 class Taking:
-    """The backend of such nodes; what a run gave lies in `taken`, by position, and before it where that is to be."""
+    """The backend of such nodes; what a run gave lies in `taken`, by position, and before it where that is to be, and
+    what the second call is given in `given`."""
 
     computed: Computed
     name: str = "take"
     taken: dict[int, Any] = field(default_factory=dict)
+    given: dict[int, Any] = field(default_factory=dict)
 
     def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
         """Gives tensors that lie as the value is seen."""
@@ -93,7 +99,25 @@ class Taking:
             inner = Torch().kernel(made, constants)
             assert inner is not None
             return _Compute(self.taken, made, take, inner)
+        if node.op == GIVE:
+            return _Give(self.given, node)
         return _Take(self.taken, node) if node.op == TAKE else None
+
+
+@dataclass(frozen=True)
+class _Give:
+    given: Mapping[int, Any]
+    node: Node
+    scratch: int = 0
+
+    def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
+        (layout,), given, position = decode(self.node).outputs, self.given, _position(self.node)
+        place = seen(over(outputs[0]), layout)
+
+        def give() -> None:
+            place.copy_(given[position])
+
+        return give
 
 
 @dataclass(frozen=True)
