@@ -15,8 +15,11 @@ SMALLEST = 256 << 10
 """Bytes of a slice or row from which on a copy costs more than telling every step of a round where it is."""
 
 Order = Literal["given", "less"]
+AtCuts = Literal["arena", "apart"]
 
-CHOICES = {"io": ("arena", "bound"), "weights": ("arena", "bound"), "order": (GIVEN, LESS)}
+CHOICES = {
+    "io": ("arena", "bound"), "weights": ("arena", "bound"), "order": (GIVEN, LESS), "at_cuts": ("arena", "apart"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,8 @@ class Options:
                where that gives a smaller arena
     in_place_from   slices and rows of loops of at least so many bytes are read and written where they lie in the
                     whole; None for where that costs less than a copy, or for 0 where copies are forbidden
+    at_cuts    where that lies which a program in pieces keeps from one to the next: in the arena, or apart, in an arena
+               of its own, so that between the pieces the other one holds nothing
 
     Raises ProblemError for an alignment or a number of streams that makes no sense.
     """
@@ -53,6 +58,7 @@ class Options:
     forbid_copies: bool = False
     in_place_from: int | None = None
     order: Order = "given"
+    at_cuts: AtCuts = "arena"
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():

@@ -1,4 +1,4 @@
-"""Regions that only transfers touch: what the program brings there lies in them, all else in the other regions."""
+"""Regions of their own: what only transfers touch, or is kept, lies in one of them, all else in the other regions."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ def place_apart(
     strategy: str = AUTO,
     timeout: float | None = None,
     progress: Progress | None = None,
+    own: Region | None = None,
 ) -> RegionPacking:
-    """As `place_in_regions`; the buffers at the positions `away` go to the region with a rate, all others elsewhere.
+    """As `place_in_regions`; the buffers at the positions `away` go to a region of their `own`, or else to the one with
+    a rate; all others elsewhere.
 
     Raises also ProblemError for several such regions, or no other.
     """
-    slow = slow_region(regions)
+    slow = own or slow_region(regions)
     if slow is None:
         return place_in_regions(problem, regions, strategy, timeout, progress)
     number = {region.name: k for k, region in enumerate(regions)}

@@ -3,6 +3,7 @@
 from sublet.plan.records import (
     ARENA,
     FORMAT_VERSION,
+    KEPT,
     OPEN,
     POINTER,
     ROW,
@@ -31,6 +32,7 @@ from sublet.plan.records import (
 __all__ = [
     "ARENA",
     "FORMAT_VERSION",
+    "KEPT",
     "OPEN",
     "POINTER",
     "ROW",

@@ -16,6 +16,8 @@ from sublet.plan.schedule import Schedule
 from sublet.tensor import DType, Unplannable
 
 ARENA = "arena"
+KEPT = "kept"
+"""The arena of what a program in pieces keeps from one to the next, where that lies apart."""
 FORMAT_VERSION = 9
 UNLIMITED = -1
 OPEN = -1

@@ -1,4 +1,4 @@
-"""A cut: a node that computes nothing, where a run may stop so that somebody looks at what is there."""
+"""The backend of cuts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sublet.ir.graph import Node, Value
-from sublet.ops.op import Op, register
+from sublet.ops.cuts import CUT
 from sublet.runtime.kernel import Array, Call, Kernel, Operand
 
-CUT = "cut.here"
-"""The op of such a node: what it reads is there when a run has come to it."""
-
-register("cut", lambda name: Op(name, pure=False, outputs=(0, 0)))
+__all__ = ["CUT", "Cuts"]
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,14 @@ import copy
 import gc
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 import sublet
 from sublet.errors import ModelError, RunError, SubletError
+from sublet.plan import KEPT
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -126,6 +128,37 @@ def test_calls_in_flight_have_arenas_of_their_own() -> None:
     assert torch.allclose(torch.autograd.grad(run(xs[1]).sum(), xs[1])[0], wanted[1])
     assert alive(Arena) - before == len(xs)  # as many as were in flight at once
     assert alive(Flight) == 0
+
+
+def test_calls_in_flight_share_what_they_do_not_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two programs, in threads too: each call has what it keeps, and all that run in turn have the rest."""
+    monkeypatch.setattr("sublet.api.torch.common.LEAST", 1)
+    modules = [nn.Sequential(nn.Linear(6, n), nn.Tanh(), nn.Linear(n, n), nn.GELU()) for n in (300, 400)]
+    runs = [compiled(module) for module in modules]
+    x = torch.randn(30, 6)
+    wanted = [torch.autograd.grad(module(x).square().sum(), [*module.parameters()]) for module in modules]
+
+    def train() -> None:
+        results = [run(x) for run in runs * 3]  # all there before the first backward
+        for number in (3, 5, 0, 1, 4, 2):
+            parameters = [*modules[number % 2].parameters()]
+            found = torch.autograd.grad(results[number].square().sum(), parameters)
+            for one, right in zip(found, wanted[number % 2], strict=True):
+                assert torch.allclose(one, right, rtol=1e-4, atol=1e-5)
+
+    train()
+    train()
+    plans = [each.plan for each in sublet.torch.report()[-2:]]
+    arenas = [each for each in gc.get_objects() if type(each) is Arena and each.common is not None]
+    assert len(arenas) == 6
+    assert len({id(each.common) for each in arenas}) == 1
+    kept = sum(storage.nbytes for each in arenas for storage in each.plan.arenas if storage.name == KEPT)
+    common = arenas[0].common
+    assert common is not None
+    assert kept + common.raw.nbytes < 3 * sum(plan.arena_bytes for plan in plans if plan is not None)
+    threads = [ThreadPoolExecutor(1) for _ in range(2)]
+    for done in [thread.submit(train) for thread in threads for _ in range(3)]:
+        done.result()
 
 
 def test_a_graph_that_is_kept_can_be_run_backward_again() -> None:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
 from sublet.analysis.options import Options
 from sublet.api.binding import Equipped, equipped
 from sublet.api.torch.captured import Captured, Result
+from sublet.api.torch.common import PROGRAMS, Common, Sizes, sizes_of
 from sublet.api.torch.taking import Taking
 from sublet.errors import KernelError
 from sublet.frontends.torch.exported import Held, held
 from sublet.frontends.torch.tensors import Tensor
 from sublet.ir.graph import Value
-from sublet.ops.aten import PREFIX
-from sublet.plan import MemoryPlan
+from sublet.ops.aten import COLLECTIVES, PREFIX
+from sublet.plan import ARENA, KEPT, MemoryPlan
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.backends.torch.backend import AtenKernel, over, seen
 from sublet.runtime.cuts import Cuts
@@ -32,16 +35,33 @@ from sublet.runtime.pieces import Pieces
 class Arena:
     """One arena with the program bound to it.
 
+    plan     its own
+    common   holds what it does not keep, and runs of other arenas after it; None where all is its own
     taking   what a run gives, and what its second piece is given, by position
     places   where what the first piece is given goes, by position
     bound    where the weights are, by position
     """
 
     run: Executable
+    plan: MemoryPlan
+    common: Common | None
     taking: Taking
     pieces: Pieces
     places: dict[int, Any]
     bound: dict[int, int]
+
+    def __post_init__(self) -> None:
+        self.raw = self.common.raw if self.common is not None else None
+
+    @property
+    def turn(self) -> AbstractContextManager[Any]:
+        """While nobody else runs in the same bytes."""
+        return self.common.lock if self.common is not None else nullcontext()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody runs in its bytes now."""
+        return self.common is None or not self.common.lock.locked()
 
     @property
     def results(self) -> dict[int, Any]:
@@ -75,35 +95,74 @@ def copied_through(captured: Captured) -> tuple[tuple[str, int], ...]:
 
 
 class Pool:
-    """The arenas of one captured program, all of one plan."""
+    """The arenas of one captured program, all of one plan: the one in one arena, until it is less for all programs
+    together that what it keeps lies apart."""
 
     def __init__(self, captured: Captured, args: Sequence[Any], options: Options) -> None:
         contents = held({value: args[position] for position, value in captured.weights.items()})
         self.captured = replace(captured, model=replace(captured.model, weights={**captured.model.weights, **contents}))
         self._lock = Lock()
         self._free: list[Arena] = []
-        taking, ready = self._equipped()
-        self.plan: MemoryPlan = plan_memory(ready.model, options)
-        self._free.append(self._made(taking, ready))
+        self._all: WeakSet[Arena] = WeakSet()
+        self._options = options
+        self.plan: MemoryPlan = plan_memory(self._equipped()[1].model, options)
         self.copied = copied_through(captured)
+        self.sizes = sizes_of(self.plan)
+        waits = any(node.op.startswith(COLLECTIVES) for node in captured.model.graph.walk())
+        if not waits:  # for another thread of this process, it may be, which would wait for its turn
+            PROGRAMS.add(self)
+        self._shares = not waits
+        self._free.append(self._made())
+
+    @property
+    def arenas(self) -> int:
+        """How many it has."""
+        return len(self._all)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether what it keeps lies apart."""
+        return len(self.plan.arenas) > 1
 
     def take(self) -> Flight:
         """A call in an arena that no other is in."""
         with self._lock:
-            arena = self._free.pop() if self._free else self._made(*self._equipped())
+            self._decide()
+            self._free[:] = [each for each in self._free if self._is_current(each)]
+            free = next((i for i, each in enumerate(self._free) if each.is_free), None)
+            arena = self._made() if free is None else self._free.pop(free)
         return Flight(self, arena)
 
     def release(self, arena: Arena) -> None:
         """The arena is free for another call."""
         self._free.append(arena)
 
+    def _decide(self) -> None:
+        """Plan it apart, in the same order, where that is less for all programs."""
+        if self._shares and not self.is_apart and PROGRAMS.should_be_apart(self):
+            options = replace(self._options, at_cuts="apart", order="given")
+            self.plan = plan_memory(self._equipped()[1].model, options, schedule=self.plan.schedule)
+            own = {storage.name: storage.nbytes for storage in self.plan.arenas}
+            self.sizes = Sizes(self.sizes.alone, own[KEPT], own[ARENA])
+
+    def _is_current(self, arena: Arena) -> bool:
+        """Whether it is still as another one would be made."""
+        return arena.plan is self.plan and (arena.common is None or arena.raw is arena.common.raw)
+
     def _equipped(self) -> tuple[Taking, Equipped]:
         return ready_to_plan(self.captured)
 
-    def _made(self, taking: Taking, ready: Equipped) -> Arena:
-        run = ready.bound(self.plan)
+    def _made(self) -> Arena:
+        self._decide()
+        taking, ready = self._equipped()
+        run, common = ready.bound(self.plan), None
+        if self.is_apart:
+            common = PROGRAMS.common(self.sizes.passing, self.plan.alignment)
+            run.bind(ARENA, common.raw)
         addresses = {at: self._held(value).tensor.data_ptr() for at, value in self.captured.weights.items()}
-        return Arena(run, taking, *self._tied(run), addresses)
+        arena = Arena(run, self.plan, common, taking, *self._tied(run), addresses)
+        self._all.add(arena)
+        return arena
 
     def _held(self, value: Value) -> Held:
         found = self.captured.model.weights[value.name]
@@ -121,6 +180,10 @@ class Pool:
         into   tensors that results are to be, by position
         """
         arena.results.update(into or {})
+        with arena.turn:
+            return self._run(arena, number, args)
+
+    def _run(self, arena: Arena, number: int, args: Sequence[Any]) -> list[Any]:
         if number == 0:
             self._bind(arena, args)
             for position, place in arena.places.items():

@@ -23,6 +23,8 @@ from sublet.frontends.torch.tensors import torch
 LONGEST = 8
 """Operators of a chain, views not counted."""
 
+ALIASES = ("aten.detach.default", "aten.alias.default")
+
 
 def partition(joint: Any, example: Sequence[Any], *, num_fwd_outputs: int, **options: Any) -> tuple[Any, Any]:
     """Forward and backward of a joint graph, as AOTAutograd asks for them."""
@@ -32,6 +34,7 @@ def partition(joint: Any, example: Sequence[Any], *, num_fwd_outputs: int, **opt
     given = {node.name for node in joint.graph.nodes if node.op == "placeholder"}
     if ours:
         common = require("torch._functorch.compile_utils", extra="torch").fx_graph_cse
+        _without_aliases(joint.graph)
         joint.graph.eliminate_dead_code()
         joint.graph = common(joint.graph)
         _Joint(joint.graph, num_fwd_outputs).drop()
@@ -51,6 +54,7 @@ def computed_again(joint: Any, outputs: int) -> None:
     """Let a graph of forward and backward, whose first results are the forward's, compute again what is cheap, each
     right before its first reader."""
     graph = joint.graph
+    _without_aliases(graph)
     graph.eliminate_dead_code()
     found = _Joint(graph, outputs)
     found.drop()
@@ -64,6 +68,14 @@ def computed_again(joint: Any, outputs: int) -> None:
         node.meta.pop("recompute", None)
     graph.lint()
     joint.recompile()
+
+
+def _without_aliases(graph: Any) -> None:
+    """Let what reads a tensor by another name read it itself: the partitioner would keep both."""
+    for node in list(graph.nodes):
+        if node.op == "call_function" and str(node.target) in ALIASES:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
 
 
 @dataclass
@@ -167,7 +179,7 @@ class _Joint:
         """The node computed again, with all views and cheap nodes that it takes; itself where it is kept."""
         home = storage(node)
         if home.op != "call_function" or home in self._kept or not is_cheap(home):
-            return node
+            return self._viewed(node, home)
         if node in self._again:
             return self._again[node]
         if is_batch_norm(node):
@@ -177,6 +189,17 @@ class _Joint:
         with self._graph.inserting_after(_last([node, *places.values(), *several.values()], self._graph)):
             made = self._graph.node_copy(node, lambda each: {**places, **several}.get(each, each))
         return self._again.setdefault(node, made)
+
+    def _viewed(self, node: Any, home: Any) -> Any:
+        """A view of what is kept, made again of that: the partitioner may keep one that the forward has."""
+        if node is home:
+            return node
+        if node not in self._again:
+            base = self._viewed(node.args[0], home)
+            with self._graph.inserting_after(_last([node, base], self._graph)):
+                made = self._graph.node_copy(node, lambda each: base if each is node.args[0] else each)
+            self._again[node] = made
+        return self._again[node]
 
     def _several(self, node: Any) -> Any:
         """An operator with several results, computed again."""
