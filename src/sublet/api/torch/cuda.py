@@ -5,6 +5,7 @@ Written by its documentation, and never run: there was no GPU.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from sublet.errors import RunError
@@ -46,12 +47,14 @@ class Turns:
     def __init__(self) -> None:
         self._last: Any = None
 
-    def take(self, arena: Any) -> None:
-        """What this stream does from now on waits for what the one before has been told to do with the arena."""
-        if arena.device.type != CUDA:
+    def take(self, device: str, tensors: Iterable[Any]) -> None:
+        """What this stream does from now on waits for what the one before has been told to do with the arena; its
+        `tensors` are not given back before this stream has used them."""
+        if not device.startswith(CUDA):
             return
-        now = torch().cuda.current_stream(arena.device)
+        now = torch().cuda.current_stream(device)
         if self._last is not None and now != self._last:
             now.wait_stream(self._last)
-            arena.record_stream(now)
+            for each in tensors:
+                each.record_stream(now)
         self._last = now

@@ -111,8 +111,7 @@ class DevicePool:
         """Run one piece with these arguments; what it gives, None for what stays in the arena; see `flights.Pool`."""
         if number == 0:
             self._bind(arena, args)
-        for name in arena.memory.arenas:
-            arena.turns.take(arena.memory.raw(name))
+        arena.turns.take(self._device, (*map(arena.memory.raw, arena.memory.arenas), *arena.taken[number].values()))
         for position, place in arena.places[number].items():
             place.copy_(args[position])
         try:
