@@ -51,6 +51,10 @@ class Beside(TorchDispatchMode):
         if name in facts() and facts()[name].out:
             self._told(name, traced, args, kwargs)
         found = pytree.tree_leaves(results)
+        if torch.Tag.nondeterministic_seeded in function.tags and name in facts() and facts()[name].out:
+            steps = [[_steps(each) for each in side] for side in (found, traced)]
+            if steps[0] != steps[1]:
+                self.wrong.setdefault(name, f"draws in the order of strides {steps[0]}, and {steps[1]} are traced")
         shapes = [[tuple(each.shape) for each in side if isinstance(each, torch.Tensor)] for side in (found, traced)]
         if shapes[0] != shapes[1]:
             self.wrong.setdefault(name, f"gives {shapes[0]}, and {shapes[1]} is traced")
@@ -73,10 +77,15 @@ class Beside(TorchDispatchMode):
             return
         self.ran.add(name)
         for place, (address, shape, strides) in zip(places, before, strict=True):
-            steps = [pair for n, *pair in zip(shape, place.stride(), strides, strict=False) if n > 1]
-            if place.data_ptr() != address or place.shape != shape or any(one != other for one, other in steps):
+            relaid = _steps(place) != _steps(place, strides)
+            if place.data_ptr() != address or place.shape != shape or relaid:
                 now = f"{list(place.shape)} by {place.stride()}"
                 self.wrong.setdefault(name, f"{facts()[name].out} makes {now} of {list(shape)} by {strides}")
+
+
+def _steps(x: Any, strides: Sequence[int] | None = None) -> list[int]:
+    """The strides that say something, of a tensor or instead of its own."""
+    return [step for n, step in zip(x.shape, strides or x.stride(), strict=True) if n > 1]
 
 
 def _traced(function: Any, args: Any, kwargs: Any) -> list[Any] | None:

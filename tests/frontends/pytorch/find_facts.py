@@ -28,6 +28,7 @@ RELAYING = (
     "log_sigmoid_forward.output",
     "max_unpool2d.out",
     "max_unpool3d.out",
+    "normal.Tensor_Tensor_out",
     "reflection_pad2d_backward.grad_input",
     "reflection_pad3d.out",
     "reflection_pad3d_backward.grad_input",
@@ -35,7 +36,8 @@ RELAYING = (
     "replication_pad3d.out",
     "replication_pad3d_backward.grad_input",
 )
-"""They lay their result otherwise than its place is where an input is not row-major: `beside` finds them."""
+"""They lay their result otherwise than its place is where an input is not row-major, or draw its numbers in the order
+of that place, which is not that of a result that they make themselves: `beside` finds them."""
 
 
 def overloads() -> Iterator[tuple[str, Any]]:

@@ -64,10 +64,12 @@ def spread(dy: Any) -> Any:
         (unpooled, (1, 2, 7, 7), "last"),
         (spread, (2, 3, 5, 5), "last"),
         (lambda x: F.pad(x, [1] * 6, "reflect"), (2, 3, 4, 4, 4), "last"),
+        (lambda x: torch.normal(x, x.exp()), (4, 6), "reversed"),
     ],
 )
 def test_results_are_laid_out_as_they_are_read(function: Any, shape: tuple[int, ...], layout: str) -> None:
-    """PyTorch's own `out=` lays them out otherwise than their place is, where the input is not row-major."""
+    """PyTorch's own `out=` lays them out otherwise than their place is, where the input is not row-major; what it draws
+    it draws in the order of the place."""
     assert judge(function, [laid(torch.randn(shape), layout)]).kind == EQUAL
 
 
