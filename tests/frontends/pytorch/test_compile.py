@@ -321,6 +321,21 @@ def test_the_step_of_an_optimizer_is_planned(make: Any) -> None:
     assert all(each.plan is not None for each in sublet.torch.report()[before:])
 
 
+def test_what_checks_a_result_is_planned_and_raises() -> None:
+    """Solving asks whether it could, with an operator that gives nothing."""
+
+    def function(a: Any, b: Any) -> Any:
+        return torch.linalg.solve(a, b) + torch.linalg.inv(a) @ b
+
+    run, b = compiled(function), torch.randn(4, 4)
+    for _ in range(2):
+        a = torch.randn(4, 4) + 4 * torch.eye(4)
+        assert torch.equal(run(a, b), function(a, b))
+        with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+            run(torch.zeros(4, 4), b)
+    assert sublet.torch.report()[-1].plan is not None
+
+
 def test_what_cannot_be_planned_is_left_to_pytorch_and_told() -> None:
     def spectrum(x: Any) -> Any:
         return torch.fft.fft(x).abs() + 1

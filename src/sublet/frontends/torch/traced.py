@@ -20,6 +20,7 @@ NUMBERS = (bool, int, float)
 POOL = "aten.max_pool2d_with_indices.default"
 """Where nobody reads the indices, they are not made: each is as large as two numbers of the result."""
 EMPTY = "aten.empty.memory_format"
+EFFECTS = "with_effects"
 INLINE = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "wrap")
 
 
@@ -87,6 +88,8 @@ def _called(level: Level, node: Any, stands: Mapping[Any, Any]) -> Any:
     if target is operator.getitem:
         return args[0][args[1]]
     if isinstance(target, torch()._ops.HigherOrderOperator):
+        if target.name() == EFFECTS:
+            return _with_effects(level, node, args, kwargs, source)
         return _higher(level, node, target.name(), args, source)
     if isinstance(target, torch()._ops.OpOverload):
         if isinstance(node.meta.get("val"), (*NUMBERS, torch().SymInt, torch().SymFloat, torch().SymBool)):
@@ -131,6 +134,14 @@ def _number(level: Level, node: Any, source: str) -> Any:
     """A number that tracing has found. Raises ModelError for one that only a run knows."""
     found = node.meta["val"]
     return found if isinstance(found, NUMBERS) else fixed(found, level.conversion.extents, source)
+
+
+def _with_effects(level: Level, node: Any, args: Sequence[Any], kwargs: dict[str, Any], source: str) -> Any:
+    """What an operator gives that does something besides, behind the token that stands for what was done before it:
+    calls of such operators are kept, and stay in their order."""
+    token, target, *rest = args
+    like = node.meta["val"][1 : 1 + len(target._schema.returns)]
+    return [token, *add_operator(level, target, node.name, rest, kwargs, like, source)]
 
 
 def _higher(level: Level, node: Any, name: str, args: Sequence[Any], source: str) -> Any:

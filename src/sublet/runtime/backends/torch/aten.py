@@ -132,7 +132,8 @@ class _Copied:
 
     def __call__(self) -> None:
         made = self.function()
-        for place, result in zip(self.results, made if isinstance(made, tuple | list) else (made,), strict=True):
+        found = made if isinstance(made, tuple | list) else () if made is None else (made,)
+        for place, result in zip(self.results, found, strict=True):
             if place is not None:
                 put(place, result)
 
