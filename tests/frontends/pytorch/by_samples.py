@@ -25,7 +25,6 @@ from sublet.errors import ModelError
 from sublet.frontends.torch.fewer import with_fewer_samples
 from sublet.frontends.torch.rows import Rows, State
 from tests.frontends.pytorch import fuzz
-from tests.frontends.pytorch.laid import LAYOUTS
 from tests.frontends.pytorch.opinfo import samples as samples_of
 
 MOST = 40
@@ -104,7 +103,7 @@ def main() -> None:
             continue
         if op.name.startswith(("empty", "new_empty")):
             continue
-        for _, function, inputs in samples_of(op, torch.float32, asked.samples, LAYOUTS):
+        for _, function, inputs in samples_of(op, torch.float32, asked.samples):
             found = judged(function, inputs, draw, op.name)
             counts += found
             operators |= {op.name} if found["equal"] else set()
