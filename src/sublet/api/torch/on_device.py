@@ -1,7 +1,7 @@
 """Arenas on a device: each is one tensor of PyTorch's there, in which PyTorch's own operators compute.
 
-Forward and backward of calls in flight share arenas as on the CPU (`flights.py`). With a recorder each stretch of calls
-with nothing to decide in between, so also each copy of a loop's body, is recorded once and replayed.
+Forward and backward are one plan; calls in flight have arenas of their own, see `flights.py`. With a recorder each
+stretch of calls with nothing to decide in between, so also each copy of a loop's body, is recorded once and replayed.
 """
 
 from __future__ import annotations
