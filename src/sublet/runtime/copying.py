@@ -9,7 +9,7 @@ from sublet.ir.graph import Node, Value
 from sublet.ops.op import lookup
 from sublet.runtime.calls import nothing
 from sublet.runtime.kernel import Call
-from sublet.runtime.located import address
+from sublet.runtime.located import address, put
 from sublet.runtime.memory import Places, Raw
 
 Copy = tuple[Value, int, Value, int, int]
@@ -76,4 +76,4 @@ class Copies:
 
     def __call__(self) -> None:
         for read, write in self.pairs:
-            write[:] = read
+            put(read, write)

@@ -30,6 +30,13 @@ def copied(array: Array) -> Any:
     return array.copy() if isinstance(array, np.ndarray) else array.clone()
 
 
+def put(source: Array, to: Array) -> None:
+    """Copy elements to memory that may share bytes with theirs, which PyTorch does not take."""
+    if not isinstance(to, np.ndarray) and overlapping(source, to):
+        source = copied(source)
+    to[...] = source
+
+
 def along(array: Array, axis: int) -> Array:
     """Seen with an axis first."""
     if isinstance(array, np.ndarray):

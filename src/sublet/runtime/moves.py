@@ -15,7 +15,7 @@ from sublet.plan import bound_to
 from sublet.runtime.calls import nothing, store
 from sublet.runtime.dtypes import packed
 from sublet.runtime.kernel import Array, Call, Cell, Operand
-from sublet.runtime.located import address, along, copied, overlapping
+from sublet.runtime.located import address, along, copied, overlapping, put
 from sublet.runtime.memory import Memory
 from sublet.tensor import TensorSpec
 
@@ -108,7 +108,7 @@ def assign(source: Operand, to: Operand) -> None:
     if isinstance(source, Cell) or isinstance(to, Cell):
         store(_content(source), to)
     else:
-        to[...] = source
+        put(source, to)
 
 
 def round_limit(node: While) -> int | None:

@@ -27,6 +27,7 @@ from sublet.ir.graph import Node  # noqa: E402
 from sublet.ops.aten import DEVICE  # noqa: E402
 from sublet.ops.aten.dialect import ROW_BY_ROW, facts  # noqa: E402
 from sublet.runtime.backends.torch.device import _Apart, _Watched  # noqa: E402
+from sublet.runtime.located import put  # noqa: E402
 from tests.frontends.pytorch.on_device import Tape, backend, recorded  # noqa: E402
 
 F = nn.functional
@@ -318,6 +319,23 @@ def test_what_pytorch_lays_out_otherwise_is_computed_apart() -> None:
         wrong()
     with pytest.raises(RunError, match="gives a tensor"):
         _Apart(lambda: torch.zeros(2, 3, 4, 1), [place])()
+
+
+def test_a_result_lies_over_an_operand_with_other_steps_of_single_elements() -> None:
+    """PyTorch compares these too where both are of one memory, and refuses."""
+
+    def function(x: Any, y: Any) -> Any:
+        return torch.sub(x.sum(1)[None].t(), y, alpha=0.5).sin()  # [4, 1], steps (1, 4)
+
+    x, y = torch.randn(4, 6), torch.randn(4, 1)
+    with torch.no_grad():
+        assert torch.equal(torch.compile(function, backend=backend)(x, y), function(x, y))
+
+
+def test_bytes_are_copied_to_where_they_partly_lie() -> None:
+    whole = torch.arange(12)
+    put(whole[:8], whole[4:])
+    assert whole.tolist() == [0, 1, 2, 3, *range(8)]
 
 
 def test_what_overwrites_is_element_by_element_but_for_what_goes_by_rows() -> None:

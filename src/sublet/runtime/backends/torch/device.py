@@ -118,9 +118,17 @@ class _Watched:
         self._node, self._places, self._apart = node, places, apart
         self._over = [each.as_strided(each.shape, each.stride(), each.storage_offset()) for each in places]
         outs = [each.name for each in function._schema.arguments if each.is_out]
-        self._call: Call = partial(function, *args, **told, **dict(zip(outs, self._over, strict=True)))
+        seen = [self._as_placed(each) for each in args], {name: self._as_placed(each) for name, each in told.items()}
+        self._call: Call = partial(function, *seen[0], **seen[1], **dict(zip(outs, self._over, strict=True)))
         self._overwrites = any(_at(each) in map(_at, places) for each in (*args, *kwargs.values()) if _at(each))
         self._watching = True
+
+    def _as_placed(self, argument: Any) -> Any:
+        """An operand that a result lies over with the result's steps: PyTorch compares those of single elements too."""
+        for place in self._over:
+            if _at(argument) and argument.shape == place.shape and not _moved(argument, place):
+                return argument.as_strided(place.shape, place.stride(), argument.storage_offset())
+        return argument
 
     def __call__(self) -> None:
         """Raises RunError where the first run may have written over other tensors, or over what it is to be run of."""
@@ -148,7 +156,7 @@ def _at(argument: Any) -> int:
 
 
 def _moved(over: Tensor, place: Tensor) -> bool:
-    """Whether elements of a result do not lie where they belong; the steps of axes with one element say nothing."""
+    """Whether elements of a tensor do not lie where those of a place do; steps of axes with one element say nothing."""
     steps = zip(over.shape, over.stride(), place.stride(), strict=True)
     return over.data_ptr() != place.data_ptr() or any(n > 1 and a != b for n, a, b in steps)
 
