@@ -161,6 +161,44 @@ def test_calls_in_flight_share_what_they_do_not_keep(monkeypatch: pytest.MonkeyP
         done.result()
 
 
+def test_what_a_function_changes_is_kept_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was computed again of the argument, which is another tensor by then."""
+    monkeypatch.setattr("sublet.api.torch.partition.LEAST", 1)
+    warnings.filterwarnings("ignore", message="The .grad attribute")  # Dynamo asks for it
+
+    def change(x: Any) -> Any:
+        y = x.exp().sin()
+        x.add_(1)
+        return y.t() @ y
+
+    gradients = []
+    for function in (change, compiled(change)):
+        leaf = torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 4).requires_grad_()
+        function(leaf * 1).square().sum().backward()
+        gradients.append(leaf.grad)
+    assert torch.allclose(*gradients)
+
+
+def test_views_of_arguments_are_kept_as_the_arguments() -> None:
+    """Those of arguments that lie otherwise the second time, too, and where nothing else is kept."""
+    w, v = torch.randn(6, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+
+    def both(x: Any) -> Any:
+        return torch.tanh(x.view(-1)[:36].view(6, 6) @ w) @ v
+
+    def only(x: Any) -> Any:
+        return x[1:, :6].reshape(-1, 6) @ w
+
+    for function in (both, only):
+        run = compiled(function)
+        for _ in range(2):
+            xs = [torch.randn(8, 8) for _ in range(2)]
+            results = [run(x).square().sum() for x in xs]
+            for x, result in zip(xs, results, strict=True):
+                right = torch.autograd.grad(function(x).square().sum(), w)[0]
+                assert torch.allclose(torch.autograd.grad(result, w)[0], right, rtol=1e-4, atol=1e-5)
+
+
 def test_a_graph_that_is_kept_can_be_run_backward_again() -> None:
     module = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
     x = torch.randn(3, 6, requires_grad=True)

@@ -31,6 +31,7 @@ class Result:
 
     taken   it is the caller's own, and does not stay in the arena
     shared  it is elements of what is taken at this position, as other results are
+    whole   the argument that the tensor is elements of; None where it is all of it
     """
 
     tensor: Tensor | None = None
@@ -38,6 +39,28 @@ class Result:
     number: Any = None
     taken: bool = False
     shared: int | None = None
+    whole: Tensor | None = None
+
+    def of(self, args: Sequence[Any]) -> Any:
+        """The argument, or its elements."""
+        if self.argument is None:
+            return self.number
+        if self.whole is None or self.tensor is None:
+            return args[self.argument]
+        return elements(args[self.argument], self.whole, self.tensor)
+
+
+def elements(given: Any, whole: Tensor, part: Tensor) -> Any:
+    """Elements of a tensor that is given: `part` of the same value as `whole`, which is how it was traced.
+
+    A tensor that lies otherwise is copied.
+    """
+    t, layout = torch(), whole.layout
+    lies = Strided(tuple(given.shape), tuple(given.stride())).normal == layout.normal
+    if not lies:
+        given = t.empty_strided(layout.size, layout.stride, dtype=given.dtype, device=given.device).copy_(given)
+    seen = part.layout
+    return given.as_strided(seen.size, seen.stride, given.storage_offset() + seen.offset - layout.offset)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,16 +209,18 @@ def _take(
     """Results go to the caller where they are computed, in the piece from node `begin` on.
 
     Those that are arguments which the caller holds (`held`, by position) are these; those that are only kept (`saved`)
-    stay in the arena. With `sharing`, those that are the same memory eagerly are: gradients never need be.
+    stay in the arena, but for elements of arguments. With `sharing`, those that are the same memory eagerly are:
+    gradients never need be.
     """
     arguments = {stand: position for position, stand in held.items() if isinstance(stand, Tensor | Passed)}
     shared = _shared(level, results, arguments) if sharing else {}
+    known = _elements_of_arguments(level, results, held, saved) if _is_late(level) else {}
     for position, each in enumerate(results):
         if isinstance(each, Tensor | Passed) and each in arguments:
             piece.results.append(Result(each if isinstance(each, Tensor) else None, argument=arguments[each]))
             continue
-        if not isinstance(each, Tensor):
-            piece.results.append(Result(number=each))
+        if not isinstance(each, Tensor) or position in known:
+            piece.results.append(known.get(position, Result(number=each)))
             continue
         home, first = shared.get(position, (each, None))
         taken = position not in saved
@@ -204,6 +229,23 @@ def _take(
             name = level.conversion.names.fresh(f"take.{home.value.name}")
             _after(level, home.value, Node(name, TAKE, (home.value,), (), attrs), begin)
         piece.results.append(Result(home, taken=taken, shared=first))
+
+
+def _elements_of_arguments(
+    level: Level, results: Sequence[Any], held: Mapping[int, Any], saved: set[int]
+) -> dict[int, Result]:
+    """The results, by position, that are only kept and are elements of arguments: these need no place.
+
+    Of arguments other than weights only where something else is kept, by which the backward finds its arena.
+    """
+    stands = {each.value: position for position, each in held.items() if isinstance(each, Tensor)}
+    homes = {i: level.conversion.home(results[i]) for i in saved if isinstance(results[i], Tensor)}
+    found = any(home.value not in stands for home in homes.values())
+    return {
+        i: Result(home, argument=stands[home.value], whole=held[stands[home.value]])
+        for i, home in homes.items()
+        if home.value in stands and (found or home.value in level.conversion.weights)
+    }
 
 
 def _shared(level: Level, results: Sequence[Any], arguments: Mapping[Any, int]) -> dict[int, tuple[Tensor, int | None]]:

@@ -57,9 +57,15 @@ def is_cheap(node: Any) -> bool:
             return is_batch_norm(node)
         return str(whole.target) == POOL or (position == 0 and str(whole.target) in CHEAP)
     t, tags = torch(), getattr(node.target, "tags", ())
-    if t.Tag.nondeterministic_seeded in tags or not isinstance(node.meta.get("val"), t.Tensor):
+    if t.Tag.nondeterministic_seeded in tags or not isinstance(node.meta.get("val"), t.Tensor) or _is_own(node):
         return False
     return t.Tag.pointwise in tags or str(node.target) in CHEAP
+
+
+def _is_own(node: Any) -> bool:
+    """Whether it is a copy of an argument, as AOTAutograd makes one of what the function changes: later it is not what
+    it was."""
+    return str(node.target) == "aten.clone.default" and node.args[0].op == "placeholder"
 
 
 def is_batch_norm(node: Any) -> bool:

@@ -242,4 +242,4 @@ def _result(result: Result, position: int, args: Sequence[Any], arena: Arena) ->
         return seen(arena.results[result.shared], result.tensor.strides)
     if result.taken:
         return arena.results[position]
-    return args[result.argument] if result.argument is not None else result.number
+    return result.of(args)
