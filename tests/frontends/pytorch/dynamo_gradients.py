@@ -50,18 +50,15 @@ def results_without_a_gradient(wrap: Compile) -> Any:
 
 @case
 def what_is_kept_is_changed_before_the_backward(wrap: Compile) -> Any:
-    """A weight may not be. Of an input that lies in an arena the backward has what it was."""
+    """A weight, or an input: neither may be."""
     module, x = nn.Linear(4, 4), leaf(4, 4)
     loss = wrap(lambda x: module(x).exp().sum())(x)
     with torch.no_grad():
         module.weight.add_(1)
-    told = raised(loss.backward)
-    given, w = torch.randn(4, 4), leaf(4, 4)
-    (right,) = torch.autograd.grad((given @ w).exp().sum(), w)
+    told, given, w = raised(loss.backward), torch.randn(4, 4), leaf(4, 4)
     loss = wrap(lambda x, w: (x @ w).exp().sum())(given, w)
     given.add_(1)
-    refused = bool(raised(loss.backward))
-    return told, refused or torch.allclose(w.grad, right)
+    return told, raised(loss.backward)
 
 
 @case
