@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from sublet.api.torch.backend import compiled_by  # noqa: E402
 from sublet.frontends.torch.fewer import with_fewer_samples  # noqa: E402
 from sublet.frontends.torch.rows import Rows  # noqa: E402
-from tests.frontends.pytorch.by_samples import judged  # noqa: E402
+from tests.frontends.pytorch.in_turn import TAKEN_FROM, judged, strided  # noqa: E402
 from tests.frontends.pytorch.on_device import OnDevice  # noqa: E402
 
 F = nn.functional
@@ -104,6 +105,7 @@ def test_large_tensors_are_computed_in_parts_unless_told_otherwise() -> None:
         lambda x: x.cumsum(0),
         lambda x: x.flip(0),
         lambda x: x * torch.arange(4.0)[:, None],
+        lambda x: x * torch.arange(len(x))[:, None],
         lambda x: x[torch.tensor([1, 0, 3, 2])],
         lambda x: x.reshape(2, 12).softmax(1),
         lambda x: F.batch_norm(x, None, None, training=True),
@@ -177,6 +179,15 @@ def test_an_argument_that_is_given_back_and_one_that_all_share() -> None:
 def test_wherever_samples_may_lie_what_is_accepted_is_right(function: Any) -> None:
     """Extents of which some are the same by chance."""
     counts = judged(function, [torch.randn(4, 5, 6), torch.randn(4, 5, 6)], random.Random(0), "function")
+    assert counts["equal"]
+    assert counts["refused"]
+    assert not counts["wrong"]
+
+
+def test_elements_that_are_taken_by_strides() -> None:
+    draw, counts = random.Random(0), Counter[str]()
+    for number in range(120):
+        counts += judged(strided(draw), [torch.randn(TAKEN_FROM)], draw, f"strides {number}")
     assert counts["equal"]
     assert counts["refused"]
     assert not counts["wrong"]
