@@ -161,6 +161,16 @@ def test_calls_in_flight_share_what_they_do_not_keep(monkeypatch: pytest.MonkeyP
         done.result()
 
 
+def test_what_has_a_budget_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept and what is shared are together no less than the arena that the budget was held against."""
+    monkeypatch.setattr("sublet.api.torch.common.LEAST", 1)
+    run = compiled(nn.Sequential(nn.Linear(6, 300), nn.Tanh(), nn.Linear(300, 300), nn.GELU()), budget=1 << 20)
+    results = [run(torch.randn(30, 6)) for _ in range(3)]
+    plan = sublet.torch.report()[-1].plan
+    assert [each.common for each in gc.get_objects() if type(each) is Arena and each.plan is plan] == [None] * 3
+    del results
+
+
 def test_what_a_function_changes_is_kept_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was computed again of the argument, which is another tensor by then."""
     monkeypatch.setattr("sublet.api.torch.partition.LEAST", 1)

@@ -176,7 +176,8 @@ class Pair:
     def _pool(self, captured: Captured, args: Sequence[Any], device: str) -> Pools:
         """Arenas on the device that all tensors lie on."""
         if device == CPU:
-            return Pool(captured, args, self._options)
+            apart = self._budget is None  # what is kept and what is shared are together no less than one arena
+            return Pool(captured, args, self._options, shares=apart)
         recorder = CudaGraphs if self._recorded else None
         return DevicePool(captured, self._options, device, recorder)
 

@@ -96,9 +96,9 @@ def copied_through(captured: Captured) -> tuple[tuple[str, int], ...]:
 
 class Pool:
     """The arenas of one captured program, all of one plan: the one in one arena, until it is less for all programs
-    together that what it keeps lies apart."""
+    together that what it keeps lies apart, unless it never shares."""
 
-    def __init__(self, captured: Captured, args: Sequence[Any], options: Options) -> None:
+    def __init__(self, captured: Captured, args: Sequence[Any], options: Options, shares: bool = True) -> None:
         contents = held({value: args[position] for position, value in captured.weights.items()})
         self.captured = replace(captured, model=replace(captured.model, weights={**captured.model.weights, **contents}))
         self._lock = Lock()
@@ -109,9 +109,9 @@ class Pool:
         self.copied = copied_through(captured)
         self.sizes = sizes_of(self.plan)
         waits = any(node.op.startswith(COLLECTIVES) for node in captured.model.graph.walk())
-        if not waits:  # for another thread of this process, it may be, which would wait for its turn
+        self._shares = shares and not waits  # for another thread of this process, which would wait for its turn
+        if self._shares:
             PROGRAMS.add(self)
-        self._shares = not waits
         self._free.append(self._made())
 
     @property
