@@ -25,9 +25,12 @@ DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16)
 
 
 RELAYING = (
+    "_log_softmax_backward_data.out",
+    "_native_batch_norm_legit.no_stats_out",
     "log_sigmoid_forward.output",
     "max_unpool2d.out",
     "max_unpool3d.out",
+    "native_batch_norm.out",
     "normal.Tensor_Tensor_out",
     "reflection_pad2d_backward.grad_input",
     "reflection_pad3d.out",

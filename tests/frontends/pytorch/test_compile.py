@@ -493,3 +493,31 @@ def test_a_gradient_that_is_handed_on_takes_no_place() -> None:
 def test_random_functions(seed: int) -> None:
     """Views, in-place operators, changed inputs, aliases, gradients; `make fuzz-torch` runs 500."""
     assert judge(seed) in ("equal", "not traced")
+
+
+def test_what_is_read_transposed() -> None:
+    """PyTorch's `out=` of these is wrong there, so that they are computed apart."""
+    x, labels, norm = (
+        torch.randn(4, 12, 20),
+        torch.randint(0, 20, (4, 12)),
+        nn.BatchNorm1d(5, track_running_stats=False),
+    )
+
+    def loss(x: Any) -> Any:
+        return F.nll_loss(F.log_softmax(x, -1).transpose(1, 2), labels)
+
+    def normal(y: Any) -> Any:
+        return norm(y.transpose(1, 2))
+
+    for function, given in ((loss, x), (normal, torch.randn(6, 4, 5))):
+        ours, right = ([given.clone().requires_grad_()] for _ in range(2))
+        found, wanted = compiled(function)(*ours), function(*right)
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(
+            torch.autograd.grad(found.square().sum(), ours), torch.autograd.grad(wanted.square().sum(), right)
+        )
+
+
+def test_an_operator_that_only_checks() -> None:
+    numbers = torch.arange(8)
+    assert torch.equal(compiled(lambda a: F.one_hot(a, 8))(numbers), F.one_hot(numbers, 8))

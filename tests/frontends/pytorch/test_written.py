@@ -150,7 +150,7 @@ def test_along_the_last_axis_a_softmax_may_overwrite(name: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [{}, {"reduction": "sum"}, {"reduction": "none"}, {"weight": 0.1 + rows(700).abs()}, {"ignore_index": 3}],
-    ids=str,
+    ids=["mean", "sum", "none", "weight", "ignored"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_gradient_of_a_cross_entropy_lies_over_the_log_softmax(options: dict[str, Any], dtype: Any) -> None:

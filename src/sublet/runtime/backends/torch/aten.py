@@ -132,7 +132,7 @@ class _Copied:
 
     def __call__(self) -> None:
         made = self.function()
-        found = made if isinstance(made, tuple | list) else () if made is None else (made,)
+        found = made if isinstance(made, tuple | list) else (made,) if self.results else ()
         for place, result in zip(self.results, found, strict=True):
             if place is not None:
                 put(place, result)
