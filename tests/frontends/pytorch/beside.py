@@ -4,13 +4,15 @@
 
 Every operator of ATen's that the samples of its tests (`op_db`) and their gradients come to, with tensors as they are
 given, with axes in the opposite order, and with channels last, is traced and then run, by its `out=` too where there is
-one that we use.
+one that we use; by that also with each of its operands laid out otherwise than the rest. It must compute the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +28,10 @@ from tests.frontends.pytorch.find_facts import operator
 from tests.frontends.pytorch.laid import LAYOUTS, SEED, laid
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
+MOST = 12
+"""Calls of an operator of which operands are laid out otherwise than the rest."""
+CLOSE = {torch.float32: 1e-3, torch.float64: 1e-6, torch.bfloat16: 0.05}
+"""How far results may be from one another, by type: in another layout a kernel adds in another order."""
 
 
 class Beside(TorchDispatchMode):
@@ -39,19 +45,29 @@ class Beside(TorchDispatchMode):
         super().__init__()
         self.wrong: dict[str, str] = {}
         self.ran: set[str] = set()
+        self._calls: Counter[str] = Counter()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs the operator, and compares."""
-        kwargs = kwargs or {}
+        results = self._compared(function, args, kwargs or {})
+        name = str(function).removeprefix(PREFIX)
+        if name in facts() and facts()[name].out and self._calls[name] < MOST:
+            self._calls[name] += 1
+            for given in _one_laid_otherwise((args, kwargs or {})):
+                with contextlib.suppress(RuntimeError):  # PyTorch does not take each operand in every layout
+                    self._compared(function, *given)
+        return results
+
+    def _compared(self, function: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         traced = _traced(function, args, kwargs)
         results = function(*args, **kwargs)
         if traced is None or str(function) in ASKED:
             return results
         name = str(function).removeprefix(PREFIX)
         if name in facts() and facts()[name].out:
-            self._told(name, traced, args, kwargs)
+            self._told(name, traced, results, args, kwargs)
         found = pytree.tree_leaves(results)
-        if torch.Tag.nondeterministic_seeded in function.tags and name in facts() and facts()[name].out:
+        if _draws(function) and name in facts() and facts()[name].out:
             steps = [[_steps(each) for each in side] for side in (found, traced)]
             if steps[0] != steps[1]:
                 self.wrong.setdefault(name, f"draws in the order of strides {steps[0]}, and {steps[1]} are traced")
@@ -60,8 +76,8 @@ class Beside(TorchDispatchMode):
             self.wrong.setdefault(name, f"gives {shapes[0]}, and {shapes[1]} is traced")
         return results
 
-    def _told(self, name: str, traced: Sequence[Any], args: Any, kwargs: Mapping[str, Any]) -> None:
-        """Run it by its `out=`."""
+    def _told(self, name: str, traced: Sequence[Any], results: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+        """Run it by its `out=`, which must compute the results."""
         out = operator(facts()[name].out)
         names = [each.name for each in out._schema.arguments]
         places = [torch.empty_strided(each.shape, each.stride(), dtype=each.dtype) for each in traced]
@@ -81,6 +97,32 @@ class Beside(TorchDispatchMode):
             if place.data_ptr() != address or place.shape != shape or relaid:
                 now = f"{list(place.shape)} by {place.stride()}"
                 self.wrong.setdefault(name, f"{facts()[name].out} makes {now} of {list(shape)} by {strides}")
+        if not _draws(out) and not name.startswith(("empty", "new_empty")):
+            for place, result in zip(places, pytree.tree_leaves(results), strict=True):
+                if place.shape == result.shape and not _close(place, result):
+                    laid = ", ".join(
+                        str(each.stride()) for each in pytree.tree_leaves(given) if hasattr(each, "stride")
+                    )
+                    self.wrong.setdefault(name, f"{facts()[name].out} computes something else of strides {laid}")
+
+
+def _draws(function: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in function.tags
+
+
+def _close(x: torch.Tensor, y: torch.Tensor) -> bool:
+    bound = CLOSE.get(x.dtype, 0.0)
+    return torch.allclose(x.detach().double(), y.detach().double(), bound, bound, equal_nan=True)
+
+
+def _one_laid_otherwise(given: Any) -> Iterator[Any]:
+    """What an operator is given with one of its tensors in another layout, each in each."""
+    leaves, tree = pytree.tree_flatten(given)
+    for i, each in enumerate(leaves):
+        for layout in LAYOUTS if isinstance(each, torch.Tensor) else ():
+            other = laid(each, layout)
+            if other is not each:
+                yield pytree.tree_unflatten([*leaves[:i], other, *leaves[i + 1 :]], tree)
 
 
 def _steps(x: Any, strides: Sequence[int] | None = None) -> list[int]:

@@ -32,6 +32,15 @@ class Result:
     taken   it is the caller's own, and does not stay in the arena
     shared  it is elements of what is taken at this position, as other results are
     whole   the argument that the tensor is elements of; None where it is all of it
+
+    Of f(x, n), where a backward reads `a`:
+
+        x + 1         tensor, taken
+        (x + 1)[0]    tensor, shared: the position of x + 1, which is given too
+        a             tensor: it stays in the arena
+        x             argument: 0
+        x[0]          argument: 0, tensor: x[0], whole: x
+        n + 1         number, known where graphs are captured for each n
     """
 
     tensor: Tensor | None = None

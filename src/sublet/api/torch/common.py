@@ -1,10 +1,11 @@
 """Memory that programs need only while one of their calls runs: the same bytes for all programs that take turns.
 
-    alone   an arena of A bytes for each call in flight                                  n A
-    apart   K bytes that are kept from forward to backward for each, and S for all       n K + max S
+    alone   A bytes for each of n calls in flight                                        n A
+    apart   K bytes for each, kept from forward to backward, and S that pass, for all    n K + max S
 
-K + S is no less than A, so one call in flight has an arena; where several are, of one program or of the graphs that a
-model breaks into, most of the arenas would hold nothing while another one runs.
+`max S` is the largest S of all programs that are apart, which use the same bytes in turn. K + S is no less than A, so
+for one call in flight alone is best; where several are, of one program or of the graphs that a model breaks into, most
+of their arenas would hold nothing while another one runs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ LEAST = 1 << 20
 
 
 class Sizes(NamedTuple):
-    """Bytes that a program needs: alone; apart, what is kept for each call, and what is not."""
+    """Bytes that a call needs: alone, A; apart, K that are kept and S that pass."""
 
     alone: int
     kept: int
@@ -88,7 +89,10 @@ PROGRAMS = Programs()
 
 
 def _most_passing(programs: Sequence[Sharing]) -> int:
-    """The bytes S for which it is least to share S bytes among all programs that need no more; -1 to share none."""
+    """How many bytes to share: programs of which no more pass are apart then, and all need least; -1 to share none.
+
+    Programs that are apart stay so. Only what passes in one of them is tried: bytes in between serve no more of them.
+    """
     begin = max((each.sizes.passing for each in programs if each.is_apart), default=-1)
     alone = _together(programs, begin)
     best = min(

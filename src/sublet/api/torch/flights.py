@@ -146,7 +146,7 @@ class Pool:
             self.sizes = Sizes(self.sizes.alone, own[KEPT], own[ARENA])
 
     def _is_current(self, arena: Arena) -> bool:
-        """Whether it is still as another one would be made."""
+        """Whether one made now would be as it is: of this plan, in the bytes that all share now."""
         return arena.plan is self.plan and (arena.common is None or arena.raw is arena.common.raw)
 
     def _equipped(self) -> tuple[Taking, Equipped]:
@@ -192,13 +192,12 @@ class Pool:
             arena.taking.given.update(enumerate(args))
         try:
             arena.pieces.run(number)
+            return self.given_back(arena, number, args)
         except KernelError as error:  # who calls knows what PyTorch's operators raise
             raise (error.__cause__ or error) from None
         finally:
             arena.taking.given.clear()
-        found = self.given_back(arena, number, args)
-        arena.results.clear()
-        return found
+            arena.results.clear()
 
     def given_back(self, arena: Arena, number: int, args: Sequence[Any]) -> list[Any]:
         """What a piece that has run gives, None for what stays in the arena."""

@@ -151,7 +151,12 @@ def _gathered(call: Call) -> State:
 
 
 def _indexed(call: Call) -> State:
-    """Indices of axes side by side: of samples their own numbers, of others the same for all, or of what all share."""
+    """Indices of axes side by side: of samples their own numbers, of others the same for all, or of what all share.
+
+    x[:, [0, 2]]      the same elements of each sample
+    x[arange(B), i]   one of each sample, each by an index of its own: `_own`
+    table[i]          what all samples share, by indices of each
+    """
     found, indices = call.rows("self"), list(call["indices"])
     at = [i for i, each in enumerate(indices) if each is not None]
     nodes = [indices[i] for i in at]
@@ -169,7 +174,8 @@ def _indexed(call: Call) -> State:
 
 
 def _own(call: Call, found: Rows, nodes: Sequence[Any], which: int, rank: int, begin: int) -> Rows:
-    """Each sample takes of itself: one index is its number, the others are the same for all, or its own."""
+    """Each sample takes of itself, as in x[arange(B), i]: one index, `nodes[which]`, is its number, the others are the
+    same for all, or its own. The axes of indices are broadcast to `rank`, and come to lie from axis `begin` on."""
     numbers = call.state(nodes[which])
     call.demand(found.each == found.outer == 1 and numbers is not None and numbers.numbers)
     axis = numbers.axis + rank - len(shape_of(nodes[which]))

@@ -21,7 +21,14 @@ def _alike(call: Call) -> State:
 
 
 def _viewed(call: Call) -> State:
-    """Samples stay on the axis that the elements before them end on: so many lie before, whatever the axes are."""
+    """Samples stay where they are, on the axis of the new extents that they lie on.
+
+        (B, heads, n, n) -> (B * heads, n, n)   axis 0, each = heads
+        (2, B, n)        -> (2 * B, n)          axis 0, outer = 2
+
+    The elements are `before` groups of all samples one after another: the axes before the new one make as many, times
+    `outer`.
+    """
     found = call.any_rows("self")
     if found is None:
         return None

@@ -13,9 +13,13 @@ from sublet.frontends.torch.traced import where
 
 @dataclass(frozen=True)
 class Rows:
-    """The axis that samples lie on: of its elements, which are outer x samples x each, those in the middle are samples.
+    """The axis that samples lie on. Of a batch B that is
 
-    numbers   the elements are the samples' numbers, from 0 on
+        (B, heads, n, n)    axis 0
+        (B * heads, n, n)   axis 0, each = heads    a sample is so many of its elements, side by side
+        (2 * B, n)          axis 0, outer = 2       samples lie in so many groups, each with all of them
+
+    numbers   the elements are the samples' numbers, from 0 on, as those of arange(B)
     """
 
     axis: int
@@ -30,7 +34,11 @@ State = Rows | None
 
 @dataclass(frozen=True)
 class Counts:
-    """Samples in the whole and in the part; whether a constant of as many rows has one for each."""
+    """Samples in the whole and in the part; whether a constant of as many rows is taken to have one for each.
+
+    Whatever the constant is meant for, that computes nothing else: its rows are alike, so that fewer of them are rows
+    of the whole; of numbers from 0 on, which are not, only a sample's own may be taken by them (`row_rules._own`).
+    """
 
     samples: int
     fewer: int
@@ -128,7 +136,7 @@ class Call:
         return found
 
     def first(self, sizes: Sequence[Any]) -> int | None:
-        """The first axis of more than one element, if it may be that of samples."""
+        """The first axis of more than one element of a constant, if it is taken for that of samples, see `Counts`."""
         axis = next((axis for axis, extent in enumerate(sizes) if extent != 1), None)
         return axis if self.counts.guess and axis is not None and sizes[axis] == self.counts.samples else None
 
