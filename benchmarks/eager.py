@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from sublet.base.ranges import divided
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ir.walk import reads_inside
-from sublet.tensor import DType, TensorSpec
 
 Tensor = torch.Tensor
 Compute = Callable[..., Any]

@@ -22,13 +22,13 @@ from benchmarks.models.convolutional import googlenet, unet
 from benchmarks.networks.irregular import WIRINGS, concatenated_cells, darts, nasnet_a, randwire
 from sublet.analysis.options import Options
 from sublet.api.sources import source_of
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Node, Value
 from sublet.passes.on_demand import on_demand
 from sublet.passes.order import ordered
 from sublet.passes.ordering.search import EFFORT, least_live, orders_of_less
 from sublet.plan.schedule import serial
 from sublet.planning.pipeline import outside, plan_memory
-from sublet.tensor import DType, TensorSpec
 
 SEEDS = (1, 2, 3)
 OPTIONS = Options()

@@ -13,10 +13,10 @@ import sublet
 from benchmarks import eager
 from benchmarks.networks import text, vision
 from sublet import layers, nn
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph
 from sublet.ir.model import Model
 from sublet.nn.tensor import Tensor
-from sublet.tensor import TensorSpec
 
 RATE, MOMENTUM = 1e-4, 0.9
 Write = Callable[[sublet.Graph, int], Tensor]

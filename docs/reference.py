@@ -16,7 +16,7 @@ import sublet
 
 PUBLIC = (
     "sublet",
-    "sublet.errors",
+    "sublet.base.errors",
     "sublet.foreign",
     "sublet.packing",
     "sublet.plan",

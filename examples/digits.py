@@ -5,7 +5,7 @@ from sklearn.datasets import load_digits
 
 import sublet
 from sublet import nn
-from sublet.modules import ConvNorm, Dense, GlobalAvgPool, ResidualBlock, Sequential
+from sublet.nn.modules import ConvNorm, Dense, GlobalAvgPool, ResidualBlock, Sequential
 
 found = load_digits()
 images, labels = (found.images[:, None] / 8 - 1).astype(np.float32), found.target.astype(np.int64)

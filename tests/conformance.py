@@ -22,11 +22,11 @@ import onnx
 from onnx.backend.test import BackendTest
 
 from sublet.api.onnx_backend import SubletBackend, SubletRep
-from sublet.errors import SubletError
+from sublet.base.errors import SubletError
+from sublet.base.tensor import Unplannable
 from sublet.ir.graph import CaseOf, Graph, While
 from sublet.ops.op import lookup
 from sublet.runtime.poison import run_poisoned
-from sublet.tensor import Unplannable
 
 RANDOM = "draws random numbers"
 TRAINING = "no backend computes gradients"

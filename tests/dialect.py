@@ -5,7 +5,7 @@ Its kernels live in `tests/interpreter.py`. Facts depend on the sizes of a node'
 
 from __future__ import annotations
 
-from sublet.errors import SubletError
+from sublet.base.errors import SubletError
 from sublet.ir.graph import Node, Value
 from sublet.ops.op import Op, Share, none, register
 

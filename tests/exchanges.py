@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Node, Value
-from sublet.tensor import DType, TensorSpec
 from tests.generate import program
 
 SPEC = TensorSpec(DType.U8, (16,))

@@ -10,9 +10,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from sublet.base.tensor import DType, Spec, TensorSpec, Unplannable
 from sublet.ir.graph import Attr, CaseOf, Graph, Node, Value, While
 from sublet.runtime.moves import round_limit
-from sublet.tensor import DType, Spec, TensorSpec, Unplannable
 from tests import dialect
 from tests.interpreter import ROUNDS
 

@@ -14,12 +14,12 @@ from hashlib import shake_128
 
 import numpy as np
 
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops.op import lookup
 from sublet.plan import OPEN, POINTER, Context, MemoryPlan, Placement, Region, bound_to
 from sublet.plan.schedule import Schedule, happens_before, serial
 from sublet.runtime.moves import round_limit
-from sublet.tensor import TensorSpec
 
 ROUNDS = (0, 1, 2, 2, 3, 3, 4, 7)
 """How often loops run, as chance has it."""

@@ -16,10 +16,10 @@ import onnxruntime as ort
 
 import sublet
 from sublet.analysis.options import Options
+from sublet.base.tensor import TensorSpec
 from sublet.packing import STRATEGIES, Region
 from sublet.plan import bound_to
 from sublet.planning.unfollowed import followed
-from sublet.tensor import TensorSpec
 from tests.onnx_generate import Program
 from tests.onnx_several import onnx_program
 

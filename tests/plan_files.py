@@ -17,8 +17,8 @@ from typing import Any
 
 from sublet.analysis.options import Options
 from sublet.api.sources import planned_model
+from sublet.base.errors import SubletError
 from sublet.checker import judge
-from sublet.errors import SubletError
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
 from sublet.packing import Region

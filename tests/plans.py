@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from sublet.base.tensor import Unplannable
 from sublet.checker.exchange import as_exchanged
 from sublet.checker.lives import needed
 from sublet.checker.timeline import timeline
@@ -13,7 +14,6 @@ from sublet.ir.graph import Graph, Value
 from sublet.plan import ARENA, MemoryPlan, Outside, Peak, Placement, Region, Storage, bound_to
 from sublet.plan.file import fingerprint
 from sublet.plan.schedule import Schedule, serial
-from sublet.tensor import Unplannable
 
 MOST_POINTS = 1 << 20
 

@@ -10,10 +10,10 @@ from sublet.analysis.flow_builder import flow
 from sublet.analysis.groups import Group, Member, union
 from sublet.analysis.instances import Instances, never
 from sublet.analysis.windows import Window
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Value, While
 from sublet.ir.text import parse
 from sublet.plan.schedule import serial
-from sublet.tensor import DType, TensorSpec
 from tests import dialect  # noqa: F401  (registers the test dialect)
 
 SWAP = """

@@ -17,7 +17,7 @@ SOURCE = ROOT / "src" / "sublet"
 # A module may import from its own floor and the floors above it in this list: one floor a room. A room in a room has
 # a floor of its own.
 FLOORS = (
-    "errors", "tensor", "base", "ir", "ir.text", "ops", "passes", "passes.autodiff", "passes.splitting",
+    "base", "ir", "ir.text", "ops", "passes", "passes.autodiff", "passes.splitting",
     "passes.recompute", "passes.ordering", "passes.patching", "plan", "plan.export", "checker", "runtime",
     "runtime.backends", "packing", "analysis", "planning", "planning.advice",
     "planning.budget", "viz", "frontends.onnx.rules", "frontends.onnx", "frontends.paddle.format",
@@ -26,7 +26,7 @@ FLOORS = (
     "frontends.paddle.peaks", "frontends.paddle.arena", "frontends.paddle.policies.ours",
     "frontends.paddle.policies", "frontends.paddle.transpile",
     "frontends.tflite", "frontends.executorch", "frontends.torch", "frontends", "foreign",
-    "nn", "modules", "api", "api.torch", "dynamic", "cli", "__main__",
+    "nn", "nn.modules", "api", "api.torch", "dynamic", "cli", "__main__",
 )  # fmt: skip
 
 # Who lives outside one of these rooms comes in by its door.
@@ -39,8 +39,6 @@ DOORS = {
 
 CHECKER_MAY_REACH = (
     "checker",
-    "errors",
-    "tensor",
     "ops",
     "ir.graph",
     "ir.walk",
@@ -49,8 +47,10 @@ CHECKER_MAY_REACH = (
     "plan.schedule",
     "plan.records",
     "plan",
+    "base.errors",
     "base.extras",
     "base.numpy_types",
+    "base.tensor",
     "base",
     "",
 )
@@ -102,7 +102,7 @@ def floor(module: str) -> int:
 
 
 def test_few_rooms() -> None:
-    assert len([path for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"]) <= 20
+    assert len([path for path in SOURCE.iterdir() if path.name != "__pycache__"]) <= 20
 
 
 def test_imports_only_go_down() -> None:
@@ -137,7 +137,7 @@ def of_room(room: str) -> list[str]:
 
 
 def test_packing_can_be_lifted_out() -> None:
-    allowed = {"errors", "base", "base.files", "base.ranges", *of_room("packing")}
+    allowed = {"base", "base.errors", "base.files", "base.ranges", *of_room("packing")}
     assert not [(module, edges(module) - allowed) for module in of_room("packing") if edges(module) - allowed]
 
 
@@ -191,8 +191,8 @@ def test_public_names_exist_and_are_listed() -> None:
 
 
 def test_every_exception_is_drawn() -> None:
-    drawn = ast.get_docstring(tree("errors")) or ""
-    for node in tree("errors").body:
+    drawn = ast.get_docstring(tree("base.errors")) or ""
+    for node in tree("base.errors").body:
         if isinstance(node, ast.ClassDef) and node.name.endswith(("Error", "Violation")):
             assert node.name in drawn or node.name == "FindingsError"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet.base.bytesize import human, parse_bytes
-from sublet.errors import SubletError
+from sublet.base.errors import SubletError
 
 
 @pytest.mark.parametrize(

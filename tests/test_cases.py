@@ -16,8 +16,8 @@ from sublet.analysis.flow_builder import flow
 from sublet.analysis.liveness import liveness
 from sublet.analysis.options import Options
 from sublet.analysis.sharing import share
+from sublet.base.errors import TextError
 from sublet.checker import judge
-from sublet.errors import TextError
 from sublet.ir.text import parse, to_text
 from sublet.ops.verify import findings
 from sublet.plan import Context, Placement

@@ -13,8 +13,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from sublet.base.errors import MissingExtraError
 from sublet.base.extras import require
-from sublet.errors import MissingExtraError
 from sublet.plan.file import load, save
 from tests.commands import Cli
 

@@ -8,7 +8,7 @@ import pytest
 from sublet.analysis.copied import targets
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
-from sublet.errors import PlanError
+from sublet.base.errors import PlanError
 from sublet.ir.graph import CaseOf, Value, While
 from sublet.ir.text import parse
 from sublet.planning.pipeline import plan_memory

@@ -15,8 +15,8 @@ from matplotlib.text import Text
 from rich.console import Console
 
 from sublet.analysis.options import Options
+from sublet.base.errors import PlanError
 from sublet.checker import check
-from sublet.errors import PlanError
 from sublet.ir.text import parse
 from sublet.plan import MemoryPlan
 from sublet.plan.file import from_json, to_json

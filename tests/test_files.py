@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sublet.base.errors import ModelError, PlanError
 from sublet.base.files import read_text, write
-from sublet.errors import ModelError, PlanError
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet.errors import GraphError
+from sublet.base.errors import GraphError
 from sublet.ir.text import parse
 from sublet.ops.verify import MAX_LOOPS
 from sublet.planning.pipeline import plan_memory

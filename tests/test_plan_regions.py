@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from sublet import Options, check, parse, plan_memory, verdict
+from sublet.base.errors import CapacityError, ProblemError, SubletError
 from sublet.cli.app import main
 from sublet.cli.options import parse_regions
-from sublet.errors import CapacityError, ProblemError, SubletError
 from sublet.packing import Lifetimes, Problem, Region, check_packing, read_csv, read_problem
 from sublet.packing.by_id import rearranged
 from sublet.packing.problem import Packing

@@ -17,7 +17,7 @@ from benchmarks.models.quantized import qdq_mobilenet_v2
 from benchmarks.models.wheels import light_models
 from sublet import Options
 from sublet.api.sources import planned_model
-from sublet.errors import PlanError, ProblemError
+from sublet.base.errors import PlanError, ProblemError
 from sublet.plan.file import load, save, to_json
 from tests.commands import Cli
 

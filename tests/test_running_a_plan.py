@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 import sublet
-from sublet.errors import PlanError, PlanViolation
+from sublet.base.errors import PlanError, PlanViolation
 from sublet.plan import OPEN, MemoryPlan
 from tests.frontends.models import parsed
 from tests.plans import told_anew

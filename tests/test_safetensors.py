@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sublet.base.errors import ModelError
 from sublet.base.files import write_parts
 from sublet.base.safetensors import TYPES, Tensors, write_tensors
-from sublet.errors import ModelError
 
 Header = dict[str, Any]
 

@@ -8,12 +8,12 @@ import pytest
 
 from sublet.analysis.options import Options
 from sublet.analysis.streams import MAX_NODES, streamed
-from sublet.errors import ProblemError
+from sublet.base.errors import ProblemError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.text import parse
 from sublet.plan.schedule import happens_before
 from sublet.planning.pipeline import plan_memory
-from sublet.tensor import DType, TensorSpec
 
 
 def wide(nodes: int) -> Graph:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from sublet.base.errors import TextError
+from sublet.base.tensor import DType, Unplannable
 from sublet.checker import check
-from sublet.errors import TextError
 from sublet.ir.text import parse, to_text
 from sublet.ir.text.parser import MAX_DEPTH
 from sublet.plan.file import load, save
 from sublet.plan.schedule import serial
 from sublet.planning.pipeline import plan_memory
-from sublet.tensor import DType, Unplannable
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = (ROOT / "docs" / "text_form.md").read_text(encoding="utf-8")

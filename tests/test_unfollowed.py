@@ -14,8 +14,8 @@ from benchmarks.planning_time import FLAGS, model
 from sublet.analysis.layouts import NOT_FOLLOWED
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
+from sublet.base.errors import Finding, PlanError, PlanViolation
 from sublet.checker import check_bytes, state
-from sublet.errors import Finding, PlanError, PlanViolation
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.packing import Problem, pack

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from sublet.analysis.options import Options
+from sublet.base.errors import PlanError
 from sublet.checker import check
-from sublet.errors import PlanError
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.plan import MemoryPlan, Region, bound_to

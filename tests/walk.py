@@ -26,12 +26,12 @@ import onnx
 from onnx import TensorProto, helper
 
 from sublet.base.extras import installed
+from sublet.base.tensor import DType
 from sublet.frontends.paddle.format.encoding import encode
 from sublet.frontends.paddle.format.program import Block, Program, new_op, new_var
 from sublet.frontends.tflite.codes import OPERATORS
 from sublet.frontends.tflite.program import IDENTIFIER
 from sublet.frontends.tflite.writing import Number, Record, Several, Text, Vector, written
-from sublet.tensor import DType
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (

@@ -11,7 +11,7 @@ from statistics import median_low
 from tempfile import TemporaryDirectory
 
 from benchmarks.paddle.policies import ARENA, AS_WRITTEN, POLICIES, Case
-from sublet.errors import SubletError
+from sublet.base.errors import SubletError
 from sublet.frontends.paddle.format.encoding import encode
 from sublet.frontends.paddle.peaks.memory import SizesOfRenamed, memory_of
 from sublet.frontends.paddle.running.verify import Outcome, compare, python, run

@@ -3,18 +3,19 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sublet import modules, nn
+from sublet import nn
 from sublet.api.binding import with_plan
 from sublet.api.weights import load_weights, open_weights, save_weights
+from sublet.base.errors import SubletError
+from sublet.base.tensor import DType, TensorSpec, Unplannable
 from sublet.checker import check
-from sublet.errors import SubletError
 from sublet.frontends.model import read_model
 from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.ir.model import Model
 from sublet.ir.text import parse, to_text
-from sublet.modules import layers
-from sublet.nn import schedules
+from sublet.nn import modules, schedules
 from sublet.nn.graph import Graph
+from sublet.nn.modules import layers
 from sublet.nn.optimizers import LAMB, SGD, Adam, AdamW, Clipped, RMSProp
 from sublet.nn.tensor import Tensor
 from sublet.plan import MemoryPlan
@@ -26,7 +27,6 @@ from sublet.runtime.comparing import compare
 from sublet.runtime.executable import Executable
 from sublet.runtime.memory import aligned_bytes
 from sublet.runtime.poison import run_poisoned
-from sublet.tensor import DType, TensorSpec, Unplannable
 
 if TYPE_CHECKING:
     from sublet.analysis.options import Options

@@ -14,7 +14,7 @@ import pytest
 
 import sublet
 from sublet import Options
-from sublet.errors import ProblemError
+from sublet.base.errors import ProblemError
 from sublet.frontends.onnx.model import from_proto
 from sublet.ir.model import Model
 from sublet.packing import Region

@@ -17,8 +17,9 @@ from sublet import layers, nn
 from sublet.analysis.options import Options
 from sublet.api.measuring import measured
 from sublet.api.sources import planned_model
+from sublet.base.errors import CapacityError, PlanError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.cli.app import app
-from sublet.errors import CapacityError, PlanError
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.model import Model
 from sublet.ops.emitter import Emitter
@@ -26,7 +27,6 @@ from sublet.packing import Region
 from sublet.planning.budget.answers import Outcome
 from sublet.planning.budget.within import Budgets
 from sublet.planning.pipeline import plan_memory
-from sublet.tensor import DType, TensorSpec
 from tests.budget.brute_force import fewest_bytes
 from tests.fuzz_budget import check_budgets
 

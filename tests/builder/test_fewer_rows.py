@@ -9,8 +9,8 @@ import pytest
 
 import sublet
 from sublet import Graph, Options, nn
-from sublet.errors import SpecError
-from sublet.modules import (
+from sublet.base.errors import SpecError
+from sublet.nn.modules import (
     BatchNorm,
     Conv,
     Dense,

@@ -12,9 +12,9 @@ import pytest
 
 import sublet
 from sublet import layers, nn
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import DType, Unplannable
 from sublet.ir.graph import While
-from sublet.tensor import DType, Unplannable
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 

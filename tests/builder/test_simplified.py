@@ -9,7 +9,7 @@ import pytest
 
 import sublet
 from sublet import Graph, Options, layers, nn
-from sublet.errors import PlanError
+from sublet.base.errors import PlanError
 from sublet.plan.file import from_json, to_json
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from sublet.base.errors import PlanViolation
 from sublet.checker import check_bytes, require_valid
 from sublet.checker.layout import lay_out
-from sublet.errors import PlanViolation
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.plan import Context, Jump, MemoryPlan, Placement, Region, Rolled, Storage

@@ -117,7 +117,7 @@ class Program:
         wrt = [self._pick(random, here) for _ in range(1 + random.randrange(2))]
         try:
             found = sublet.gradients(of * of if random.random() < 0.3 else of, wrt)
-        except sublet.errors.GradientError:
+        except sublet.base.errors.GradientError:
             return
         here += [nn.clamp(one, low=-LIMIT, high=LIMIT) for one in found]
 
@@ -257,7 +257,7 @@ def main() -> None:
     for seed in range(chosen.seed, chosen.seed + chosen.programs):
         try:
             wrong = disagreement(seed)
-        except sublet.errors.SubletError as error:
+        except sublet.base.errors.SubletError as error:
             raise RuntimeError(f"program {seed}") from error
         if wrong:
             raise SystemExit(wrong)

@@ -11,7 +11,7 @@ import pytest
 
 import sublet
 from sublet import layers, nn
-from sublet.errors import KernelError, SpecError
+from sublet.base.errors import KernelError, SpecError
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 

@@ -12,7 +12,7 @@ import pytest
 
 import sublet
 from sublet import layers, nn
-from sublet.errors import GradientError, KernelError, RunError
+from sublet.base.errors import GradientError, KernelError, RunError
 from tests.dynamic.counted import Counted
 from tests.dynamic.programs import disagreement
 from tests.dynamic.test_eager import network

@@ -17,7 +17,7 @@ import sublet
 from benchmarks.models.convolutional import MOBILENET_STAGES, mobilenet_v2
 from sublet.analysis.options import Options
 from sublet.api.exporting import exported
-from sublet.errors import PlanError
+from sublet.base.errors import PlanError
 from sublet.frontends.onnx.model import from_proto
 from sublet.packing import Region
 from sublet.plan import MemoryPlan, Outside, Placement

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from sublet.analysis.options import Options
 from sublet.api.exporting import exported
 from sublet.api.sources import source_of
-from sublet.errors import PlanError, SubletError
+from sublet.base.errors import PlanError, SubletError
 from sublet.foreign import Outcome
 from sublet.foreign.files import judged_inside
 from sublet.foreign.onnx_metadata import placed_from_onnx

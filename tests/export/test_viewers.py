@@ -16,7 +16,7 @@ import torch.cuda._memory_viz as viz
 import sublet
 from sublet.analysis.options import Options
 from sublet.api.exporting import exported
-from sublet.errors import PlanError
+from sublet.base.errors import PlanError
 from sublet.foreign import Outcome
 from sublet.foreign.files import judged_file
 from sublet.packing import Region, pack

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
+from sublet.base.errors import PlanError
 from sublet.checker import judge
-from sublet.errors import PlanError
 from sublet.foreign import By, ForeignPlan, Outcome, Placed, judged, judged_lives
 from sublet.foreign.json_form import placed_from_json
 from sublet.foreign.judgement import most_held

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch.cuda._memory_viz as viz
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 from sublet.foreign.files import packing_problem
 from sublet.foreign.pickled import ACTIONS, unpickled
 from sublet.foreign.snapshot import read_snapshot, snapshots

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 
 EACH_BYTE = 400
 """Bytes of memory that a byte of a file may cost: small records of a few bytes each."""

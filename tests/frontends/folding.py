@@ -12,10 +12,10 @@ from onnx import helper
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 
 from sublet.base.numpy_types import NUMPY
+from sublet.base.tensor import DType
 from sublet.frontends.onnx.foldable import NEWEST, OLDEST
 from sublet.frontends.onnx.infer import schema_of
 from sublet.frontends.onnx.model import from_proto
-from sublet.tensor import DType
 from tests.frontends.fold_cases import MAKE, Array, Case, Draw
 
 

@@ -10,9 +10,9 @@ import onnx
 from onnx import defs, helper
 from onnx.reference import ReferenceEvaluator
 
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, CaseOf, Graph, Node, Value, While
 from sublet.ir.model import Model
-from sublet.tensor import TensorSpec
 
 Values = dict[str, Any]
 

@@ -18,9 +18,9 @@ import onnx
 import onnxruntime as ort
 from onnx import helper, numpy_helper
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
+from sublet.base.tensor import TensorSpec
 from sublet.frontends.onnx.model import from_proto
-from sublet.tensor import TensorSpec
 
 Array = np.ndarray[Any, Any]
 NEWEST = 26

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 from sublet.frontends.onnx.model import from_proto, load
 from tests.frontends.models import parsed
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import onnx
 
+from sublet.base.tensor import TensorSpec
 from sublet.frontends.onnx.model import from_proto
 from sublet.frontends.onnx.types import TensorType, read_type, spec_of
 from sublet.ir.graph import Value
 from sublet.ir.model import Model
 from sublet.ir.text import parse, to_text
 from sublet.ops.verify import findings
-from sublet.tensor import TensorSpec
 from tests.frontends.reference import run
 
 NOT_RUN = {

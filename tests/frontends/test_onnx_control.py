@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 import pytest
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
+from sublet.base.tensor import TensorSpec, Unplannable
 from sublet.frontends.onnx.model import from_proto
 from sublet.ir.graph import CaseOf, While
 from sublet.ir.model import Model
 from sublet.ops.verify import findings
-from sublet.tensor import TensorSpec, Unplannable
 from tests.frontends.models import parsed
 from tests.frontends.reference import run
 

@@ -7,9 +7,9 @@ import time
 import numpy as np
 import pytest
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
+from sublet.base.tensor import TensorSpec, Unplannable
 from sublet.frontends.onnx.model import from_proto
-from sublet.tensor import TensorSpec, Unplannable
 from tests.frontends.models import parsed
 
 

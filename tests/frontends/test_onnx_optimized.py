@@ -9,10 +9,10 @@ import pytest
 
 from benchmarks.models.architectures import SMALL
 from sublet.api.compiling import compile
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
+from sublet.base.tensor import TensorSpec
 from sublet.frontends.onnx.model import from_proto
 from sublet.frontends.onnx.optimized import CACHE, MODEL, REFUSAL, WEIGHTS, load_optimized, optimized
-from sublet.tensor import TensorSpec
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")

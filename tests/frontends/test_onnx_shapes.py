@@ -13,11 +13,11 @@ from onnx import helper, numpy_helper
 from typer.testing import CliRunner
 
 import sublet
+from sublet.base.errors import ModelError, RunError
+from sublet.base.tensor import Unplannable
 from sublet.cli.app import app
-from sublet.errors import ModelError, RunError
 from sublet.frontends.onnx.model import from_proto
 from sublet.frontends.onnx.optimized import optimized
-from sublet.tensor import Unplannable
 from tests.frontends import shape_cases, unknown_models
 from tests.frontends.models import parsed
 

@@ -12,12 +12,12 @@ import pytest
 
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
-from sublet.errors import ModelError, RunError
+from sublet.base.errors import ModelError, RunError
+from sublet.base.tensor import TensorSpec, Unplannable
 from sublet.frontends.model import bounded, read_model
 from sublet.frontends.onnx.model import from_proto
 from sublet.plan import bound_to
 from sublet.planning.pipeline import plan_memory
-from sublet.tensor import TensorSpec, Unplannable
 from tests.frontends.models import parsed
 
 MODEL = """g (int64 m, bool go, float[2] x) => (float[2] last, float[n,2] all{outputs}) {{

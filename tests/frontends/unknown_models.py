@@ -17,14 +17,14 @@ from onnx import helper, numpy_helper
 from rich.console import Console
 
 import sublet
+from sublet.base.errors import ModelError, RunError
 from sublet.base.numpy_types import NUMPY
-from sublet.errors import ModelError, RunError
+from sublet.base.tensor import TensorSpec
 from sublet.frontends.onnx.model import from_proto
 from sublet.frontends.onnx.optimized import optimized
 from sublet.ir.model import Model
 from sublet.plan.verdict import verdict
 from sublet.planning.pipeline import plan_memory
-from sublet.tensor import TensorSpec
 from sublet.viz.verdict import verdict_words
 from tests.frontends import shape_cases
 

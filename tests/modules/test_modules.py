@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import sublet
-from sublet import modules, nn
-from sublet.errors import SpecError
-from sublet.modules import BatchNorm, Conv, Dense, Dropout, Parallel, Sequential
+from sublet import nn
+from sublet.base.errors import SpecError
+from sublet.nn import modules
+from sublet.nn.modules import BatchNorm, Conv, Dense, Dropout, Parallel, Sequential
 
 Array = np.ndarray[Any, Any]
 RANDOM = np.random.default_rng(0)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import sublet
-from sublet import modules
-from sublet.modules import GRU, LSTM, RNN
+from sublet.nn import modules
+from sublet.nn.modules import GRU, LSTM, RNN
 
 T, B, WIDTH, H = 6, 4, 16, 16  # rows of multiples of 64 bytes
 KINDS: dict[str, Any] = {"RNN": RNN, "LSTM": LSTM, "GRU": GRU}

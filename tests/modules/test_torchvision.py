@@ -11,7 +11,7 @@ import torch
 
 import sublet
 from benchmarks.torch.vision import torchvision
-from sublet.modules import SelfAttention, pytorch_name
+from sublet.nn.modules import SelfAttention, pytorch_name
 from tests.modules.vision import ResNet18, googlenet
 
 try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sublet import nn
-from sublet.modules import (
+from sublet.nn.modules import (
     BatchNorm,
     Conv,
     ConvNorm,

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sublet.base.errors import SpecError
 from sublet.base.extras import require
-from sublet.errors import SpecError
 from sublet.ir.graph import Graph, Value
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn import COMMANDS

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sublet.base.numpy_types import NUMPY
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Attr, Graph, Value
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import Command
-from sublet.tensor import DType, TensorSpec
 
 Array = NDArray[Any]
 FORM = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[\d,]*)\](?P<range> (?P<low>[-\d.e]+):(?P<high>[-\d.e]+))?")

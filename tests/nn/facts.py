@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from sublet.base.numpy_types import NUMPY
+from sublet.base.tensor import DType
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import spec_of
 from sublet.runtime.backends.reference import Reference
 from sublet.runtime.kernel import Backend
 from sublet.runtime.kernels import Kernels
-from sublet.tensor import DType
 from tests.layouts import ALIGNMENTS, alike, layouts, legal, planned, prepared, run, some
 from tests.nn.examples import EXAMPLES, Array, Case
 from tests.nn.variations import variation

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import sublet
-from sublet.errors import SubletError
+from sublet.base.errors import SubletError
 from sublet.nn.tensor import Tensor
 from sublet.nn.training import less_memory
 from tests.layouts import ALIGNMENTS

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Command
 from sublet.runtime.backends.torch.backend import KERNELS, Torch

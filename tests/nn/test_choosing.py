@@ -8,7 +8,7 @@ import torch
 
 import sublet
 from sublet import Graph, compile, nn
-from sublet.errors import GradientError, SpecError
+from sublet.base.errors import GradientError, SpecError
 
 BACKENDS = ["torch", "reference"]
 X = np.array([[3, np.nan, 1, 3, -np.inf], [0, 0, -0.0, np.inf, 0]], np.float32)

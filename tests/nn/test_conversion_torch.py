@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from sublet.base.numpy_types import NUMPY
+from sublet.base.tensor import DType
 from sublet.ops import lookup
 from sublet.ops.nn import COMMANDS
 from sublet.ops.op import Share
 from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch.backend import Torch
-from sublet.tensor import DType
 from tests.nn.against import agrees, refused, shown
 from tests.nn.examples import Example, case_of
 from tests.nn.test_registry import computed

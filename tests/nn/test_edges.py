@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from sublet import parse
+from sublet.base.errors import GraphError, SpecError, SubletError, TextError
 from sublet.base.extras import installed, require
-from sublet.errors import GraphError, SpecError, SubletError, TextError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn import COMMANDS
@@ -23,7 +24,6 @@ from sublet.ops.nn.command import Command, Required
 from sublet.ops.verify import verify
 from sublet.passes.autodiff import backward, differentiable
 from sublet.runtime.backends.torch.backend import Torch
-from sublet.tensor import DType, TensorSpec
 from tests.nn.against import agrees
 from tests.nn.examples import EXAMPLES, FORM, Case, Example, case_of, spec_of_text, told
 from tests.nn.test_registry import BACKENDS, agree_and_survive, close, computed, differentiated

@@ -15,8 +15,8 @@ import pytest
 
 import sublet
 from sublet import nn
+from sublet.base.errors import RunError
 from sublet.base.extras import installed
-from sublet.errors import RunError
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import Command

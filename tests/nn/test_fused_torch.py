@@ -7,12 +7,12 @@ import pytest
 
 import sublet
 from sublet import parse
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ops.nn import command
 from sublet.ops.nn.fused import STEPS, chain_steps
 from sublet.passes.autodiff import gradients
 from sublet.runtime.backends.torch.fused import BLOCK_ELEMENTS, blocks
-from sublet.tensor import DType, TensorSpec
 from tests.nn.examples import EXAMPLES
 
 torch = pytest.importorskip("torch")

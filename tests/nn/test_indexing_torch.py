@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Value
 from sublet.ops import lookup
 from sublet.ops.emitter import Emitter
@@ -16,7 +17,6 @@ from sublet.ops.op import Share
 from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch.backend import Torch
 from sublet.runtime.kernel import Backend
-from sublet.tensor import DType, TensorSpec
 from tests.nn.against import agrees, refused, shown
 from tests.nn.examples import Example, case_of
 from tests.nn.test_registry import computed

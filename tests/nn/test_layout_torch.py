@@ -11,14 +11,14 @@ import pytest
 
 import sublet
 from sublet import nn
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops import lookup
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.layout import bounds, cut
 from sublet.ops.op import Share
 from sublet.runtime.backends.torch.backend import Torch
-from sublet.tensor import DType, TensorSpec
 from tests.nn.against import agrees, shown
 
 torch = pytest.importorskip("torch")

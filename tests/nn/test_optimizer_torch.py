@@ -9,12 +9,12 @@ import pytest
 from numpy.typing import NDArray
 
 from sublet.base.numpy_types import NUMPY
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.emitter import Emitter
 from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch import optimizer as kernels
 from sublet.runtime.backends.torch.backend import Torch
-from sublet.tensor import DType, TensorSpec
 from tests.nn.against import refused
 
 torch = pytest.importorskip("torch")

@@ -11,6 +11,7 @@ import pytest
 import sublet
 from sublet.base.extras import installed
 from sublet.base.numpy_types import NUMPY
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Value
 from sublet.ops import lookup
 from sublet.ops.emitter import Emitter
@@ -22,7 +23,6 @@ from sublet.passes.autodiff import backward, differentiable
 from sublet.runtime.backends.reference import Reference
 from sublet.runtime.backends.torch.backend import Torch
 from sublet.runtime.kernel import Backend
-from sublet.tensor import DType, TensorSpec
 from tests.nn.examples import EXAMPLES, Array, Case, case_of, told
 
 BACKENDS: list[Backend] = [Reference(), *([Torch()] if installed("torch") else [])]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sublet import Graph, layers, nn, torch_module
-from sublet.errors import RunError, SpecError, SubletError
+from sublet.base.errors import RunError, SpecError, SubletError
 
 Write = Callable[[Graph], None]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sublet.errors import SubletError
+from sublet.base.errors import SubletError
 from sublet.ir.graph import Attr
 from sublet.ops.nn.command import Command
 from tests.nn.examples import FORM, Case, Example, case_of

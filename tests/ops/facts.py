@@ -16,7 +16,8 @@ import numpy as np
 import onnx
 from onnx.backend.test.loader import load_model_tests
 
-from sublet.errors import SubletError
+from sublet.base.errors import SubletError
+from sublet.base.tensor import TensorSpec
 from sublet.frontends.onnx.model import from_proto
 from sublet.ir.graph import CaseOf, Node, Value, While
 from sublet.ir.model import Model
@@ -25,7 +26,6 @@ from sublet.runtime.backends.by_name import BACKENDS
 from sublet.runtime.backends.onnx_nodes import captured_names
 from sublet.runtime.dtypes import pack, packed
 from sublet.runtime.kernel import Array
-from sublet.tensor import TensorSpec
 from tests.layouts import alike, layouts, legal, planned, prepared, run
 
 APART = 64

@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx import defs, helper
 
+from sublet.base.tensor import DType, TensorSpec
 from sublet.frontends.onnx.model import from_proto
 from sublet.ir.graph import Node, Value
 from sublet.ops.onnx import onnx_op
-from sublet.tensor import DType, TensorSpec
 
 ort = pytest.importorskip("onnxruntime")
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet.errors import ProblemError
+from sublet.base.errors import ProblemError
 from sublet.packing import Buffer, Companion, Precedence, Problem
 from sublet.packing.conflicts import clusters_of, conflicts_of
 from tests.packing.random_problems import conflict_pairs, problems

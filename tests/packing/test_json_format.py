@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sublet.errors import ProblemError
+from sublet.base.errors import ProblemError
 from sublet.packing import STRATEGIES, Companion, check_packing, lower_bound, read_json
 
 HERE = Path(__file__).parent / "problems"

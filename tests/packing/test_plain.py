@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet.errors import PackingError, ProblemError
+from sublet.base.errors import PackingError, ProblemError
 from sublet.packing import (
     STRATEGIES,
     Buffer,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from sublet.errors import CapacityError, PackingError, ProblemError
+from sublet.base.errors import CapacityError, PackingError, ProblemError
 from sublet.packing import (
     Buffer,
     Companion,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sublet.errors import ProblemError
+from sublet.base.errors import ProblemError
 from sublet.packing import (
     STRATEGIES,
     Buffer,

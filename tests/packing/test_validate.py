@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet.errors import PackingError
+from sublet.base.errors import PackingError
 from sublet.packing import Buffer, Companion, Packing, Problem, check_packing
 from sublet.packing.validate import MAX_OVERLAPS, find_violations
 from tests.packing.random_problems import conflict_pairs, problems

@@ -11,13 +11,13 @@ import numpy as np
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.base.numpy_types import NUMPY
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
 from sublet.ops.verify import verify
 from sublet.passes.autodiff import gradients
 from sublet.runtime.comparing import compare
 from sublet.runtime.executable import Executable
-from sublet.tensor import TensorSpec
 
 Arrays = Mapping[str, Any]
 UNPLANNED = Options(strategy="no_reuse", share=False)

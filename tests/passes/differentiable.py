@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import CaseOf, Graph, Value, While
 from sublet.ops.emitter import Emitter
-from sublet.tensor import DType, TensorSpec
 
 VECTOR = TensorSpec(DType.F64, (4,))
 COUNT = TensorSpec(DType.I64)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Value
 from sublet.ops.emitter import Emitter
 from sublet.passes.autodiff import backward
-from sublet.tensor import DType, TensorSpec
 
 F32 = DType.F32
 

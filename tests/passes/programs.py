@@ -14,10 +14,10 @@ import numpy as np
 
 import sublet
 from sublet.base.numpy_types import NUMPY
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import CaseOf, Graph, Value, While
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
-from sublet.tensor import DType, TensorSpec
 
 SHAPES = ((3, 4), (3, 4), (3, 4), (4, 3), (12,), (1, 4), ())
 FLAG, INDEX, COUNT = TensorSpec(DType.BOOL), TensorSpec(DType.I64), TensorSpec(DType.I64)

@@ -9,7 +9,7 @@ import pytest
 
 import sublet
 from sublet.analysis.options import Options
-from sublet.errors import GradientError
+from sublet.base.errors import GradientError
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.packing import STRATEGIES

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sublet.errors import GradientError
+from sublet.base.errors import GradientError
 from sublet.ir.graph import CaseOf
 from sublet.ir.text import parse
 from sublet.passes.autodiff import gradients

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from sublet.analysis.options import Options
-from sublet.errors import GradientError
+from sublet.base.errors import GradientError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, While
 from sublet.ir.text import parse, to_text
 from sublet.packing import STRATEGIES
 from sublet.passes.autodiff import gradients
 from sublet.planning.pipeline import plan_memory
-from sublet.tensor import TensorSpec
 from tests.passes.differences import check, run, value_of
 
 VECTORS: dict[str, Any] = {

@@ -10,12 +10,12 @@ import pytest
 
 import sublet
 from sublet import layers, nn
-from sublet.errors import CapacityError, SpecError
+from sublet.base.errors import CapacityError, SpecError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value, While
 from sublet.ir.text import parse
 from sublet.passes.autodiff import gradients
 from sublet.passes.autodiff.schedules import checked, chunks_of
-from sublet.tensor import TensorSpec
 from tests.passes.checkpointed import check_seed
 from tests.passes.differences import value_of
 

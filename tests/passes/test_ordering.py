@@ -9,7 +9,7 @@ import pytest
 import sublet
 from benchmarks.orders import random_graph
 from sublet import Options, parse
-from sublet.errors import CapacityError, PlanError
+from sublet.base.errors import CapacityError, PlanError
 from sublet.ir.model import as_model
 from sublet.ops.verify import verify
 from sublet.packing import Region

@@ -13,8 +13,8 @@ import sublet
 from benchmarks.models.builder import Builder
 from sublet import Options, parse
 from sublet.api.sources import planned_model, source_of
+from sublet.base.errors import PlanError
 from sublet.checker import judge
-from sublet.errors import PlanError
 from sublet.ops.verify import verify
 from sublet.passes.patching.patched import front_to, patched
 from sublet.planning.budget.costs import products

@@ -12,7 +12,7 @@ import pytest
 
 import sublet
 from sublet import parse
-from sublet.errors import GraphError, SubletError
+from sublet.base.errors import GraphError, SubletError
 from sublet.ir.graph import Graph
 from sublet.passes.pipeline import PASSES, Pass, run_passes, simplify
 from tests.passes.programs import same

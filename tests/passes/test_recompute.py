@@ -10,7 +10,7 @@ import pytest
 
 import sublet
 from sublet import nn
-from sublet.errors import PlanError
+from sublet.base.errors import PlanError
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
 from sublet.ir.walk import results

@@ -9,7 +9,7 @@ import pytest
 
 import sublet
 from sublet import nn
-from sublet.errors import PlanError
+from sublet.base.errors import PlanError
 from sublet.ir.graph import Graph
 from sublet.ops.nn import COMMANDS
 from sublet.ops.verify import verify

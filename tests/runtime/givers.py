@@ -12,7 +12,7 @@ import torch
 
 from sublet.base.dlpack import Shared
 from sublet.base.numpy_types import NUMPY
-from sublet.tensor import DType
+from sublet.base.tensor import DType
 
 TORCH = {
     DType.BOOL: torch.bool,

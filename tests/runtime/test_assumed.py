@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import sublet
-from sublet.errors import ModelError, RunError
+from sublet.base.errors import ModelError, RunError
 
 X = np.array([[1, 0, 2, 0], [0, 3, 0, 4]], np.float32)
 

@@ -10,14 +10,14 @@ import pytest
 
 import sublet
 from sublet.analysis.options import Options
-from sublet.errors import GradientError, GraphError, KernelError, RunError, SpecError
+from sublet.base.errors import GradientError, GraphError, KernelError, RunError, SpecError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Node
 from sublet.ir.text import parse, to_text
 from sublet.ops.op import Share
 from sublet.plan import MemoryPlan
 from sublet.plan.file import from_json, to_json
 from sublet.plan.schedule import serial
-from sublet.tensor import TensorSpec
 from tests.runtime.networks import CHAIN, LOOP, PythonBackend
 
 W = np.full(16, 3, np.float32)

@@ -15,7 +15,7 @@ from onnx.backend.test import BackendTest
 import sublet.api.onnx_backend as backend
 from sublet.analysis.options import Options
 from sublet.api.onnx_backend import KEPT
-from sublet.errors import ModelError, RunError, SubletError
+from sublet.base.errors import ModelError, RunError, SubletError
 
 F32 = TensorProto.FLOAT
 REFERENCE: dict[str, Any] = {"backend": "reference"}

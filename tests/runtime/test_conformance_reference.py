@@ -15,7 +15,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from sublet.api.onnx_backend import run_model
-from sublet.errors import KernelError, ModelError, RunError
+from sublet.base.errors import KernelError, ModelError, RunError
 
 RNG = np.random.default_rng(7)
 

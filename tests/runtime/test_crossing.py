@@ -19,8 +19,8 @@ from sublet import Executable, Graph, Options, compile
 from sublet.base import dlpack
 from sublet.base.arrays import array_of, torch_over
 from sublet.base.dlpack import Shared
-from sublet.errors import RunError, SpecError
-from sublet.tensor import DType
+from sublet.base.errors import RunError, SpecError
+from sublet.base.tensor import DType
 from tests.runtime.givers import DTYPES, GIVERS, OnlyDlpack, content
 
 SHAPE = (3, 4)

@@ -10,7 +10,7 @@ import pytest
 
 import sublet
 from sublet.analysis.options import Options
-from sublet.errors import KernelError, RunError
+from sublet.base.errors import KernelError, RunError
 from sublet.ir.graph import Graph, While
 from sublet.runtime.executable import Executable
 from sublet.runtime.left import Span, left_by

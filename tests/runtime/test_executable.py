@@ -16,7 +16,7 @@ import pytest
 
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
-from sublet.errors import RunError
+from sublet.base.errors import RunError
 from sublet.frontends.model import read_model
 from sublet.ir.graph import Node
 from sublet.ir.text import parse

@@ -17,7 +17,7 @@ import pytest
 
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
-from sublet.errors import KernelError, PlanError, PlanViolation, RunError
+from sublet.base.errors import KernelError, PlanError, PlanViolation, RunError
 from sublet.ir.text import parse
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.executable import Executable

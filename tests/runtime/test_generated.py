@@ -12,11 +12,11 @@ import pytest
 
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
-from sublet.errors import RunError
+from sublet.base.errors import RunError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Node, Value, While
 from sublet.runtime.comparing import compare
 from sublet.runtime.kernel import Array, Call, Cell, Operand
-from sublet.tensor import TensorSpec
 from tests.generate import program
 from tests.interpreter import OUTSIDE_BYTES, kernel
 

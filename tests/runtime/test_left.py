@@ -11,7 +11,7 @@ import pytest
 
 import sublet
 from sublet.analysis.options import Options
-from sublet.errors import KernelError, RunError
+from sublet.base.errors import KernelError, RunError
 from sublet.ir.graph import Graph, Node, Value
 from sublet.runtime.calls import InTurn
 from sublet.runtime.executable import Executable

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("onnxruntime")
 
 import sublet
-from sublet.errors import KernelError, ModelError, RunError
+from sublet.base.errors import KernelError, ModelError, RunError
 from sublet.frontends.onnx.model import from_proto
 from sublet.runtime.kernel import Array, Call, Operand
 from tests.onnx_broken import broken

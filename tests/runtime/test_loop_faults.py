@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sublet.api.compiling import compile
-from sublet.errors import GraphError, KernelError, ModelError, TextError
+from sublet.base.errors import GraphError, KernelError, ModelError, TextError
 from sublet.ir.text import parse
 from sublet.runtime.executable import Executable
 from tests.frontends.models import parsed

@@ -13,7 +13,7 @@ import pytest
 
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
-from sublet.errors import KernelError, RunError
+from sublet.base.errors import KernelError, RunError
 from sublet.runtime.profile import Profile
 from tests.runtime.networks import CHAIN, LOOP, WIDE, PythonBackend, inception, with_functions
 

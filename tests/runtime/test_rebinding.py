@@ -11,10 +11,10 @@ import pytest
 
 import sublet
 from sublet import Executable, Graph, Options, compile, nn
+from sublet.base.errors import RunError
 from sublet.base.numpy_types import NUMPY
-from sublet.errors import RunError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import While
-from sublet.tensor import TensorSpec
 from tests.exchanges import exchanging
 from tests.generate import program
 from tests.runtime.test_generated import BEYOND, Mixing, feeds_of

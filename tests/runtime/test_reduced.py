@@ -10,8 +10,8 @@ import pytest
 
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
+from sublet.base.errors import RunError
 from sublet.checker import check
-from sublet.errors import RunError
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.planning.pipeline import plan_memory

@@ -10,7 +10,7 @@ import torch
 
 from sublet import Executable, Graph, Options, compile, nn
 from sublet.base.dlpack import Shared
-from sublet.errors import RunError
+from sublet.base.errors import RunError
 from sublet.runtime.comparing import compare
 from tests.runtime.givers import DTYPES, TORCH, content
 from tests.runtime.test_crossing import looking

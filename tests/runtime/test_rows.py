@@ -12,7 +12,7 @@ import pytest
 
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
-from sublet.errors import PlanError, RunError
+from sublet.base.errors import PlanError, RunError
 from sublet.frontends.onnx.model import from_proto
 from sublet.plan import MemoryPlan, Stride
 from sublet.plan.file import load, save

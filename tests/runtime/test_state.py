@@ -9,7 +9,7 @@ import pytest
 
 import sublet
 from sublet.analysis.options import Options
-from sublet.errors import RunError
+from sublet.base.errors import RunError
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.runtime.executable import Executable

@@ -13,8 +13,8 @@ import pytest
 
 import sublet
 from sublet import nn
-from sublet.errors import ModelError, RunError, SpecError, SubletError
-from sublet.modules import BatchNorm, Dense, Dropout, Sequential
+from sublet.base.errors import ModelError, RunError, SpecError, SubletError
+from sublet.nn.modules import BatchNorm, Dense, Dropout, Sequential
 
 NET = Sequential(Dense(16), BatchNorm(), nn.relu, Dropout(0.25), Dense(3), name="net")
 RANDOM = np.random.default_rng(0)

@@ -14,9 +14,10 @@ import numpy as np
 
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
+from sublet.base.errors import RunError
 from sublet.base.numpy_types import NUMPY
+from sublet.base.tensor import DType, TensorSpec
 from sublet.checker import check_bytes
-from sublet.errors import RunError
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
 from sublet.nn.training import less_memory
@@ -32,7 +33,6 @@ from sublet.runtime.backends.reference import Reference
 from sublet.runtime.comparing import compare
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernels import choose_kernels
-from sublet.tensor import DType, TensorSpec
 from tests.mutants import mutants
 from tests.passes import differentiable, programs
 from tests.plans import told_anew

@@ -12,8 +12,8 @@ import torch
 
 import sublet
 from sublet import nn, schedules
-from sublet.errors import RunError, SpecError
-from sublet.modules import BatchNorm, Conv, Dense, Flatten, Sequential
+from sublet.base.errors import RunError, SpecError
+from sublet.nn.modules import BatchNorm, Conv, Dense, Flatten, Sequential
 
 NET = Sequential(Conv(4, 3), BatchNorm(), nn.relu, Flatten(), Dense(3), name="net")
 RANDOM = np.random.default_rng(0)

@@ -10,10 +10,10 @@ import pytest
 import sublet
 from sublet import layers, nn
 from sublet.analysis.options import Options
-from sublet.errors import GradientError, SpecError
+from sublet.base.errors import GradientError, SpecError
+from sublet.base.tensor import DType
 from sublet.ir.model import Model
 from sublet.nn.tensor import Tensor
-from sublet.tensor import DType
 
 BATCH = 8
 FEEDS = {

@@ -17,10 +17,10 @@ import sublet
 from benchmarks import eager
 from benchmarks.networks import vision
 from sublet import layers, nn
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph
 from sublet.ir.model import Model
 from sublet.nn.tensor import Tensor
-from sublet.tensor import TensorSpec
 
 Write = Callable[[sublet.Graph, str], Tensor]
 """(graph, type) -> the loss."""

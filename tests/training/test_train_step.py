@@ -10,7 +10,7 @@ import pytest
 
 import sublet
 from sublet import layers, nn
-from sublet.errors import GradientError, SpecError
+from sublet.base.errors import GradientError, SpecError
 from sublet.nn.tensor import Tensor
 
 X = np.linspace(-1, 1, 24).reshape(6, 4)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from sublet.analysis.options import Options
 from sublet.base.bytesize import human
-from sublet.errors import ProblemError
+from sublet.base.errors import ProblemError
 from sublet.ir.text import parse
 from sublet.packing import Packing, Problem, Region
 from sublet.plan import RUN, Described, Point

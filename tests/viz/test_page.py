@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sublet.errors import SubletError
+from sublet.base.errors import SubletError
 from sublet.plan import RUN, Point
 from sublet.viz.columns import Columns
 from sublet.viz.page import html, write_html

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sublet.errors import SubletError
+from sublet.base.errors import SubletError
 from sublet.plan import Placement
 from sublet.viz.colours import rgb, value_colour
 from sublet.viz.png import SVG_LIMIT, write_png

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet.errors import ProblemError
+from sublet.base.errors import ProblemError
 from sublet.packing.problem import Buffer, Packing, Problem
 from sublet.plan import ARENA, Placement, Region
 from sublet.viz.rectangles import live_columns, packing_rectangles, point_name, rectangles, reserved

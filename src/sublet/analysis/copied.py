@@ -8,7 +8,7 @@ from sublet.analysis.layout import Layout
 from sublet.analysis.layouts import Layouts
 from sublet.analysis.options import Options
 from sublet.analysis.windows import obstacle
-from sublet.errors import PlanError
+from sublet.base.errors import PlanError
 from sublet.ir.graph import Graph, Value, While
 from sublet.ir.walk import assignments, steps
 from sublet.plan import UPDATE, CopiedMove, Edge

@@ -11,7 +11,7 @@ import numpy as np
 from sublet.analysis.flow import Flow
 from sublet.analysis.order import Concurrency, Mask
 from sublet.analysis.sharing import SharedBuffer
-from sublet.errors import ProblemError
+from sublet.base.errors import ProblemError
 from sublet.ir.graph import Value
 from sublet.packing.problem import Buffer, Precedence, Problem
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sublet.errors import ProblemError
+from sublet.base.errors import ProblemError
 from sublet.ir.recipe import GIVEN, LESS
 from sublet.packing import Region as MemoryRegion
 from sublet.packing.problem import MAX_ALIGNMENT

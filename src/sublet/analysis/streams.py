@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from sublet.errors import ProblemError
+from sublet.base.errors import ProblemError
 from sublet.ir.graph import Graph, Node, While
 from sublet.ir.walk import makers, needs
 from sublet.plan.schedule import Schedule, Step

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Value, While
 from sublet.plan import Stride
-from sublet.tensor import TensorSpec
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 from sublet.analysis.options import Options
 from sublet.api.sources import source_of
+from sublet.base.errors import ProblemError
 from sublet.base.extras import installed
-from sublet.errors import ProblemError
 from sublet.frontends.model import is_onnx
 from sublet.frontends.onnx.optimized import ALL, LEVELS
 from sublet.frontends.trips import Trips

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from sublet.api.sources import first_of, level, source_of
+from sublet.base.errors import PlanError, RunError
 from sublet.base.numpy_types import NUMPY
 from sublet.base.printable import printable
+from sublet.base.tensor import TensorSpec
 from sublet.checker import require_valid
-from sublet.errors import PlanError, RunError
 from sublet.frontends.trips import Trips
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
@@ -33,7 +34,6 @@ from sublet.runtime.kernels import Kernels, choose_kernels, scratch_of
 from sublet.runtime.tuning import WORKSPACE_BYTES, Tuner
 from sublet.runtime.weights import Weights
 from sublet.runtime.workspace import bytes_in_use, growth
-from sublet.tensor import TensorSpec
 
 WIDE = 64
 """Bytes of a line of the cache. Convolutions are up to 15 % slower over weights that are not aligned to it."""

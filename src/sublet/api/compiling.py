@@ -10,7 +10,7 @@ from sublet.analysis.options import Options
 from sublet.api.binding import Equipped, equipped, to_run
 from sublet.api.measuring import measured
 from sublet.api.sources import Optimize, change
-from sublet.errors import CapacityError
+from sublet.base.errors import CapacityError
 from sublet.frontends.trips import Trips
 from sublet.ir.graph import Graph
 from sublet.ir.model import Model

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from types import MappingProxyType
 
-from sublet.errors import PlanError
+from sublet.base.errors import PlanError
 from sublet.foreign.onnx_export import with_plan
 from sublet.plan import MemoryPlan
 from sublet.plan.export import FORMS, Exporter, Told

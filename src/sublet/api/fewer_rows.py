@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sublet.api.binding import equipped
+from sublet.base.errors import PlanError
 from sublet.base.numpy_types import NUMPY
 from sublet.base.ranges import highest, levels, merge
+from sublet.base.tensor import TensorSpec
 from sublet.checker import require_valid
-from sublet.errors import PlanError
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
 from sublet.ir.scratch import without_scratch
@@ -20,7 +21,6 @@ from sublet.planning.assemble import sums
 from sublet.runtime.backends.by_name import AUTO
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, Backend
-from sublet.tensor import TensorSpec
 
 
 def fewer_rows(

@@ -12,14 +12,14 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from sublet.base.errors import RunError
 from sublet.base.interrupts import awaited
-from sublet.errors import RunError
+from sublet.base.tensor import TensorSpec
 from sublet.plan import bound_to
 from sublet.runtime.dtypes import array_over
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array
 from sublet.runtime.memory import aligned_bytes
-from sublet.tensor import TensorSpec
 
 Batch = Mapping[str, Any]
 """Inputs by name."""

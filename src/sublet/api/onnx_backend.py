@@ -17,8 +17,8 @@ import numpy as np
 
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
+from sublet.base.errors import RunError
 from sublet.base.extras import require
-from sublet.errors import RunError
 from sublet.frontends.onnx.file import all_nodes, domain_of
 from sublet.frontends.onnx.model import from_proto
 from sublet.frontends.onnx.types import STRING, TensorType, read_type

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 from sublet.frontends.paddle.format.decoding import decode
 from sublet.frontends.paddle.format.encoding import encode
 from sublet.frontends.paddle.running.verify import Training, verify

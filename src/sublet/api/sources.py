@@ -8,8 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from sublet.base.errors import PlanError, RunError
 from sublet.base.extras import installed
-from sublet.errors import PlanError, RunError
 from sublet.frontends.model import bounded, read_model
 from sublet.frontends.onnx.model import from_proto
 from sublet.frontends.onnx.optimized import ALL, depends_on, optimized

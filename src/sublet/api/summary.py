@@ -11,9 +11,9 @@ from rich.table import Table
 
 from sublet.base.bytesize import human
 from sublet.base.printable import printable
+from sublet.base.tensor import TensorSpec
 from sublet.plan import ARENA, Placement
 from sublet.runtime.executable import Executable
-from sublet.tensor import TensorSpec
 
 BACKWARD = "grad/"
 

@@ -10,8 +10,9 @@ from typing import Any
 from sublet.analysis.options import Options
 from sublet.api.compiling import compile
 from sublet.base.arrays import array_of, torch_over
+from sublet.base.errors import RunError, SpecError
 from sublet.base.extras import require
-from sublet.errors import RunError, SpecError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
 from sublet.nn.graph import Graph as WrittenGraph
@@ -19,7 +20,6 @@ from sublet.ops.emitter import Emitter
 from sublet.passes.autodiff import differentiable, gradients
 from sublet.passes.pipeline import simplify
 from sublet.runtime.executable import Executable
-from sublet.tensor import TensorSpec
 
 
 def torch_module(graph: WrittenGraph, **how: Any) -> Any:

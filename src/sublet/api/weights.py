@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from sublet.base.arrays import array_of
+from sublet.base.errors import ModelError
 from sublet.base.printable import printable
 from sublet.base.safetensors import Tensors, write_tensors
-from sublet.errors import ModelError
 from sublet.runtime.given import listed
 from sublet.runtime.kernel import Array
 

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sublet.base.dlpack import taken
+from sublet.base.errors import RunError
 from sublet.base.extras import require
 from sublet.base.numpy_types import NUMPY
-from sublet.errors import RunError
-from sublet.tensor import DType
+from sublet.base.tensor import DType
 
 Array = NDArray[Any]
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sublet.base.numpy_types import NUMPY
-from sublet.tensor import DType
+from sublet.base.tensor import DType
 
 Array = NDArray[Any]
 

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from types import ModuleType
 
-from sublet.errors import MissingExtraError
+from sublet.base.errors import MissingExtraError
 
 PACKAGES = {"png": "matplotlib"}
 """The package that an extra brings, where the two have different names."""

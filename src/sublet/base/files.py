@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from sublet.errors import SubletError
+from sublet.base.errors import SubletError
 
 
 def read_bytes(path: str | Path, error: type[SubletError]) -> bytes:

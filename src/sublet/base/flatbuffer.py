@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 
 READ_PER_BYTE = 8
 """How often a byte of an honest file is read at most; names and vectors may be shared, though writers do not."""

@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from sublet.tensor import DType
+from sublet.base.tensor import DType
 
 NUMPY: dict[DType, np.dtype[Any]] = {
     dtype: np.dtype(kind)

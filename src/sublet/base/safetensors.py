@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sublet.base.errors import ModelError
 from sublet.base.files import write_parts
 from sublet.base.numpy_types import NUMPY
 from sublet.base.printable import printable
-from sublet.errors import ModelError
-from sublet.tensor import DType
+from sublet.base.tensor import DType
 
 Array = NDArray[Any]
 

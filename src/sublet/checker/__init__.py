@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sublet.base.errors import Finding, PlanViolation
 from sublet.checker.bound import Standing
 from sublet.checker.claims import LABELS, PROVEN, check_claims
 from sublet.checker.contents import contents, sources
@@ -30,7 +31,6 @@ from sublet.checker.layout import lay_out
 from sublet.checker.order import check_form, check_order
 from sublet.checker.races import check_races
 from sublet.checker.replay import replay
-from sublet.errors import Finding, PlanViolation
 from sublet.ir.graph import CaseOf, Graph, While
 from sublet.plan import MemoryPlan
 from sublet.plan.schedule import Schedule

@@ -9,9 +9,9 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from sublet.base.errors import Finding
 from sublet.checker.kinship import Kin, Ties
 from sublet.checker.lives import Ranges, union
-from sublet.errors import Finding
 from sublet.plan import POINTER, MemoryPlan, Placement
 
 HOWS = ("view", "part", "inplace", "carry", "slice", "row")

@@ -14,10 +14,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 
+from sublet.base.errors import Finding
 from sublet.checker.blocks import Block
 from sublet.checker.lives import Ranges
 from sublet.checker.walk import Walk
-from sublet.errors import Finding
 from sublet.plan import MemoryPlan
 from sublet.plan.schedule import happens_before
 

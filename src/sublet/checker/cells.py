@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from sublet.errors import Finding
+from sublet.base.errors import Finding
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value, While
 from sublet.plan import Context, Placement, Region, Stride
-from sublet.tensor import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from sublet.base.errors import Finding
+from sublet.base.tensor import Unplannable
 from sublet.checker.blocks import blocks, check_apart, check_groups
 from sublet.checker.bound import Standing, check_bound
 from sublet.checker.heads import asked, check_heads
@@ -21,11 +23,9 @@ from sublet.checker.lives import Ranges, conceivable, needed, union, within, wri
 from sublet.checker.moves import check_moves, check_targets
 from sublet.checker.timeline import TooLongError, timeline
 from sublet.checker.walk import Places, TooManyStatesError, Walk
-from sublet.errors import Finding
 from sublet.ir.graph import Graph, Value
 from sublet.plan import ARENA, POINTER, UNLIMITED, MemoryPlan, Placement, Region
 from sublet.plan.schedule import Schedule
-from sublet.tensor import Unplannable
 
 MOST_ALIGNMENT = 1 << 32
 STOPPED = ("", "timeout", "interrupt")

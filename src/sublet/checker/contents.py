@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from sublet.base.errors import SubletError
 from sublet.checker.memory import Content, Piece
-from sublet.errors import SubletError
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops.op import Op, Share, lookup
 

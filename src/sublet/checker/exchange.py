@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import lcm
 
-from sublet.errors import Finding
+from sublet.base.errors import Finding
 from sublet.ir.graph import Graph
 from sublet.plan import MemoryPlan, bound_to
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from sublet.base.errors import Finding
 from sublet.checker.state import State
 from sublet.checker.timeline import Timeline
 from sublet.checker.walk import Name, Places, Walk
-from sublet.errors import Finding
 from sublet.ir.graph import Graph, Value, While
 from sublet.plan import OPEN, POINTER, Context, MemoryPlan, Region, Rolled
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
+from sublet.base.errors import Finding
 from sublet.checker.layout import span
 from sublet.checker.state import State
-from sublet.errors import Finding
 from sublet.ir.graph import CaseOf, Graph, While
 from sublet.plan import Context, Jump, Rolled
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sublet.base.tensor import TensorSpec
 from sublet.checker.contents import facts
 from sublet.checker.walk import Visit, Walk
 from sublet.ir.graph import Node, Value, While
 from sublet.ops.op import Share
 from sublet.plan import Placement, Region, Stride
-from sublet.tensor import TensorSpec
 
 Ties = dict[tuple[str, int, int], set[str]]
 """(how, placement, other): the names under which the other is known where it is tied."""

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
+from sublet.base.errors import Finding
+from sublet.base.tensor import Unplannable
 from sublet.checker.cells import Cells, Strides
 from sublet.checker.heads import Told, told_heads
-from sublet.errors import Finding
 from sublet.ir.graph import CaseOf, Graph, Value, While
 from sublet.plan import ARENA, OPEN, POINTER, Context, MemoryPlan, Placement, Region, Rolled, Storage, bound_to
-from sublet.tensor import Unplannable
 
 READ_ONLY = ("weight", "input")
 """Kinds of storage that are the caller's: the network writes only those whose value the graph updates."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sublet.base.errors import Finding
 from sublet.checker.layout import span
 from sublet.checker.memory import Segment
-from sublet.errors import Finding
 from sublet.ir.graph import Value
 from sublet.plan import Region
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sublet.base.errors import Finding
 from sublet.checker.exchange import owners
 from sublet.checker.kinship import is_step, lies_at, steps
 from sublet.checker.walk import Visit, Walk
-from sublet.errors import Finding
 from sublet.ir.graph import Graph, Value, While
 from sublet.ir.walk import assignments
 from sublet.plan import POINTER, UPDATE, CopiedMove, Edge, MemoryPlan

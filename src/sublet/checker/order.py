@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sublet.errors import Finding
+from sublet.base.errors import Finding
 from sublet.ir.graph import Graph, While
 from sublet.ir.walk import needs
 from sublet.plan.schedule import Schedule, happens_before

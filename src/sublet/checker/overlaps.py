@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sublet.base.errors import Finding
 from sublet.checker.actions import Action
 from sublet.checker.contents import facts
 from sublet.checker.layout import Layout, overlapping, span
-from sublet.errors import Finding
 from sublet.ir.graph import CaseOf, Node, While
 from sublet.plan import Region
 

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from sublet.base.errors import Finding
 from sublet.checker.accesses import Accesses, Touched
 from sublet.checker.cells import Cells
 from sublet.checker.layout import span
-from sublet.errors import Finding
 from sublet.ir.graph import Graph
 from sublet.plan import Region
 from sublet.plan.schedule import Schedule, happens_before

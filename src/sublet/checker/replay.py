@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from itertools import chain
 
+from sublet.base.errors import Finding
 from sublet.checker.accesses import Accesses
 from sublet.checker.actions import Action, Actions
 from sublet.checker.contents import Source, whole
@@ -41,7 +42,6 @@ from sublet.checker.misread import misread
 from sublet.checker.overlaps import check_overlaps
 from sublet.checker.rounds import Run
 from sublet.checker.state import Pointer, State
-from sublet.errors import Finding
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ir.walk import needs, results, tested
 from sublet.plan import Context, Region, Rolled

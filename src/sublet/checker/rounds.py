@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sublet.base.errors import Finding
 from sublet.checker.state import State
-from sublet.errors import Finding
 from sublet.ir.graph import While
 from sublet.plan import Context
 

@@ -14,6 +14,7 @@ import typer
 
 from sublet.api.sources import planned_model
 from sublet.base.bytesize import parse_bytes
+from sublet.base.errors import ProblemError
 from sublet.checker import judge
 from sublet.cli import options
 from sublet.cli.check import check
@@ -31,7 +32,6 @@ from sublet.cli.plan import plan
 from sublet.cli.run import run
 from sublet.cli.showing import draw, names_apart, print_map, show_both, show_judgement, show_plan
 from sublet.cli.transpile import transpile_
-from sublet.errors import ProblemError
 from sublet.foreign.files import packing_problem
 from sublet.packing import Lifetimes, pack, place_in_regions
 from sublet.packing.csv_format import write_csv

@@ -11,8 +11,8 @@ from rich.text import Text
 from sublet.analysis.options import Options
 from sublet.api.measuring import measured
 from sublet.base.bytesize import human
+from sublet.base.errors import CapacityError, PlanError
 from sublet.cli.console import answers, budget_progress, errors, print_json
-from sublet.errors import CapacityError, PlanError
 from sublet.ir.model import Model
 from sublet.planning.budget.answers import Answer, Outcome
 from sublet.planning.budget.costs import MODELLED

@@ -9,6 +9,7 @@ import typer
 
 from sublet.api.sources import planned_model, source_of
 from sublet.base.bytesize import parse_bytes
+from sublet.base.errors import PlanError
 from sublet.checker import judge
 from sublet.cli import options
 from sublet.cli.console import answered, print_json, refuse_overwriting
@@ -16,7 +17,6 @@ from sublet.cli.foreign_report import STATUS, foreign_json, foreign_picture, sho
 from sublet.cli.options import bound_dims, bound_trips
 from sublet.cli.showing import draw, print_map, show_judgement
 from sublet.cli.snapshot_report import replay_snapshot
-from sublet.errors import PlanError
 from sublet.foreign import Judgement, judged
 from sublet.foreign.files import is_foreign_json, is_snapshot, judged_file, judged_inside, plan_beside, tells_lifetimes
 from sublet.packing import Lifetimes

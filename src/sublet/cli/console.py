@@ -21,8 +21,8 @@ from rich.markup import escape
 from rich.text import Text
 
 from sublet.base.bytesize import human
+from sublet.base.errors import CapacityError, PlanError, SubletError
 from sublet.base.printable import printable
-from sublet.errors import CapacityError, PlanError, SubletError
 from sublet.ir.model import Model as Source
 from sublet.plan.advised import Advice
 from sublet.plan.verdict import Outcome, Verdict

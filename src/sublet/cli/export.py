@@ -11,13 +11,13 @@ from sublet.analysis.options import Options
 from sublet.api.binding import to_run
 from sublet.api.exporting import EXPORTERS, exported
 from sublet.api.sources import planned_model
+from sublet.base.errors import PlanError
 from sublet.base.files import make_folder, write
 from sublet.checker import require_valid
 from sublet.cli import options
 from sublet.cli.console import answered, answers, packing_progress, refuse_overwriting
 from sublet.cli.export_tflm import TFLM, export_tflm
 from sublet.cli.options import alignment_of, bound_dims, bound_trips
-from sublet.errors import PlanError
 from sublet.ir.recipe import AS_IS
 from sublet.plan import MemoryPlan
 from sublet.plan.export import Told

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from sublet.base.errors import ModelError, PlanError
 from sublet.base.files import write
 from sublet.cli.console import answers, refuse_overwriting
-from sublet.errors import ModelError, PlanError
 from sublet.frontends.model import is_tflite
 from sublet.frontends.tflite import tflm
 from sublet.frontends.tflite.choosing import RUNS, Choice, chosen

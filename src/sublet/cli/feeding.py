@@ -19,13 +19,13 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from sublet.base.errors import RunError
 from sublet.base.files import write
 from sublet.base.numpy_types import NUMPY
 from sublet.base.printable import printable
-from sublet.errors import RunError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Value
 from sublet.runtime.dtypes import packed
-from sublet.tensor import DType, TensorSpec
 
 ENTRY = ".npy"
 ARCHIVE = ".npz"

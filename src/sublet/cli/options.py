@@ -12,7 +12,7 @@ import typer
 
 from sublet.api.sources import Optimize
 from sublet.base.bytesize import parse_bytes
-from sublet.errors import ModelError, PlanError, ProblemError
+from sublet.base.errors import ModelError, PlanError, ProblemError
 from sublet.frontends.model import is_paddle, is_tflite
 from sublet.frontends.tflite.model import ALIGNMENT as TFLM_ALIGNMENT
 from sublet.packing import STRATEGIES, Region

@@ -14,8 +14,8 @@ from rich.text import Text
 from sublet.analysis.options import Options
 from sublet.api.torch.ranks import RankPlans, build_in, rank_plans
 from sublet.base.bytesize import human, parse_bytes
+from sublet.base.errors import PlanError
 from sublet.cli.console import answers, print_json
-from sublet.errors import PlanError
 from sublet.ir.recipe import LESS
 
 

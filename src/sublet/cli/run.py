@@ -12,6 +12,7 @@ import typer
 from sublet.analysis.options import Options
 from sublet.api.binding import to_run
 from sublet.api.compiling import compile
+from sublet.base.errors import PlanError, RunError
 from sublet.base.extras import version_of
 from sublet.cli import options
 from sublet.cli.console import (
@@ -28,7 +29,6 @@ from sublet.cli.feeding import files_of, missing_inputs, random_arrays, read_inp
 from sublet.cli.options import Question, bound_dims, bound_trips, told_shapes
 from sublet.cli.patching import patching
 from sublet.cli.run_report import RunReport, as_json, for_people
-from sublet.errors import PlanError, RunError
 from sublet.ir.graph import Value
 from sublet.ir.model import Model as Source
 from sublet.plan import MemoryPlan

@@ -10,11 +10,11 @@ from rich.markup import escape
 from rich.text import Text
 
 from sublet.base.bytesize import human, percent
+from sublet.base.errors import PlanError
 from sublet.base.printable import printable
 from sublet.cli.console import answers, packing_progress, print_json
 from sublet.cli.foreign_report import SHOWN
 from sublet.cli.showing import draw, print_map
-from sublet.errors import PlanError
 from sublet.foreign.snapshot import Snapshot, read_snapshot
 from sublet.packing import Report, pack
 from sublet.viz.rectangles import packing_rectangles

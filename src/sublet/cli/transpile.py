@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
+from sublet.base.errors import PlanError
 from sublet.base.files import write
 from sublet.base.printable import printable
 from sublet.cli import options
 from sublet.cli.console import DOES_NOT_FIT, UNKNOWN, answered, answers, print_json, refuse_overwriting
 from sublet.cli.options import bound_dims, bound_extents, bound_trips
 from sublet.cli.transpiled import compared, in_json, show_transpiled
-from sublet.errors import PlanError
 from sublet.frontends.paddle.format.decoding import decode
 from sublet.frontends.paddle.format.encoding import encode
 from sublet.frontends.paddle.lives.live_sets import live_lines

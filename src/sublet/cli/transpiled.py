@@ -11,9 +11,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from sublet.base.errors import PlanViolation
 from sublet.base.printable import printable
 from sublet.cli.console import answers
-from sublet.errors import PlanViolation
 from sublet.frontends.paddle.format.program import Program
 from sublet.frontends.paddle.peaks.memory import Memory
 from sublet.frontends.paddle.transpile import POLICIES, Asked, InArena, Report, Transpiled, transpile

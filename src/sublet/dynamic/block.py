@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sublet.base.tensor import DType, TensorSpec
 from sublet.dynamic.eager import Eager, number_type
 from sublet.dynamic.programs import WRITTEN, Written
 from sublet.dynamic.storage import Storage
@@ -20,7 +21,6 @@ from sublet.ops.emitter import Emitter, Literals, Names
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.conversion import STOP_GRADIENT
 from sublet.ops.nn.shapes import FLOATS
-from sublet.tensor import DType, TensorSpec
 
 
 class Writing(Owner, Protocol):

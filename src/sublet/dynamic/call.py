@@ -13,6 +13,7 @@ from weakref import ref
 
 import numpy as np
 
+from sublet.base.errors import RunError
 from sublet.base.interrupts import uninterrupted
 from sublet.dynamic import compared
 from sublet.dynamic.eager import OMITTED, Eager
@@ -38,7 +39,6 @@ from sublet.dynamic.traces import (
     delicate,
 )
 from sublet.dynamic.unrolled import Unrolled
-from sublet.errors import RunError
 from sublet.nn.lines import at_line, user_code
 from sublet.nn.tensor import Tensor
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sublet.base.errors import GradientError, RunError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.dynamic.storage import Kinds, Pool, Storage
-from sublet.errors import GradientError, RunError
 from sublet.ir.graph import Node, Value
 from sublet.ops.emitter import Emitter, Literals, Names
 from sublet.ops.nn.shapes import FLOATS
 from sublet.passes.autodiff import backward
 from sublet.runtime.kernel import Backend, Compute, Direct, Immediate, Kernel
-from sublet.tensor import DType, TensorSpec
 
 
 class Used:

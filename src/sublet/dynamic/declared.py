@@ -10,16 +10,16 @@ from weakref import ref
 import numpy as np
 
 from sublet.base.arrays import array_of, gives_memory
+from sublet.base.errors import SpecError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.dynamic.eager import Eager
 from sublet.dynamic.record import Symbol
 from sublet.dynamic.storage import Kind, Storage, element_type
 from sublet.dynamic.tensor import Owner, Parameter
-from sublet.errors import SpecError
 from sublet.nn.content import Drawn
 from sublet.nn.graph import as_array, spec_for
 from sublet.nn.lines import at_line
 from sublet.nn.naming import Named, free, name_in
-from sublet.tensor import DType, TensorSpec
 
 
 class Declared:

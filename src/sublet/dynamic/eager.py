@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.errors import KernelError, SpecError, SubletError
 from sublet.base.numpy_types import NUMPY
+from sublet.base.tensor import DType, TensorSpec
 from sublet.dynamic import living
 from sublet.dynamic.commands import Used, used
 from sublet.dynamic.programs import WRITTEN, Program, Written
 from sublet.dynamic.record import Applied, Result, Symbol
 from sublet.dynamic.storage import Kind, Kinds, Pool, Storage
 from sublet.dynamic.tensor import EagerTensor, Inner, Owner, not_known
-from sublet.errors import KernelError, SpecError, SubletError
 from sublet.ir.graph import Value
 from sublet.nn.graph import DTYPES, as_array
 from sublet.nn.lines import Line, at_line, user_code
@@ -23,7 +24,6 @@ from sublet.nn.tensor import Tensor, told
 from sublet.ops.nn.shapes import FLOATS
 from sublet.runtime.dtypes import pack, packed
 from sublet.runtime.kernel import Array, Backend
-from sublet.tensor import DType, TensorSpec
 
 
 class Omitted:

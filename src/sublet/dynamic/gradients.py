@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from sublet.base.errors import GradientError
 from sublet.dynamic.eager import Eager
 from sublet.dynamic.programs import applied_to, written
 from sublet.dynamic.record import Applied, Result, Symbol
 from sublet.dynamic.storage import Storage
-from sublet.errors import GradientError
 from sublet.ir.graph import Node, Value
 from sublet.ir.walk import needs
 from sublet.nn.lines import at_line, line_of, user_line

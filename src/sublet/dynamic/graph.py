@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.errors import GradientError, RunError, SpecError
+from sublet.base.tensor import DType
 from sublet.dynamic.block import Block
 from sublet.dynamic.call import Call
 from sublet.dynamic.declared import Declared
@@ -18,7 +20,6 @@ from sublet.dynamic.remembered import Plans, Remembered
 from sublet.dynamic.storage import Storage
 from sublet.dynamic.tensor import EagerTensor, NumberTensor, Parameter, tensors_of
 from sublet.dynamic.weights import Weights
-from sublet.errors import GradientError, RunError, SpecError
 from sublet.ir.graph import Graph as Plain
 from sublet.ir.model import Model
 from sublet.nn.controlled import Controlled
@@ -33,7 +34,6 @@ from sublet.runtime.backends import small
 from sublet.runtime.backends.by_name import AUTO, backends_of, names_of
 from sublet.runtime.backends.commands import Commands
 from sublet.runtime.kernel import Backend
-from sublet.tensor import DType
 
 NN_BACKENDS = ("torch", "reference")
 """Those that compute commands."""

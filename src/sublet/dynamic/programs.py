@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from sublet.api.binding import equipped
+from sublet.base.errors import KernelError, SpecError, SubletError
+from sublet.base.tensor import TensorSpec
 from sublet.dynamic.storage import Kind, Kinds, Pool, Storage
-from sublet.errors import KernelError, SpecError, SubletError
 from sublet.ir.graph import Graph, Node, Value, While
 from sublet.ir.model import Model
 from sublet.ir.text import to_text
@@ -24,7 +25,6 @@ from sublet.ops.nn.shapes import FLOATS
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, Backend
-from sublet.tensor import TensorSpec
 
 WRITTEN = "written"
 """The attribute of the command that holds what was written."""

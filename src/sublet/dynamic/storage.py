@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from sublet.base.numpy_types import NUMPY
+from sublet.base.tensor import TensorSpec
 from sublet.ops.nn.shapes import FLOATS
 from sublet.runtime.dtypes import array_over
 from sublet.runtime.kernel import Array
 from sublet.runtime.memory import Raw, aligned_bytes
-from sublet.tensor import TensorSpec
 
 LINE = 64
 """Bytes that the size of a block is a multiple of, and its address too."""

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import numpy as np
 
 from sublet.base.dlpack import CPU, Shared
+from sublet.base.errors import RunError, SpecError
+from sublet.base.tensor import INTEGERS, DType
 from sublet.dynamic.record import Symbol
 from sublet.dynamic.storage import Kind, Storage
-from sublet.errors import RunError, SpecError
 from sublet.ir.graph import Value
 from sublet.nn.levels import Level
 from sublet.nn.lines import at_line
 from sublet.nn.tensor import Tensor, told
 from sublet.runtime.dtypes import packed, plain
 from sublet.runtime.kernel import Array
-from sublet.tensor import INTEGERS, DType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

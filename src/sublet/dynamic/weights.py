@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from sublet.base.errors import SpecError
 from sublet.base.interrupts import uninterrupted
 from sublet.base.printable import printable
 from sublet.dynamic.declared import Declared
 from sublet.dynamic.tensor import EagerTensor, Owner
-from sublet.errors import SpecError
 from sublet.nn.lines import at_line
 from sublet.runtime.kernel import Array
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from sublet.errors import Finding, ModelError
+from sublet.base.errors import Finding, ModelError
 from sublet.foreign.judgement import By, Judgement, RegionJudged
 from sublet.frontends.executorch.held import buffer, held, in_places, least_bytes
 from sublet.frontends.executorch.program import Program

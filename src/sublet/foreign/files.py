@@ -6,8 +6,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from sublet.base.errors import PlanError, ProblemError
 from sublet.base.files import read_text
-from sublet.errors import PlanError, ProblemError
 from sublet.foreign.computed import with_computed
 from sublet.foreign.executorch import is_pte, judged_pte
 from sublet.foreign.json_form import is_placed, placed_from_json

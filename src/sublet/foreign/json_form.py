@@ -18,7 +18,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sublet.errors import PlanError
+from sublet.base.errors import PlanError
 from sublet.foreign.placed import LARGEST, MOST_ALIGNMENT, ForeignPlan, Placed
 from sublet.packing.problem import MAX_TIME
 from sublet.plan import ARENA

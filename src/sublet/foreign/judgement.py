@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from sublet.base.errors import Finding
 from sublet.base.ranges import Ranges
-from sublet.errors import Finding
 from sublet.packing.problem import Packing, Problem
 from sublet.plan import MemoryPlan
 

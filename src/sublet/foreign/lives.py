@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from sublet.base.errors import Finding, PlanError, ProblemError
 from sublet.base.ranges import merge
-from sublet.errors import Finding, PlanError, ProblemError
 from sublet.foreign.judgement import By, Judgement, RegionJudged, most_held
 from sublet.foreign.placed import ForeignPlan, Placed
 from sublet.packing.by_id import rearranged

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sublet.errors import PlanError
+from sublet.base.errors import PlanError
+from sublet.base.tensor import DType
 from sublet.foreign.onnx_metadata import (
     ALIGNMENT,
     ARENA_BYTES,
@@ -35,7 +36,6 @@ from sublet.ir.recipe import AS_IS
 from sublet.plan import POINTER, MemoryPlan, Placement
 from sublet.plan.export import Told
 from sublet.plan.slots import require_counted
-from sublet.tensor import DType
 
 if TYPE_CHECKING:
     import onnx

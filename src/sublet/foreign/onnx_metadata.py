@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sublet.errors import PlanError
+from sublet.base.errors import PlanError
 from sublet.foreign.placed import ForeignPlan, Placed
 from sublet.plan import ARENA
 

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 
 MOST_BYTES = 1 << 30
 MOST_CONTAINERS = 1 << 24

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from sublet.errors import Finding, PlanError
+from sublet.base.errors import Finding, PlanError
 from sublet.plan import ARENA
 
 Lifetimes = tuple[tuple[int, int], ...]

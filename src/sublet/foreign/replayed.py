@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from sublet.base.errors import Finding, PlanError
+from sublet.base.tensor import DType, TensorSpec, Unplannable
 from sublet.checker import check_bytes
-from sublet.errors import Finding, PlanError
 from sublet.foreign.described import described
 from sublet.foreign.judgement import By, Judgement, RegionJudged, most_held
 from sublet.foreign.placed import ForeignPlan, Placed
@@ -21,7 +22,6 @@ from sublet.plan import ARENA, Described, MemoryPlan, Outside, Peak, Placement, 
 from sublet.plan.file import fingerprint
 from sublet.plan.records import bound_to
 from sublet.plan.schedule import Schedule, serial
-from sublet.tensor import DType, TensorSpec, Unplannable
 
 LEFT_OUT = "left out"
 """The kind of the memory that a tensor without a place gets in what is drawn."""

@@ -12,8 +12,8 @@ from math import gcd
 from pathlib import Path
 from typing import Any
 
+from sublet.base.errors import Finding, ModelError
 from sublet.base.ranges import highest, levels
-from sublet.errors import Finding, ModelError
 from sublet.foreign.pickled import MOST_BYTES, unpickled
 from sublet.packing.problem import MAX_SIZE, Buffer, Packing, Problem
 from sublet.packing.validate import find_violations

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sublet.errors import Finding, PlanError
+from sublet.base.errors import Finding, PlanError
 from sublet.foreign.placed import ForeignPlan, Placed
 from sublet.frontends.tflite.handing_on import destroyed
 from sublet.frontends.tflite.model import ALIGNMENT, converted

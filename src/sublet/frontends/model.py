@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from sublet.base.errors import ModelError
 from sublet.base.files import read_text
-from sublet.errors import ModelError
 from sublet.frontends.onnx.model import load
 from sublet.frontends.onnx.optimized import load_optimized
 from sublet.frontends.paddle.convert import model as paddle

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from sublet.base.errors import ModelError
 from sublet.base.printable import printable
-from sublet.errors import ModelError
+from sublet.base.tensor import TensorSpec, Unplannable
 from sublet.ir.graph import Graph, Value, While
 from sublet.ir.walk import reads, renamed
-from sublet.tensor import TensorSpec, Unplannable
 
 EVERY = ""
 """Stands for every loop."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from sublet.tensor import Spec, TensorSpec
+from sublet.base.tensor import Spec, TensorSpec
 
 Attr = int | float | str | bytes | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
 

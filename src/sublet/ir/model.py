@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from sublet.errors import Finding, ProblemError
+from sublet.base.errors import Finding, ProblemError
 from sublet.ir.graph import Graph
 from sublet.ir.recipe import PLAIN, Recipe
 

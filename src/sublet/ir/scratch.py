@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.walk import mapped
-from sublet.tensor import DType, TensorSpec
 
 
 def with_scratch(graph: Graph, nbytes: Mapping[str, int]) -> Graph:

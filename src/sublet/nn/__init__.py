@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from inspect import Parameter, Signature, signature
 from typing import Any
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
 from sublet.nn.lines import at_line
 from sublet.nn.tensor import Tensor
 from sublet.ops.nn import COMMANDS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from sublet.errors import CapacityError
+from sublet.base.errors import CapacityError
 from sublet.ir.model import Model
 from sublet.nn.graph import Graph
 from sublet.planning.budget.answers import Answer, Outcome, most

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sublet.base.numpy_types import NUMPY
-from sublet.tensor import TensorSpec
+from sublet.base.tensor import TensorSpec
 
 Array = NDArray[Any]
 

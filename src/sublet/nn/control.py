@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import DType, Spec, TensorSpec, Unplannable
 from sublet.ir import graph as ir
 from sublet.ir.graph import CaseOf, Value, While
 from sublet.nn.levels import Levels
@@ -15,7 +16,6 @@ from sublet.nn.tensor import Tensor, told
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.shapes import FLOATS
-from sublet.tensor import DType, Spec, TensorSpec, Unplannable
 
 
 class Loop:

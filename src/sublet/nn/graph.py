@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from sublet.base.arrays import array_of, gives_memory
+from sublet.base.errors import RunError, SpecError, SubletError
 from sublet.base.numpy_types import NUMPY
-from sublet.errors import RunError, SpecError, SubletError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir import graph as ir
 from sublet.ir.graph import Value
 from sublet.ir.model import Constant, Model
@@ -28,7 +29,6 @@ from sublet.ops.emitter import Emitter, Literals, Names
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.shapes import FLOATS
 from sublet.ops.verify import verify
-from sublet.tensor import DType, TensorSpec
 
 DTYPES = {array: dtype for dtype, array in NUMPY.items()}
 

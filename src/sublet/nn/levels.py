@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from sublet.errors import SpecError, SubletError
+from sublet.base.errors import SpecError, SubletError
+from sublet.base.tensor import DType
 from sublet.ir.graph import Value
 from sublet.nn.lines import at_line, user_line
 from sublet.nn.tensor import Operand, Tensor, Writer, told
 from sublet.ops.emitter import Emitter
-from sublet.tensor import DType
 
 
 @dataclass(eq=False)

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from sublet.errors import GradientError, SpecError
+from sublet.base.errors import GradientError, SpecError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Attr, Graph, Node, Value, While
 from sublet.ir.walk import needs, results
 from sublet.nn.graph import Graph as WrittenGraph
@@ -21,7 +22,6 @@ from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
 from sublet.passes.autodiff import backward, differentiable, reached
 from sublet.passes.splitting.samples import BATCH_NORM, MEAN, attrs_of_part, having_rows, reduced_over_rows, shape
-from sublet.tensor import DType, TensorSpec
 
 APART = 1 << 24
 """How far keys of random numbers are apart from one micro-batch to the next: rounds of loops are counted between."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sublet import nn
+from sublet.base.tensor import DType
 from sublet.nn.graph import Graph
 from sublet.nn.schedules import Schedule
 from sublet.nn.tensor import Tensor
 from sublet.nn.writer import Eager
-from sublet.tensor import DType
 
 Rate = float | Tensor | Schedule
 """A learning rate: a number, a scalar f32 tensor of the graph, as an input or a state, or a function of the step."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from math import cos, pi
 from typing import Any
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
 from sublet.nn.lines import at_line
 from sublet.nn.tensor import Tensor
 

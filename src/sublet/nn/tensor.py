@@ -8,14 +8,14 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from sublet.errors import SpecError, SubletError
+from sublet.base.errors import SpecError, SubletError
+from sublet.base.tensor import DType
 from sublet.ir.graph import Value
 from sublet.nn.lines import at_line
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.conversion import STOP_GRADIENT
 from sublet.ops.nn.shapes import FLOATS
-from sublet.tensor import DType
 
 Operand = Any
 """A Tensor, a number, an array, or None for an omitted input."""

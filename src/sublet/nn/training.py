@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from sublet.analysis.options import Options
-from sublet.errors import GradientError, SpecError
+from sublet.base.errors import GradientError, SpecError
 from sublet.ir.graph import Graph, Value, While
 from sublet.ir.model import Model, as_model
 from sublet.ir.walk import needs

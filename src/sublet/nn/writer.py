@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import DType
 from sublet.nn.controlled import Controlled
 from sublet.nn.graph import Graph
 from sublet.nn.lines import at_line
 from sublet.nn.naming import Named
 from sublet.nn.tensor import Operand, Tensor
-from sublet.tensor import DType
 
 
 class Eager(Controlled, Protocol):

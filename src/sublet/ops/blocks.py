@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ops.op import Share
-from sublet.tensor import DType, TensorSpec
 
 
 def block_offset(whole: TensorSpec, shape: Sequence[int], begin: Sequence[int]) -> int | None:

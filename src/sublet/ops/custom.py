@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from sublet.errors import RunError, SubletError
+from sublet.base.errors import RunError, SubletError
 from sublet.ops.op import Op, register, registered
 
 _ops: dict[str, dict[str, Op]] = {}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Attr, Graph, Node, Value
 from sublet.ops.nn import command
 from sublet.ops.nn.command import PREFIX, Command, spec_of
 from sublet.ops.op import lookup, registered
-from sublet.tensor import DType, TensorSpec
 
 CONSTANT_ELEMENTS = 16
 """A larger constant is filled in at run time, a smaller one is a literal of the root graph."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
+from sublet.base.errors import MissingExtraError
 from sublet.base.extras import require
-from sublet.errors import MissingExtraError
 from sublet.ops import onnx_inplace, onnx_views
 from sublet.ops.op import Op, none
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops.op import Share, Shares
-from sublet.tensor import DType, TensorSpec
 
 UNARY = (
     *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Cast", "CastLike", "Ceil", "Celu"),

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops.blocks import block, only_ones_move, stacked
 from sublet.ops.op import Share, Shares
-from sublet.tensor import TensorSpec
 
 
 def _spec(values: Sequence[Value | None], position: int) -> TensorSpec | None:

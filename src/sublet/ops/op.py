@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from sublet.errors import SubletError
+from sublet.base.errors import SubletError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
-from sublet.tensor import TensorSpec
 
 
 class Share(NamedTuple):

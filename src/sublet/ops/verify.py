@@ -26,11 +26,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from sublet.errors import Finding, GraphError, SubletError
+from sublet.base.errors import Finding, GraphError, SubletError
+from sublet.base.tensor import INTEGERS, DType, TensorSpec
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops import lookup
 from sublet.ops.op import Infer
-from sublet.tensor import INTEGERS, DType, TensorSpec
 
 MAX_DEPTH = 100
 MAX_LOOPS = 12

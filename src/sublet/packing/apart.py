@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from sublet.errors import CapacityError
+from sublet.base.errors import CapacityError
 from sublet.packing.auto import AUTO
 from sublet.packing.by_id import rearranged
 from sublet.packing.problem import Problem

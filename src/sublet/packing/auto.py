@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from sublet.errors import ProblemError
+from sublet.base.errors import ProblemError
 from sublet.packing.bounds import Bound, lower_bound, peak_bound
 from sublet.packing.by_id import back_in_order, order_by_id, rearranged
 from sublet.packing.deadline import OutOfTime, stop_when_late, time_limit

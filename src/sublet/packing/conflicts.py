@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sublet.errors import ProblemError
+from sublet.base.errors import ProblemError
 from sublet.packing.problem import Problem
 
 Mask = NDArray[np.bool_]

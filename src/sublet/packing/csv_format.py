@@ -24,8 +24,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TextIO
 
+from sublet.base.errors import ProblemError
 from sublet.base.files import read_text, write
-from sublet.errors import ProblemError
 from sublet.packing.problem import MAX_ALIGNMENT, MAX_SIZE, MAX_TIME, Buffer, Companion, Packing, Problem
 from sublet.packing.ties import groups_of
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sublet.base.errors import ProblemError
 from sublet.base.files import read_text
-from sublet.errors import ProblemError
 from sublet.packing.csv_format import Lifetimes, read_csv
 from sublet.packing.json_format import read_json
 from sublet.packing.problem import Problem

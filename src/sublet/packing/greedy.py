@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sublet.errors import ProblemError
+from sublet.base.errors import ProblemError
 from sublet.packing._core import Hole
 from sublet.packing.conflicts import clusters_of, conflicts_of
 from sublet.packing.native import core_of

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sublet.base.errors import ProblemError
 from sublet.base.files import read_text
-from sublet.errors import ProblemError
 from sublet.packing.problem import Buffer, Companion, Precedence, Problem
 
 MAX_NODES = 16_384  # the distances of all pairs are held at once: 1 GiB at most

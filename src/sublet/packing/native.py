@@ -13,7 +13,7 @@ from math import lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from sublet.errors import ProblemError
+from sublet.base.errors import ProblemError
 from sublet.packing import _core
 from sublet.packing.conflicts import clusters_of, conflicts_of
 from sublet.packing.problem import MAX_SIZE, Problem

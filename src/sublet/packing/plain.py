@@ -17,8 +17,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from sublet.base.errors import ProblemError
 from sublet.base.ranges import merge
-from sublet.errors import ProblemError
 from sublet.packing.conflicts import Conflicts, Mask, conflicts_of
 from sublet.packing.problem import MAX_SIZE, Buffer, Packing, Precedence, Problem
 from sublet.packing.ties import Group, groups_of

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from sublet.errors import ProblemError
+from sublet.base.errors import ProblemError
 
 MAX_SIZE = 1 << 62
 MAX_ALIGNMENT = 1 << 32

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
-from sublet.errors import ProblemError
+from sublet.base.errors import ProblemError
 from sublet.packing.bounds import clique_within
 from sublet.packing.conflicts import PrecedenceConflicts
 from sublet.packing.problem import MAX_ACCESSES, MAX_SIZE, Problem

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from sublet.errors import CapacityError, Finding, PackingError, ProblemError
+from sublet.base.errors import CapacityError, Finding, PackingError, ProblemError
 from sublet.packing.auto import AUTO, Report, pack
 from sublet.packing.bounds import lower_bound
 from sublet.packing.by_id import order_by_id, rearranged

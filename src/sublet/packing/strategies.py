@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import wraps
 from importlib.metadata import entry_points
 
-from sublet.errors import ProblemError
+from sublet.base.errors import ProblemError
 from sublet.packing.allocation_order import allocation_graph
 from sublet.packing.bounds import lower_bound
 from sublet.packing.greedy import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd, lcm
 
-from sublet.errors import ProblemError
+from sublet.base.errors import ProblemError
 from sublet.packing.problem import Buffer, Companion, Problem
 
 

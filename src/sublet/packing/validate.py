@@ -14,7 +14,7 @@ from itertools import islice
 
 import numpy as np
 
-from sublet.errors import Finding, PackingError
+from sublet.base.errors import Finding, PackingError
 from sublet.packing.problem import Buffer, Packing, Precedence, Problem
 
 MAX_OVERLAPS = 10_000  # a hopeless packing would have a finding for every pair

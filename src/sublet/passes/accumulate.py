@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn import command
 from sublet.ops.nn.command import PREFIX, spec_of
-from sublet.tensor import TensorSpec
 
 Box = tuple[tuple[int, int], ...]
 """Along each axis the first index and the one after the last."""

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from sublet.base.tensor import DType
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.nn.command import pick, spec_of
 from sublet.passes.literals import same_number
 from sublet.passes.rewriting import Rewriter
-from sublet.tensor import DType
 
 Made = Mapping[Value, Node]
 """The node that computes each value."""

@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.nn.command import PREFIX
 from sublet.ops.nn.fused import MOST, STEPS, ChainStep
 from sublet.passes.rewriting import Readers, by_runs
-from sublet.tensor import TensorSpec
 
 SMALLEST = 16 << 20
 """Bytes of a result from which on a chain pays: smaller ones wait in the last cache for the next command. Measured

@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ir.walk import renamed
 from sublet.passes.literals import Elements, computed
 from sublet.passes.rewriting import Rewriter, known_weights
-from sublet.tensor import TensorSpec
 
 ROUNDS = 100
 """Loops may nest, and what an inner one turns out not to change an outer one need not carry: each takes a round."""

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from sublet.base.numpy_types import NUMPY
+from sublet.base.tensor import INTEGERS, DType, TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops.emitter import CONSTANT_ELEMENTS
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import PREFIX
-from sublet.tensor import INTEGERS, DType, TensorSpec
 
 Elements = tuple[int | float | bool, ...]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import PREFIX, pick, spec_of
 from sublet.passes.rewriting import Readers
-from sublet.tensor import TensorSpec
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sublet.errors import Finding, GraphError, SubletError
+from sublet.base.errors import Finding, GraphError, SubletError
 from sublet.ir.graph import Graph
 from sublet.ops.verify import findings
 from sublet.ops.verify import verify as verify_graph

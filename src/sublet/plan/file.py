@@ -10,8 +10,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from sublet.base.errors import PlanError
 from sublet.base.files import read_text, write
-from sublet.errors import PlanError
 from sublet.ir.graph import Graph
 from sublet.ir.text import to_text
 from sublet.plan import FORMAT_VERSION, MemoryPlan

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Self
 
+from sublet.base.tensor import DType, Unplannable
 from sublet.ir.recipe import PLAIN, Recipe
 from sublet.plan.schedule import Schedule
-from sublet.tensor import DType, Unplannable
 
 ARENA = "arena"
 KEPT = "kept"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from sublet.base.errors import PlanError
 from sublet.base.ranges import Ranges, levels, merge
-from sublet.errors import PlanError
 from sublet.plan.records import MemoryPlan, Placement
 
 

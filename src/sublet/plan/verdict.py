@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
+from sublet.base.errors import PlanError
 from sublet.base.printable import printable
-from sublet.errors import PlanError
+from sublet.base.tensor import MAX_BYTES
 from sublet.plan import MemoryPlan
-from sublet.tensor import MAX_BYTES
 
 EVERY = ""
 """Stands for every value outside a plan."""

@@ -14,6 +14,7 @@ from sublet.analysis.layouts import Layouts
 from sublet.analysis.liveness import Pieces, whole_points
 from sublet.analysis.sharing import SharedBuffer
 from sublet.base.ranges import highest, levels
+from sublet.base.tensor import TensorSpec, Unplannable
 from sublet.ir.graph import Graph, Value
 from sublet.packing import Bound, Problem, RegionPacking, Report, lower_bound
 from sublet.plan import (
@@ -35,7 +36,6 @@ from sublet.plan import (
 )
 from sublet.plan.file import fingerprint
 from sublet.plan.schedule import Schedule
-from sublet.tensor import TensorSpec, Unplannable
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sublet.analysis.options import Options
-from sublet.errors import PlanError
+from sublet.base.errors import PlanError
 from sublet.ir.model import Model
 from sublet.ir.recipe import LESS
 from sublet.plan import MemoryPlan

@@ -21,8 +21,8 @@ from sublet.analysis.layouts import Layouts
 from sublet.analysis.options import Options
 from sublet.analysis.sharing import SharedBuffer
 from sublet.analysis.streams import streamed
+from sublet.base.errors import CapacityError, PlanError, PlanViolation
 from sublet.checker import require_valid
-from sublet.errors import CapacityError, PlanError, PlanViolation
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model, Written, as_model
 from sublet.ir.recipe import GIVEN, LESS, OWN

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+from sublet.base.errors import Finding
 from sublet.checker import Judgement
-from sublet.errors import Finding
 from sublet.packing import Buffer, Packing, Problem, lower_bound
 from sublet.packing.plain import plain
 from sublet.packing.search import SEARCH, Limits, reach

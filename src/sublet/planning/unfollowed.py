@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from sublet.analysis.layouts import NOT_FOLLOWED
-from sublet.errors import Finding
+from sublet.base.errors import Finding
 from sublet.ir.graph import Graph, Value
 from sublet.ir.walk import assignments
 from sublet.plan import MemoryPlan

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.errors import KernelError
 from sublet.base.numpy_types import NUMPY
-from sublet.errors import KernelError
+from sublet.base.tensor import Spec, TensorSpec
 from sublet.runtime.dtypes import pack, packed
 from sublet.runtime.kernel import Call, Cell, Operand
-from sublet.tensor import Spec, TensorSpec
 
 
 def nothing() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sublet.errors import RunError
+from sublet.base.errors import RunError
 from sublet.ir.graph import Value
 from sublet.plan import RUN, Context
 from sublet.runtime.executable import Executable

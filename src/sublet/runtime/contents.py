@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.errors import RunError
 from sublet.base.printable import printable
-from sublet.errors import RunError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value
 from sublet.plan import bound_to
 from sublet.runtime.calls import store
 from sublet.runtime.given import content_for, in_place, listed, memory_for
 from sublet.runtime.memory import Memory
 from sublet.runtime.state import State
-from sublet.tensor import TensorSpec
 
 
 class Contents:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sublet.base.numpy_types import NUMPY
-from sublet.tensor import DType, TensorSpec
+from sublet.base.tensor import DType, TensorSpec
 
 
 def packed(spec: TensorSpec) -> bool:

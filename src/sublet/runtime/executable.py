@@ -12,8 +12,9 @@ from typing import Any, Self
 import numpy as np
 
 from sublet.base.arrays import array_of, contiguous
+from sublet.base.errors import RunError
 from sublet.base.printable import printable
-from sublet.errors import RunError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value
 from sublet.plan import Context, MemoryPlan, Region, bound_to
 from sublet.runtime.contents import Contents
@@ -42,7 +43,6 @@ from sublet.runtime.workspace import (
     peak_of,
     workspace,
 )
-from sublet.tensor import TensorSpec
 
 MakeKernels = Callable[[Mapping[Value, Array]], Kernels]
 """Chooses the kernels, given the weights that lie in memory."""

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from sublet.base.arrays import array_of, contiguous, gives_memory, has_shape
+from sublet.base.errors import RunError
 from sublet.base.numpy_types import NUMPY
 from sublet.base.printable import printable
-from sublet.errors import RunError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Value
 from sublet.runtime.dtypes import pack, packed
 from sublet.runtime.kernel import Array
 from sublet.runtime.memory import Raw, aligned_bytes, raw_bytes
-from sublet.tensor import TensorSpec
 
 PLAIN = {"f": "fi", "V": "fi", "i": "i", "u": "i"}
 """Kinds of Python's numbers that may be given for each kind of type; ml_dtypes' are of kind V."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from sublet.errors import KernelError, SubletError
+from sublet.base.errors import KernelError, SubletError
 from sublet.ir.graph import Node
 from sublet.runtime.calls import InTurn, in_turn, nothing
 from sublet.runtime.cuts import CUT

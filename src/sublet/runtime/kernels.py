@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from sublet.errors import KernelError, RunError, SubletError
+from sublet.base.errors import KernelError, RunError, SubletError
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops.op import lookup
 from sublet.runtime.copying import bind_copies, byte_copies

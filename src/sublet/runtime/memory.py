@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sublet.errors import RunError
+from sublet.base.errors import RunError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value, While
 from sublet.plan import ARENA, OPEN, POINTER, Context, MemoryPlan, Placement, Region, Storage, Stride, bound_to
 from sublet.plan.exchange import followers
 from sublet.runtime.dtypes import array_over
 from sublet.runtime.kernel import Array, Cell, Operand
-from sublet.tensor import TensorSpec
 
 Raw = NDArray[np.uint8]
 

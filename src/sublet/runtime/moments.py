@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sublet.errors import PlanError
+from sublet.base.errors import PlanError
 from sublet.ir.graph import Graph, Node, Value, While
 from sublet.ir.walk import assignments
 from sublet.plan import RUN, UPDATE, Context, MemoryPlan, Point

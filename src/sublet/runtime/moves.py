@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.errors import RunError
 from sublet.base.numpy_types import NUMPY
-from sublet.errors import RunError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import CaseOf, Value, While
 from sublet.plan import bound_to
 from sublet.runtime.calls import nothing, store
@@ -17,7 +18,6 @@ from sublet.runtime.dtypes import packed
 from sublet.runtime.kernel import Array, Call, Cell, Operand
 from sublet.runtime.located import address, along, copied, overlapping, put
 from sublet.runtime.memory import Memory
-from sublet.tensor import TensorSpec
 
 Pair = tuple[Operand, Operand]
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.errors import RunError
 from sublet.base.ranges import merge
-from sublet.errors import RunError
 from sublet.ir.graph import Value
 from sublet.ops.op import lookup
 from sublet.plan import ARENA, RUN, Context, MemoryPlan, Placement, Region, bound_to

@@ -14,9 +14,9 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
+from sublet.base.errors import RunError
 from sublet.base.files import write
 from sublet.base.ranges import merge
-from sublet.errors import RunError
 from sublet.ir.graph import Graph
 from sublet.plan import ARENA, Placement
 from sublet.plan.schedule import Schedule

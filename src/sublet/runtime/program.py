@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from sublet.errors import PlanError, RunError
+from sublet.base.errors import PlanError, RunError
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ir.walk import steps
 from sublet.plan import Context, Region, Rolled, Stride

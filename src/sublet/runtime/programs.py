@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sublet.errors import SubletError
+from sublet.base.errors import SubletError
 from sublet.ir.graph import Value
 from sublet.runtime.memory import Memory
 from sublet.runtime.program import Program

@@ -10,13 +10,13 @@ import numpy as np
 
 from sublet.base.arrays import array_of
 from sublet.base.numpy_types import NUMPY
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.plan import Context, Region, bound_to
 from sublet.runtime.dtypes import array_over, packed
 from sublet.runtime.joining import Guarded
 from sublet.runtime.kernel import Array, Call, Operand
 from sublet.runtime.memory import Memory, Places, raw_bytes
-from sublet.tensor import TensorSpec
 
 BindNode = Callable[[Node, Places], Call]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from sublet.base.arrays import torch_over
 from sublet.base.dlpack import Shared
+from sublet.base.errors import RunError
 from sublet.base.printable import printable
-from sublet.errors import RunError
 from sublet.runtime.given import listed
 from sublet.runtime.kernel import Array
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sublet.errors import RunError
+from sublet.base.errors import RunError
 from sublet.ir.graph import Graph, Value, While
 from sublet.runtime.calls import nothing
 from sublet.runtime.kernel import Array, Call, Cell, Operand

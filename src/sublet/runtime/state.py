@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from sublet.base.errors import RunError
 from sublet.base.printable import printable
-from sublet.errors import RunError
 from sublet.ir.graph import Graph, Value
 from sublet.runtime.left import Left
 from sublet.runtime.memory import Memory, Raw

@@ -21,13 +21,13 @@ import numpy as np
 
 from sublet.base.cache import add_entry, entry, remove_entry
 from sublet.base.extras import version_of
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops.nn.command import PREFIX as NN
 from sublet.runtime.copying import byte_copies
 from sublet.runtime.dtypes import array_over
 from sublet.runtime.kernel import Array, Backend, Call, Joinable
 from sublet.runtime.memory import aligned_bytes
-from sublet.tensor import TensorSpec
 
 CACHE, CHOICE = "tuned", "choice.json"
 FORMAT = "2"

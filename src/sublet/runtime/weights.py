@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
+from sublet.base.errors import RunError
 from sublet.base.interrupts import uninterrupted
 from sublet.base.printable import printable
-from sublet.errors import RunError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value
 from sublet.plan import bound_to
 from sublet.runtime.contents import Contents
@@ -17,7 +18,6 @@ from sublet.runtime.given import content_for, listed
 from sublet.runtime.kernel import Array
 from sublet.runtime.memory import Memory
 from sublet.runtime.state import State
-from sublet.tensor import TensorSpec
 
 
 class Weights(Mapping[str, Any]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import zip_longest
 
-from sublet.errors import ProblemError
+from sublet.base.errors import ProblemError
 from sublet.viz.arenas import Arena, begins
 from sublet.viz.groups import Groups
 from sublet.viz.rectangles import Beside, Picture

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from sublet.base.bytesize import human
+from sublet.base.errors import SubletError
 from sublet.base.extras import require
 from sublet.base.files import write
-from sublet.errors import SubletError
 from sublet.plan import UNLIMITED
 from sublet.viz.colours import ARENA, BOUND, CURVE, OTHER, PEAK, mixed, rgb, value_colour
 from sublet.viz.rectangles import Picture, Rectangle, live_columns, point_name, reserved

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sublet.base.bytesize import human, percent
+from sublet.base.errors import ProblemError
 from sublet.base.ranges import highest
-from sublet.errors import ProblemError
 from sublet.packing.problem import Packing, Problem
 from sublet.plan import ARENA, POINTER, UNLIMITED, MemoryPlan, Peak, Placement, Region, Storage, fragmentation
 from sublet.plan.advised import Advised

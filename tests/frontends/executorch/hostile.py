@@ -12,7 +12,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 from sublet.foreign.executorch import judged_programs
 from sublet.frontends.executorch.instructions import Method
 from sublet.frontends.executorch.program import Bytes

@@ -16,7 +16,7 @@ from executorch.runtime import Runtime
 from torch import Tensor, nn
 
 import sublet
-from sublet.errors import PlanError
+from sublet.base.errors import PlanError
 
 
 class Counting(nn.Module):

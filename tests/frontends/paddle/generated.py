@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from zlib import crc32
 
+from sublet.base.tensor import DType
 from sublet.frontends.paddle.format.program import Attr, Block, Op, Program, Var, new_op, new_var
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
-from sublet.tensor import DType
 
 MOST_ROUNDS = 3
 

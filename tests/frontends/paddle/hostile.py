@@ -5,7 +5,7 @@ python -m tests.frontends.paddle.hostile --flips 10000
 
 from __future__ import annotations
 
-from sublet.errors import SubletError
+from sublet.base.errors import SubletError
 from sublet.frontends.paddle.convert.model import from_program
 from sublet.frontends.paddle.format.decoding import decode
 from sublet.frontends.paddle.format.encoding import encode

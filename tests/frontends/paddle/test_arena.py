@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 
 from sublet.analysis.liveness import liveness
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 from sublet.frontends.paddle.arena import Arena, arena
 from sublet.frontends.paddle.format.decoding import decode
 from sublet.frontends.paddle.format.program import Program

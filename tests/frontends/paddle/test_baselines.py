@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from sublet.base.tensor import DType
 from sublet.frontends.paddle.format.decoding import decode
 from sublet.frontends.paddle.format.program import Attr, Program, new_var
 from sublet.frontends.paddle.lives.scopes import Place
@@ -14,7 +15,6 @@ from sublet.frontends.paddle.peaks.memory import SizesOfRenamed, memory_of
 from sublet.frontends.paddle.policies.levels import transpiled
 from sublet.frontends.paddle.policies.renaming import Renaming
 from sublet.frontends.paddle.policies.seed import seed
-from sublet.tensor import DType
 from tests.frontends.paddle.given import program_files
 from tests.frontends.paddle.written import straight
 

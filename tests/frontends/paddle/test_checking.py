@@ -9,13 +9,13 @@ from itertools import pairwise
 
 import pytest
 
+from sublet.base.tensor import DType
 from sublet.frontends.paddle.arena import arena
 from sublet.frontends.paddle.checking import judge
 from sublet.frontends.paddle.format.decoding import decode
 from sublet.frontends.paddle.format.program import EMPTY, TENSOR, Attr, Block, Op, Program, Var, new_op, new_var
 from sublet.frontends.paddle.operators.shapes import bound
 from sublet.frontends.paddle.policies.ours import ours
-from sublet.tensor import DType
 
 from .given import BESIDE
 from .mutants import renamed, with_block

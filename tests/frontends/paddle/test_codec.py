@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
+from sublet.base.tensor import DType
 from sublet.frontends.paddle.format import wire
 from sublet.frontends.paddle.format.decoding import decode
 from sublet.frontends.paddle.format.encoding import encode
 from sublet.frontends.paddle.format.program import Attr, Block, Program, new_op, new_var
-from sublet.tensor import DType
 from tests.frontends.damage import judge_many
 from tests.frontends.paddle.given import BESIDE, program_files
 from tests.frontends.paddle.hostile import PROGRAMS

@@ -8,7 +8,8 @@ import re
 import pytest
 
 from sublet.analysis.options import Options
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
+from sublet.base.tensor import DType
 from sublet.frontends.model import read_model
 from sublet.frontends.paddle.convert.model import from_program
 from sublet.frontends.paddle.format.decoding import decode
@@ -18,7 +19,6 @@ from sublet.frontends.paddle.operators.facts import FACTS, OpFacts, of, of_shape
 from sublet.ir.graph import CaseOf, While
 from sublet.ops import lookup
 from sublet.planning.pipeline import plan_memory
-from sublet.tensor import DType
 from tests.commands import Cli
 from tests.frontends.paddle.generated import Executor, follow, generated
 from tests.frontends.paddle.given import BESIDE

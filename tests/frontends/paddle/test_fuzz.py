@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sublet.errors import MissingExtraError
+from sublet.base.errors import MissingExtraError
+from sublet.base.tensor import DType
 from sublet.frontends.paddle.format.encoding import encode
 from sublet.frontends.paddle.format.program import Attr, Block, Op, Program, new_op, new_var
 from sublet.frontends.paddle.running.verify import python
-from sublet.tensor import DType
 
 from .fuzz import Tally, answered, batch, settle
 

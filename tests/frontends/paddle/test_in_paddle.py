@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 
 from benchmarks.paddle import book
+from sublet.base.errors import MissingExtraError, RunError
 from sublet.base.extras import installed
-from sublet.errors import MissingExtraError, RunError
 from sublet.frontends.paddle.arena import Arena, arena, lasting
 from sublet.frontends.paddle.arena.views import ARENA
 from sublet.frontends.paddle.format.completing import completed

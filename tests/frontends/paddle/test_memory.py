@@ -7,14 +7,14 @@ from itertools import pairwise
 
 import pytest
 
-from sublet.errors import PlanError
+from sublet.base.errors import PlanError
+from sublet.base.tensor import DType
 from sublet.frontends.paddle.format.decoding import decode
 from sublet.frontends.paddle.format.program import Block, Program, new_var
 from sublet.frontends.paddle.lives.scopes import Place
 from sublet.frontends.paddle.operators.shapes import bound
 from sublet.frontends.paddle.peaks.memory import Memory, SizesOf, memory, memory_of
 from sublet.frontends.paddle.policies.ours import ours
-from sublet.tensor import DType
 from tests.frontends.paddle.given import program_files
 from tests.frontends.paddle.written import op, runs, straight, tensors
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 from sublet.frontends.model import read_model
 from sublet.frontends.paddle.format.decoding import decode
 from sublet.frontends.paddle.format.params import Param, read_params

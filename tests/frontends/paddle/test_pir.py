@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from sublet.errors import ModelError, SubletError
+from sublet.base.errors import ModelError, SubletError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.frontends.model import read_model
 from sublet.frontends.paddle.convert.pir import from_block
 from sublet.frontends.paddle.format.pir import decode
 from sublet.ir.graph import CaseOf, While
 from sublet.planning.pipeline import plan_memory
-from sublet.tensor import DType, TensorSpec
 from tests.frontends.paddle.given import BESIDE
 
 NAME = "pir_loop_and_branch.json"

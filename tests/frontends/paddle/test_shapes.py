@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
+from sublet.base.tensor import DType
 from sublet.frontends.paddle.format.decoding import decode
 from sublet.frontends.paddle.format.program import Attr, Block, Op, Program, Var, new_op, new_var
 from sublet.frontends.paddle.operators.shapes import bound
-from sublet.tensor import DType
 from tests.frontends.paddle.given import program_files
 
 OUTER = frozenset({"feed", "fetch"})

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 import sublet
-from sublet.errors import ModelError, PlanError
+from sublet.base.errors import ModelError, PlanError
+from sublet.base.tensor import DType
 from sublet.frontends.paddle.arena.views import ARENA
 from sublet.frontends.paddle.format.decoding import decode
 from sublet.frontends.paddle.format.encoding import encode
 from sublet.frontends.paddle.format.program import Program, new_var
 from sublet.frontends.paddle.lives.live_sets import live_lines
 from sublet.frontends.paddle.transpile import BASELINES, Asked, Report, kept, transpile
-from sublet.tensor import DType
 from tests.commands import Cli
 from tests.frontends.paddle.given import BESIDE, program_files
 from tests.frontends.paddle.written import straight

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from sublet.base.tensor import DType
 from sublet.frontends.paddle.format.program import Attr, Block, Op, Program, Var, new_op, new_var
-from sublet.tensor import DType
 
 
 def op(line: str) -> Op:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 from sublet.frontends.torch.fewer import with_fewer_samples
 from sublet.frontends.torch.rows import Rows, State
 

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 import sublet
 from sublet.api.torch.captured import Captured, capture
 from sublet.api.torch.flights import Arena, Pool
-from sublet.errors import RunError, SubletError
+from sublet.base.errors import RunError, SubletError
 from sublet.frontends.torch.exported import Held, first_line
 
 Function = Callable[..., Any]

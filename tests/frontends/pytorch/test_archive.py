@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 import sublet
+from sublet.base.errors import ModelError
 from sublet.cli.app import app
-from sublet.errors import ModelError
 from tests.frontends.damage import judge_many
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import sublet
-from sublet.errors import ModelError, RunError
+from sublet.base.errors import ModelError, RunError
 from tests.commands import Cli
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")

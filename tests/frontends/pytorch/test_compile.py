@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import sublet
-from sublet.errors import ModelError, RunError, SubletError
+from sublet.base.errors import ModelError, RunError, SubletError
 from sublet.plan import KEPT
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import sublet
-from sublet.errors import ModelError, RunError, SubletError
+from sublet.base.errors import ModelError, RunError, SubletError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 

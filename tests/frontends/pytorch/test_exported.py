@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sublet
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import sublet
-from sublet.errors import ModelError, SubletError
+from sublet.base.errors import ModelError, SubletError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import sublet
-from sublet.errors import SubletError
+from sublet.base.errors import SubletError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 

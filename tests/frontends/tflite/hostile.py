@@ -6,7 +6,7 @@ python -m tests.frontends.tflite.hostile --flips 10000
 from __future__ import annotations
 
 from sublet.analysis.options import Options
-from sublet.errors import SubletError
+from sublet.base.errors import SubletError
 from sublet.frontends.tflite.model import ALIGNMENT, from_program
 from sublet.frontends.tflite.offline import encoded, offline_plan
 from sublet.frontends.tflite.patched import with_metadata

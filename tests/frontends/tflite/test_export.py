@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sublet.analysis.options import Options
-from sublet.errors import ModelError, PlanError
+from sublet.base.errors import ModelError, PlanError
 from sublet.foreign import By, Outcome, judged
 from sublet.foreign.tflite_offline import placed_from_tflite
 from sublet.frontends.tflite import tflm

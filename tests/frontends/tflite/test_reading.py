@@ -11,15 +11,15 @@ import pytest
 
 import sublet
 from sublet.analysis.options import Options
+from sublet.base.errors import ModelError, SubletError
 from sublet.base.flatbuffer import Wire
-from sublet.errors import ModelError, SubletError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.frontends.tflite.model import from_program
 from sublet.frontends.tflite.offline import METADATA, encoded, offline_plan
 from sublet.frontends.tflite.program import decode
 from sublet.frontends.tflite.writing import Kept, Record, Several, written
 from sublet.ir.graph import CaseOf, While
 from sublet.planning.pipeline import plan_memory
-from sublet.tensor import DType, TensorSpec
 from tests.commands import Cli
 from tests.frontends.damage import judge_many
 from tests.frontends.tflite.hostile import MODELS

@@ -18,8 +18,8 @@ from sublet.api.torch.on_device import DevicePool
 from sublet.api.torch.partition import partition
 from sublet.api.torch.parts import Parts, in_parts
 from sublet.api.torch.reporting import Compiled, note
+from sublet.base.errors import ModelError, SubletError
 from sublet.base.extras import require
-from sublet.errors import ModelError, SubletError
 from sublet.frontends.torch.devices import CPU, device_of
 from sublet.frontends.torch.exported import quietly
 from sublet.frontends.torch.tensors import torch

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sublet.api.torch.taking import GIVE, TAKE, Computed, computed_for_callers
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 from sublet.frontends.torch.conversion import Conversion, Level
 from sublet.frontends.torch.devices import CPU
 from sublet.frontends.torch.exported import held

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sublet.errors import RunError
+from sublet.base.errors import RunError
 from sublet.frontends.torch.tensors import torch
 from sublet.runtime.kernel import Call
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sublet.base.errors import ModelError
 from sublet.base.extras import require
-from sublet.errors import ModelError
 from sublet.frontends.torch.exported import first_line, from_exported, quietly
 from sublet.ir.model import Model
 

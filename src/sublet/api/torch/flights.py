@@ -17,7 +17,7 @@ from sublet.api.binding import Equipped, equipped
 from sublet.api.torch.captured import Captured, Result
 from sublet.api.torch.common import PROGRAMS, Common, Sizes, sizes_of
 from sublet.api.torch.taking import Taking
-from sublet.errors import KernelError
+from sublet.base.errors import KernelError
 from sublet.frontends.torch.exported import Held, held
 from sublet.frontends.torch.tensors import Tensor
 from sublet.ir.graph import Value

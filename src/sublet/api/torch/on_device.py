@@ -17,7 +17,7 @@ from sublet.api.torch.cuda import Turns
 from sublet.api.torch.flights import Flight
 from sublet.api.torch.taking import COMPUTE, TAKE, Computed
 from sublet.base.arrays import torch_name
-from sublet.errors import KernelError, ModelError
+from sublet.base.errors import KernelError, ModelError
 from sublet.frontends.torch.exported import Held
 from sublet.frontends.torch.tensors import Tensor, torch
 from sublet.ir.graph import Node, Value

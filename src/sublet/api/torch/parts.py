@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sublet.api.torch.cheap import nbytes
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 from sublet.frontends.torch.fewer import Fewer, of_these_extents, with_fewer_samples
 from sublet.frontends.torch.rows import Rows, State
 from sublet.frontends.torch.tensors import Extents, torch

@@ -20,14 +20,14 @@ from sublet.api.torch.flights import copied_through, ready_to_plan
 from sublet.api.torch.reporting import Compiled
 from sublet.base.arrays import Array
 from sublet.base.bytesize import human
+from sublet.base.errors import ModelError, RunError, SubletError
 from sublet.base.extras import require
 from sublet.base.numpy_types import NUMPY
-from sublet.errors import ModelError, RunError, SubletError
+from sublet.base.tensor import TensorSpec
 from sublet.frontends.torch.exported import first_line, quietly
 from sublet.frontends.torch.tensors import torch
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.memory import aligned_bytes
-from sublet.tensor import TensorSpec
 
 Build = Callable[[int, int], tuple[Any, Sequence[Any]]]
 """(rank, number of ranks) -> the rank's module, and a tuple of example arguments."""

@@ -15,8 +15,8 @@ from sublet.api.binding import equipped
 from sublet.api.torch.optimizers import Rule, rule_of
 from sublet.api.torch.partition import computed_again
 from sublet.base.arrays import Array
+from sublet.base.errors import ModelError, RunError, SubletError
 from sublet.base.extras import require
-from sublet.errors import ModelError, RunError, SubletError
 from sublet.frontends.torch.conversion import Conversion, Level
 from sublet.frontends.torch.devices import device_of, require_cpu
 from sublet.frontends.torch.exported import Held, first_line, held, quietly

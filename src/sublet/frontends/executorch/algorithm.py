@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sublet.errors import PlanViolation
+from sublet.base.errors import PlanViolation
 from sublet.frontends.executorch.graph import program_of
 from sublet.frontends.executorch.lives import Clock
 from sublet.frontends.executorch.modules import GraphModule, Known, Spec, base_of, exir, known, names_of

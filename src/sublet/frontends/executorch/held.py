@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sublet.base.errors import ModelError
 from sublet.base.ranges import Ranges, merge
-from sublet.errors import ModelError
 from sublet.frontends.executorch.program import Bytes, Program, Step
 from sublet.packing import Buffer, Problem, lower_bound
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from sublet.base.errors import PlanError
 from sublet.base.ranges import Ranges, merge
-from sublet.errors import PlanError
 from sublet.frontends.executorch.modules import Control, GraphModule, Known, Runs, Spec, control_of
 
 

@@ -12,8 +12,8 @@ from enum import Enum
 from types import ModuleType
 from typing import Any
 
+from sublet.base.errors import PlanError
 from sublet.base.extras import require
-from sublet.errors import PlanError
 
 Spec = Any
 """ExecuTorch's TensorSpec: what is placed. Two of them are the same only if they are one object."""

@@ -7,10 +7,10 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 
+from sublet.base.errors import ModelError
 from sublet.base.files import read_bytes
 from sublet.base.flatbuffer import Table, Wire
 from sublet.base.printable import printable
-from sublet.errors import ModelError
 from sublet.frontends.executorch.instructions import (
     COPY_INDEX,
     Delegate,

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sublet.errors import Finding, ModelError
+from sublet.base.errors import Finding, ModelError
 from sublet.frontends.executorch.program import Bytes, Program, Step, Tensor
 
 UNWRITTEN = (-1, -1)

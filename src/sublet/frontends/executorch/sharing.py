@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from sublet.base.errors import PlanError
 from sublet.base.ranges import Ranges, merge
-from sublet.errors import PlanError
 from sublet.frontends.executorch.lives import Clock, Outcome, needed
 from sublet.frontends.executorch.modules import Spec
 

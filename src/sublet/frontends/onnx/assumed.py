@@ -11,11 +11,11 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sublet.base.errors import ModelError, SubletError
 from sublet.base.printable import printable
-from sublet.errors import ModelError, SubletError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.frontends.onnx.types import DTYPES, ELEMENTS, Dims, OtherType, TensorType, Type
 from sublet.ir.graph import Graph, Node, Value
-from sublet.tensor import DType, TensorSpec
 
 _SHAPE = re.compile(r"([a-z0-9]*)\[([0-9, ]*)\]", re.ASCII)
 SHOWN = 20

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 from sublet.frontends.onnx.attributes import attributes_of
 from sublet.frontends.onnx.branch import convert_if
 from sublet.frontends.onnx.contradictions import hold

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
+from sublet.base.tensor import MAX_BYTES
 from sublet.frontends.onnx.types import TensorType, Type, read_type
-from sublet.tensor import MAX_BYTES
 
 if TYPE_CHECKING:
     import onnx

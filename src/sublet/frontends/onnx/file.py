@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sublet.base.errors import ModelError
 from sublet.base.extras import require
-from sublet.errors import ModelError
 
 if TYPE_CHECKING:
     import onnx

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sublet.base.errors import ModelError
 from sublet.base.extras import require
-from sublet.errors import ModelError
+from sublet.base.tensor import INTEGERS, DType, TensorSpec
 from sublet.frontends.onnx.foldable import FILTERS, SAME_ORDER, foldable, guarded
 from sublet.frontends.onnx.infer import schema_of
 from sublet.frontends.onnx.program import Known, Program
 from sublet.frontends.onnx.types import DTYPES, STRING, TensorType, Type, spec_of
 from sublet.frontends.onnx.weights import SMALL_BYTES, Array, Weight, of_array, of_tensor, sparse
-from sublet.tensor import INTEGERS, DType, TensorSpec
 
 if TYPE_CHECKING:
     import onnx

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sublet.base.extras import require
+from sublet.base.tensor import INTEGERS, DType
 from sublet.frontends.onnx.weights import Array
-from sublet.tensor import INTEGERS, DType
 
 if TYPE_CHECKING:
     import onnx

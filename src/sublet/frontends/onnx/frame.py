@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.frontends.onnx.order import title
 from sublet.frontends.onnx.program import Known, Program, Scope
 from sublet.frontends.onnx.types import ELEMENTS, TensorType, Type
 from sublet.frontends.onnx.weights import of_array
 from sublet.ir.graph import Node, Value
-from sublet.tensor import DType, TensorSpec
 
 if TYPE_CHECKING:
     import onnx

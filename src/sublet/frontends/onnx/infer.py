@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from sublet.base.errors import ModelError
 from sublet.base.extras import require
-from sublet.errors import ModelError
+from sublet.base.tensor import TensorSpec
 from sublet.frontends.onnx.contradictions import DATA_ELEMENTS, contradiction, seen, tell
 from sublet.frontends.onnx.contrib import BEFORE_THEIR_OPSET, contrib_types
 from sublet.frontends.onnx.file import domain_of
@@ -19,7 +20,6 @@ from sublet.frontends.onnx.order import title
 from sublet.frontends.onnx.program import Known, Program
 from sublet.frontends.onnx.rules.disputed import disputed
 from sublet.frontends.onnx.types import TensorType, Type, read_type, write_type
-from sublet.tensor import TensorSpec
 
 if TYPE_CHECKING:
     import onnx

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 from sublet.frontends.onnx.assumed import Assumed
 from sublet.frontends.onnx.convert import convert_graph
 from sublet.frontends.onnx.dims import Shapes, bind_inputs, named_extents

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sublet.base.cache import add_entry, entry, remove_entry
+from sublet.base.errors import Finding, ModelError
 from sublet.base.extras import require
 from sublet.base.numpy_types import NUMPY
 from sublet.base.printable import printable
-from sublet.errors import Finding, ModelError
+from sublet.base.tensor import TensorSpec
 from sublet.frontends.onnx.dims import bind_inputs
 from sublet.frontends.onnx.file import all_nodes, graphs_of, inlined, opsets_of, read_model
 from sublet.frontends.onnx.model import from_proto
@@ -35,7 +36,6 @@ from sublet.frontends.onnx.weights import external_file, of_array
 from sublet.ir.model import Model
 from sublet.ir.recipe import Recipe
 from sublet.runtime.dtypes import packed
-from sublet.tensor import TensorSpec
 
 if TYPE_CHECKING:
     import onnx

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 from sublet.frontends.onnx.file import graphs_of
 
 if TYPE_CHECKING:

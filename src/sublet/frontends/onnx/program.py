@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sublet.errors import Finding, ModelError
+from sublet.base.errors import Finding, ModelError
+from sublet.base.tensor import TensorSpec
 from sublet.frontends.onnx.assumed import Assumed
 from sublet.frontends.onnx.types import Type, spec_of, type_of
 from sublet.frontends.onnx.weights import Weight, literal_of
 from sublet.ir.graph import Value
-from sublet.tensor import TensorSpec
 
 ATTEMPTS_PER_NODE = 100
 FOLD_BYTES = 1 << 28

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 from sublet.frontends.onnx.frame import Frame
 from sublet.frontends.onnx.program import Known, Program
 from sublet.frontends.onnx.types import TensorType, Type, merge

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sublet.base.extras import require
+from sublet.base.tensor import TensorSpec
 from sublet.frontends.onnx.file import all_nodes
 from sublet.frontends.onnx.types import Dims, TensorType, spec_of, write_type
-from sublet.tensor import TensorSpec
 
 if TYPE_CHECKING:
     import onnx

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sublet.base.errors import ModelError, SubletError
 from sublet.base.extras import require
-from sublet.errors import ModelError, SubletError
-from sublet.tensor import DType, Spec, TensorSpec, Unplannable
+from sublet.base.tensor import DType, Spec, TensorSpec, Unplannable
 
 if TYPE_CHECKING:
     import onnx

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sublet.base.errors import ModelError
 from sublet.base.extras import require
-from sublet.errors import ModelError
+from sublet.base.tensor import DType, Spec, TensorSpec
 from sublet.frontends.onnx.types import TensorType, Type, spec_of
-from sublet.tensor import DType, Spec, TensorSpec
 
 if TYPE_CHECKING:
     import onnx

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import reduce
 
-from sublet.errors import Finding, ModelError, PlanError, PlanViolation
+from sublet.base.errors import Finding, ModelError, PlanError, PlanViolation
 from sublet.frontends.paddle.arena import arena, lasting
 from sublet.frontends.paddle.checking import Judgement, judge
 from sublet.frontends.paddle.format.completing import completed

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sublet.errors import PlanError
+from sublet.base.errors import PlanError
 from sublet.frontends.tflite.offline import Offsets, encoded
 from sublet.frontends.tflite.patched import with_metadata
 from sublet.frontends.tflite.program import Program

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sublet.tensor import DType
+from sublet.base.tensor import DType
 
 _OPERATORS = (
     "ADD AVERAGE_POOL_2D CONCATENATION CONV_2D DEPTHWISE_CONV_2D DEPTH_TO_SPACE DEQUANTIZE EMBEDDING_LOOKUP FLOOR "

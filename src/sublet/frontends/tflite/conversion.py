@@ -8,11 +8,11 @@ from functools import cached_property
 
 import numpy as np
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.frontends.tflite.program import Operator, Program, Tensor
 from sublet.frontends.tflite.weights import Stored
 from sublet.ir.graph import Graph, Node, Value
-from sublet.tensor import DType, TensorSpec
 
 PREFIX = "tflite."
 NODES_PER_OPERATOR, FIXED = 50, 1000

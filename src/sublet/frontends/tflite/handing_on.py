@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from sublet.base.tensor import TensorSpec
 from sublet.frontends.tflite.program import Operator, Program
-from sublet.tensor import TensorSpec
 
 Place = tuple[int, int]
 """The first byte, and the first one behind."""

@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops.op import Share
-from sublet.tensor import TensorSpec
 
 FACTS = Path(__file__).with_name("facts.json")
 STEERED = frozenset(

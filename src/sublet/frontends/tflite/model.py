@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sublet.errors import Finding, ModelError
+from sublet.base.errors import Finding, ModelError
 from sublet.frontends.tflite.conversion import Conversion, Key
 from sublet.frontends.tflite.convert import convert_subgraph
 from sublet.frontends.tflite.dialect import registered

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 from sublet.frontends.tflite.program import Program
 
 METADATA = "OfflineMemoryAllocation"

@@ -6,8 +6,8 @@ table at the begin can hold what is old. A plan of the same length is written ov
 
 from __future__ import annotations
 
+from sublet.base.errors import ModelError, PlanError
 from sublet.base.flatbuffer import Table, Wire
-from sublet.errors import ModelError, PlanError
 from sublet.frontends.tflite.offline import METADATA
 from sublet.frontends.tflite.program import ADVICE, IDENTIFIER, Program, decode
 from sublet.frontends.tflite.writing import WIDEST, Item, Kept, Number, Record, Several, Text, Vector, written

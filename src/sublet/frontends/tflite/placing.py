@@ -7,7 +7,8 @@ the others, and so are the operands and results that would not survive its copie
 
 from __future__ import annotations
 
-from sublet.errors import PlanError
+from sublet.base.errors import PlanError
+from sublet.base.tensor import TensorSpec
 from sublet.frontends.tflite.handing_on import destroyed
 from sublet.frontends.tflite.model import ALIGNMENT, converted
 from sublet.frontends.tflite.offline import Offsets
@@ -15,7 +16,6 @@ from sublet.frontends.tflite.program import Program
 from sublet.plan import MemoryPlan
 from sublet.plan.records import Placement
 from sublet.plan.schedule import serial
-from sublet.tensor import TensorSpec
 
 MOST = (1 << 31) - 1
 WHOLE = 8

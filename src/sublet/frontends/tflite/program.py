@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sublet.base.errors import ModelError, SubletError
 from sublet.base.flatbuffer import Table, Wire
-from sublet.errors import ModelError, SubletError
+from sublet.base.tensor import DType, Spec, TensorSpec, Unplannable
 from sublet.frontends.tflite.codes import CUSTOM, OPERATORS, PLACEHOLDER, RESOURCE, TYPES
-from sublet.tensor import DType, Spec, TensorSpec, Unplannable
 
 ADVICE = "the file is damaged, or is no TensorFlow Lite model: save it again"
 IDENTIFIER = b"TFL3"

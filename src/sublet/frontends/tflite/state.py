@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
+from sublet.base.tensor import Spec, TensorSpec
 from sublet.frontends.tflite.conversion import Key
 from sublet.frontends.tflite.program import Operator, Program
-from sublet.tensor import Spec, TensorSpec
 
 HANDLE, READ, ASSIGN = "VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"
 CALLS = {"IF": ("then", "else"), "WHILE": ("cond", "body"), "CALL_ONCE": ("init",)}

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sublet.base.errors import MissingExtraError
 from sublet.base.extras import installed, version_of
-from sublet.errors import MissingExtraError
 
 PACKAGE, MODULE, EXTRA = "tflite-micro", "tflite_micro", "tflm"
 SCRIPT = Path(__file__).with_name("interpreter.py")

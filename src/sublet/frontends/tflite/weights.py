@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sublet.base.tensor import TensorSpec
 from sublet.runtime.dtypes import array_over, packed, unpack
-from sublet.tensor import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from sublet.base.errors import ModelError
 from sublet.base.extras import require
-from sublet.errors import ModelError
 from sublet.frontends.torch.exported import first_line
 from sublet.frontends.torch.tensors import torch
 

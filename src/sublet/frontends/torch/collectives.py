@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 from sublet.frontends.torch.conversion import Level
 from sublet.frontends.torch.tensors import Tensor
 from sublet.ops.aten import WAIT

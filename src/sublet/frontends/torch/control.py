@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
+from sublet.base.tensor import TensorSpec
 from sublet.frontends.torch.conversion import COUNT, Level
 from sublet.frontends.torch.tensors import Tensor
 from sublet.ir.graph import CaseOf, Graph, Value, While
 from sublet.ops.aten import Strided
-from sublet.tensor import TensorSpec
 
 Convert = Callable[[Level, Any, Sequence[Any]], Any]
 """Writes the graph of a module with these arguments; gives what it gives."""

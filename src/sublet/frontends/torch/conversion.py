@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.frontends.torch.tensors import Extents, Tensor, spec_and_layout, torch
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.aten import AS_STRIDED, DEVICE, Argument, Call, Named, Strided, encode, other_version
 from sublet.ops.emitter import Emitter, Literals, Names
 from sublet.ops.verify import verify
-from sublet.tensor import DType, TensorSpec
 
 NUMBERS = (bool, int, float, str)
 COUNT = TensorSpec(DType.I64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 from sublet.frontends.torch.tensors import torch
 from sublet.frontends.torch.traced import where
 

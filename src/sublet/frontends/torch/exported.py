@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sublet.base.arrays import Array, array_of
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 from sublet.frontends.torch.conversion import Conversion
 from sublet.frontends.torch.devices import device_of, require_cpu
 from sublet.frontends.torch.tensors import Tensor

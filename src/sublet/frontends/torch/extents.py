@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from sublet.base.arrays import torch_name
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 from sublet.frontends.torch.tensors import Tensor, torch
 
 ASKED = ("aten._embedding_bag.default", "aten._embedding_bag_forward_only.default")

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sublet.base.errors import ModelError
 from sublet.base.extras import require
-from sublet.errors import ModelError
 from sublet.frontends.torch.row_rules import rows_of
 from sublet.frontends.torch.rows import Call, Counts, State
 from sublet.frontends.torch.tensors import Extents, fixed, layout_of, torch

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 from sublet.frontends.torch.tensors import torch
 from sublet.frontends.torch.traced import where
 

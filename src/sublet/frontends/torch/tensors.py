@@ -8,11 +8,11 @@ from types import ModuleType
 from typing import Any
 
 from sublet.base.arrays import NAMES, torch_name
+from sublet.base.errors import ModelError
 from sublet.base.extras import require
-from sublet.errors import ModelError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Value
 from sublet.ops.aten import Strided, Use
-from sublet.tensor import DType, TensorSpec
 
 SHORT = {
     "bool": DType.BOOL,

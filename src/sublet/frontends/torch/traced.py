@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 from sublet.frontends.torch.control import CONTROL
 from sublet.frontends.torch.conversion import Level
 from sublet.frontends.torch.joined import add_joined, is_joined

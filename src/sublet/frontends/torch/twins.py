@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sublet.base.tensor import DType, TensorSpec
 from sublet.frontends.torch.conversion import Level
 from sublet.frontends.torch.tensors import Tensor
 from sublet.ir.graph import Attr
 from sublet.ops.aten import Strided
 from sublet.ops.nn.shapes import FLOATS
-from sublet.tensor import DType, TensorSpec
 
 Twin = Callable[[Level, Sequence[Any]], Any]
 """What an operator with these arguments by position gives, None for an operator that has to stay."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import re
 
-from sublet.errors import SubletError
+from sublet.base.errors import SubletError
+from sublet.base.tensor import DType, Spec, TensorSpec, Unplannable
 from sublet.ir.graph import Attr, CaseOf, Graph, Node, Value, While
 from sublet.ir.text.printer import default_node_name
 from sublet.ir.text.tokens import MAX_SHOWN, Cursor, short
-from sublet.tensor import DType, Spec, TensorSpec, Unplannable
 
 Scalar = int | float | bool | str | bytes
 

@@ -31,8 +31,8 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
+from sublet.base.tensor import Spec, TensorSpec
 from sublet.ir.graph import Attr, CaseOf, Graph, Node, Value, While
-from sublet.tensor import Spec, TensorSpec
 
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_./+$-]+")
 PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")

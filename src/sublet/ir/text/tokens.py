@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from sublet.errors import TextError
+from sublet.base.errors import TextError
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from sublet.errors import Finding, GraphError
+from sublet.base.errors import Finding, GraphError
 from sublet.ir.graph import Attr, Node
 
 

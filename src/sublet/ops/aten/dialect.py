@@ -12,11 +12,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops.aten.call import Call, Strided, Use, decode
 from sublet.ops.blocks import stacked
 from sublet.ops.op import Op, Share, Shares, none
-from sublet.tensor import TensorSpec
 
 PREFIX = "aten."
 AS_STRIDED = "aten.as_strided"

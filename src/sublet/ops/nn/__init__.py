@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 
-from sublet.errors import SubletError
+from sublet.base.errors import SubletError
 from sublet.ops.nn.command import PREFIX, Command
 from sublet.ops.op import Op
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn.command import Command, Compute, over, over_only, pick
 from sublet.ops.nn.gradients import elementwise, given, one_minus, operand, result, scaled
 from sublet.ops.nn.shapes import FLOATS, equal, like_first, of_type
 from sublet.ops.op import Attrs, ByParts, Emit, Gradient, Grads, Infer, Shares, Specs
-from sublet.tensor import TensorSpec
 
 Slope = Callable[[Emit, Node, Value], Value]
 """(emit, node, y or x) -> the derivative there, in smaller commands."""

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import Command, over_only, pick, spec_of
 from sublet.ops.nn.gradients import operand, to_shape, total
 from sublet.ops.nn.shapes import FLOATS, broadcast, equal, of_type, same_type
 from sublet.ops.op import Attrs, ByParts, Emit, Grads, Specs
-from sublet.tensor import DType, TensorSpec
 
 
 def factor(attrs: Attrs, width: int) -> float:

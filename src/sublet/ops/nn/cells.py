@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.activation import sigmoid
 from sublet.ops.nn.command import Command, over_only, spec_of
 from sublet.ops.nn.gradients import given, operand, product, zeros
 from sublet.ops.nn.shapes import FLOATS, equal, of_type, present, same_type
 from sublet.ops.op import Attrs, ByParts, Emit, Grads, Specs
-from sublet.tensor import TensorSpec
 
 
 def _lstm_gates(gates: Any) -> tuple[Any, ...]:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
 
-from sublet.errors import SpecError, SubletError
+from sublet.base.errors import SpecError, SubletError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.op import Attrs, ByParts, Gradient, Infer, Op, Share, Shares, Specs, none
-from sublet.tensor import DType, TensorSpec
 
 PREFIX = "nn."
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.errors import SpecError
 from sublet.base.numpy_types import NUMPY
-from sublet.errors import SpecError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops.blocks import only_ones_move
 from sublet.ops.nn.command import (
@@ -25,7 +26,6 @@ from sublet.ops.nn.command import (
 from sublet.ops.nn.gradients import given, operand
 from sublet.ops.nn.shapes import ANY, NUMBERS, number_of, of_type, shape_given, type_named
 from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
-from sublet.tensor import TensorSpec
 
 
 def made(attrs: Attrs) -> TensorSpec:

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn.command import REQUIRED_INTEGERS, Command, Required, pick, spec_of
 from sublet.ops.nn.gradients import given, operand
 from sublet.ops.nn.shapes import FLOATS, present, same_type, shape_given
 from sublet.ops.nn.windows import Extents, Windows, from_first, image, nhwc, shape_of, to_first, windows
 from sublet.ops.op import Attrs, Emit, Grads, Specs
-from sublet.tensor import TensorSpec
 
 SHARED: dict[str, Attr | Required] = {"strides": (), "pads": (), "dilations": (), "groups": 1, "layout": "nchw"}
 

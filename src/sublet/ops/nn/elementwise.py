@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn.command import REQUIRED_NUMBER, Command, Required, over, spec_of
 from sublet.ops.nn.gradients import Times, elementwise, operand, product, result, scaled, zeros
 from sublet.ops.nn.shapes import ANY, FLOATS, NUMBERS, broadcast, present, same_type
 from sublet.ops.nn.shapes import elementwise as infer_elementwise
 from sublet.ops.op import Attrs, Emit, Specs
-from sublet.tensor import DType, TensorSpec
 
 
 def unary(

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn import activation, elementwise
 from sublet.ops.nn.command import PREFIX, REQUIRED_TEXTS, Command, over, pick
 from sublet.ops.nn.shapes import present
 from sublet.ops.op import Attrs, ByParts, Emit, Specs
-from sublet.tensor import TensorSpec
 
 NOT_STEPS = ("softplus_gradient", "hard_swish_gradient")
 """Their kernels write before they have read both operands: a chain, and a step of it, may be written over any."""

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.errors import SpecError
 from sublet.base.numpy_types import NUMPY
-from sublet.errors import SpecError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops.blocks import block
 from sublet.ops.nn.command import REQUIRED_INTEGER, REQUIRED_NUMBER, Command, over, over_only, pick, spec_of
@@ -26,7 +27,6 @@ from sublet.ops.nn.shapes import (
     type_named,
 )
 from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
-from sublet.tensor import DType, TensorSpec
 
 
 def within(indices: Any, extent: int) -> Any:

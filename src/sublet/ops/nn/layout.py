@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops.blocks import block, block_offset, only_ones_move, stacked
 from sublet.ops.nn.command import REQUIRED_INTEGER, REQUIRED_INTEGERS, Command, pick, spec_of, whole
 from sublet.ops.nn.gradients import by, elementwise, given, operand, result
 from sublet.ops.nn.shapes import ANY, axes_in, axis_in, number_of, of_type, same_type
 from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
-from sublet.tensor import TensorSpec
 
 MANY = 1 << 20
 """No command has more inputs or outputs."""

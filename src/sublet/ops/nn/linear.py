@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import Command, over_only, pick, spec_of
 from sublet.ops.nn.gradients import given, operand, reshaped, to_shape
 from sublet.ops.nn.shapes import FLOATS, broadcast, present, same_type
 from sublet.ops.op import Attrs, Emit, Grads, Specs
-from sublet.tensor import TensorSpec
 
 NAMES = ("a", "b")
 

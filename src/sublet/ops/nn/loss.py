@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn.activation import sigmoid
 from sublet.ops.nn.command import Command, Compute, over, over_only, pick, spec_of
@@ -19,7 +20,6 @@ from sublet.ops.nn.gradients import by, elementwise, given, one_minus, operand, 
 from sublet.ops.nn.shapes import FLOATS, INDICES, equal, of_type
 from sublet.ops.nn.softmax import softmax
 from sublet.ops.op import Attrs, ByParts, Emit, Grads, Shares, Specs
-from sublet.tensor import TensorSpec
 
 TINY = 1e-12
 """The gradient of binary cross entropy divides by p (1 - p), and by no less than this (as in PyTorch)."""

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn import forms
 from sublet.ops.nn.command import REQUIRED_INTEGER, Command, Required, over_only, pick, spec_of
@@ -17,7 +18,6 @@ from sublet.ops.nn.forms import Form, batch_form, group_form, layer_form, rms_fo
 from sublet.ops.nn.gradients import operand, reshaped, result, scaled, total
 from sublet.ops.nn.shapes import FLOATS, axis_in, equal, of_type, present, same_type
 from sublet.ops.op import Attrs, ByParts, Emit, Gradient, Grads, Specs
-from sublet.tensor import TensorSpec
 
 # Shapes.
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ops.nn.command import Command, over_only, pick
 from sublet.ops.nn.shapes import FLOATS, equal, of_type
 from sublet.ops.op import Attrs, Specs
-from sublet.tensor import DType, TensorSpec
 
 RATE = TensorSpec(DType.F32, ())
 STEP = TensorSpec(DType.I64, ())

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn.command import REQUIRED_INTEGERS, Command, Required, pick, spec_of
 from sublet.ops.nn.gradients import by, elementwise, given, operand
 from sublet.ops.nn.shapes import FLOATS, equal, of_type, same_type, shape_given
 from sublet.ops.nn.windows import Extents, Windows, from_first, image, shape_of, to_first, windows
 from sublet.ops.op import Attrs, Emit, Grads, Specs
-from sublet.tensor import TensorSpec
 
 MAX: dict[str, Attr | Required] = {
     "kernel": REQUIRED_INTEGERS,

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Attr, Node
 from sublet.ops.nn.command import REQUIRED_INTEGERS, REQUIRED_NUMBER, Command, Compute, Required, over, pick, whole
 from sublet.ops.nn.gradients import by, elementwise
 from sublet.ops.nn.shapes import FLOATS, INDICES, of_type, shape_given, type_named
 from sublet.ops.op import Attrs, Infer, Share, Specs
-from sublet.tensor import DType, TensorSpec
 
 
 def generator(key: Any, stream: int) -> np.random.Generator:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn import cells
 from sublet.ops.nn.activation import sigmoid
@@ -22,7 +23,6 @@ from sublet.ops.nn.gradients import operand, product, result, total, zeros
 from sublet.ops.nn.layout import cut
 from sublet.ops.nn.shapes import FLOATS, equal, of_type, present, same_type
 from sublet.ops.op import Attrs, ByParts, Emit, Grads, Specs
-from sublet.tensor import TensorSpec
 
 # The definitions.
 

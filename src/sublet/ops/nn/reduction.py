@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import REQUIRED_INTEGERS, Command, pick, spec_of, whole
 from sublet.ops.nn.gradients import given, operand
 from sublet.ops.nn.shapes import ANY, FLOATS, NUMBERS, axes_in, broadcast, of_type, shape_given
 from sublet.ops.op import Attrs, Emit, Gradient, Grads, Infer, Specs
-from sublet.tensor import TensorSpec
 
 
 def reduced(shape: Sequence[int], axes: Sequence[int], keepdims: int) -> tuple[int, ...]:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn.command import REQUIRED_INTEGERS, Command, Compute, Required, pick, spec_of, whole
 from sublet.ops.nn.gradients import given, operand, result
 from sublet.ops.nn.shapes import FLOATS, of_type
 from sublet.ops.op import Attrs, Emit, Grads, Share, Specs
-from sublet.tensor import TensorSpec
 
 MODES = ("nearest", "bilinear")
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn.command import REQUIRED_INTEGER, REQUIRED_NUMBER, Command, Required, over, over_only, pick, spec_of
 from sublet.ops.nn.gradients import by, elementwise, given, operand, reshaped, result
 from sublet.ops.nn.reduction import infer_reduced, reduced, reduction
 from sublet.ops.nn.shapes import FLOATS, NUMBERS, axes_in, axis_in, equal, of_type
 from sublet.ops.op import Attrs, ByParts, Emit, Grads, Specs
-from sublet.tensor import DType, TensorSpec
 
 Axes = tuple[int, ...]
 

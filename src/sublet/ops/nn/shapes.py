@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sublet.base.errors import SpecError
 from sublet.base.numpy_types import NUMPY
-from sublet.errors import SpecError
+from sublet.base.tensor import INTEGERS, DType, TensorSpec
 from sublet.ops.op import Attrs, Infer, Specs
-from sublet.tensor import INTEGERS, DType, TensorSpec
 
 FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F64)
 NUMBERS = (*FLOATS, *INTEGERS)

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.activation import activation
 from sublet.ops.nn.command import pick
 from sublet.ops.nn.gradients import operand
 from sublet.ops.nn.shapes import axis_in
 from sublet.ops.op import Attrs, ByParts, Emit, Infer, Specs
-from sublet.tensor import TensorSpec
 
 
 def softmax(x: Any, axis: int) -> Any:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import TensorSpec
 from sublet.ops.nn.command import pick
 from sublet.ops.op import Attrs
-from sublet.tensor import TensorSpec
 
 LAYOUTS = ("nchw", "nhwc")
 Extents = tuple[int, ...]

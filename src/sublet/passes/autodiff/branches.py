@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from sublet.base.tensor import DType, Spec, TensorSpec
 from sublet.ir.graph import CaseOf, Graph, Node, Value
 from sublet.ir.walk import captures
 from sublet.ops.emitter import Emitter
@@ -22,7 +23,6 @@ from sublet.ops.nn.command import spec_of
 from sublet.passes.accumulate import Contributions
 from sublet.passes.autodiff.level import Flow, Level, defined, needed, zeros
 from sublet.passes.autodiff.reads import Reads, taken
-from sublet.tensor import DType, Spec, TensorSpec
 
 UNSIGNED = (DType.BOOL, DType.U8, DType.U16, DType.U32, DType.U64)
 

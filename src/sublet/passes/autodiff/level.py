@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sublet.errors import GradientError
+from sublet.base.errors import GradientError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.walk import needs
 from sublet.ops.emitter import Emitter
 from sublet.passes.accumulate import Box, Contributions
 from sublet.passes.autodiff.schedules import Checkpoints
-from sublet.tensor import DType, TensorSpec
 
 SCALAR = TensorSpec(DType.I64)
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from sublet.base.tensor import TensorSpec, Unplannable
 from sublet.ir.graph import Graph, Node, Value, While
 from sublet.ir.walk import captures
 from sublet.ops.nn.command import spec_of
@@ -26,7 +27,6 @@ from sublet.passes.autodiff.level import SCALAR, Flow, Level, defined, needed, r
 from sublet.passes.autodiff.paths import carries_between
 from sublet.passes.autodiff.rounds import MAX_TRIPS, Lane, Rounds, lane_of, rounds_of, told_count
 from sublet.passes.autodiff.tape import Tape
-from sublet.tensor import TensorSpec, Unplannable
 
 
 @dataclass

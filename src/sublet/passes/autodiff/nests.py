@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value, While
 from sublet.ir.walk import reads_inside
 from sublet.ops.emitter import Emitter
@@ -25,7 +26,6 @@ from sublet.passes.accumulate import Box, part_of
 from sublet.passes.autodiff.copies import copied_graph
 from sublet.passes.autodiff.level import SCALAR
 from sublet.passes.autodiff.schedules import Chunk
-from sublet.tensor import TensorSpec
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from sublet.errors import GradientError
+from sublet.base.errors import GradientError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ir.walk import needs
 from sublet.ops import lookup
@@ -25,7 +26,6 @@ from sublet.passes.autodiff.level import Flow, Level, Trail, makers_of, needed, 
 from sublet.passes.autodiff.paths import differentiable, reached, spread
 from sublet.passes.autodiff.schedules import Checkpoints, checked
 from sublet.passes.autodiff.segments import cut_gradient
-from sublet.tensor import TensorSpec
 
 
 def gradients(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Node, Value, While
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
 from sublet.passes.accumulate import part_of
 from sublet.passes.autodiff.level import SCALAR
-from sublet.tensor import DType, TensorSpec
 
 MAX_TRIPS = "max_trips"
 """The attribute of a loop that declares how many rounds it makes at most."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from math import isqrt, prod
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
 
 PLAIN, SQRT, TREE = "plain", "sqrt", "tree"
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from sublet.base.tensor import Spec, TensorSpec, Unplannable
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
 from sublet.passes.autodiff.level import SCALAR, Level, defined, refuse
 from sublet.passes.autodiff.reads import Reads, taken
 from sublet.passes.autodiff.rounds import Lane, Rounds, bound_of, lane_of, told_count
-from sublet.tensor import Spec, TensorSpec, Unplannable
 
 REASON = "it has as many rows as the run makes rounds; declare max_trips to have it planned"
 

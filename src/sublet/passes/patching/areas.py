@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn.windows import Windows, windows
-from sublet.tensor import TensorSpec
 
 Area = tuple[tuple[int, int], ...]
 """From and to, for each of the two spatial axes."""

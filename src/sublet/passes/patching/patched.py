@@ -16,13 +16,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from sublet.base.errors import PlanError
 from sublet.base.ranges import divided
-from sublet.errors import PlanError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.walk import makers, reads_inside, results
 from sublet.ops.emitter import Literals, Names
 from sublet.passes.patching.areas import Area, Axes, attributes, axes_of, extents, needed, obstacle, sized
-from sublet.tensor import DType, TensorSpec
 
 MOST_PATCHES = 1 << 12
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sublet.errors import PlanError
+from sublet.base.errors import PlanError
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.walk import makers, reads_inside, renamed_in, results
 from sublet.ops import lookup

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.walk import needs, renamed
 from sublet.ops.nn.command import spec_of

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from math import prod
 
 from sublet.base.ranges import Ranges, divided
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn import activation, elementwise
 from sublet.ops.nn.command import PREFIX, pick, spec_of
 from sublet.ops.nn.layout import cut
-from sublet.tensor import TensorSpec
 
 BATCH, RESULT, ONTO, EARLY = "batch", "result", "onto", "early"
 KINDS = (BATCH, RESULT, ONTO, EARLY)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from textwrap import dedent
 
-from sublet.errors import PlanError
+from sublet.base.errors import PlanError
+from sublet.base.tensor import DType
 from sublet.plan.export.loops import pointers, rounds
 from sublet.plan.export.names import identifiers
 from sublet.plan.export.table import alive, copies, why
 from sublet.plan.export.told import Told
 from sublet.plan.records import POINTER, MemoryPlan, Placement, Region, Storage, bound_to
-from sublet.tensor import DType
 
 TYPES = {
     DType.BOOL: "uint8_t", DType.I8: "int8_t", DType.I16: "int16_t", DType.I32: "int32_t", DType.I64: "int64_t",

@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.walk import reads_inside, results
 from sublet.ops.emitter import Names
 from sublet.passes.live_bytes import blocks_of
 from sublet.passes.rewriting import readers
 from sublet.planning.advice.pieces import Cut, Piece, piece
-from sublet.tensor import DType, TensorSpec
 
 REACH = 6
 """Nodes before and after the peak that a stretch may have."""

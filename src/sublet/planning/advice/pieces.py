@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node
 from sublet.ops.onnx_inplace import BINARY, EXTREMES, UNARY, VARIADIC
-from sublet.tensor import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from time import monotonic
 
-from sublet.errors import SubletError
+from sublet.base.errors import SubletError
 from sublet.plan import ARENA, MemoryPlan
 from sublet.plan.advised import Advice, Advised
 from sublet.planning.advice.ideas import Idea

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from sublet.base.bytesize import human
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ir.walk import reads_inside, renamed, results
 from sublet.ops import lookup
@@ -13,7 +14,6 @@ from sublet.passes.on_demand import computed_from_constants
 from sublet.plan import MemoryPlan
 from sublet.plan.schedule import Schedule
 from sublet.plan.verdict import buffers_at_peak
-from sublet.tensor import DType, TensorSpec
 
 SHOWN = 3
 

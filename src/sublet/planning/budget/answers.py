@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sublet.base.bytesize import parse_bytes
-from sublet.errors import PlanError
+from sublet.base.errors import PlanError
 from sublet.ir.model import Model
 from sublet.ops.nn.conversion import RELOAD
 from sublet.passes.recompute.floor import Floor

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import prod
 
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Node, Value, While
 from sublet.ops import lookup
 from sublet.passes.autodiff import rounds_of
-from sublet.tensor import TensorSpec
 
 OPERATIONS = 100e9
 BYTES = 10e9

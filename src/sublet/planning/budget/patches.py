@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from sublet.analysis.options import Options
-from sublet.errors import PlanError
+from sublet.base.errors import PlanError
 from sublet.ir.graph import Graph
 from sublet.ir.model import Model
 from sublet.ir.recipe import PATCHES

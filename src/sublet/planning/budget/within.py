@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from sublet.analysis.options import Options
-from sublet.errors import PlanError
+from sublet.base.errors import PlanError
 from sublet.ir.graph import Graph
 from sublet.ir.model import Model
 from sublet.packing import Region, slow_region

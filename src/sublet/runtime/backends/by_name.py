@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from sublet.base.errors import RunError
 from sublet.base.extras import installed, require
-from sublet.errors import RunError
 from sublet.ir.model import Model
 from sublet.runtime.backends.commands import Commands, uses_commands
 from sublet.runtime.backends.numpy import Numpy

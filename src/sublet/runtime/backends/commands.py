@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sublet.errors import RunError, SpecError, SubletError
+from sublet.base.errors import RunError, SpecError, SubletError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.custom import define
 from sublet.ops.onnx_inplace import elementwise
 from sublet.ops.op import Attrs, Gradient, Op, Shares, Specs, none
 from sublet.runtime.calls import store
 from sublet.runtime.kernel import Array, Call, Kernel, Operand
-from sublet.tensor import TensorSpec
 
 Compute = Callable[..., Any]
 Scratch = int | Callable[[Node], int]

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.tensor import INTEGERS, DType, TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops.onnx import PREFIX
 from sublet.runtime.kernel import Array, Call, Kernel, Operand
-from sublet.tensor import INTEGERS, DType, TensorSpec
 
 FLOATS = (DType.F16, DType.F32, DType.F64)
 NUMBERS = (*FLOATS, *INTEGERS)

@@ -14,9 +14,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from sublet.base.errors import RunError
 from sublet.base.extras import require
 from sublet.base.numpy_types import NUMPY
-from sublet.errors import RunError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops import nn
 from sublet.ops.nn.command import PREFIX as NN
@@ -26,7 +27,6 @@ from sublet.runtime.backends.onnx_nodes import domain_and_type, input_names, sin
 from sublet.runtime.calls import nothing, store
 from sublet.runtime.dtypes import plain
 from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
-from sublet.tensor import TensorSpec
 
 LATER: dict[str, tuple[int, str, int]] = {
     "onnx.BatchNormalization": (7, "onnx.BatchNormalization", 14),

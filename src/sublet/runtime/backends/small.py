@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.tensor import DType
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import PREFIX, spec_of
 from sublet.runtime.kernel import Array, Call, Kernel, Operand
-from sublet.tensor import DType
 
 MOST_ELEMENTS = 4096
 """With more, what a function takes to start does not matter."""

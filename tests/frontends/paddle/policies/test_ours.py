@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sublet.base.tensor import DType
 from sublet.frontends.paddle.checking import judge
 from sublet.frontends.paddle.format.decoding import decode
 from sublet.frontends.paddle.format.encoding import encode
@@ -26,7 +27,6 @@ from sublet.frontends.paddle.policies.ours.inplace import in_place
 from sublet.frontends.paddle.policies.ours.proxies import shape_proxies
 from sublet.frontends.paddle.policies.ours.reorder import optimise_early
 from sublet.frontends.paddle.policies.ours.untouchable import reasons
-from sublet.tensor import DType
 from tests.frontends.paddle.written import runs, straight, tensors
 
 PROGRAMS = Path(__file__).parents[1] / "programs"

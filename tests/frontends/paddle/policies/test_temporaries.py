@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from sublet.base.tensor import DType
 from sublet.frontends.paddle.checking import judge
 from sublet.frontends.paddle.format.decoding import decode
 from sublet.frontends.paddle.format.program import Block, Op, Program, new_op, new_var
@@ -16,7 +17,6 @@ from sublet.frontends.paddle.peaks.memory import memory
 from sublet.frontends.paddle.policies.ours import ours
 from sublet.frontends.paddle.policies.ours.inplace import in_place
 from sublet.frontends.paddle.policies.ours.temporaries import temporaries_outside
-from sublet.tensor import DType
 from tests.frontends.paddle.given import BESIDE
 from tests.frontends.paddle.mutants import with_block
 from tests.frontends.paddle.written import op, runs, tensors

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from sublet.analysis.liveness import liveness, whole_points
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
+from sublet.base.tensor import DType
 from sublet.frontends.paddle.arena.placeable import outside
 from sublet.frontends.paddle.arena.sharing import Classes, shared
 from sublet.frontends.paddle.format.program import Attr, Block, Op, Program, Var, new_op, new_var
@@ -15,7 +16,6 @@ from sublet.frontends.paddle.lives.flow import flow
 from sublet.frontends.paddle.lives.scopes import Place
 from sublet.frontends.paddle.operators.shapes import Sizes
 from sublet.packing import Buffer, Problem, lower_bound, pack
-from sublet.tensor import DType
 
 ARENA = "sublet.arena"
 END = "sublet.arena.end"

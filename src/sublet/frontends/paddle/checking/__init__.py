@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from sublet.errors import Finding
+from sublet.base.errors import Finding
 from sublet.frontends.paddle.checking.control import run_block
 from sublet.frontends.paddle.checking.machine import Known, Run, Sizes, Step, content, inplace_of
 from sublet.frontends.paddle.checking.named import VIEW, mistyped, unnamed

@@ -14,13 +14,13 @@ from functools import cached_property
 from math import prod
 from typing import Protocol
 
-from sublet.errors import Finding
+from sublet.base.errors import Finding
+from sublet.base.tensor import Dims, DType
 from sublet.frontends.paddle.checking.storage import Allocation, Place, Scope, Variable
 from sublet.frontends.paddle.checking.terms import Choices, Term, Terms
 from sublet.frontends.paddle.format.program import EMPTY, Block, Op, Program
 from sublet.frontends.paddle.operators.effects import facts_declared
 from sublet.frontends.paddle.operators.facts import OpFacts
-from sublet.tensor import Dims, DType
 
 ASIDE = {
     *("op_callstack", "op_role", "op_role_var", "op_namescope", "op_device"),

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from sublet.errors import Finding
+from sublet.base.errors import Finding
+from sublet.base.tensor import DType
 from sublet.frontends.paddle.format.program import EMPTY, GRAD, TENSOR, Block, Op, Program
-from sublet.tensor import DType
 
 VIEW = "view_slice"
 ANY_TYPE = (VIEW, "assign", "share_data", "while", "while_grad", "conditional_block", "conditional_block_grad")

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
+from sublet.base.tensor import Dims
 from sublet.frontends.paddle.convert.scope import COUNT, Conversion, Converter, Scope, assigned, dims_of, title
 from sublet.frontends.paddle.operators.shapes import Key, joined
 from sublet.ir.graph import Graph, Node, Value, While
-from sublet.tensor import Dims
 
 
 def add_loop(conversion: Conversion, block: int, position: int, scope: Scope, convert: Converter) -> list[Node]:

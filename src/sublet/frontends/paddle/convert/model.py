@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 from sublet.frontends.paddle.convert.operators import TRAINING, convert_block
 from sublet.frontends.paddle.convert.scope import Conversion, Scope, wanted
 from sublet.frontends.paddle.format.decoding import decode

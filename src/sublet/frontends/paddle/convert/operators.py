@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 from sublet.frontends.paddle.convert.branches import Pairs, add_branch, add_pair, pairs_of
 from sublet.frontends.paddle.convert.loops import add_loop
 from sublet.frontends.paddle.convert.scope import Conversion, Scope, title

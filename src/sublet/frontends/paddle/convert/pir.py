@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sublet.base.errors import ModelError, SpecError, SubletError
 from sublet.base.files import read_text
-from sublet.errors import ModelError, SpecError, SubletError
+from sublet.base.tensor import Dims, DType, Spec, TensorSpec, Unplannable
 from sublet.frontends.paddle.convert.pir_operators import SPELLINGS, call_of
 from sublet.frontends.paddle.format.pir import PARAMETER, PirBlock, PirOp, PirValue, decode
 from sublet.frontends.paddle.operators.dialect import PREFIX
@@ -16,7 +17,6 @@ from sublet.frontends.paddle.operators.rules.table import results
 from sublet.frontends.paddle.operators.shapes import STEPS, STEPS_EACH, joined
 from sublet.ir.graph import Attr, CaseOf, Graph, Node, Value, While
 from sublet.ir.model import Model
-from sublet.tensor import Dims, DType, Spec, TensorSpec, Unplannable
 
 INPUTS = ("data", "feed")
 OUTPUTS = ("fetch", "shadow_output")

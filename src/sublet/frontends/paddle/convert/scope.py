@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from sublet.errors import ModelError, SubletError
+from sublet.base.errors import ModelError, SubletError
+from sublet.base.tensor import Dims, DType, Spec, TensorSpec, Unplannable
 from sublet.frontends.paddle.format.program import ARRAY, ROWS, TENSOR, Op, Program
 from sublet.frontends.paddle.operators.dialect import PREFIX, UNDEFINED
 from sublet.frontends.paddle.operators.shapes import Key, Sizes
 from sublet.ir.graph import Node, Value
-from sublet.tensor import Dims, DType, Spec, TensorSpec, Unplannable
 
 Scope = dict[Key, Value]
 """What each variable stands for: the value of its last assignment."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 from sublet.frontends.paddle.format.kinds import TENSOR_FIELD
 from sublet.frontends.paddle.format.program import GRAD, Block, Program, Var
 from sublet.frontends.paddle.format.wire import Message

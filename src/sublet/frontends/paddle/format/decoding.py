@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeVar
 
+from sublet.base.tensor import DType
 from sublet.frontends.paddle.format.kinds import ATTRS, DTYPES, KINDS, SCALARS, TENSOR_FIELD
 from sublet.frontends.paddle.format.program import Attr, AttrValue, Block, Op, Origin, Program, Var, checked
 from sublet.frontends.paddle.format.wire import FIXED32, FIXED64, Message
-from sublet.tensor import DType
 
 Named = TypeVar("Named")
 

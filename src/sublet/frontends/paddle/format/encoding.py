@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 from sublet.frontends.paddle.format import wire
 from sublet.frontends.paddle.format.kinds import ATTRS, DTYPES, KINDS, SCALARS, TENSOR_FIELD
 from sublet.frontends.paddle.format.program import Attr, Block, Op, Program, Var

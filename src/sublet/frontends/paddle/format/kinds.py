@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sublet.tensor import DType
+from sublet.base.tensor import DType
 
 KINDS = {
     7: "DENSE_TENSOR", 8: "SELECTED_ROWS", 9: "FEED_MINIBATCH", 10: "FETCH_LIST", 11: "STEP_SCOPES",

@@ -15,11 +15,11 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from sublet.errors import ModelError, SubletError
+from sublet.base.errors import ModelError, SubletError
+from sublet.base.tensor import DType, TensorSpec
 from sublet.frontends.paddle.format.kinds import DTYPES
 from sublet.frontends.paddle.format.program import TENSOR, Program
 from sublet.frontends.paddle.format.wire import Message
-from sublet.tensor import DType, TensorSpec
 
 ELEMENTS: Mapping[DType, Any] = {
     DType.BOOL: np.bool_, DType.I8: np.int8, DType.I16: np.int16, DType.I32: np.int32, DType.I64: np.int64,

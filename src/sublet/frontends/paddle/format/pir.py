@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sublet.errors import ModelError
-from sublet.tensor import Dims, DType
+from sublet.base.errors import ModelError
+from sublet.base.tensor import Dims, DType
 
 DTYPES = {
     "t_bool": DType.BOOL, "t_i8": DType.I8, "t_ui8": DType.U8, "t_u8": DType.U8, "t_i16": DType.I16, "t_i32": DType.I32,

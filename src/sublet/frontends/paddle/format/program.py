@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sublet.errors import ModelError
-from sublet.tensor import DType
+from sublet.base.errors import ModelError
+from sublet.base.tensor import DType
 
 TENSOR, ROWS, ARRAY, SCOPES, TABLE = "DENSE_TENSOR", "SELECTED_ROWS", "TENSOR_ARRAY", "STEP_SCOPES", "RANK_TABLE"
 EMPTY = "@EMPTY@"

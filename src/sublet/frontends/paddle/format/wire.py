@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sublet.errors import ModelError
+from sublet.base.errors import ModelError
 
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 KINDS = {VARINT: "a number", FIXED64: "eight bytes", LENGTH: "a string or message", FIXED32: "four bytes"}

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from functools import lru_cache, partial
 
+from sublet.base.tensor import Dims, TensorSpec
 from sublet.frontends.paddle.operators import facts
 from sublet.ir.graph import Node, Value
 from sublet.ops.op import Op, Share, none, register
-from sublet.tensor import Dims, TensorSpec
 
 PREFIX = "paddle."
 UNDEFINED = "undefined"

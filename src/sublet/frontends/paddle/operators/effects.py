@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from sublet.base.tensor import Dims
 from sublet.frontends.paddle.format.program import EMPTY, Op, Program
 from sublet.frontends.paddle.operators.facts import OpFacts, of, of_shapes
-from sublet.tensor import Dims
 
 PARTLY = {"write_to_array": ("Out",), "select_output": ("Out",), "array_write": ("Out",), "set_value": ("Out",)}
 """Slots of which an operator writes a part only: what was there before is still there beside it."""

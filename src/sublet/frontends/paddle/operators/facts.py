@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sublet.tensor import Dims
+from sublet.base.tensor import Dims
 
 FACTS = Path(__file__).with_name("facts.json")
 

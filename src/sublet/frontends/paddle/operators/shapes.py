@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from sublet.errors import ModelError, SpecError
+from sublet.base.errors import ModelError, SpecError
+from sublet.base.tensor import Dims, DType
 from sublet.frontends.paddle.format.program import EMPTY, GRAD, ROWS, SCOPES, TENSOR, Op, Program, Var
 from sublet.frontends.paddle.operators.rules.call import Call, Operand, show
 from sublet.frontends.paddle.operators.rules.table import known, results
-from sublet.tensor import Dims, DType
 
 SEQUENCES = "sequences"
 """The name by which `dims` tells how many sequences a feed with a level of detail holds."""

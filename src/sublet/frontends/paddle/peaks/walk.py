@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from sublet.errors import PlanError
+from sublet.base.errors import PlanError
 from sublet.frontends.paddle.format.program import ARRAY, GRAD, Op, Program
 from sublet.frontends.paddle.lives.scopes import Owner, Place, Scopes, linked
 from sublet.frontends.paddle.operators.effects import there

@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from itertools import product
 
 from sublet.analysis.liveness import LiveRanges, Pieces, live_sets, liveness
+from sublet.base.errors import ModelError
 from sublet.base.ranges import merge, overlap
-from sublet.errors import ModelError
+from sublet.base.tensor import DType
 from sublet.frontends.paddle.format.program import GRAD, TENSOR, Op, Program
 from sublet.frontends.paddle.lives.flow import Flow, Point, flow
 from sublet.frontends.paddle.lives.scopes import Place
 from sublet.frontends.paddle.operators.effects import facts_declared
 from sublet.frontends.paddle.operators.shapes import Sizes
 from sublet.frontends.paddle.policies.renaming import At, Draft
-from sublet.tensor import DType
 
 
 def seed(program: Program, sizes: Sizes, keep: Collection[Place] = ()) -> Draft:

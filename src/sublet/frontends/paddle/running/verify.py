@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sublet.base.errors import MissingExtraError, RunError
 from sublet.base.extras import installed
-from sublet.errors import MissingExtraError, RunError
 
 PYTHON = "SUBLET_PADDLE_PYTHON"
 RUNNER = Path(__file__).with_name("runner.py")

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.errors import RunError
 from sublet.base.extras import require
 from sublet.base.numpy_types import NUMPY
-from sublet.errors import RunError
+from sublet.base.tensor import DType, TensorSpec, Unplannable
 from sublet.ir.graph import Node, Value
 from sublet.ops.onnx import PREFIX
 from sublet.ops.onnx_outputs import written_outputs
@@ -39,7 +40,6 @@ from sublet.runtime.backends.onnxruntime.session import Listing, Session, kernel
 from sublet.runtime.calls import InTurn
 from sublet.runtime.copying import Copies
 from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
-from sublet.tensor import DType, TensorSpec, Unplannable
 
 OUT_OF_TURN = ("Shape", "Size")
 """Operators that ONNX Runtime runs before others that are ready."""

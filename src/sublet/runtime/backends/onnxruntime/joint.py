@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sublet.base.extras import require
+from sublet.base.tensor import DType, TensorSpec
 from sublet.runtime.backends.onnx_nodes import single_node
 from sublet.runtime.backends.onnxruntime.node import Form, Key, Placed
 from sublet.runtime.backends.onnxruntime.session import Listing, Session, Typed
 from sublet.runtime.copying import Copies
 from sublet.runtime.kernel import Array, Call
-from sublet.tensor import DType, TensorSpec
 
 if TYPE_CHECKING:
     import onnx

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sublet.base.errors import SubletError
 from sublet.base.extras import require
 from sublet.base.numpy_types import NUMPY
-from sublet.errors import SubletError
+from sublet.base.tensor import DType, TensorSpec, Unplannable
 from sublet.ir.graph import Node, Value
 from sublet.ops.onnx import PREFIX
 from sublet.ops.onnx_inplace import BINARY, EXTREMES, UNARY, VARIADIC
@@ -16,7 +17,6 @@ from sublet.runtime.backends.onnx_nodes import captured_names, domain_and_type, 
 from sublet.runtime.backends.onnxruntime.session import Constants, Listing, Session, Typed, element_type, inlined
 from sublet.runtime.calls import store
 from sublet.runtime.kernel import Array, Call, Cell, Operand
-from sublet.tensor import DType, TensorSpec, Unplannable
 
 if TYPE_CHECKING:
     import onnx

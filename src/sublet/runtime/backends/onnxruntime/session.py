@@ -22,9 +22,9 @@ import numpy as np
 
 from sublet.base.extras import require
 from sublet.base.numpy_types import NUMPY
+from sublet.base.tensor import DType, TensorSpec
 from sublet.plan import Stride
 from sublet.runtime.kernel import Array, Call
-from sublet.tensor import DType, TensorSpec
 
 if TYPE_CHECKING:
     import onnx

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from sublet.base.arrays import torch_name
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph
 from sublet.ops.aten import Strided
 from sublet.plan import MemoryPlan, Region
 from sublet.runtime.backends.torch.kernel import Tensor, torch
 from sublet.runtime.kernel import Array
 from sublet.runtime.memory import Memory
-from sublet.tensor import TensorSpec
 
 
 class DeviceMemory(Memory):

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from sublet.base.arrays import torch_name
-from sublet.errors import RunError
+from sublet.base.errors import RunError
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops.aten import AS_STRIDED, PREFIX, Argument, Named, Strided, Use, decode
 from sublet.ops.aten.dialect import COPIES, Facts, facts, other_version
@@ -22,7 +23,6 @@ from sublet.runtime.backends.torch.pieced import is_faster_in_pieces, pieces_of
 from sublet.runtime.backends.torch.written import WRITTEN
 from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Array, Call, Cell, Operand
-from sublet.tensor import TensorSpec
 
 BOUND = {
     "abs", "add", "addcdiv", "addcmul", "addmm", "amax", "baddbmm", "bmm", "cat", "clamp", "cos", "div", "eq",

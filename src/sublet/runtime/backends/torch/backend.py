@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from sublet.base.tensor import DType
 from sublet.ir.graph import Node, Value
 from sublet.ops.aten import COLLECTIVES, LOGITS_GRADIENT
 from sublet.ops.aten import PREFIX as ATEN
@@ -22,7 +23,6 @@ from sublet.runtime.backends.torch.kernel import Calling, Fast, tensor_over, tor
 from sublet.runtime.backends.torch.stretch import Part, Recorder
 from sublet.runtime.calls import in_turn
 from sublet.runtime.kernel import Array, Call, Compute, Kernel, Operand
-from sublet.tensor import DType
 
 __all__ = [
     "KERNELS", "AtenKernel", "DeviceKernel", "DeviceMemory", "OnDevice", "Part", "Recorder", "Torch", "over", "seen",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
-from sublet.errors import RunError
+from sublet.base.errors import RunError
 from sublet.ir.graph import Node
 from sublet.runtime.backends.torch.kernel import Tensor, tensor_over, torch
 from sublet.runtime.calls import InTurn

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from sublet.base.tensor import DType
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.conversion import first_axes, last_axes
@@ -12,7 +13,6 @@ from sublet.ops.nn.gradients import result
 from sublet.ops.nn.shapes import number_of
 from sublet.runtime.backends.torch.kernel import Calls, Fast, Make, Operands, Tensor, torch
 from sublet.runtime.calls import nothing
-from sublet.tensor import DType
 
 
 def _fill(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Calls:

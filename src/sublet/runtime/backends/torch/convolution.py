@@ -14,6 +14,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.gradients import operand, result
@@ -21,7 +22,6 @@ from sublet.ops.nn.windows import Windows, image, nhwc, windows
 from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, bytes_as, torch
 from sublet.runtime.backends.torch.linear import matrix_product, one_matrix
 from sublet.runtime.kernel import Call
-from sublet.tensor import TensorSpec
 
 SAMPLE_BYTES = 1 << 20
 """Of a slice of the batch, for each thread, so that all have something to do."""

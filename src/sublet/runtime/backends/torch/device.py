@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sublet.errors import RunError
+from sublet.base.errors import RunError
 from sublet.ir.graph import Node, Value
 from sublet.ops.aten import AS_STRIDED, PREFIX, other_version
 from sublet.ops.aten.dialect import COPIES, Facts, facts

@@ -11,13 +11,13 @@ from itertools import product
 from math import prod
 from typing import Any
 
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import PREFIX, spec_of
 from sublet.ops.nn.fused import ChainStep, chain_steps, specs_of_steps
 from sublet.runtime.backends.torch import activation, elementwise
 from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, bytes_as, torch
 from sublet.runtime.kernel import Call
-from sublet.tensor import DType, TensorSpec
 
 BLOCK_ELEMENTS = 1 << 16
 """Elements of a block: what is read and written of it should stay in the second-level cache, and its calls should

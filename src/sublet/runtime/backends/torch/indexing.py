@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from math import prod
 
+from sublet.base.tensor import DType
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.gradients import operand, result
@@ -13,7 +14,6 @@ from sublet.ops.nn.shapes import number_of
 from sublet.runtime.backends.torch.elementwise import floating
 from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, bytes_as, torch
 from sublet.runtime.kernel import Call
-from sublet.tensor import DType
 
 
 def _axis(node: Node) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sublet.errors import RunError
+from sublet.base.errors import RunError
 from sublet.ir.graph import Node
 from sublet.ops.aten import other_version
 from sublet.ops.nn.command import spec_of

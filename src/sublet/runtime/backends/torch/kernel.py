@@ -11,12 +11,12 @@ from types import ModuleType
 from typing import Any
 
 from sublet.base.arrays import torch_over
+from sublet.base.errors import RunError
 from sublet.base.extras import require
-from sublet.errors import RunError
+from sublet.base.tensor import DType
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import spec_of
 from sublet.runtime.kernel import Array, Call, Compute
-from sublet.tensor import DType
 
 Tensor = Any
 """A torch.Tensor over the bytes of a value. torch has types, but is only there with the extra `torch`."""

@@ -11,6 +11,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from sublet.base.tensor import DType
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.gradients import operand, result
@@ -18,7 +19,6 @@ from sublet.ops.nn.pooling import pool_windows
 from sublet.ops.nn.windows import image, nhwc
 from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, bytes_as, torch
 from sublet.runtime.kernel import Call
-from sublet.tensor import DType
 
 SLICE_BYTES = 4 << 20
 """Of the input, at least, in a slice of the batch."""

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from sublet.base.tensor import DType
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import pick, spec_of
 from sublet.ops.nn.gradients import result
 from sublet.ops.nn.random import drawn, generator, scale_of
 from sublet.runtime.backends.torch.kernel import Calls, Fast, Make, Operands, Tensor, bytes_as, torch
 from sublet.runtime.kernel import Array
-from sublet.tensor import DType
 
 CHUNK = 1 << 14
 """Elements that are drawn before the next are: what is done to them then finds them in the cache."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops.nn.command import spec_of
 from sublet.runtime.backends.torch.kernel import Calls, Fast, Operands, Tensor, bytes_as, torch
 from sublet.runtime.kernel import Call
-from sublet.tensor import DType, TensorSpec
 
 HALVES = (DType.F16, DType.BF16)
 LINE = 64

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from sublet.errors import SpecError
-from sublet.tensor import Dims
+from sublet.base.errors import SpecError
+from sublet.base.tensor import Dims
 
 Extent = int | None
 Values = tuple[int | None, ...] | None

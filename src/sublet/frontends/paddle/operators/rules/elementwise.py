@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import Dims
 from sublet.frontends.paddle.operators.rules.call import Call, Extent, Result, Rule, axis_of, broadcast, product, total
-from sublet.tensor import Dims
 
 UNARY = (
     *("abs", "acos", "asin", "assign", "atan", "bitwise_not", "brelu", "cast", "ceil", "celu", "clip", "cos", "cosh"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
 from sublet.frontends.paddle.operators.rules.call import Call, Extent, Result, Rule, same, show
 
 

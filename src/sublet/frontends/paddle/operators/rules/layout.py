@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import Dims
 from sublet.frontends.paddle.operators.rules.call import (
     Call,
     Extent,
@@ -18,7 +19,6 @@ from sublet.frontends.paddle.operators.rules.call import (
     total,
 )  # fmt: skip
 from sublet.frontends.paddle.operators.rules.elementwise import target_shape
-from sublet.tensor import Dims
 
 
 def _with_shape(call: Call, out: Dims) -> Result:

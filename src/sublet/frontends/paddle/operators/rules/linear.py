@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
 from sublet.frontends.paddle.operators.rules.call import Call, Result, Rule, broadcast, product, same, show
 
 

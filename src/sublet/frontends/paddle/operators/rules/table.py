@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
+from sublet.base.tensor import Dims
 from sublet.frontends.paddle.operators.rules import elementwise, images, layout, linear, sequences
 from sublet.frontends.paddle.operators.rules.call import Call, Open, Operand, Result, Rule, product
 from sublet.frontends.paddle.operators.rules.values import elements
-from sublet.tensor import Dims
 
 RULES: dict[str, Rule] = {
     **elementwise.RULES, **images.RULES, **layout.RULES, **linear.RULES, **sequences.RULES,

@@ -14,11 +14,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
+from sublet.base.tensor import DType
 from sublet.frontends.paddle.format.program import GRAD, TENSOR, Block, Op, Program, Var, new_op
 from sublet.frontends.paddle.operators.effects import effects
 from sublet.frontends.paddle.policies.ours.invariants import told
 from sublet.frontends.paddle.policies.ours.reorder import optimises
-from sublet.tensor import DType
 
 DEPEND, SHARE = "depend", "share_data"
 DEPENDING = 2_006_000

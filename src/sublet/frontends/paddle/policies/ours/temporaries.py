@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
+from sublet.base.tensor import DType
 from sublet.frontends.paddle.format.program import EMPTY, TENSOR, Block, Op, Program, Var, new_op
 from sublet.frontends.paddle.lives.scopes import COPYING, Owner, Place, Scopes
 from sublet.frontends.paddle.lives.unwritten import perhaps_nothing
@@ -21,7 +22,6 @@ from sublet.frontends.paddle.peaks.scalars import Number, follow
 from sublet.frontends.paddle.policies.ours.invariants import told
 from sublet.frontends.paddle.policies.ours.mentions import Mention, mentions
 from sublet.frontends.paddle.policies.ours.untouchable import reasons
-from sublet.tensor import DType
 
 LOOPS = ("while", "while_grad")
 SHARED = (DType.F32, DType.F64, DType.I32, DType.I64)

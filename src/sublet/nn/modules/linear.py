@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sublet.modules.initial import by_fan_in, normal
-from sublet.modules.module import Module
 from sublet.nn.content import Draw
+from sublet.nn.modules.initial import by_fan_in, normal
+from sublet.nn.modules.module import Module
 from sublet.nn.tensor import Tensor
 
 

@@ -7,9 +7,9 @@ from functools import reduce
 from operator import add, mul
 from typing import Any
 
-from sublet.errors import SpecError
-from sublet.modules.module import Module
+from sublet.base.errors import SpecError
 from sublet.nn.lines import at_line
+from sublet.nn.modules.module import Module
 from sublet.nn.tensor import Tensor
 from sublet.nn.writer import graph_of
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sublet.errors import SpecError
-from sublet.modules.dropout import Dropout
-from sublet.modules.module import Module
-from sublet.modules.recurrent import Cell, GRUCell, LSTMCell, RNNCell, State, given_as, state_of, tanh
+from sublet.base.errors import SpecError
 from sublet.nn.graph import Graph
 from sublet.nn.lines import at_line
+from sublet.nn.modules.dropout import Dropout
+from sublet.nn.modules.module import Module
+from sublet.nn.modules.recurrent import Cell, GRUCell, LSTMCell, RNNCell, State, given_as, state_of, tanh
 from sublet.nn.tensor import Tensor
 
 

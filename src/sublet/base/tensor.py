@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import prod
 
-from sublet.errors import SubletError
+from sublet.base.errors import SubletError
 
 MAX_BYTES = 1 << 56
 """No single tensor may be larger: offsets then stay exact in 64-bit arithmetic, sums included."""

@@ -4,19 +4,19 @@ A module is made once, holds no arrays, and is called on tensors of a `sublet.Gr
 again on the same graph it shares its parameters. Your own are classes with a `forward`; see `Module`.
 """
 
-from sublet.modules.attention import CrossAttention, SelfAttention
-from sublet.modules.blocks import ConvNorm, Inception, ResidualBlock, TransformerBlock
-from sublet.modules.containers import Parallel, Residual, Sequential
-from sublet.modules.convolution import Conv, ConvTranspose
-from sublet.modules.dropout import Dropout
-from sublet.modules.initial import normal, uniform
-from sublet.modules.linear import Dense, Embedding
-from sublet.modules.module import Module
-from sublet.modules.names import pytorch_name
-from sublet.modules.normalization import BatchNorm, GroupNorm, LayerNorm, RMSNorm
-from sublet.modules.pooling import AvgPool, Flatten, GlobalAvgPool, MaxPool
-from sublet.modules.recurrent import GRUCell, LSTMCell, RNNCell
-from sublet.modules.sequences import GRU, LSTM, RNN
+from sublet.nn.modules.attention import CrossAttention, SelfAttention
+from sublet.nn.modules.blocks import ConvNorm, Inception, ResidualBlock, TransformerBlock
+from sublet.nn.modules.containers import Parallel, Residual, Sequential
+from sublet.nn.modules.convolution import Conv, ConvTranspose
+from sublet.nn.modules.dropout import Dropout
+from sublet.nn.modules.initial import normal, uniform
+from sublet.nn.modules.linear import Dense, Embedding
+from sublet.nn.modules.module import Module
+from sublet.nn.modules.names import pytorch_name
+from sublet.nn.modules.normalization import BatchNorm, GroupNorm, LayerNorm, RMSNorm
+from sublet.nn.modules.pooling import AvgPool, Flatten, GlobalAvgPool, MaxPool
+from sublet.nn.modules.recurrent import GRUCell, LSTMCell, RNNCell
+from sublet.nn.modules.sequences import GRU, LSTM, RNN
 
 __all__ = [
     "GRU",

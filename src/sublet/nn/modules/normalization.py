@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sublet.modules.convolution import per_group
-from sublet.modules.module import Module
+from sublet.nn.modules.convolution import per_group
+from sublet.nn.modules.module import Module
 from sublet.nn.tensor import Tensor
 
 

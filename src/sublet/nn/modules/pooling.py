@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sublet.modules.convolution import Extents, each, padded
-from sublet.modules.module import Module
+from sublet.nn.modules.convolution import Extents, each, padded
+from sublet.nn.modules.module import Module
 from sublet.nn.tensor import Tensor
 
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sublet.modules.initial import uniform
-from sublet.modules.module import Module
 from sublet.nn.graph import Graph
+from sublet.nn.modules.initial import uniform
+from sublet.nn.modules.module import Module
 from sublet.nn.tensor import Tensor
 from sublet.nn.writer import Eager
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import sqrt
 
-from sublet.errors import SpecError
-from sublet.modules.linear import Dense
-from sublet.modules.module import Module
+from sublet.base.errors import SpecError
 from sublet.nn.lines import at_line
+from sublet.nn.modules.linear import Dense
+from sublet.nn.modules.module import Module
 from sublet.nn.tensor import Tensor, told
 
 

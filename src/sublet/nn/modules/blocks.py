@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sublet import nn
-from sublet.modules.attention import CrossAttention, SelfAttention
-from sublet.modules.containers import Parallel, Residual, Sequential, Step
-from sublet.modules.convolution import Conv, Extents
-from sublet.modules.dropout import Dropout
-from sublet.modules.linear import Dense
-from sublet.modules.module import Module
-from sublet.modules.normalization import BatchNorm, LayerNorm
-from sublet.modules.pooling import MaxPool
+from sublet.nn.modules.attention import CrossAttention, SelfAttention
+from sublet.nn.modules.containers import Parallel, Residual, Sequential, Step
+from sublet.nn.modules.convolution import Conv, Extents
+from sublet.nn.modules.dropout import Dropout
+from sublet.nn.modules.linear import Dense
+from sublet.nn.modules.module import Module
+from sublet.nn.modules.normalization import BatchNorm, LayerNorm
+from sublet.nn.modules.pooling import MaxPool
 from sublet.nn.tensor import Tensor
 
 relu: Callable[[Tensor], Tensor] = nn.relu

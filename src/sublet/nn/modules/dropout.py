@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from sublet.modules.module import Module
+from sublet.nn.modules.module import Module
 from sublet.nn.tensor import Tensor
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from sublet.errors import SpecError
-from sublet.modules.initial import by_fan_in
-from sublet.modules.module import Module
+from sublet.base.errors import SpecError
 from sublet.nn.content import Draw
 from sublet.nn.lines import at_line
+from sublet.nn.modules.initial import by_fan_in
+from sublet.nn.modules.module import Module
 from sublet.nn.tensor import Tensor
 
 Extents = int | tuple[int, ...]

@@ -7,13 +7,13 @@ the graph is compiled, from a generator seeded by the name of the parameter, so 
 
 from __future__ import annotations
 
-from sublet.modules.attention import SelfAttention
-from sublet.modules.convolution import Conv
-from sublet.modules.dropout import Dropout
-from sublet.modules.initial import normal, uniform
-from sublet.modules.linear import Dense, Embedding
-from sublet.modules.normalization import BatchNorm, LayerNorm
-from sublet.modules.sequences import LSTM
+from sublet.nn.modules.attention import SelfAttention
+from sublet.nn.modules.convolution import Conv
+from sublet.nn.modules.dropout import Dropout
+from sublet.nn.modules.initial import normal, uniform
+from sublet.nn.modules.linear import Dense, Embedding
+from sublet.nn.modules.normalization import BatchNorm, LayerNorm
+from sublet.nn.modules.sequences import LSTM
 from sublet.nn.tensor import Tensor
 
 __all__ = [
@@ -48,7 +48,7 @@ def conv(
     bias: bool = True,
     name: str | None = None,
 ) -> Tensor:
-    """A convolution of x[N, C, spatial...], see `sublet.modules.Conv`."""
+    """A convolution of x[N, C, spatial...], see `sublet.nn.modules.Conv`."""
     made: Tensor = Conv(channels, kernel, strides, pads, dilations, groups, bias, name=name)(x)
     return made
 
@@ -72,7 +72,7 @@ def embedding(indices: Tensor, rows: int, width: int, *, dtype: str = "f32", nam
 
 
 def dropout(x: Tensor, rate: float, *, key: Tensor | None = None, name: str | None = None) -> Tensor:
-    """Zeros for a share of the elements in training, see `sublet.modules.Dropout`."""
+    """Zeros for a share of the elements in training, see `sublet.nn.modules.Dropout`."""
     made: Tensor = Dropout(rate, name=name)(x, key)
     return made
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sublet.errors import SpecError
+from sublet.base.errors import SpecError
 from sublet.nn.graph import Graph
 from sublet.nn.lines import at_line
 from sublet.nn.tensor import Tensor, told
