@@ -121,6 +121,9 @@ def table(names: Sequence[str], beside: Sequence[str], kind: str, preload: Path,
                 failed.append(f"what {name} needs at least: {least['error']}")
             else:
                 ratios.setdefault("least of whole operators over eager", []).append(_least(least, found["eager"]))
+        if len(there) == len(sides) > 2:
+            better = min(found[side]["peak"] for side in sides if side != "sublet")
+            ratios.setdefault("peak over the better of the others", []).append(found["sublet"]["peak"] / better)
         for other in (side for side in there if side != "sublet" and "sublet" in there):
             for what in ("peak", "first", "cpu", "wall"):
                 if what in found["sublet"] and what in found[other]:
