@@ -78,7 +78,7 @@ class Unrolling:
     ways       for each alias the loop or branch that it comes out of, and by which of its ends; for one of a
                parameter the loop, and in which copy of its body
     rolled     the unrolled loops
-    heads      of each of these what its pointers are when each copy begins; None for one of several instances
+    heads      of each of these what its pointers stand for when each copy begins; None for one of several instances
     pointers   the values of the program that are pointers
     alike      (first, later): what a parameter stands for in a copy that runs once, and in the copy of the
                ring that would run in its place: if both are the same bytes, the copies are alike

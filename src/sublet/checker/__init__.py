@@ -1,6 +1,6 @@
 """The checker: replays a plan against graph and schedule, byte by byte. It judges the planner.
 
-It shares no code with the planner: it knows the graph, the facts of the ops, the schedule and the
+It shares no code with the rooms that plan: it knows the graph, the facts of the ops, the schedule and the
 plan, and works out for itself which bytes every step reads and writes.
 
     lay_out         the plan by itself: every value has its bytes, inside a storage, aligned
