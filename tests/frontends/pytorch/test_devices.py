@@ -97,6 +97,17 @@ class Net(nn.Module):
 
 
 @EACH
+def test_what_a_backward_needs_of_an_input_may_not_be_changed_before(way: Way) -> None:
+    """Also where the input is read transposed, so that the backward is given elements of it."""
+    given, w = torch.randn(4, 4, device=way.device), torch.randn(4, 4, device=way.device, requires_grad=True)
+    for read in (lambda x: x, lambda x: x.t()):
+        loss = way.compile(lambda x, w, read=read: (read(x) @ w).exp().sum())(given, w)
+        given.add_(1)
+        with pytest.raises(RuntimeError, match="inplace operation"):
+            loss.backward()
+
+
+@EACH
 def test_training_is_eager_training_bit_for_bit(way: Way) -> None:
     """Losses, gradients, buffers, parameters and the generator."""
     states = []

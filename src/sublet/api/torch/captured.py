@@ -223,7 +223,7 @@ def _take(
     """
     arguments = {stand: position for position, stand in held.items() if isinstance(stand, Tensor | Passed)}
     shared = _shared(level, results, arguments) if sharing else {}
-    known = _elements_of_arguments(level, results, held, saved) if _is_late(level) else {}
+    known = _elements_of_arguments(level, results, held, saved)
     for position, each in enumerate(results):
         if isinstance(each, Tensor | Passed) and each in arguments:
             piece.results.append(Result(each if isinstance(each, Tensor) else None, argument=arguments[each]))

@@ -190,7 +190,7 @@ def _result(result: Result, position: int, args: Sequence[Any], taken: Mapping[i
         return seen(taken[result.shared], result.tensor.strides)
     if result.taken:
         return taken[position]
-    return args[result.argument] if result.argument is not None else result.number
+    return result.of(args)
 
 
 @dataclass(frozen=True)
