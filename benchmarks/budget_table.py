@@ -1,18 +1,20 @@
 """Training steps within budgets: what a smaller arena costs, predicted and measured, beside equal checkpoints.
 
-Every point is a plan that the checker has proven. Predicted seconds come from a model of operations and bytes; measured
-ones from runs that take turns with the plain program, whose losses and state must be the same bits where no node is in
-pieces, and else are told apart by the largest difference of a loss.
+Every point is a plan that the checker has proven. Predicted seconds come from a model of operations and bytes, or with
+`--measure` from what each node takes here; measured ones from runs that take turns with the plain program, whose losses
+and state must be the same bits where no node is in pieces, and else are told apart by the largest difference of a loss.
+What is timed has smaller batches. The mean of each share is geometric, of the ratios to the plain step.
 `sqrt(n)` is the best of checkpoints in 2 to 32 stretches alone: the least that they reach, and what it costs.
 
-    make bench-budget      (or: python -m benchmarks.budget_table [--only NAME] [--batch N] [--rounds N])
+    make bench-budget      (or: python -m benchmarks.budget_table [--only NAME] [--batch N] [--rounds N] [--measure])
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from statistics import median
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import geometric_mean, median
 from time import perf_counter, process_time
 
 import numpy as np
@@ -21,7 +23,9 @@ from rich.table import Table
 
 import sublet
 from benchmarks.train_steps import Step, training_step
+from sublet.api.measuring import measured
 from sublet.planning.budget.answers import Answer, Outcome
+from sublet.planning.budget.costs import MODELLED
 from sublet.planning.budget.within import Budgets
 
 NETWORKS = (
@@ -36,8 +40,17 @@ NETWORKS = (
     ("LSTM, 256 steps", 16),
 )
 PERCENT = (80, 70, 60, 50, 40, 30, 25, 20)
-TIMED = (("ResNet-50", 8), ("EfficientNet-B0", 8))
-"""Smaller batches: a round of all points takes minutes on two cores."""
+TIMED = (
+    ("ResNet-50", 8),
+    ("VGG-16", 8),
+    ("DenseNet-121", 8),
+    ("EfficientNet-B0", 8),
+    ("U-Net", 2),
+    ("GPT-2 small", 4),
+    ("LSTM, 256 steps", 16),
+)
+TIMED_PERCENT = (50, 30)
+"""Smaller batches and fewer points: a round of all takes minutes on two cores."""
 
 
 def row(name: str, batch: int) -> tuple[str, ...]:
@@ -69,31 +82,46 @@ def _said(answer: Answer) -> str:
     return "impossible" if answer.outcome is Outcome.IMPOSSIBLE else "not found"
 
 
-def timed_rows(
-    name: str, batch: int, rounds: int, percents: Sequence[int], clock: Callable[[], float]
-) -> list[tuple[str, ...]]:
-    """Lines of the table of what is measured: the plain program and each point run in turns."""
+@dataclass(frozen=True)
+class Timed:
+    """One point of one network, run in turns with the plain program.
+
+    percent  the share of the plain arena that was asked for
+    ratio    seconds of a step, of the plain one's
+    """
+
+    percent: int
+    ratio: float
+    line: tuple[str, ...]
+
+
+def timed(
+    name: str, batch: int, rounds: int, percents: Sequence[int], clock: Callable[[], float], measure: bool
+) -> Iterator[Timed]:
+    """The points of one network."""
     step = training_step(name, batch)
-    budgets = Budgets(step.model)
+    seconds, costs = measured(step.model) if measure else (None, MODELLED)
+    budgets = Budgets(step.model, seconds=seconds, costs=costs)
     plain = budgets.plain.plan.arena_bytes
-    found = budgets.frontier([plain * percent // 100 for percent in percents])
-    fitting = [answer for answer in found if answer.outcome is Outcome.FITS and answer.point.changed]
+    found = {answer.budget: answer for answer in budgets.frontier([plain * percent // 100 for percent in percents])}
     base = sublet.compile(step.model)
-    lines = []
-    for answer in fitting:
-        seconds, same, apart = taking_turns(step, base, sublet.compile(answer.point.model), rounds, clock)
-        lines.append(
-            (
-                name,
-                str(batch),
-                f"{answer.point.plan.arena_bytes / plain:.1%}",
-                f"{answer.extra:+.1%}",
-                f"{seconds[1] / seconds[0] - 1:+.1%}",
-                f"{seconds[0]:.3f}",
-                "yes" if same else f"in pieces: losses within {apart:.0e}" if answer.point.split else "NO",
-            )
+    for percent in percents:
+        answer = found[plain * percent // 100]
+        if answer.outcome is not Outcome.FITS:
+            print(f"{name} within {percent} %: {answer.words}")
+            continue
+        other = sublet.compile(answer.point.model)
+        (before, after), same, apart = taking_turns(step, base, other, rounds, clock)
+        line = (
+            name,
+            str(batch),
+            f"{answer.point.plan.arena_bytes / plain:.1%}",
+            f"{answer.extra:+.1%}",
+            f"{after / before - 1:+.1%}",
+            f"{before:.3f}",
+            "yes" if same else f"in pieces: losses within {apart:.0e}" if answer.point.split else "NO",
         )
-    return lines
+        yield Timed(percent, after / before, line)
 
 
 def taking_turns(
@@ -123,7 +151,8 @@ def main() -> None:
     asked.add_argument("--only", help="one network")
     asked.add_argument("--batch", type=int, help="its batch")
     asked.add_argument("--rounds", type=int, default=5, help="runs of each point; 0 measures nothing")
-    asked.add_argument("--percents", type=int, nargs="+", default=PERCENT, help="the points that are timed")
+    asked.add_argument("--percents", type=int, nargs="+", default=TIMED_PERCENT, help="the points that are timed")
+    asked.add_argument("--measure", action="store_true", help="search by seconds of each node that are measured here")
     asked.add_argument("--processor", action="store_true", help="seconds of the processor, where others compute too")
     asked.add_argument("--no-prediction", action="store_true", help="only what is measured")
     chosen = asked.parse_args()
@@ -132,7 +161,7 @@ def main() -> None:
     def wanted(networks: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
         if chosen.only is None:
             return list(networks)
-        return [(chosen.only, chosen.batch or dict(NETWORKS).get(chosen.only, 8))]
+        return [(chosen.only, chosen.batch or dict(networks).get(chosen.only, 8))]
 
     if not chosen.no_prediction:
         table = Table(title="Extra time predicted, by share of the plain arena")
@@ -146,11 +175,18 @@ def main() -> None:
         table = Table(title="Extra time measured")
         for title in ("network", "batch", "arena", "predicted", "measured", "plain, s", "same bits"):
             table.add_column(title)
+        clock = process_time if chosen.processor else perf_counter
+        found: list[Timed] = []
         for name, batch in wanted(TIMED):
-            clock = process_time if chosen.processor else perf_counter
-            for line in timed_rows(name, batch, chosen.rounds, chosen.percents, clock):
-                table.add_row(*line)
+            for point in timed(name, batch, chosen.rounds, chosen.percents, clock, chosen.measure):
+                print(*point.line, flush=True)
+                table.add_row(*point.line)
+                found.append(point)
         console.print(table)
+        for percent in chosen.percents:
+            ratios = [point.ratio for point in found if point.percent == percent]
+            if ratios:
+                console.print(f"{percent} %: {geometric_mean(ratios) - 1:+.1%} of {len(ratios)} networks")
 
 
 if __name__ == "__main__":
