@@ -129,7 +129,7 @@ def main() -> None:
             right &= found.get("equal") is True
             print(f"{name}: planned {found}")
             for side in SIDES:
-                found = asked_of("control", side, name, preload=preload)
+                found = asked_of("control", side, name, LD_PRELOAD=str(preload))
                 right &= found.get("equal") is True or side == "inductor"
                 print(f"    {side} {found}", flush=True)
     raise SystemExit(not right)
