@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from sublet.api.binding import equipped
 from sublet.base.errors import PlanError
 from sublet.base.numpy_types import NUMPY
-from sublet.base.ranges import highest, levels, merge
+from sublet.base.ranges import highest, holds, levels, merge
 from sublet.base.tensor import TensorSpec
 from sublet.checker import require_valid
 from sublet.ir.graph import Graph, Value
@@ -115,6 +115,6 @@ def _peak(inside: Sequence[Placement]) -> tuple[Peak, tuple[int, ...]]:
     }
     lives = {number: merge(life for place in several for life in place.live) for number, several in members.items()}
     point, nbytes = highest(levels((lives[number], sizes[number]) for number in members))
-    there = [place for place in inside if any(begin <= point < end for begin, end in place.live)]
-    alive = (number for number in members if any(begin <= point < end for begin, end in lives[number]))
+    there = [place for place in inside if holds(place.live, point)]
+    alive = (number for number in members if holds(lives[number], point))
     return Peak(point, nbytes, tuple(dict.fromkeys(place.value for place in there))), tuple(sorted(alive))

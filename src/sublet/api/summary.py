@@ -11,6 +11,7 @@ from rich.table import Table
 
 from sublet.base.bytesize import human
 from sublet.base.printable import printable
+from sublet.base.ranges import holds
 from sublet.base.tensor import TensorSpec
 from sublet.plan import ARENA, Placement
 from sublet.runtime.executable import Executable
@@ -82,7 +83,7 @@ def summary(executable: Executable) -> Summary:
     layers = []
     for name in dict.fromkeys([*placed, *weights]):
         here = placed.get(name, [])
-        at_peak = [one for one in here if any(begin <= plan.peak.point < end for begin, end in one.live)]
+        at_peak = [one for one in here if holds(one.live, plan.peak.point)]
         elements, nbytes = weights.get(name, (0, 0))
         layers.append(Layer(name, elements, nbytes, _covered(here), _covered(at_peak)))
     return Summary(plan.graph, tuple(layers), plan.arena_bytes)

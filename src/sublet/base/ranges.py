@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -16,6 +17,16 @@ def merge(pieces: Iterable[tuple[int, int]]) -> Ranges:
         else:
             merged.append((begin, end))
     return tuple(merged)
+
+
+def gaps(pieces: Sequence[tuple[int, int]]) -> Ranges:
+    """What lies between ranges that are sorted and disjoint."""
+    return tuple((end, begin) for (_, end), (begin, _) in pairwise(pieces))
+
+
+def holds(pieces: Iterable[tuple[int, int]], number: int) -> bool:
+    """Whether a number lies in one of the ranges."""
+    return any(begin <= number < end for begin, end in pieces)
 
 
 def divided(extent: int, parts: int) -> Ranges:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from sublet.base.ranges import highest
+from sublet.base.ranges import highest, holds
 from sublet.checker.blocks import HOWS, JOINED
 from sublet.checker.kinship import Kin, Ties, ties
 from sublet.checker.lives import Ranges, needed
@@ -81,11 +81,7 @@ def _first(members: list[int], reasons: Mapping[int, tuple[str, int]]) -> int:
 def _peak(plan: MemoryPlan) -> Peak:
     """The first point with the most bytes in buffers that live, and who is alive there."""
     at, most = highest(curve(slots(plan)))
-    alive = [
-        place.value
-        for place in plan.placements
-        if place.buffer >= 0 and any(begin <= at < end for begin, end in place.live)
-    ]
+    alive = [place.value for place in plan.placements if place.buffer >= 0 and holds(place.live, at)]
     return Peak(at, most, tuple(dict.fromkeys(alive)))
 
 

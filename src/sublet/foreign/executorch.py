@@ -8,11 +8,11 @@ from pathlib import Path
 
 from sublet.base.errors import Finding, ModelError
 from sublet.foreign.judgement import By, Judgement, RegionJudged
-from sublet.frontends.executorch.held import buffer, held, in_places, least_bytes
+from sublet.frontends.executorch.held import held, in_places, least_bytes
 from sublet.frontends.executorch.program import Program
 from sublet.frontends.executorch.pte import read_programs
 from sublet.frontends.executorch.replay import replay
-from sublet.packing.problem import Packing, Problem
+from sublet.packing.problem import Buffer, Packing, Problem
 
 TOOL = "ExecuTorch"
 SUFFIX = ".pte"
@@ -49,8 +49,10 @@ def judged_programs(programs: Iterable[Program]) -> Judgement:
             inside = [each for each in in_places(program, when) if each[1].memory == memory and each[2]]
             if size or inside:
                 regions.append(RegionJudged(f"{prefix}memory {memory}", size, least.get(memory, 0)))
-                buffers = [buffer(program.tensors[k].name, place.end - place.begin, live) for k, place, live in inside]
+                buffers = tuple(
+                    Buffer.alive_in(program.tensors[k].name, place.end - place.begin, live) for k, place, live in inside
+                )
                 offsets = tuple(place.begin for _, place, _ in inside)
-                problem = Problem(tuple(buffers), name=f"{prefix}memory {memory}")
+                problem = Problem(buffers, name=f"{prefix}memory {memory}")
                 drawn.append((problem, Packing(offsets, size, TOOL)))
     return Judgement(TOOL, By.INSTRUCTIONS, tuple(findings), tuple(names), regions=tuple(regions), drawn=tuple(drawn))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 from sublet.base.errors import Finding, PlanError, ProblemError
 from sublet.base.ranges import merge
@@ -89,10 +88,8 @@ def _buffer(tensor: Placed, foreign: ForeignPlan) -> Buffer:
         )
     if empty := next((piece for piece in tensor.lifetimes if piece[0] >= piece[1]), None):
         raise PlanError(f"the plan of {foreign.tool}: {tensor.name!r} lives from {empty[0]} until before {empty[1]}")
-    pieces = merge(tensor.lifetimes)
-    gaps = tuple((one[1], other[0]) for one, other in pairwise(pieces))
     try:
-        return Buffer(tensor.name, tensor.nbytes, pieces[0][0], pieces[-1][1], foreign.alignment or 1, gaps)
+        return Buffer.alive_in(tensor.name, tensor.nbytes, merge(tensor.lifetimes), foreign.alignment or 1)
     except ProblemError as error:
         raise PlanError(f"the plan of {foreign.tool}: {error}") from None
 

@@ -26,6 +26,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
+from sublet.base.ranges import highest, holds, levels
 from sublet.packing.antichain import heaviest_antichain
 from sublet.packing.conflicts import PrecedenceConflicts
 from sublet.packing.plain import without_overlaps
@@ -135,23 +136,9 @@ def _common_alignment(problem: Problem, positions: Iterable[int]) -> int:
 
 def _alive_at_peak(problem: Problem, weights: list[int]) -> tuple[int, ...]:
     """The buffers with bytes at the first time at which the sum of the weights of those alive is largest."""
-    change: dict[int, int] = {}
-    for weight, buffer in zip(weights, problem.buffers, strict=True):
-        for begin, end in buffer.pieces:
-            change[begin] = change.get(begin, 0) + weight
-            change[end] = change.get(end, 0) - weight
-    alive, most, peak = 0, 0, None
-    for time in sorted(change):
-        alive += change[time]
-        if alive > most:
-            most, peak = alive, time
-    if peak is None:
-        return ()
-    return tuple(
-        position
-        for position, buffer in enumerate(problem.buffers)
-        if weights[position] > 0 and any(begin <= peak < end for begin, end in buffer.pieces)
-    )
+    lives = [tuple(buffer.pieces) for buffer in problem.buffers]
+    peak, _ = highest(levels(zip(lives, weights, strict=True)))
+    return tuple(position for position, live in enumerate(lives) if weights[position] > 0 and holds(live, peak))
 
 
 def clique_within(problem: Problem, conflicts: PrecedenceConflicts, members: tuple[int, ...]) -> tuple[int, ...]:

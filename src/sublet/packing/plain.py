@@ -13,12 +13,11 @@ Members that are alive together become one buffer, alive whenever any of them is
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
 from sublet.base.errors import ProblemError
-from sublet.base.ranges import merge
+from sublet.base.ranges import gaps, merge
 from sublet.packing.conflicts import Conflicts, Mask, conflicts_of
 from sublet.packing.problem import MAX_SIZE, Buffer, Packing, Precedence, Problem
 from sublet.packing.ties import Group, groups_of
@@ -189,9 +188,8 @@ class _Folding:
             joined[first] = False
             self._conflicting[first] = self._conflicting[:, first] = joined
         pieces = merge(piece for part in parts for piece in self._problem.buffers[part].pieces)
-        gaps = tuple((end, begin) for (_, end), (begin, _) in pairwise(pieces))
         self._buffers[first] = replace(
-            self._buffers[first], size=size, lower=pieces[0][0], upper=pieces[-1][1], gaps=gaps
+            self._buffers[first], size=size, lower=pieces[0][0], upper=pieces[-1][1], gaps=gaps(pieces)
         )
 
     def folded(self) -> Problem:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sublet.base.errors import ProblemError
+from sublet.base.ranges import Ranges, gaps
 
 MAX_SIZE = 1 << 62
 MAX_ALIGNMENT = 1 << 32
@@ -69,6 +70,11 @@ class Buffer:
             if not time < begin < end < self.upper:
                 raise ProblemError(f"buffer {self.id}: gap {begin}-{end} must lie inside its lifetime, in order")
             time = end
+
+    @classmethod
+    def alive_in(cls, id: str, size: int, pieces: Ranges, alignment: int = 1, label: str = "") -> Buffer:
+        """One that is needed in just these ranges of time, which are sorted and disjoint."""
+        return cls(id, size, pieces[0][0], pieces[-1][1], alignment, gaps(pieces), label=label)
 
     @property
     def pieces(self) -> Iterator[tuple[int, int]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sublet.base.ranges import holds
 from sublet.plan.records import MemoryPlan
 from sublet.plan.slots import Block, slots
 
@@ -37,7 +38,7 @@ def relief(plan: MemoryPlan) -> tuple[Relief, ...]:
             levels[end] -= block.nbytes
     levels = np.cumsum(levels)
     point = plan.peak.point
-    at_peak = [block for block in blocks if any(begin <= point < end for begin, end in block.live)]
+    at_peak = [block for block in blocks if holds(block.live, point)]
     largest = sorted(at_peak, key=lambda block: -block.nbytes)[:MOST]
     found = [
         Relief(
@@ -53,7 +54,7 @@ def relief(plan: MemoryPlan) -> tuple[Relief, ...]:
 
 def _alive(block: Block, point: int) -> tuple[str, ...]:
     """The values of a buffer that live at a point."""
-    alive = (place.value for place in block.members if any(begin <= point < end for begin, end in place.live))
+    alive = (place.value for place in block.members if holds(place.live, point))
     return tuple(dict.fromkeys(alive))
 
 

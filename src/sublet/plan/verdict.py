@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from sublet.base.errors import PlanError
 from sublet.base.printable import printable
+from sublet.base.ranges import holds
 from sublet.base.tensor import MAX_BYTES
 from sublet.plan import MemoryPlan
 
@@ -83,7 +84,7 @@ def buffers_at_peak(plan: MemoryPlan) -> tuple[LiveBuffer, ...]:
     sizes, _ = _buffers(plan)
     alive: dict[int, tuple[str, ...]] = dict.fromkeys(sizes, ())
     for place in plan.in_arenas:
-        if place.value in at_peak and place.buffer >= 0 and any(begin <= point < end for begin, end in place.live):
+        if place.value in at_peak and place.buffer >= 0 and holds(place.live, point):
             alive[place.buffer] = (*alive[place.buffer], place.value)
     return _largest_first(LiveBuffer(sizes[number], names) for number, names in alive.items() if names)
 

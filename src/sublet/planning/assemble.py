@@ -13,7 +13,7 @@ from sublet.analysis.layout import Layout
 from sublet.analysis.layouts import Layouts
 from sublet.analysis.liveness import Pieces, whole_points
 from sublet.analysis.sharing import SharedBuffer
-from sublet.base.ranges import highest, levels
+from sublet.base.ranges import highest, holds, levels
 from sublet.base.tensor import TensorSpec, Unplannable
 from sublet.ir.graph import Graph, Value
 from sublet.packing import Bound, Problem, RegionPacking, Report, lower_bound
@@ -253,6 +253,6 @@ def _peak(buffers: list[SharedBuffer], timeline: Flow, lives: Mapping[Value, Pie
         timeline.unrolling.instances[member.value].base.name
         for buffer in buffers
         for member in buffer.members
-        if any(begin <= point < end for begin, end in lives.get(member.value, ()))
+        if holds(lives.get(member.value, ()), point)
     )
     return Peak(point, nbytes, tuple(alive))

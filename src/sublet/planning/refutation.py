@@ -7,7 +7,6 @@ packing core once more, about the buffers as the checker found them to be needed
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 from sublet.base.errors import Finding
 from sublet.checker import Judgement
@@ -29,9 +28,8 @@ def refuted(plan: MemoryPlan, judged: Judgement, effort: int | None = None) -> J
     numbers = [number for number in needed if needed[number].live]
     buffers = []
     for number in numbers:
-        live = needed[number].live
-        gaps = tuple((end, begin) for (_, end), (begin, _) in pairwise(live))
-        buffers.append(Buffer(str(number), needed[number].nbytes, live[0][0], live[-1][1], plan.alignment, gaps))
+        block = needed[number]
+        buffers.append(Buffer.alive_in(str(number), block.nbytes, block.live, plan.alignment))
     problem = plain(Problem(tuple(buffers))).problem
     known = Packing(tuple(needed[number].low for number in numbers), plan.arena_bytes, plan.strategy)
     found = reach(problem, plan.lower_bound_bytes - 1, lower_bound(problem), known, Limits(effort))

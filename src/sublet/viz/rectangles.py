@@ -12,7 +12,7 @@ from functools import cached_property
 
 from sublet.base.bytesize import human, percent
 from sublet.base.errors import ProblemError
-from sublet.base.ranges import highest
+from sublet.base.ranges import highest, holds
 from sublet.packing.problem import Packing, Problem
 from sublet.plan import ARENA, POINTER, UNLIMITED, MemoryPlan, Peak, Placement, Region, Storage, fragmentation
 from sublet.plan.advised import Advised
@@ -317,5 +317,5 @@ def _blocks(placements: tuple[Placement, ...]) -> tuple[Block, ...]:
 def _peak(steps: Curve, placements: tuple[Placement, ...]) -> Peak:
     """The first point with the most live bytes, and who is alive there."""
     point, nbytes = highest(steps)
-    alive = tuple(place.value for place in placements if any(begin <= point < end for begin, end in place.live))
+    alive = tuple(place.value for place in placements if holds(place.live, point))
     return Peak(point, nbytes, alive)

@@ -131,10 +131,8 @@ class Algorithm:
 
 
 def _buffer(number: int, place: Place, names: Mapping[Spec, str], alignment: int) -> Buffer:
-    begins, ends = zip(*place.live, strict=True)
-    gaps = tuple(zip(ends[:-1], begins[1:], strict=True))
     label = names[place.members[0][0]]
-    return Buffer(f"{number} {label}", place.nbytes, begins[0], ends[-1], alignment, gaps, label=label)
+    return Buffer.alive_in(f"{number} {label}", place.nbytes, place.live, alignment, label)
 
 
 def _as_result(found: Shared, memories: Mapping[int, Memory]) -> Any:

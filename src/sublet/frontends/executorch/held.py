@@ -48,7 +48,7 @@ def least_bytes(program: Program, when: list[Ranges]) -> dict[int, int]:
         live = merge(piece for number in several for piece in when[number])
         if len(memories) == 1 and live and all(program.tensors[n].place is not None for n in several if when[n]):
             nbytes = min(program.tensors[number].nbytes for number in several if when[number])
-            buffers.setdefault(memories.pop(), []).append(buffer(str(group), nbytes, live))
+            buffers.setdefault(memories.pop(), []).append(Buffer.alive_in(str(group), nbytes, live))
     return {memory: lower_bound(Problem(tuple(inside))).bytes for memory, inside in buffers.items()}
 
 
@@ -66,12 +66,6 @@ def in_places(program: Program, when: list[Ranges]) -> Iterator[tuple[int, Bytes
                 known |= more
                 todo += more
             yield number, tensor.place, merge(piece for each in known for piece in when[each])
-
-
-def buffer(name: str, nbytes: int, live: Ranges) -> Buffer:
-    """Bytes that are needed at these points."""
-    begins, ends = zip(*live, strict=True)
-    return Buffer(name, nbytes, begins[0], ends[-1], gaps=tuple(zip(ends[:-1], begins[1:], strict=True)), label=name)
 
 
 def _made(step: Step) -> set[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from sublet.analysis.liveness import liveness, whole_points
 from sublet.base.errors import ModelError
@@ -81,9 +80,8 @@ def _packed(classes: Classes) -> tuple[dict[Place, tuple[int, int]], int, int]:
     for number, (head, members) in enumerate(sorted(classes.members.items())):
         pieces = whole_points(classes.halves[head])
         if pieces:
-            gaps = tuple((one[1], other[0]) for one, other in pairwise(pieces))
             size = max(classes.sizes[member] for member in members)
-            buffers.append((Buffer(str(number), size, pieces[0][0], pieces[-1][1], ALIGNMENT, gaps), members))
+            buffers.append((Buffer.alive_in(str(number), size, pieces, ALIGNMENT), members))
     if not buffers:
         return {}, 0, 0
     problem = Problem(tuple(buffer for buffer, _ in buffers))
