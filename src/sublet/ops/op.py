@@ -6,7 +6,7 @@ the record of any node. Facts are functions of one node: its specs, attributes a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -25,6 +25,12 @@ class Share(NamedTuple):
     output: int
     input: int
     offset: int = 0
+
+
+def shared(node: Node, shares: Iterable[Share]) -> list[tuple[Value, Value, int]]:
+    """(output, input, offset) of each share of a node of which both are there."""
+    found = ((node.outputs[share.output], node.inputs[share.input], share.offset) for share in shares)
+    return [(output, read, offset) for output, read, offset in found if output is not None and read is not None]
 
 
 Shares = Callable[[Node], tuple[Share, ...]]

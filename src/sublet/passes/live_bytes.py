@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.walk import reads_inside
-from sublet.ops import lookup
+from sublet.ops import lookup, shared
 
 
 @dataclass
@@ -133,10 +133,8 @@ def _views(node: Node) -> dict[Value, Value]:
     if node.subgraphs:
         return {}
     found: dict[Value, Value] = {}
-    for share in lookup(node.op).views(node):
-        output, base = node.outputs[share.output], node.inputs[share.input]
-        if output is not None and base is not None:
-            found.setdefault(output, base)
+    for output, base, _ in shared(node, lookup(node.op).views(node)):
+        found.setdefault(output, base)
     return found
 
 
@@ -144,9 +142,8 @@ def _over(node: Node, block: Mapping[Value, int], made: Blocks) -> list[tuple[in
     if node.subgraphs:
         return []
     pairs = []
-    for share in lookup(node.op).inplace(node):
-        output, source = node.outputs[share.output], node.inputs[share.input]
-        if output is not None and source is not None and output in block and source in block:
+    for output, source, _ in shared(node, lookup(node.op).inplace(node)):
+        if output in block and source in block:
             pair = block[output], block[source]
             if made.nbytes[pair[0]] == made.nbytes[pair[1]] and pair[0] != pair[1]:
                 pairs.append(pair)

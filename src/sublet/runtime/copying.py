@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sublet.ir.graph import Node, Value
-from sublet.ops.op import lookup
+from sublet.ops.op import lookup, shared
 from sublet.runtime.calls import nothing
 from sublet.runtime.kernel import Call
 from sublet.runtime.located import address, put
@@ -21,16 +21,11 @@ def byte_copies(node: Node) -> list[Copy] | None:
     if not all(value.plannable for value in (*node.uses, *node.defs)):
         return None
     op = lookup(node.op)
-    copies: list[Copy] = []
-    for share in op.views(node):
-        source, output = node.inputs[share.input], node.outputs[share.output]
-        if source is not None and output is not None:
-            copies.append((source, share.offset, output, 0, output.nbytes))
+    views = shared(node, op.views(node))
+    copies: list[Copy] = [(base, offset, output, 0, output.nbytes) for output, base, offset in views]
     if not copies:
-        for share in op.parts(node):
-            source, output = node.inputs[share.input], node.outputs[share.output]
-            if source is not None and output is not None:
-                copies.append((source, 0, output, share.offset, source.nbytes))
+        parts = shared(node, op.parts(node))
+        copies = [(part, 0, output, offset, part.nbytes) for output, part, offset in parts]
     if not copies and not op.pure:
         return None  # it does something else
     return copies if _complete([value for value in node.outputs if value is not None], copies) else None

@@ -19,7 +19,7 @@ import numpy as np
 from sublet.base.errors import RunError
 from sublet.base.ranges import merge
 from sublet.ir.graph import Value
-from sublet.ops.op import lookup
+from sublet.ops.op import lookup, shared
 from sublet.plan import ARENA, RUN, Context, MemoryPlan, Placement, Region, bound_to
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Call
@@ -175,9 +175,9 @@ class _UsedBytes:
         if point.kind != RUN or point.node is None:
             return ()
         op, node = lookup(point.node.op), point.node
-        views = [(share.offset, node.outputs[share.output], node.inputs[share.input]) for share in op.views(node)]
-        parts = [(share.offset, node.inputs[share.input], node.outputs[share.output]) for share in op.parts(node)]
-        return [(offset, inner, whole) for offset, inner, whole in (*views, *parts) if inner and whole]
+        views = [(offset, output, base) for output, base, offset in shared(node, op.views(node))]
+        parts = [(offset, part, output) for output, part, offset in shared(node, op.parts(node))]
+        return [*views, *parts]
 
     def _now(self, value: Value, copies: Context) -> Range | None:
         """Where a value lies in the block in this round."""

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.walk import reads_inside
-from sublet.ops import lookup
-from sublet.ops.op import Share
+from sublet.ops import lookup, shared
 from sublet.passes.greedy_orders import DataFlow
 from sublet.passes.ordering import _ordering
 
@@ -90,8 +89,8 @@ def account_of(
 
 def _copies(node: Node, contents: Mapping[Value, Content]) -> bool:
     """Whether an operand is no bytes of the concatenation that holds it."""
-    parts = _shared(node, lookup(node.op).parts(node))
-    return any(not set(contents.get(part, ())) <= set(contents[whole]) for whole, part in parts)
+    parts = shared(node, lookup(node.op).parts(node))
+    return any(not set(contents.get(part, ())) <= set(contents[whole]) for whole, part, _ in parts)
 
 
 def _at_home(graph: Graph, nodes: Sequence[Node], flow: DataFlow) -> set[Value]:
@@ -103,15 +102,10 @@ def _at_home(graph: Graph, nodes: Sequence[Node], flow: DataFlow) -> set[Value]:
             readers.setdefault(value, []).append(i)
     found = set()
     for i, node in enumerate(nodes):
-        for made, read in _shared(node, () if node.subgraphs else lookup(node.op).inplace(node)):
+        for made, read, _ in shared(node, () if node.subgraphs else lookup(node.op).inplace(node)):
             if targets.get(made) == read and all(k == i or k in flow.before[i] for k in readers[read]):
                 found.add(made)
     return found
-
-
-def _shared(node: Node, shares: Iterable[Share]) -> list[tuple[Value, Value]]:
-    pairs = [(node.outputs[share.output], node.inputs[share.input]) for share in shares]
-    return [(made, read) for made, read in pairs if made is not None and read is not None]
 
 
 def _define(
@@ -124,16 +118,14 @@ def _define(
     placed: dict[Value, list[tuple[int, Content]]] = {}
     if not node.subgraphs:
         op = lookup(node.op)
-        for share in op.views(node):
-            output, base = node.outputs[share.output], node.inputs[share.input]
-            if output is not None and base in contents and output not in placed:
-                placed[output] = [(0, _cut(contents[base], share.offset, share.offset + output.nbytes))]
-        for share in op.parts(node):
-            output, part = node.outputs[share.output], node.inputs[share.input]
-            if output is None or part not in contents or any(s.root in outside for s in contents[part]):
+        for output, base, offset in shared(node, op.views(node)):
+            if base in contents and output not in placed:
+                placed[output] = [(0, _cut(contents[base], offset, offset + output.nbytes))]
+        for output, part, offset in shared(node, op.parts(node)):
+            if part not in contents or any(s.root in outside for s in contents[part]):
                 continue
             if wholes is None or all(wholes.get(s.root, set()) <= set(contents[part]) for s in contents[part]):
-                placed.setdefault(output, []).append((share.offset, contents[part]))
+                placed.setdefault(output, []).append((offset, contents[part]))
     for value in node.defs:
         contents[value] = _laid(value, placed.get(value, ()))
         if wholes is not None and len(placed.get(value, ())) > 1:
@@ -220,7 +212,7 @@ def _slots(
 ) -> tuple[tuple[int, tuple[tuple[int, ...], ...]], ...]:
     """What each result that is bytes of its own may be written over."""
     found: dict[Value, list[tuple[int, ...]]] = {}
-    for made, read in _shared(node, () if node.subgraphs else lookup(node.op).inplace(node)):
+    for made, read, _ in shared(node, () if node.subgraphs else lookup(node.op).inplace(node)):
         if contents[made] == (Segment(made, 0, made.nbytes),) and made.nbytes and read in contents:
             found.setdefault(made, []).append(tuple(atoms(read)))
     return tuple((made.nbytes, tuple(dict.fromkeys(operands))) for made, operands in found.items())

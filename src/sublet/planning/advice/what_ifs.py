@@ -9,7 +9,7 @@ from sublet.base.bytesize import human
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ir.walk import reads_inside, renamed, results
-from sublet.ops import lookup
+from sublet.ops import lookup, shared
 from sublet.passes.on_demand import computed_from_constants
 from sublet.plan import MemoryPlan
 from sublet.plan.schedule import Schedule
@@ -78,9 +78,8 @@ def overwritten(graph: Graph, name: str) -> Iterator[Changed]:
     if place is None:
         return
     node, later = graph.nodes[place], graph.nodes[place + 1 :]
-    for share in lookup(node.op).inplace(node):
-        operand, result = node.inputs[share.input], node.outputs[share.output]
-        if operand is None or result is None or operand.spec != result.spec:
+    for result, operand, _ in shared(node, lookup(node.op).inplace(node)):
+        if operand.spec != result.spec:
             continue
         if operand in graph.weights or operand in results(graph):
             continue
