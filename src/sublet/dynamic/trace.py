@@ -10,7 +10,7 @@ from sublet.dynamic.tensor import Parameter
 from sublet.dynamic.traces import APPLY, CUT, DETACH, GRADIENTS, UPDATE, New, Number, Step
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.model import Model
-from sublet.ir.walk import needs, renamed_in, results
+from sublet.ir.walk import made_by, needs, renamed_in, results
 from sublet.nn.training import step_of
 from sublet.ops.emitter import Emitter, Literals, Names
 from sublet.ops.nn.command import spec_of
@@ -201,7 +201,7 @@ def with_cuts(graph: Graph, kept: Sequence[Sequence[Value]]) -> tuple[Graph, tup
 
     Each piece is in an order of less memory. Besides, whether all that is read after a cut is kept at it.
     """
-    maker = {value: node for node in graph.nodes for value in node.defs}
+    maker = made_by(graph.nodes)
     waiting = {node.name: node for node in graph.nodes}
     done: list[Node] = []
     closed: list[bool] = []

@@ -5,7 +5,8 @@ reads         what a node reads at its own level: what it takes, and what its su
 reads_inside  the same, of all nodes inside as well
 captures      what a sub-graph reads of the graphs around
 needs         what has to be there when a node starts: what it takes, and what anything inside captures
-makers        which node makes each value
+makers        at which position the node stands that makes each value
+made_by       which node makes each value
 assignments   what control flow lets values be
 steps         what each round of a loop takes of a whole, or adds to one
 mapped        a node with other sub-graphs
@@ -63,6 +64,11 @@ def needs(node: Node) -> tuple[Value, ...]:
 def makers(nodes: Sequence[Node]) -> dict[Value, int]:
     """The position among nodes of one level of the one that makes each value."""
     return {value: i for i, node in enumerate(nodes) for value in node.defs}
+
+
+def made_by(nodes: Iterable[Node]) -> dict[Value, Node]:
+    """The node of one level that makes each value."""
+    return {value: node for node in nodes for value in node.defs}
 
 
 def assignments(node: Node) -> Iterator[tuple[Value, tuple[Value, ...]]]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Node, Value
+from sublet.ir.walk import makers
 from sublet.ops.nn.command import PREFIX
 from sublet.ops.nn.fused import MOST, STEPS, ChainStep
 from sublet.passes.rewriting import Readers, by_runs
@@ -38,7 +39,7 @@ def with_chains(graph: Graph, smallest: int = SMALLEST) -> Graph:
 
 def _chained(nodes: Sequence[Node], readers: Readers, smallest: int) -> list[Node]:
     at = {node.name: i for i, node in enumerate(nodes)}
-    maker = {value: i for i, node in enumerate(nodes) for value in node.defs}
+    maker = makers(nodes)
     swallowed: set[int] = set()
     fused: dict[int, Node] = {}
     for root in reversed(range(len(nodes))):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Attr, Node, Value
+from sublet.ir.walk import made_by
 from sublet.ops.nn import COMMANDS
 from sublet.ops.nn.command import PREFIX, pick, spec_of
 from sublet.passes.rewriting import Readers
@@ -26,7 +27,7 @@ class Level:
 
     def __init__(self, nodes: Sequence[Node], readers: Readers) -> None:
         self.at = {node.name: i for i, node in enumerate(nodes)}
-        self._maker = {value: node for node in nodes for value in node.defs}
+        self._maker = made_by(nodes)
         self._readers = readers
 
     def maker_at(self, value: Value) -> int:

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 
 from sublet.base.tensor import DType, Spec, TensorSpec
 from sublet.ir.graph import CaseOf, Graph, Node, Value
-from sublet.ir.walk import captures
+from sublet.ir.walk import captures, made_by
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
 from sublet.passes.accumulate import Contributions
-from sublet.passes.autodiff.level import Flow, Level, defined, needed, zeros
+from sublet.passes.autodiff.level import Flow, Level, needed, zeros
 from sublet.passes.autodiff.reads import Reads, taken
 
 UNSIGNED = (DType.BOOL, DType.U8, DType.U16, DType.U32, DType.U64)
@@ -97,7 +97,7 @@ def _none_taken(level: Level, node: CaseOf, grads: Sequence[Value | None], wante
 
 def _reads(arm: _Arm, there: dict[Value, Value]) -> Reads:
     assert arm.level is not None
-    return Reads(defined(arm.level.forward.nodes), lambda emit, value: there.get(value))
+    return Reads(made_by(arm.level.forward.nodes), lambda emit, value: there.get(value))
 
 
 def _written(arm: _Arm, there: dict[Value, Value]) -> Graph:
@@ -115,7 +115,7 @@ def _replace(level: Level, node: CaseOf, arms: Sequence[_Arm]) -> dict[Value, Va
     slots: list[_Slot] = []
     for i, (arm, forward) in enumerate(zip(arms, node.arms, strict=True)):
         assert arm.level is not None
-        inner = defined(arm.level.forward.nodes)
+        inner = made_by(arm.level.forward.nodes)
         handed = zip(forward.outputs, node.outputs, strict=True)
         shared = {value: output for value, output in handed if value in inner and output is not None}
         read = taken(Graph(arm.name, (), tuple(arm.nodes), arm.outputs), set(inner))

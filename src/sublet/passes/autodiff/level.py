@@ -79,11 +79,6 @@ def zeros(emit: Emitter, value: Value) -> Value:
     return emit.filled(0, TensorSpec(value.spec.dtype, extents))  # rows outside the plan: there are none
 
 
-def defined(nodes: Iterable[Node]) -> dict[Value, Node]:
-    """The node that defines each value at one level."""
-    return {value: node for node in nodes for value in node.defs}
-
-
 def makers_of(nodes: Iterable[Node]) -> dict[Value, Node]:
     """The node that defines each value, sub-graphs included."""
     found: dict[Value, Node] = {}

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 
 from sublet.base.tensor import TensorSpec, Unplannable
 from sublet.ir.graph import Graph, Node, Value, While
-from sublet.ir.walk import captures
+from sublet.ir.walk import captures, made_by
 from sublet.ops.nn.command import spec_of
 from sublet.passes.accumulate import Contributions
-from sublet.passes.autodiff.level import SCALAR, Flow, Level, defined, needed, refuse, zeros
+from sublet.passes.autodiff.level import SCALAR, Flow, Level, needed, refuse, zeros
 from sublet.passes.autodiff.paths import carries_between
 from sublet.passes.autodiff.rounds import MAX_TRIPS, Lane, Rounds, lane_of, rounds_of, told_count
 from sublet.passes.autodiff.tape import Tape
@@ -200,7 +200,7 @@ def _selected(level: Level, node: While, select: Node, rounds: Rounds) -> Lane |
     if index == node.counter:
         lane = Lane(stack, 0, part, 0, down=False)
         return lane if rounds.static is None or rounds.static <= extent else None
-    maker = defined(node.body.nodes).get(index)
+    maker = made_by(node.body.nodes).get(index)
     if maker is None or maker.op != "nn.sub" or maker.uses[1] != node.counter:
         return None
     start = maker.uses[0]

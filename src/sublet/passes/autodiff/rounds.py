@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Node, Value, While
+from sublet.ir.walk import made_by
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
 from sublet.passes.accumulate import part_of
@@ -42,7 +43,7 @@ def told_count(node: While) -> Value | None:
 
     The limit may be below 0: then there is no round.
     """
-    makers = {value: inner for inner in node.body.nodes for value in inner.defs}
+    makers = made_by(node.body.nodes)
     for init, parameter, update, final in zip(node.inits, node.parameters, node.updates, node.finals, strict=True):
         maker = makers.get(update)
         counts = maker is not None and maker.op == "nn.add" and maker.uses[0] == parameter and init.spec == SCALAR

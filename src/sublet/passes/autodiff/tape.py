@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from sublet.base.tensor import Spec, TensorSpec, Unplannable
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ir.walk import made_by
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
-from sublet.passes.autodiff.level import SCALAR, Level, defined, refuse
+from sublet.passes.autodiff.level import SCALAR, Level, refuse
 from sublet.passes.autodiff.reads import Reads, taken
 from sublet.passes.autodiff.rounds import Lane, Rounds, bound_of, lane_of, told_count
 
@@ -49,7 +50,7 @@ class Tape:
         self.rounds = rounds
         self.slices: list[Slice] = []
         makers: dict[Value, Node | None] = dict.fromkeys(node.body.inputs)
-        self.inner = {**makers, **defined(forward.nodes)}
+        self.inner = {**makers, **made_by(forward.nodes)}
         self.extent = bound_of(node)
         self.lanes: dict[Value, Lane] = {}
         self.outputs = list(node.outputs)

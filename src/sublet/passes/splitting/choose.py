@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sublet.ir.graph import Graph, Node, Value
+from sublet.ir.walk import made_by
 from sublet.passes.rewriting import readers
 from sublet.passes.splitting.pieces import Splits, onto, splitted
 from sublet.passes.splitting.ways import BATCH, BY_RESULT, EARLY, ONTO, POINTWISE, RESULT, way
@@ -86,7 +87,7 @@ def _pieces(nodes: Sequence[Node], kind: str, least: int) -> int:
 
 def _of_weights(graph: Graph) -> set[Value]:
     """Gradients of weights and what they are made of element by element, and what optimisers make of them."""
-    maker = {value: node for node in graph.nodes for value in node.defs}
+    maker = made_by(graph.nodes)
     found: set[Value] = set()
     todo: list[Value] = [source for _, source in graph.updates]
     pointwise = {*POINTWISE, *OPTIMIZERS, "reshape"}

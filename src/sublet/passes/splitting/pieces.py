@@ -21,7 +21,7 @@ from math import prod
 from sublet.base.errors import PlanError
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.model import Model
-from sublet.ir.walk import needs, results
+from sublet.ir.walk import made_by, needs, results
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.gradients import operand, reshaped
@@ -71,7 +71,7 @@ class _Writer:
         self.graph, self.emit = graph, Emitter.of(graph)
         self.by_name = {node.name: node for node in graph.nodes}
         self.named = {node.name for node in graph.walk()}
-        self.maker = {value: node for node in graph.nodes for value in node.defs}
+        self.maker = made_by(graph.nodes)
         self.emit.nodes.clear()
         self.ways: dict[str, tuple[Way, str, int]] = {}
         self.early: set[str] = set()
@@ -315,7 +315,7 @@ def onto(graph: Graph, node: Node, read: Mapping[Value, int]) -> Node | None:
     """The gradient of a lookup in a table that only this addition reads, whose other operand may be written over."""
     if node.op != "nn.add" or len(set(node.uses)) != 2:
         return None
-    made = {value: each for each in graph.nodes for value in each.defs}
+    made = made_by(graph.nodes)
     for value in node.uses:
         each = made.get(value)
         if each is not None and each.op == "nn.embedding_gradient" and read.get(value) == 1:

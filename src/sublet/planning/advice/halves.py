@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Node, Value
-from sublet.ir.walk import reads_inside, results
+from sublet.ir.walk import made_by, reads_inside, results
 from sublet.ops.emitter import Names
 from sublet.passes.live_bytes import blocks_of
 from sublet.passes.rewriting import readers
@@ -64,7 +64,7 @@ def _estimate(graph: Graph) -> int:
 
 def _chain(graph: Graph, place: int) -> tuple[list[Node], int]:
     """The nodes around one that hand on one value each, which nobody else reads; and where the one is among them."""
-    maker = {value: node for node in graph.nodes for value in node.defs}
+    maker = made_by(graph.nodes)
     counts = readers(graph)
     by_reader = {value: node for node in graph.nodes for value in node.uses}
     reach = REACH if len(graph.nodes) < MANY else SHORT_REACH
