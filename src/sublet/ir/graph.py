@@ -83,6 +83,11 @@ class Node:
         return tuple(value for value in self.written if value is not None)
 
     @property
+    def plannable(self) -> bool:
+        """Whether all that it reads and writes is."""
+        return all(value.plannable for value in (*self.uses, *self.defs))
+
+    @property
     def subgraphs(self) -> tuple[Graph, ...]:
         return ()
 

@@ -18,7 +18,7 @@ Copy = tuple[Value, int, Value, int, int]
 
 def byte_copies(node: Node) -> list[Copy] | None:
     """The copies that compute the node, when its views or parts explain every byte of its outputs; else None."""
-    if not all(value.plannable for value in (*node.uses, *node.defs)):
+    if not node.plannable:
         return None
     op = lookup(node.op)
     views = shared(node, op.views(node))

@@ -22,7 +22,7 @@ import numpy as np
 from sublet.base.cache import add_entry, entry, remove_entry
 from sublet.base.extras import version_of
 from sublet.base.tensor import TensorSpec
-from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.nn.command import PREFIX as NN
 from sublet.runtime.copying import byte_copies
 from sublet.runtime.dtypes import array_over
@@ -64,9 +64,7 @@ class Tuner:
         answers: dict[str, str] = {}
         chosen: dict[str, str] = {}
         for node in graph.walk():
-            if isinstance(node, While | CaseOf) or byte_copies(node) is not None:
-                continue
-            if not all(value.plannable for value in (*node.uses, *node.defs)):
+            if not _timed(node):
                 continue
             question = self._question(node, constants)
             if question not in answers:
@@ -83,8 +81,7 @@ class Tuner:
         answers: dict[str, float | None] = {}
         found: dict[str, float] = {}
         for node in graph.nodes:
-            values = (*node.uses, *node.defs)
-            if node.subgraphs or byte_copies(node) is not None or not all(value.plannable for value in values):
+            if not _timed(node):
                 continue
             question = f"seconds of {self._question(node, constants)}"
             if question not in answers:
@@ -96,7 +93,7 @@ class Tuner:
 
     def _seconds(self, node: Node, constants: Mapping[Value, Array], question: str) -> float | None:
         """None for what cannot be timed here."""
-        left = self.workspace - sum(value.nbytes for value in (*node.uses, *node.defs))
+        left = self._left(node)
         if left < 0:
             return None
         key = sha256(question.encode()).hexdigest()
@@ -110,6 +107,10 @@ class Tuner:
         if seconds is not None:
             _keep(key, {"seconds": seconds, "question": question})
         return seconds
+
+    def _left(self, node: Node) -> int:
+        """Bytes of the workspace that a kernel may have beside what it reads and writes."""
+        return self.workspace - sum(value.nbytes for value in (*node.uses, *node.defs))
 
     def _question(self, node: Node, constants: Mapping[Value, Array]) -> str:
         def described(value: Value | None) -> Any:
@@ -127,13 +128,18 @@ class Tuner:
         kept = _remembered(key, "backend")
         if kept in ("", *(backend.name for backend in self.backends)):
             return str(kept)
-        left = self.workspace - sum(value.nbytes for value in (*node.uses, *node.defs))
+        left = self._left(node)
         asked = [b for b in self.backends if b.name != REFERENCE or node.op.startswith(NN)]
         able = [b for b in asked if (kernel := b.kernel(node, constants)) and kernel.scratch <= left]
         seconds = timed(node, able, constants) if len(able) > 1 else {}
         best = min(seconds, key=lambda name: seconds[name]) if len(seconds) > 1 else ""
         _keep(key, {"backend": best, "seconds": seconds, "question": question})
         return best
+
+
+def _timed(node: Node) -> bool:
+    """Whether it is a command that a kernel computes."""
+    return not node.subgraphs and node.plannable and byte_copies(node) is None
 
 
 def _keep(key: str, content: Mapping[str, Any]) -> None:

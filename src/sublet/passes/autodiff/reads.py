@@ -72,7 +72,7 @@ class Reads:
     def _again(self, maker: Node, value: Value) -> bool:
         if self.kept is not None:
             return is_pure(maker)
-        if maker.subgraphs or not all(v.plannable for v in (*maker.uses, *maker.defs)):
+        if maker.subgraphs or not maker.plannable:
             return False
         return lookup(maker.op).pure and (maker.op in CHEAP or self.same(value))
 

@@ -54,12 +54,11 @@ class Small:
     def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
         """NumPy's function for tensors that are small and of one type."""
         function, types = FUNCTIONS.get(node.op.removeprefix(PREFIX), ("", ()))
-        values = (*node.uses, *node.defs)
-        if not function or None in node.inputs or not all(value.plannable for value in values):
+        if not function or None in node.inputs or not node.plannable:
             return None
-        specs = [spec_of(value) for value in values]
+        specs = [spec_of(value) for value in (*node.uses, *node.defs)]
         fits = all(0 < spec.size <= MOST_ELEMENTS for spec in specs)
-        same = len({spec_of(value).dtype for value in node.uses}) == 1 and spec_of(values[0]).dtype in types
+        same = len({spec_of(value).dtype for value in node.uses}) == 1 and specs[0].dtype in types
         return _Function(partial(self._run, getattr(np, function))) if fits and same else None
 
 

@@ -81,9 +81,8 @@ class OnnxRuntime:
                 ran = None
             _, op_type = domain_and_type(form.node.op)
             plain = not any(isinstance(attr, bytes) for attr in form.node.attrs.values())
-            planned = all(value.plannable for value in (*form.node.uses, *form.node.defs))
             alone = ran == (op_type,) and op_type not in OUT_OF_TURN
-            self._kinds[form.kind] = None if ran is None else alone and plain and planned
+            self._kinds[form.kind] = None if ran is None else alone and plain and form.node.plannable
         return self._kinds[form.kind]
 
     def session(self, names: tuple[str, ...], key: Key, listing: Listing, threads: int) -> Session:
@@ -111,7 +110,7 @@ class _OrtKernel:
     @property
     def keeps(self) -> bool:
         """Where values lie outside the plan, results are computed elsewhere and copied."""
-        return not all(value.plannable for value in (*self.form.node.uses, *self.form.node.defs))
+        return not self.form.node.plannable
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         node = self.form.node

@@ -108,14 +108,13 @@ def _shown(node: Node, weights: Mapping[Value, Array]) -> Constants:
 def _declarations(
     node: Node, names: Sequence[str], values: Sequence[Value | None], held: Constants
 ) -> tuple[Any, ...] | None:
-    outside = any(not value.plannable for value in (*node.uses, *node.defs))
     found: list[Any] = []
     for name, value in zip(names, values, strict=True):
         if value is None or name in held:
             continue
         if isinstance(value.spec, Unplannable):
             found.append(declared(name, value.spec))
-        elif outside and NUMPY[value.spec.dtype].char not in NATIVE:
+        elif not node.plannable and NUMPY[value.spec.dtype].char not in NATIVE:
             return None
         else:
             found.append((name, value.spec))

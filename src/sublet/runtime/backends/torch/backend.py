@@ -47,7 +47,7 @@ class Torch:
 
     def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
         """The kernel of a command whose operands are all planned; None where there is none."""
-        if not all(value.plannable for value in (*node.uses, *node.defs)):
+        if not node.plannable:
             return None
         if node.op.startswith(ATEN):
             return AtenKernel(node)

@@ -37,7 +37,7 @@ class OnDevice:
 
     def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
         """The kernel of an operator whose operands are all planned; None for any other."""
-        if not all(value.plannable for value in (*node.uses, *node.defs)):
+        if not node.plannable:
             return None
         if node.op.startswith(PREFIX):
             return DeviceKernel(node)
