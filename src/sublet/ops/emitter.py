@@ -22,6 +22,11 @@ class Names:
         self._taken = set(taken)
         self._next: dict[str, int] = {}
 
+    @classmethod
+    def of(cls, graph: Graph) -> Names:
+        """All that are not in a program: of values and nodes."""
+        return cls([v.name for v in graph.values()] + [n.name for n in graph.walk()])
+
     def fresh(self, hint: str) -> str:
         """`hint`, or `hint_2`, `hint_3`, ... where that is taken."""
         if hint not in self._taken:
@@ -71,7 +76,7 @@ class Emitter:
     @classmethod
     def of(cls, graph: Graph) -> Emitter:
         """One that writes to `graph`, the root of a program, after its nodes."""
-        names = Names([v.name for v in graph.values()] + [n.name for n in graph.walk()])
+        names = Names.of(graph)
         emitter = cls(names, Literals(names, graph.weights))
         emitter.nodes.extend(graph.nodes)
         return emitter

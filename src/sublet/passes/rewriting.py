@@ -106,7 +106,7 @@ class Rewriter:
     leave: Callable[[Graph], None] = lambda graph: None
 
     def __post_init__(self) -> None:
-        self.names = Names([v.name for v in self.graph.values()] + [n.name for n in self.graph.walk()])
+        self.names = Names.of(self.graph)
         self.literals = Literals(self.names, known_weights(self.graph))
         self._fixed = set(self.graph.outputs)
 

@@ -98,7 +98,7 @@ def halved(graph: Graph, stretch: list[Node], axis: int) -> Halved | None:
     counts = readers(graph)
     if any(counts[node.defs[0]] != 1 for node in stretch[:-1]):
         return None
-    writer = _Writer(graph, Names([v.name for v in graph.values()] + [n.name for n in graph.walk()]))
+    writer = _Writer(graph, Names.of(graph))
     parts: list[Value] = []
     for half, cut in enumerate((Cut(axis, 0, extent // 2), Cut(axis, extent // 2, extent))):
         part = writer.half(stretch, cut, half)
