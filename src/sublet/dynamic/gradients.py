@@ -15,7 +15,7 @@ from sublet.ir.walk import needs
 from sublet.nn.lines import at_line, line_of, user_line
 from sublet.ops.emitter import Emitter, Literals, Names
 from sublet.ops.nn.command import spec_of
-from sublet.passes.autodiff import backward
+from sublet.passes.autodiff import backward, with_zeros
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,7 @@ def gradients(eager: Eager, of: Held, wrt: Sequence[Held], seed: Held | None, si
         found = backward(emit, tuple(emit.nodes), {target: start}, values)
     except GradientError as error:
         raise GradientError(at_line(str(error))) from None
-    made = [
-        grad if grad is not None else emit.filled(0, spec_of(value)) for grad, value in zip(found, values, strict=True)
-    ]
+    made = with_zeros(emit, found, values)
     given = set(there)
     for i, value in enumerate(made):  # each is a value of its own
         if value in given or value.literal is not None or value in made[:i]:

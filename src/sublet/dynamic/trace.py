@@ -15,7 +15,7 @@ from sublet.nn.training import step_of
 from sublet.ops.emitter import Emitter, Literals, Names
 from sublet.ops.nn.command import spec_of
 from sublet.ops.verify import verify
-from sublet.passes.autodiff import backward
+from sublet.passes.autodiff import backward, with_zeros
 from sublet.passes.order import ordered
 from sublet.passes.pipeline import run_passes, simplify
 from sublet.runtime.cuts import CUT as CUT_OP
@@ -128,10 +128,7 @@ class _Writer:
         values = [value for value in wrt if value is not None]
         start = seed or self.emit.filled(1, spec_of(of))
         found = backward(self.emit, tuple(self.differentiable), {of: start}, values)
-        return [
-            grad if grad is not None else self.emit.filled(0, spec_of(value))
-            for grad, value in zip(found, values, strict=True)
-        ]
+        return with_zeros(self.emit, found, values)
 
     def _root(self, value: Value) -> Value:
         return self.alias.get(value, value)

@@ -20,7 +20,7 @@ from sublet.nn.lines import at_line
 from sublet.nn.tensor import Tensor
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
-from sublet.passes.autodiff import backward, differentiable, reached
+from sublet.passes.autodiff import backward, differentiable, reached, with_zeros
 from sublet.passes.splitting.samples import BATCH_NORM, MEAN, attrs_of_part, having_rows, reduced_over_rows, shape
 
 APART = 1 << 24
@@ -230,8 +230,7 @@ class _Writer:
         totals = self._loop(seeds, {v: outer[v] for v in captured}, [v for v in cut.wholes if v in active])
         totals |= {v: grad for v in edges if v not in totals and (grad := outer[v]) is not None}
         emit.nodes.extend(cut.after)
-        found = backward(emit, tuple(cut.before), totals, parameters)
-        return [g if g is not None else emit.filled(0, spec_of(v)) for v, g in zip(parameters, found, strict=True)]
+        return with_zeros(emit, backward(emit, tuple(cut.before), totals, parameters), parameters)
 
     def _outer(self, loss: Value, wrt: Sequence[Value]) -> list[Value | None]:
         """The gradients of the loss by what the loop gives and what is around it, written before the loop."""

@@ -19,7 +19,7 @@ from sublet.nn.optimizers import Optimizer
 from sublet.nn.tensor import Tensor, told
 from sublet.nn.writer import graph_of
 from sublet.ops.nn.command import spec_of
-from sublet.passes.autodiff import PLAIN, SQRT, TREE, Checkpoints, backward, differentiable, reached
+from sublet.passes.autodiff import PLAIN, SQRT, TREE, Checkpoints, backward, differentiable, reached, with_zeros
 from sublet.passes.late_updates import with_late_updates
 from sublet.passes.order import ordered
 from sublet.passes.pipeline import run_passes, simplify
@@ -62,10 +62,7 @@ def gradients(
             found = backward(emit, tuple(emit.nodes), {target: start}, values, checkpoint)
         except GradientError as error:
             raise GradientError(at_line(str(error))) from None
-        made = [
-            grad if grad is not None else emit.filled(0, spec_of(value))
-            for grad, value in zip(found, values, strict=True)
-        ]
+        made = with_zeros(emit, found, values)
     return [graph.tensor(value) for value in made]
 
 

@@ -60,9 +60,7 @@ def gradients(
     starts = _seeds(emit, of, given)
     found = backward(emit, graph.nodes, starts, wrt, checkpoint)
     emit.scope = "grad/"
-    grads = tuple(
-        grad if grad is not None else emit.filled(0, spec_of(value)) for value, grad in zip(wrt, found, strict=True)
-    )
+    grads = tuple(with_zeros(emit, found, wrt))
     weights = (*graph.weights, *emit.literals.added)
     return replace(graph, nodes=tuple(emit.nodes), outputs=(*graph.outputs, *grads), weights=weights), grads
 
@@ -109,6 +107,11 @@ def backward(
     emit.nodes[:] = needed(emit.nodes, [*there, *(grad for grad in results if grad is not None)], before)
     emit.scope, emit.source = scope, source
     return results
+
+
+def with_zeros(emit: Emitter, found: Sequence[Value | None], wrt: Sequence[Value]) -> list[Value]:
+    """The gradients of values outside of loops that `backward` found, and zeros of their own for the others."""
+    return [emit.filled(0, spec_of(value)) if grad is None else grad for value, grad in zip(wrt, found, strict=True)]
 
 
 def _check(value: Value, makers: Mapping[Value, Node]) -> None:
