@@ -83,6 +83,11 @@ class Node:
         return tuple(value for value in self.written if value is not None)
 
     @property
+    def told(self) -> str:
+        """Its name, and where it comes from if that is known, for messages."""
+        return f"{self.name} ({self.source})" if self.source else self.name
+
+    @property
     def plannable(self) -> bool:
         """Whether all that it reads and writes is."""
         return all(value.plannable for value in (*self.uses, *self.defs))

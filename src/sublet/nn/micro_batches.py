@@ -102,8 +102,7 @@ def _attrs(cut: Cut, node: Node, along: set[int]) -> dict[str, Attr] | None:
 
 
 def _refused(node: Node, why: str) -> GradientError:
-    source = f" ({node.source})" if node.source else ""
-    return GradientError(f"micro_batches: node {node.name}{source}: {why}")
+    return GradientError(f"micro_batches: node {node.told}: {why}")
 
 
 def accumulated(

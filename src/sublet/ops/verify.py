@@ -290,5 +290,4 @@ def _without_axis(rule: str, node: Node, part: Value, whole: Value, axis: int) -
 
 
 def _at(node: Node) -> str:
-    source = f" ({node.source})" if node.source else ""
-    return f"node @{node.name}{source}"
+    return f"node @{node.told}"

@@ -103,5 +103,4 @@ def needed(
 
 def refuse(node: Node, what: str) -> GradientError:
     """The error that names a node, with the line it comes from."""
-    source = f" ({node.source})" if node.source else ""
-    return GradientError(f"node {node.name}{source}: {what}")
+    return GradientError(f"node {node.told}: {what}")

@@ -54,10 +54,8 @@ def _of_part(node: Node, part: Mapping[Value, Value], share: Fraction) -> Node:
     along = {i for i, value in enumerate(node.inputs) if value in part}
     attrs = None if node.subgraphs or only_whole(node) else attrs_of_part(node, along, share)
     if attrs is None:
-        source = f" ({node.source})" if node.source else ""
-        raise SpecError(
-            f"fewer rows: node {node.name}{source}: {node.op} is not known to compute row by row, along the first axis"
-        )
+        what = f"{node.op} is not known to compute row by row, along the first axis"
+        raise SpecError(f"fewer rows: node {node.told}: {what}")
     return replace(node, attrs=attrs)
 
 
