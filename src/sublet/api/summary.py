@@ -13,7 +13,7 @@ from sublet.base.bytesize import human
 from sublet.base.printable import printable
 from sublet.base.ranges import holds
 from sublet.base.tensor import TensorSpec
-from sublet.plan import ARENA, Placement
+from sublet.plan import Placement
 from sublet.runtime.executable import Executable
 
 BACKWARD = "grad/"
@@ -68,7 +68,7 @@ class Summary:
 def summary(executable: Executable) -> Summary:
     """What each layer takes. A layer is what is written in one scope; its gradient counts as part of it."""
     plan = executable.plan
-    arenas = {storage.name for storage in plan.storages if storage.kind == ARENA}
+    arenas = {storage.name for storage in plan.arenas}
     placed: dict[str, list[Placement]] = {}
     for placement in plan.placements:
         found = placed.setdefault(_layer(placement.value), [])

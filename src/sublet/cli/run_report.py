@@ -13,7 +13,6 @@ from rich.text import Text
 
 from sublet.base.bytesize import human
 from sublet.base.printable import printable
-from sublet.plan import ARENA
 from sublet.plan.coverage import assumptions
 from sublet.plan.figures import updated
 from sublet.plan.verdict import Verdict
@@ -55,7 +54,7 @@ def as_json(report: RunReport) -> dict[str, Any]:
     content: dict[str, Any] = {
         "graph": executable.plan.graph,
         "arena_bytes": memory.arena,
-        "arenas": {storage.name: storage.nbytes for storage in executable.plan.storages if storage.kind == ARENA},
+        "arenas": {storage.name: storage.nbytes for storage in executable.plan.arenas},
         "lower_bound_bytes": executable.plan.lower_bound_bytes,
         "input_bytes": memory.inputs,
         "output_bytes": memory.outputs,

@@ -12,7 +12,7 @@ from sublet.base.bytesize import human
 from sublet.base.printable import printable
 from sublet.checker import Judgement
 from sublet.cli.console import answers, picture_width
-from sublet.plan import ARENA, MemoryPlan
+from sublet.plan import MemoryPlan
 from sublet.plan.coverage import checked_words
 from sublet.plan.verdict import Verdict
 from sublet.viz.page import write_html
@@ -57,17 +57,13 @@ def show_both(plans: tuple[MemoryPlan, MemoryPlan], names: tuple[str, str]) -> N
         ("lower bound", first.lower_bound_bytes, second.lower_bound_bytes),
         ("peak", first.peak.nbytes, second.peak.nbytes),
         ("without reuse", first.total_bytes, second.total_bytes),
-        ("outside the arena", _bound_bytes(first), _bound_bytes(second)),
+        ("outside the arena", first.bound_bytes, second.bound_bytes),
     ]
     for name, one, two in rows:
         change = "" if one == two else f"{'+' if two > one else '-'}{human(abs(two - one))}"
         table.add_row(name, human(one), human(two), change)
     answers().print(Text("Two plans, as their files say", "dim"))
     answers().print(table)
-
-
-def _bound_bytes(plan: MemoryPlan) -> int:
-    return sum(storage.nbytes for storage in plan.storages if storage.kind != ARENA)
 
 
 def show_judgement(made: MemoryPlan, judged: Judgement) -> None:

@@ -126,7 +126,7 @@ def _as_plan(graph: Graph, schedule: Schedule, foreign: ForeignPlan, values: Map
         peak=Peak(0, 0, ()),
         points=(),
         updated=tuple(value.name for value in graph.updated),
-        nodes=tuple(Described(node.name, node.op, node.source) for node in graph.walk()),
+        nodes=Described.all_of(graph),
     )
 
 

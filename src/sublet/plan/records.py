@@ -12,6 +12,7 @@ from math import prod
 from typing import Self
 
 from sublet.base.tensor import DType, Unplannable
+from sublet.ir.graph import Graph
 from sublet.ir.recipe import PLAIN, Recipe
 from sublet.plan.schedule import Schedule
 
@@ -264,6 +265,11 @@ class Described:
     op: str
     source: str
 
+    @classmethod
+    def all_of(cls, graph: Graph) -> tuple[Described, ...]:
+        """The nodes of a program, those of sub-graphs included."""
+        return tuple(cls(node.name, node.op, node.source) for node in graph.walk())
+
 
 @dataclass(frozen=True, slots=True)
 class Peak:
@@ -334,6 +340,11 @@ class MemoryPlan:
     def arenas(self) -> tuple[Storage, ...]:
         """The storages that the planner fills; none when the plan was read from a file that lists none."""
         return tuple(storage for storage in self.storages if storage.kind == ARENA)
+
+    @property
+    def bound_bytes(self) -> int:
+        """The bytes of storages that are no arena."""
+        return sum(storage.nbytes for storage in self.storages if storage.kind != ARENA)
 
     @property
     def in_arenas(self) -> tuple[Placement, ...]:

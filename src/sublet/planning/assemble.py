@@ -103,7 +103,7 @@ def assemble(
         stopped=packed.stopped,
         updated=tuple(value.name for value in graph.updated),
         exchanged=layouts.exchanged,
-        nodes=tuple(Described(node.name, node.op, node.source) for node in graph.walk()),
+        nodes=Described.all_of(graph),
     )
 
 

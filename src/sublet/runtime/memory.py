@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sublet.base.errors import RunError
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value, While
-from sublet.plan import ARENA, OPEN, POINTER, Context, MemoryPlan, Placement, Region, Storage, Stride, bound_to
+from sublet.plan import OPEN, POINTER, Context, MemoryPlan, Placement, Region, Storage, Stride, bound_to
 from sublet.plan.exchange import followers
 from sublet.runtime.dtypes import array_over
 from sublet.runtime.kernel import Array, Cell, Operand
@@ -89,7 +89,7 @@ class Memory:
             self._placed.setdefault(placement.value, []).append(placement)
         self.cells = {value.name: Cell(value.name) for value in graph.outside}
         self._raw: dict[str, Raw] = {}
-        self.arenas = tuple(storage.name for storage in plan.storages if storage.kind == ARENA)
+        self.arenas = tuple(storage.name for storage in plan.arenas)
         self.callers: set[str] = set()  # storages of values that the caller bound
         updated = {bound_to(value.name) for value in graph.updated}
         self._written = {s.name: None for s in plan.storages if s.kind not in READ_ONLY or s.name in updated}

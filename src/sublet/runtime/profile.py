@@ -18,7 +18,7 @@ from sublet.base.errors import RunError
 from sublet.base.files import write
 from sublet.base.ranges import merge
 from sublet.ir.graph import Graph
-from sublet.plan import ARENA, Placement
+from sublet.plan import Placement
 from sublet.plan.schedule import Schedule
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Call
@@ -148,7 +148,7 @@ class Profile:
 
         With several streams these are the bytes live at any of the points then running.
         """
-        arenas = [storage.name for storage in self._plan.storages if storage.kind == ARENA]
+        arenas = [storage.name for storage in self._plan.arenas]
         live = [_LiveRegions(name, self._plan.placements, len(self._points)) for name in arenas]
         running: list[_Event] = []
         content = []

@@ -8,7 +8,7 @@ from typing import Any
 
 from sublet.base.ranges import highest
 from sublet.ir.recipe import Recipe
-from sublet.plan import ARENA, OPEN, POINTER, UNLIMITED, MemoryPlan
+from sublet.plan import OPEN, POINTER, UNLIMITED, MemoryPlan
 from sublet.plan.coverage import planned_values
 from sublet.plan.figures import bytes_by_edge, multiview, updated
 from sublet.plan.relief import relief
@@ -67,7 +67,7 @@ def as_json(plan: MemoryPlan, seconds: float | None, verdict: Verdict | None) ->
         "total_bytes": plan.total_bytes,
         "view_bytes": plan.view_bytes,
         "inplace_bytes": plan.inplace_bytes,
-        "bound_bytes": sum(s.nbytes for s in plan.storages if s.kind != ARENA),
+        "bound_bytes": plan.bound_bytes,
         "updated": list(plan.updated),
         "updated_bytes": updated(plan).nbytes,
         "exchanged": [list(cycle) for cycle in plan.exchanged],

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 
 from sublet.base.errors import SubletError
-from sublet.plan import ARENA, MemoryPlan
+from sublet.plan import MemoryPlan
 from sublet.plan.advised import Advice, Advised
 from sublet.planning.advice.ideas import Idea
 from sublet.planning.pipeline import plan_memory
@@ -51,10 +51,6 @@ def _measured(plan: MemoryPlan, idea: Idea) -> list[Advice]:
         raise KeyboardInterrupt
     if changed == plan:
         return []
-    saved, outside = plan.arena_bytes - changed.arena_bytes, _outside(changed) - _outside(plan)
+    saved, outside = plan.arena_bytes - changed.arena_bytes, changed.bound_bytes - plan.bound_bytes
     unplanned = len(changed.outside) - len(plan.outside)
     return [Advice(idea.kind, idea.what, idea.how, changed.arena_bytes, saved, outside, unplanned)]
-
-
-def _outside(plan: MemoryPlan) -> int:
-    return sum(storage.nbytes for storage in plan.storages if storage.kind != ARENA)
