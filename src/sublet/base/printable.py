@@ -1,8 +1,9 @@
-"""Text from strangers, made safe to print: names in a model may hold terminal escapes."""
+"""Text for people: that of strangers made safe to print, as names in a model may hold terminal escapes; long lists."""
 
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 
 HIDDEN = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}
 """Unicode categories that steer a terminal or cannot be seen: controls, bidirectional marks, surrogates."""
@@ -14,6 +15,12 @@ def printable(text: str, *, keep: str = "") -> str:
         character if character in keep or unicodedata.category(character) not in HIDDEN else _escape(character)
         for character in text
     )
+
+
+def listed(texts: Sequence[str], most: int) -> str:
+    """The first of some texts, and how many more there are."""
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
 
 
 def _escape(character: str) -> str:

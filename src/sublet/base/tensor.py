@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import prod
@@ -104,6 +105,12 @@ class TensorSpec:
 Dims = tuple[int | None, ...] | None
 """Extents as far as they are known: None stands for an open one, or for all of them when not even the rank is known."""
 
+
+def shown(dims: Sequence[int | None] | None) -> str:
+    """Extents as text: "[2,?]", or "[...]" when not even the rank is known."""
+    return "[...]" if dims is None else f"[{','.join('?' if extent is None else str(extent) for extent in dims)}]"
+
+
 _TENSOR = re.compile(r"([a-z0-9]{1,16})\[(\.\.\.|(?:(?:\?|[0-9]{1,19})(?:,(?:\?|[0-9]{1,19}))*)?)\]", re.ASCII)
 
 MOST_EXTENT = 10**18
@@ -139,8 +146,7 @@ class Unplannable:
         """The type as text."""
         if not self.element:
             return self.other
-        dims = "..." if self.dims is None else ",".join("?" if extent is None else str(extent) for extent in self.dims)
-        return f"{self.element}[{dims}]"
+        return f"{self.element}{shown(self.dims)}"
 
     @property
     def dtype(self) -> DType | None:

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from sublet.base.bytesize import human, percent
-from sublet.base.printable import printable
+from sublet.base.printable import listed, printable
 from sublet.cli.console import BAD_INPUT, DOES_NOT_FIT, FITS, UNKNOWN, answers
 from sublet.foreign import By, Judgement, Outcome
 from sublet.packing.problem import Buffer, Packing, Problem
@@ -44,8 +44,7 @@ def show_foreign(found: Judgement) -> None:
     for name, why in found.not_judged.items():
         reasons.setdefault(why, []).append(name)
     for why, names in list(reasons.items())[:SHOWN]:
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        console.print(Text(printable(f"not judged: {', '.join(names[:3])}{more}: {why}"), "yellow"))
+        console.print(Text(printable(f"not judged: {listed(names, 3)}: {why}"), "yellow"))
     if not found.findings:
         for region in found.regions:
             console.print(Text(printable(f"{region.name}: {_bound(region.nbytes, region.lower_bound_bytes)}")))

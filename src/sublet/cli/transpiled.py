@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sublet.base.errors import PlanViolation
-from sublet.base.printable import printable
+from sublet.base.printable import listed, printable
 from sublet.cli.console import answers
 from sublet.frontends.paddle.format.program import Program
 from sublet.frontends.paddle.peaks.memory import Memory
@@ -81,8 +81,7 @@ def show_transpiled(source: Path, out: Path | None, report: Report, beside: Sequ
 
 def _names(names: Sequence[str]) -> str:
     """The first of some names."""
-    more = f" and {len(names) - MOST_TOLD} more" if len(names) > MOST_TOLD else ""
-    return f"{', '.join(names[:MOST_TOLD])}{more}" if names else "persistable variables only"
+    return listed(names, MOST_TOLD) if names else "persistable variables only"
 
 
 def _arena_words(form: InArena) -> list[Text]:

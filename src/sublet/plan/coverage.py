@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sublet.base.bytesize import human
-from sublet.base.printable import printable
+from sublet.base.printable import listed, printable
 from sublet.plan import POINTER, MemoryPlan, Outside
 
 NAMED = 3
@@ -42,14 +42,11 @@ def checked_words(plan: MemoryPlan) -> str:
 
 def named(outside: Iterable[Outside], most: int = NAMED) -> str:
     """The first of them by name and type, and how many more there are."""
-    texts = [printable(f"{value.value} {value.type}") for value in outside]
-    more = f" and {len(texts) - most} more" if len(texts) > most else ""
-    return ", ".join(texts[:most]) + more
+    return listed([printable(f"{value.value} {value.type}") for value in outside], most)
 
 
 def assumptions(plan: MemoryPlan) -> str:
     """In words what caller and file told of shapes that nobody computed; "" when nothing was told."""
     texts = [f"{name} is {spec}" for name, spec in plan.recipe.assumed]
     texts += [f"{name} is {spec} as the file declares" for name, spec in plan.recipe.declared]
-    more = f" and {len(texts) - NAMED} more" if len(texts) > NAMED else ""
-    return printable(", ".join(texts[:NAMED])) + more
+    return printable(listed(texts, NAMED))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from sublet.base.errors import KernelError, RunError, SubletError
+from sublet.base.printable import listed
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops.op import lookup
 from sublet.runtime.copying import bind_copies, byte_copies
@@ -58,10 +59,9 @@ def choose_kernels(
         if chosen[node.name] is None:
             missing.append(node)
     if missing:
-        nodes = ", ".join(f"{node.op} (node {node.name})" for node in missing[:SHOWN])
-        more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+        nodes = listed([f"{node.op} (node {node.name})" for node in missing], SHOWN)
         known = ", ".join(dict.fromkeys(backend.name for backend in backends))
-        raise RunError(f"no backend of {known} computes {nodes}{more}")
+        raise RunError(f"no backend of {known} computes {nodes}")
     return chosen
 
 

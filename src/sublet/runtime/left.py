@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sublet.base.printable import printable
+from sublet.base.printable import listed, printable
 from sublet.ir.graph import Graph, Value
 from sublet.plan import UPDATE, MemoryPlan, Region
 from sublet.plan.exchange import placed
@@ -53,9 +53,8 @@ class Left:
             if values
         ]
         if self.uncertain:
-            names = ", ".join(repr(printable(value.name)) for value in self.uncertain[:SHOWN])
-            more = f" and {len(self.uncertain) - SHOWN} more" if len(self.uncertain) > SHOWN else ""
-            parts.append(f"{len(self.uncertain)} maybe half written: {names}{more}")
+            names = [repr(printable(value.name)) for value in self.uncertain]
+            parts.append(f"{len(names)} maybe half written: {listed(names, SHOWN)}")
         return f"state: {', '.join(parts)}"
 
 

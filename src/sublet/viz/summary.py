@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sublet.base.bytesize import human, percent
-from sublet.base.printable import printable
+from sublet.base.printable import listed, printable
 from sublet.plan import ARENA, POINTER, UPDATE, Edge, MemoryPlan, Placement, Storage
 from sublet.plan.coverage import assumptions, coverage, planned_values
 from sublet.plan.figures import bytes_by_edge, multiview, updated
@@ -139,9 +139,8 @@ def _loops(plan: MemoryPlan) -> list[RenderableType]:
 def _edge(plan: MemoryPlan, edge: Edge, nbytes: int) -> Text:
     """What an edge moves, and why, by its first move."""
     moves = [move for move in plan.moves if move.edge == edge]
-    more = f" and {len(moves) - 1} more" if len(moves) > 1 else ""
-    told = f"{moves[0].source} to {moves[0].destination}{more}: {moves[0].why}"
-    return Text(printable(f"  {edge}: {human(nbytes)}, {told}"))
+    told = listed([f"{move.source} to {move.destination}" for move in moves], 1)
+    return Text(printable(f"  {edge}: {human(nbytes)}, {told}: {moves[0].why}"))
 
 
 def _outside(plan: MemoryPlan) -> list[RenderableType]:
@@ -154,8 +153,7 @@ def _outside(plan: MemoryPlan) -> list[RenderableType]:
     told = f", {bound} of them in memory of the caller" if bound else ""
     lines: list[RenderableType] = [Text(f"{count} value{'s' if count > 1 else ''} outside the arena{told}", "yellow")]
     for reason, names in list(reasons.items())[:SHOWN]:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        lines.append(Text(printable(f"  {names[0]}{more}: {reason}")))
+        lines.append(Text(printable(f"  {listed(names, 1)}: {reason}")))
     if len(reasons) > SHOWN:
         lines.append(Text(f"  and {len(reasons) - SHOWN} more reasons (all are in the plan file)"))
     return lines

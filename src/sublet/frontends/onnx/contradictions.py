@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sublet.base.errors import ModelError
-from sublet.base.tensor import DType, TensorSpec
+from sublet.base.tensor import DType, TensorSpec, shown
 from sublet.frontends.onnx.attributes import attributes_of
 from sublet.frontends.onnx.order import title
 from sublet.frontends.onnx.program import Known, Program
-from sublet.frontends.onnx.rules.rule import Attribute, Contradiction, Extents, Seen, shown
+from sublet.frontends.onnx.rules.rule import Attribute, Contradiction, Extents, Seen
 from sublet.frontends.onnx.rules.table import CONTRIB_RULES, RULES
 from sublet.frontends.onnx.types import TensorType, Type
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sublet.base.errors import ModelError, SubletError
 from sublet.base.extras import require
-from sublet.base.tensor import DType, Spec, TensorSpec, Unplannable
+from sublet.base.tensor import DType, Spec, TensorSpec, Unplannable, shown
 
 if TYPE_CHECKING:
     import onnx
@@ -63,8 +63,7 @@ class TensorType:
     dims: Dims = None
 
     def __str__(self) -> str:
-        dims = "..." if self.dims is None else ",".join("?" if d is None else str(d) for d in self.dims)
-        return f"{_element_text(self.elem)}[{dims}]"
+        return f"{_element_text(self.elem)}{shown(self.dims)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sublet.base.printable import listed
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.walk import made_by
 from sublet.passes.rewriting import readers
@@ -112,11 +113,11 @@ def split_words(splits: Splits) -> str:
 
 
 def _words(kind: str, count: int, names: Sequence[str]) -> str:
-    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    told = listed(names, 1)
     if kind == EARLY:
-        return f"{names[0]}{others} run as soon as they can"
+        return f"{told} run as soon as they can"
     if kind == ONTO:
-        return f"{names[0]}{others} adds looked-up rows in place"
+        return f"{told} adds looked-up rows in place"
     rows = "rows of the batch" if kind == BATCH else "rows of the result"
     verb = "are" if len(names) > 1 else "is"
-    return f"{names[0]}{others} {verb} done in {count} pieces by {rows}"
+    return f"{told} {verb} done in {count} pieces by {rows}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from sublet.base.bytesize import human
+from sublet.base.printable import listed
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ir.walk import reads_inside, renamed, results
@@ -87,9 +88,8 @@ def overwritten(graph: Graph, name: str) -> Iterator[Changed]:
         if readers:
             instead = renamed(replace(graph, nodes=later), {operand: result}, definitions=False)
             changed = replace(graph, nodes=(*graph.nodes[: place + 1], *instead.nodes))
-            more = f" and {len(readers) - SHOWN} more" if len(readers) > SHOWN else ""
             what = f"{name!r} written over %{operand.name}, were that not read later"
-            yield Changed(what, f"another network: {', '.join(readers[:SHOWN])}{more} must not read it", changed)
+            yield Changed(what, f"another network: {listed(readers, SHOWN)} must not read it", changed)
 
 
 def halved_precision(graph: Graph, plan: MemoryPlan) -> Changed | None:

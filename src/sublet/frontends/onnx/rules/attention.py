@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sublet.frontends.onnx.rules.rule import Extents, Seen, alike, broadcast_to, demand, differ, same, shown
+from sublet.base.tensor import shown
+from sublet.frontends.onnx.rules.rule import Extents, Seen, alike, broadcast_to, demand, differ, same
 
 
 def attention(seen: Seen) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from sublet.base.tensor import shown
 from sublet.frontends.onnx.rules.linear import product
-from sublet.frontends.onnx.rules.rule import Extents, Seen, alike, demand, of_length, same, shown
+from sublet.frontends.onnx.rules.rule import Extents, Seen, alike, demand, of_length, same
 
 
 def inverse(seen: Seen) -> None:

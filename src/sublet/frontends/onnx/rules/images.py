@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from sublet.frontends.onnx.rules.rule import Seen, alike, demand, of_length, same, shown, size_of
+from sublet.base.tensor import shown
+from sublet.frontends.onnx.rules.rule import Seen, alike, demand, of_length, same, size_of
 
 
 def affine_grid(seen: Seen) -> None:

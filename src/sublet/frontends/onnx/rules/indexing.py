@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sublet.frontends.onnx.rules.rule import Rule, Seen, alike, counted, demand, same, shown
+from sublet.base.tensor import shown
+from sublet.frontends.onnx.rules.rule import Rule, Seen, alike, counted, demand, same
 
 
 def gather(seen: Seen) -> None:

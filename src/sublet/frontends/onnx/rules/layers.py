@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sublet.base.tensor import shown
 from sublet.frontends.onnx.rules.rule import (
     Extents,
     Rule,
@@ -12,7 +13,6 @@ from sublet.frontends.onnx.rules.rule import (
     demand,
     of_length,
     same,
-    shown,
     size_of,
 )
 

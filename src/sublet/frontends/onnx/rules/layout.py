@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from sublet.base.tensor import shown
 from sublet.frontends.onnx.rules.rule import (
     Contradiction,
     Seen,
@@ -11,7 +12,6 @@ from sublet.frontends.onnx.rules.rule import (
     counted,
     demand,
     same,
-    shown,
     size_of,
 )
 

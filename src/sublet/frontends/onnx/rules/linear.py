@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sublet.base.tensor import shown
 from sublet.frontends.onnx.rules.rule import (
     Extents,
     Seen,
@@ -10,7 +11,6 @@ from sublet.frontends.onnx.rules.rule import (
     demand,
     of_length,
     same,
-    shown,
     size_of,
 )
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from sublet.base.tensor import shown
+
 Extents = tuple[int | None, ...]
 Attribute = int | float | str | tuple[int, ...]
 
@@ -95,11 +97,6 @@ def same(a: int | None, b: int | None, what: str) -> None:
     """Raise Contradiction unless two extents may be equal; `what` names them."""
     if differ(a, b):
         raise Contradiction(f"{what}: {a} and {b}")
-
-
-def shown(shape: Extents | None) -> str:
-    """A shape for a message."""
-    return "[...]" if shape is None else f"[{','.join('?' if extent is None else str(extent) for extent in shape)}]"
 
 
 def of_length(shape: Extents | None, length: int | None, what: str) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from sublet.base.errors import ModelError, SpecError, SubletError
 from sublet.base.files import read_text
-from sublet.base.tensor import Dims, DType, Spec, TensorSpec, Unplannable
+from sublet.base.tensor import Dims, DType, Spec, TensorSpec, Unplannable, shown
 from sublet.frontends.paddle.convert.pir_operators import SPELLINGS, call_of
 from sublet.frontends.paddle.format.pir import PARAMETER, PirBlock, PirOp, PirValue, decode
 from sublet.frontends.paddle.operators.dialect import PREFIX
-from sublet.frontends.paddle.operators.rules.call import Operand, show
+from sublet.frontends.paddle.operators.rules.call import Operand
 from sublet.frontends.paddle.operators.rules.table import results
 from sublet.frontends.paddle.operators.shapes import STEPS, STEPS_EACH, joined
 from sublet.ir.graph import Attr, CaseOf, Graph, Node, Value, While
@@ -141,7 +141,7 @@ class _Conversion:
             told = [self.told.pop(f"{name}.{axis}", extent) for axis, extent in enumerate(dims)]
             if any(extent is not None and extent != now for extent, now in zip(dims, told, strict=True)):
                 raise ModelError(
-                    f"{self.where}: {name!r} is declared as {show(dims)}, so that it cannot be {show(told)}"
+                    f"{self.where}: {name!r} is declared as {shown(dims)}, so that it cannot be {shown(told)}"
                 )
             dims = tuple(told)
         return Operand(dims, ruled.values)

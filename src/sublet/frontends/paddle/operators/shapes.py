@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from sublet.base.errors import ModelError, SpecError
-from sublet.base.tensor import Dims, DType
+from sublet.base.tensor import Dims, DType, shown
 from sublet.frontends.paddle.format.program import EMPTY, GRAD, ROWS, SCOPES, TENSOR, Op, Program, Var
-from sublet.frontends.paddle.operators.rules.call import Call, Operand, show
+from sublet.frontends.paddle.operators.rules.call import Call, Operand
 from sublet.frontends.paddle.operators.rules.table import known, results
 
 SEQUENCES = "sequences"
@@ -98,9 +98,9 @@ class Sizes:
         at_fault = self.dims(block, name)
         told = ",".join("1" if extent is None else str(extent) for extent in at_fault or (None,))
         why = f"operator {self.unruled[block, name]} has no shape rule" if (block, name) in self.unruled else "open"
-        also = "" if (block, name) == key else f", which leaves {key[1]!r} {show(dims)}"
+        also = "" if (block, name) == key else f", which leaves {key[1]!r} {shown(dims)}"
         return ModelError(
-            f"{self.where}: the extents of {name!r} in block {block} are {show(at_fault)} ({why}){also}: tell them, "
+            f"{self.where}: the extents of {name!r} in block {block} are {shown(at_fault)} ({why}){also}: tell them, "
             f"as --shape {name}={told} or shapes={{{name!r}: ...}}"
         )
 
@@ -154,7 +154,7 @@ def _told(
         if given is None or len(given) != len(declared) or any(
             a is not None and b is not None and a != b for a, b in zip(given, declared, strict=True)
         ):  # fmt: skip
-            raise ModelError(f"{where}: {name!r} is declared as {show(declared)}, so that it cannot be {show(given)}")
+            raise ModelError(f"{where}: {name!r} is declared as {shown(declared)}, so that it cannot be {shown(given)}")
         if any(extent is not None and extent < 0 for extent in given):
             raise ModelError(f"{where}: --shape {name}: an extent cannot be below 0")
     return told
@@ -294,7 +294,7 @@ class _Walk:
         dims = self._of_gradient(block, key, dims, state)
         told = self.told.get(name)
         if told is not None and dims is not None and _meet(told, dims) != _meet(dims, told):
-            raise ModelError(f"{self.where}: {name!r} comes out as {show(dims)}, so that it cannot be {show(told)}")
+            raise ModelError(f"{self.where}: {name!r} comes out as {shown(dims)}, so that it cannot be {shown(told)}")
         if dims is not None and declared is not None and {*dims, *declared} == {1}:
             return declared  # one element: [] since 2.5, [1] before
         return _meet(dims, declared)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from sublet.base.errors import SpecError
-from sublet.base.tensor import Dims
+from sublet.base.tensor import Dims, shown
 
 Extent = int | None
 Values = tuple[int | None, ...] | None
@@ -137,9 +137,4 @@ def _broad(one: Extent, other: Extent, a: Sequence[Extent], b: Sequence[Extent])
         return other
     if other == 1:
         return one
-    return same(one, other, f"shapes {show(a)} and {show(b)} do not fit")
-
-
-def show(dims: Dims | Sequence[Extent]) -> str:
-    """Extents as text."""
-    return "[...]" if dims is None else f"[{','.join('?' if extent is None else str(extent) for extent in dims)}]"
+    return same(one, other, f"shapes {shown(a)} and {shown(b)} do not fit")

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sublet.base.errors import SpecError
-from sublet.frontends.paddle.operators.rules.call import Call, Extent, Result, Rule, same, show
+from sublet.base.tensor import shown
+from sublet.frontends.paddle.operators.rules.call import Call, Extent, Result, Rule, same
 
 
 def _spatial(call: Call, slot: str, attribute: str = "data_format") -> tuple[Extent, Extent, tuple[Extent, ...], bool]:
     """Batch, channels and spatial extents of a tensor, and whether its channels come last."""
     dims = call.dims(slot)
     if len(dims) < 3:
-        raise SpecError(f"needs an image, not {show(dims)}")
+        raise SpecError(f"needs an image, not {shown(dims)}")
     last = call.text(attribute, "NCHW") in ("NHWC", "NDHWC", "NLC")
     return (dims[0], dims[-1], dims[1:-1], True) if last else (dims[0], dims[1], dims[2:], False)
 
@@ -56,7 +57,7 @@ def _filters(call: Call, rank: int) -> tuple[tuple[Extent, ...], Extent]:
     """The extents of the filters, and how many channels their second axis stands for, of all groups together."""
     filters = call.dims("Filter")
     if len(filters) != rank + 2:
-        raise SpecError(f"has filters {show(filters)} for an image of {rank} axes")
+        raise SpecError(f"has filters {shown(filters)} for an image of {rank} axes")
     inner = filters[1]
     return filters, None if inner is None else inner * max(call.integer("groups", 1), 1)
 

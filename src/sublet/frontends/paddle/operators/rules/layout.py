@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sublet.base.errors import SpecError
-from sublet.base.tensor import Dims
+from sublet.base.tensor import Dims, shown
 from sublet.frontends.paddle.operators.rules.call import (
     Call,
     Extent,
@@ -15,7 +15,6 @@ from sublet.frontends.paddle.operators.rules.call import (
     broadcast,
     product,
     same,
-    show,
     total,
 )  # fmt: skip
 from sublet.frontends.paddle.operators.rules.elementwise import target_shape
@@ -30,7 +29,7 @@ def transposed(call: Call) -> Result:
     x = call.dims()
     axes = [axis_of(axis, len(x)) for axis in call.integers("axis")]
     if sorted(axes) != list(range(len(x))):
-        raise SpecError(f"cannot permute {show(x)} by {axes}")
+        raise SpecError(f"cannot permute {shown(x)} by {axes}")
     return _with_shape(call, tuple(x[axis] for axis in axes))
 
 
@@ -51,10 +50,10 @@ def _filled_in(x: Sequence[Extent], shape: list[Extent]) -> tuple[Extent, ...]:
     whole, rest = product(x), product([extent for extent in shape if extent is not None and extent >= 0])
     if len(open_) == 1 and whole is not None and rest:
         if whole % rest:
-            raise SpecError(f"cannot reshape {show(x)} to {show(shape)}")
+            raise SpecError(f"cannot reshape {shown(x)} to {shown(shape)}")
         shape[open_[0]] = whole // rest
     elif not open_:
-        same(whole, rest, f"cannot reshape {show(x)} to {show(shape)}, which has other elements")
+        same(whole, rest, f"cannot reshape {shown(x)} to {shown(shape)}, which has other elements")
     return tuple(None if extent is None or extent < 0 else extent for extent in shape)
 
 
@@ -97,13 +96,14 @@ def concatenated(call: Call) -> Result:
     if call.has("AxisTensor") and told is None:
         return {}
     axis = axis_of((told or call.integers("axis", (0,)))[0] or 0, len(every[0]))
+    what = f"cannot join {' and '.join(map(shown, every))}"
     if any(len(dims) != len(every[0]) for dims in every):
-        raise SpecError(f"cannot join {' and '.join(map(show, every))}")
+        raise SpecError(what)
     out = list(every[0])
     for dims in every[1:]:
         for other, extent in enumerate(dims):
             if other != axis:
-                out[other] = same(out[other], extent, f"cannot join {' and '.join(map(show, every))} along axis {axis}")
+                out[other] = same(out[other], extent, f"{what} along axis {axis}")
     out[axis] = total([dims[axis] for dims in every])
     return {"Out": [tuple(out)]}
 
@@ -177,7 +177,7 @@ def expanded(call: Call) -> Result:
     told = target_shape(call, "shape", "Shape", "expand_shapes_tensor")
     lead = len(told) - len(x)
     if lead < 0:
-        raise SpecError(f"cannot expand {show(x)} to {show(told)}")
+        raise SpecError(f"cannot expand {shown(x)} to {shown(told)}")
     return {"Out": [broadcast(x, [x[i - lead] if e == -1 and i >= lead else e for i, e in enumerate(told)])]}
 
 

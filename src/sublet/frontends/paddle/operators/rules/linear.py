@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from sublet.base.errors import SpecError
-from sublet.frontends.paddle.operators.rules.call import Call, Result, Rule, broadcast, product, same, show
+from sublet.base.tensor import shown
+from sublet.frontends.paddle.operators.rules.call import Call, Result, Rule, broadcast, product, same
 
 
 def product_of(call: Call) -> Result:
     """Vectors are matrices of one row or column for the product only."""
     x, y = call.dims("X"), call.dims("Y")
     if not x or not y:
-        raise SpecError(f"cannot multiply {show(x)} by {show(y)}")
+        raise SpecError(f"cannot multiply {shown(x)} by {shown(y)}")
     flip_x, flip_y = (call.integer(f"trans_{s}", call.integer(f"transpose_{s.upper()}", 0)) for s in ("x", "y"))
     a, b = (1, *x) if len(x) == 1 else x, (*y, 1) if len(y) == 1 else y
     if flip_x and len(x) > 1:
         a = (*a[:-2], a[-1], a[-2])
     if flip_y and len(y) > 1:
         b = (*b[:-2], b[-1], b[-2])
-    same(a[-1], b[-2], f"cannot multiply {show(x)} by {show(y)}")
+    same(a[-1], b[-2], f"cannot multiply {shown(x)} by {shown(y)}")
     rows = () if len(x) == 1 else (a[-2],)
     columns = () if len(y) == 1 else (b[-1],)
     return {"Out": [(*broadcast(a[:-2], b[:-2]), *rows, *columns)]}
@@ -27,13 +28,13 @@ def flat_product(call: Call) -> Result:
     """`mul` folds the leading axes of both into matrices."""
     x, y = call.dims("X"), call.dims("Y")
     lead, tail = call.integer("x_num_col_dims", 1), call.integer("y_num_col_dims", 1)
-    same(product(x[lead:]), product(y[:tail]), f"cannot multiply {show(x)} by {show(y)}")
+    same(product(x[lead:]), product(y[:tail]), f"cannot multiply {shown(x)} by {shown(y)}")
     return {"Out": [(*x[:lead], *y[tail:])]}
 
 
 def batched(call: Call) -> Result:
     x, y = call.dims("X"), call.dims("Y")
-    same(x[-1], y[-2], f"cannot multiply {show(x)} by {show(y)}")
+    same(x[-1], y[-2], f"cannot multiply {shown(x)} by {shown(y)}")
     return {"Out": [(*x[:-1], y[-1])]}
 
 
