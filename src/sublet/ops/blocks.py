@@ -27,10 +27,12 @@ def block_offset(whole: TensorSpec, shape: Sequence[int], begin: Sequence[int]) 
     return byte_offset(whole.dtype, first, prod(shape))
 
 
-def block(output: int, source: TensorSpec, shape: Sequence[int], begin: Sequence[int]) -> tuple[Share, ...]:
-    """The share of output `output`, the block of `shape` at `begin` in input 0, which is a `source`; or none."""
+def block(
+    output: int, source: TensorSpec, shape: Sequence[int], begin: Sequence[int], operand: int = 0
+) -> tuple[Share, ...]:
+    """The share of output `output`, the block of `shape` at `begin` in an input, which is a `source`; or none."""
     offset = block_offset(source, shape, begin)
-    return () if offset is None else (Share(output, 0, offset),)
+    return () if offset is None else (Share(output, operand, offset),)
 
 
 def byte_offset(dtype: DType, first: int, size: int) -> int | None:

@@ -10,7 +10,7 @@ from math import prod
 
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
-from sublet.ops.blocks import block_offset, stacked
+from sublet.ops.blocks import block, only_ones_move, stacked
 from sublet.ops.op import Share
 
 
@@ -40,16 +40,11 @@ def _whole(node: Node) -> tuple[Share, ...]:
     return (Share(0, 0),) if same else ()
 
 
-def _cut(output: int, operand: int, source: TensorSpec, shape: Sequence[int], begin: Sequence[int]) -> list[Share]:
-    offset = block_offset(source, shape, begin)
-    return [] if offset is None else [Share(output, operand, offset)]
-
-
 def _slice(node: Node) -> tuple[Share, ...]:
     source, result, begin = _spec(node.inputs, 0), _spec(node.outputs, 0), _numbers(node, 1)
     if not source or not result or source.dtype is not result.dtype or begin is None or len(begin) != len(source.shape):
         return ()
-    return tuple(_cut(0, 0, source, result.shape, begin)) if len(result.shape) == len(begin) else ()
+    return block(0, source, result.shape, begin) if len(result.shape) == len(begin) else ()
 
 
 def _transpose(node: Node) -> tuple[Share, ...]:
@@ -59,8 +54,7 @@ def _transpose(node: Node) -> tuple[Share, ...]:
         return ()
     if sorted(order) != list(range(len(source.shape))) or result.shape != tuple(source.shape[axis] for axis in order):
         return ()
-    moving = [axis for axis in order if source.shape[axis] > 1]
-    return (Share(0, 0),) if moving == sorted(moving) else ()
+    return (Share(0, 0),) if only_ones_move(source.shape, order) else ()
 
 
 def _gather(node: Node) -> tuple[Share, ...]:
@@ -75,7 +69,7 @@ def _gather(node: Node) -> tuple[Share, ...]:
     shape = (*source.shape[:at], len(chosen), *source.shape[at + 1 :])
     if chosen[0] < 0 or last >= source.shape[at] or prod(shape) != result.size:
         return ()
-    return tuple(_cut(0, 0, source, shape, [chosen[0] if i == at else 0 for i in range(rank)]))
+    return block(0, source, shape, [chosen[0] if i == at else 0 for i in range(rank)])
 
 
 def _strided_slice(node: Node) -> tuple[Share, ...]:
@@ -97,7 +91,7 @@ def _strided_slice(node: Node) -> tuple[Share, ...]:
             last = first + 1
         starts.append(first)
         shape.append(max(0, last - first))
-    return tuple(_cut(0, 0, source, shape, starts)) if prod(shape) == result.size else ()
+    return block(0, source, shape, starts) if prod(shape) == result.size else ()
 
 
 def _within(position: int, extent: int) -> int:
@@ -112,12 +106,12 @@ def _split(axis_at: int, operand: int) -> Callable[[Node], tuple[Share, ...]]:
         if not source or not axis or not -len(source.shape) <= axis[0] < len(source.shape):
             return ()
         at = axis[0] % len(source.shape)
-        begin, found = [0] * len(source.shape), []
+        begin, found = [0] * len(source.shape), list[Share]()
         for i in range(len(node.outputs)):
             result = _spec(node.outputs, i)
             if not result or result.dtype is not source.dtype or len(result.shape) != len(begin):
                 return ()
-            found += _cut(i, operand, source, result.shape, begin)
+            found += block(i, source, result.shape, begin, operand)
             begin[at] += result.shape[at]
         return tuple(found) if len(found) == len(node.outputs) and begin[at] == source.shape[at] else ()
 
@@ -136,7 +130,7 @@ def _unpack(node: Node) -> tuple[Share, ...]:
         result = _spec(node.outputs, i)
         if not result or result.dtype is not source.dtype or result.size != prod(step):
             return ()
-        found += _cut(i, 0, source, step, [i if axis == at else 0 for axis in range(len(step))])
+        found += block(i, source, step, [i if axis == at else 0 for axis in range(len(step))])
     return tuple(found) if len(found) == len(node.outputs) == source.shape[at] else ()
 
 
