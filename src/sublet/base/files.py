@@ -56,9 +56,9 @@ def write_parts(path: str | Path, parts: Iterable[Any], error: type[SubletError]
         raise error(f"{path}: cannot be written: {getattr(cause, 'strerror', None) or cause}") from cause
 
 
-def make_folder(path: Path, error: type[SubletError] = SubletError) -> None:
-    """The folder, and those around it, made where they are missing. Raises `error` when that cannot be."""
+def make_folder(path: Path) -> None:
+    """The folder, and those around it, made where they are missing. Raises SubletError when that cannot be."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as cause:
-        raise error(f"{path}: cannot be made a folder: {cause.strerror or cause}") from cause
+        raise SubletError(f"{path}: cannot be made a folder: {cause.strerror or cause}") from cause

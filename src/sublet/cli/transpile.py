@@ -70,7 +70,7 @@ def transpile_(
     if as_json_:
         print_json({"program": str(program), **in_json(made.report, beside)})
     else:
-        show_transpiled(program, out, made.report, beside)
+        show_transpiled(out, made.report, beside)
     if made.report.findings:
         raise typer.Exit(DOES_NOT_FIT)
     if made.report.arena is not None and not made.report.arena.proven:

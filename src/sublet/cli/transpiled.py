@@ -39,7 +39,7 @@ def compared(program: Program, asked: Asked, made: Transpiled) -> tuple[Report, 
     return tuple(reports)
 
 
-def show_transpiled(source: Path, out: Path | None, report: Report, beside: Sequence[Report]) -> None:
+def show_transpiled(out: Path | None, report: Report, beside: Sequence[Report]) -> None:
     console = answers()
     before, after = report.before, report.after
     if before is not None and after is not None:

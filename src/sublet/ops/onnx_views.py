@@ -14,16 +14,15 @@ from sublet.ops.blocks import block, only_ones_move, stacked
 from sublet.ops.op import Share, Shares
 
 
-def _spec(values: Sequence[Value | None], position: int) -> TensorSpec | None:
-    """The spec of a present, planned, non-empty value."""
-    value = values[position] if position < len(values) else None
-    spec = value.spec if value is not None else None
+def _first(values: Sequence[Value | None]) -> TensorSpec | None:
+    """The spec of the first value, if it is present, planned and not empty."""
+    spec = values[0].spec if values and values[0] is not None else None
     return spec if isinstance(spec, TensorSpec) and spec.nbytes else None
 
 
 def _pair(node: Node) -> tuple[TensorSpec, TensorSpec] | None:
     """The specs of the first input and output, when both are planned and of one data type."""
-    source, result = _spec(node.inputs, 0), _spec(node.outputs, 0)
+    source, result = _first(node.inputs), _first(node.outputs)
     return (source, result) if source and result and source.dtype is result.dtype else None
 
 
@@ -81,7 +80,7 @@ def _slice(node: Node) -> tuple[Share, ...]:
 
 
 def _split(node: Node) -> tuple[Share, ...]:
-    source = _spec(node.inputs, 0)
+    source = _first(node.inputs)
     if source is None:
         return ()
     axis = _axis(node, len(source.shape))
@@ -118,7 +117,7 @@ def _gather(node: Node) -> tuple[Share, ...]:
 
 def _concat(node: Node) -> tuple[Share, ...]:
     """Inputs lie in the output one after another when no dimension before the axis is larger than 1."""
-    result = _spec(node.outputs, 0)
+    result = _first(node.outputs)
     specs = [value.spec if value is not None else None for value in node.inputs]
     planned = [spec for spec in specs if isinstance(spec, TensorSpec)]
     axis = _axis(node, len(result.shape)) if result else None

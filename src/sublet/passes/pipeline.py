@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from sublet.base.errors import Finding, GraphError, SubletError
 from sublet.ir.graph import Graph
-from sublet.ops.verify import findings
-from sublet.ops.verify import verify as verify_graph
+from sublet.ops.verify import findings, verify
 from sublet.passes.algebra import without_needless_work
 from sublet.passes.chains import with_chains
 from sublet.passes.common import without_common
@@ -71,7 +70,7 @@ PASSES = {each.name: each for each in (*SIMPLIFYING, *FUSING, RECALL, *ORDERING)
 """All passes by name."""
 
 
-def run_passes(graph: Graph, passes: Sequence[str | Pass], *, verify: bool = True) -> Graph:
+def run_passes(graph: Graph, passes: Sequence[str | Pass]) -> Graph:
     """The graph after each of the passes, or names of them, in turn.
 
     Raises SubletError for a name that no pass has, GraphError, which names the pass, when one breaks the graph.
@@ -79,7 +78,7 @@ def run_passes(graph: Graph, passes: Sequence[str | Pass], *, verify: bool = Tru
     for entry in passes:
         each = entry if isinstance(entry, Pass) else _named(entry)
         before, graph = graph, each.run(graph)
-        if verify and graph != before:
+        if graph != before:
             _verified(graph, each)
     return graph
 
@@ -95,7 +94,7 @@ def simplify(graph: Graph, *, order: bool = True) -> Graph:
 
     Raises GraphError when the graph is not legal.
     """
-    verify_graph(graph)
+    verify(graph)
     return settled(graph, lambda before: _simplified(before, order), ROUNDS)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from sublet.analysis.options import Options
 from sublet.ir.model import Model
 from sublet.passes.on_demand import on_demand
-from sublet.passes.ordering.search import EFFORT, least_live
+from sublet.passes.ordering.search import least_live
 from sublet.plan import MemoryPlan
 from sublet.planning.pipeline import outside
 
@@ -59,9 +59,9 @@ class LeastOrder:
         }
 
 
-def least_order(model: Model, options: Options, plan: MemoryPlan, effort: int = EFFORT) -> LeastOrder:
+def least_order(model: Model, options: Options, plan: MemoryPlan) -> LeastOrder:
     """The bound on all orders of a model, beside a plan of one."""
-    _, known = least_live(on_demand(model.graph), outside(model.graph, options), effort)
+    _, known = least_live(on_demand(model.graph), outside(model.graph, options))
     said = known.proven and options.io == "arena" and options.streams == 1 and not options.regions
     by = "search" if known.searched else "cut" if known.node else "start"
     return LeastOrder(known.bound if said else None, by, known.node, known.live_bytes, plan.arena_bytes)

@@ -18,7 +18,7 @@ from sublet.plan import MemoryPlan
 BOUND = "lower_bound_bytes"
 
 
-def refuted(plan: MemoryPlan, judged: Judgement, effort: int | None = None) -> Judgement:
+def refuted(plan: MemoryPlan, judged: Judgement) -> Judgement:
     """The judgement with the bound proven, false, or unproven for a better reason; as it is when nothing is open."""
     needed = judged.bound.needed
     if judged.findings or not judged.bound.why or not needed:
@@ -32,7 +32,7 @@ def refuted(plan: MemoryPlan, judged: Judgement, effort: int | None = None) -> J
         buffers.append(Buffer.alive_in(str(number), block.nbytes, block.live, plan.alignment))
     problem = plain(Problem(tuple(buffers))).problem
     known = Packing(tuple(needed[number].low for number in numbers), plan.arena_bytes, plan.strategy)
-    found = reach(problem, plan.lower_bound_bytes - 1, lower_bound(problem), known, Limits(effort))
+    found = reach(problem, plan.lower_bound_bytes - 1, lower_bound(problem), known, Limits())
     if found.packing.arena_bytes < plan.lower_bound_bytes:
         what = f"claims that no packing is below {plan.lower_bound_bytes} bytes, and there is one of "
         finding = Finding("false-bound", "the lower bound", what + f"{found.packing.arena_bytes}")

@@ -200,13 +200,8 @@ def _draw_levels(panel: Any, picture: Picture, *, addresses: bool) -> None:
     if picture.end - picture.begin > 400:
         panel.axvline(peak.point + 0.5, color=PEAK, linewidth=1.3, alpha=0.8, label=label)
     else:
-        panel.axvspan(
-            peak.point, peak.point + 1, facecolor=(*_unit(PEAK), 0.1), edgecolor=(*_unit(PEAK), 0.9), label=label
-        )
-
-
-def _unit(colour: str) -> tuple[float, ...]:
-    return tuple(part / 255 for part in rgb(colour))
+        colour = tuple(part / 255 for part in rgb(PEAK))
+        panel.axvspan(peak.point, peak.point + 1, facecolor=(*colour, 0.1), edgecolor=(*colour, 0.9), label=label)
 
 
 def _draw_axes(panel: Any, picture: Picture, *, own_addresses: bool) -> None:

@@ -82,9 +82,9 @@ def integers(program: Program, base: str, *numbers: int, scalar: bool = False) -
     return program.constant(program.values.fresh(base), of_array(array, TensorSpec(DType.I64, array.shape)))
 
 
-def truth(program: Program, base: str, content: bool) -> Known:
-    """A new bool scalar weight."""
-    return program.constant(program.values.fresh(base), of_array(np.array(content), TensorSpec(DType.BOOL)))
+def truth(program: Program, base: str) -> Known:
+    """A new bool scalar weight that is true."""
+    return program.constant(program.values.fresh(base), of_array(np.array(True), TensorSpec(DType.BOOL)))
 
 
 def as_scalar(frame: Frame, known: Known, type: TensorType, base: str) -> Known:

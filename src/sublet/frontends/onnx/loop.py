@@ -87,7 +87,7 @@ def convert_loop(frame: Frame, node: onnx.NodeProto, name: str, convert: Convert
         raise fail(frame, node, f"has {len(node.output)} outputs; its body gives {carried + rows}")
     limit = frame.read(node.input[0])
     limit = limit and as_scalar(frame, limit, COUNT_SCALAR, f"{name}.trip")
-    start = frame.read(node.input[1]) or truth(frame.program, f"{name}.start", True)
+    start = frame.read(node.input[1]) or truth(frame.program, f"{name}.start")
     start = as_scalar(frame, start, BOOL_SCALAR, f"{name}.start")
     body = _Body(frame, name, graph, convert, limit)
     guess = [Carry.first(known) for known in (start, *inits) if known is not None]

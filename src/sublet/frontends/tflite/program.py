@@ -18,7 +18,6 @@ MOST_RANK = 64
 NO_BYTES = TensorSpec(DType.I32, (0,))
 """Of a tensor that names a resource: the kernel that gives it keeps the name itself."""
 
-ACTIVATION = ("activation", 0)
 OPTIONS: Mapping[str, tuple[tuple[str, int], ...]] = {
     "IF": (("then", 0), ("else", 1)),
     "WHILE": (("cond", 0), ("body", 1)),

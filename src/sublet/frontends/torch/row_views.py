@@ -159,17 +159,13 @@ def _joined(call: Call) -> State:
     return found
 
 
-def _made(name: str) -> Rule:
+def _made(call: Call) -> State:
     """A tensor of one number."""
-
-    def made(call: Call) -> State:
-        axis = call.first(call[name])
-        if axis is None:
-            return None
-        call.change(name, call.fewer_of(call[name], axis))
-        return Rows(axis)
-
-    return made
+    axis = call.first(call["size"])
+    if axis is None:
+        return None
+    call.change("size", call.fewer_of(call["size"], axis))
+    return Rows(axis)
 
 
 def _counted(call: Call) -> State:
@@ -199,8 +195,8 @@ VIEWS: dict[str, Rule] = {
     **dict.fromkeys(("split.Tensor", "split_with_sizes.default"), _parted),
     "unbind.int": _unbound,
     "cat.default": _joined,
-    **dict.fromkeys(("full.default", "zeros.default", "ones.default"), _made("size")),
-    **dict.fromkeys(("new_full.default", "new_zeros.default", "new_ones.default"), _made("size")),
+    **dict.fromkeys(("full.default", "zeros.default", "ones.default"), _made),
+    **dict.fromkeys(("new_full.default", "new_zeros.default", "new_ones.default"), _made),
     **dict.fromkeys(("arange.default", "arange.start", "arange.start_step"), _counted),
 }
 """By operator."""

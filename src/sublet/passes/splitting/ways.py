@@ -190,7 +190,8 @@ def _looked_up_rows(node: Node) -> Way | None:
         assert dy is not None
         assert indices is not None
         at = emit("nn.sub", indices, emit.constant(begin, indices))
-        inside = emit("nn.logical_and", *(_compared(emit, at, 0, end - begin)))
+        not_before = emit("nn.greater_equal", at, emit.constant(0, at))
+        inside = emit("nn.logical_and", not_before, emit("nn.less", at, emit.constant(end - begin, at)))
         kept = emit("nn.where", inside, at, emit.constant(end - begin, indices))
         table = emit("nn.embedding_gradient", dy, kept, rows=end - begin + 1)
         return (cut(emit, table, 0, 0, end - begin),)
@@ -199,15 +200,11 @@ def _looked_up_rows(node: Node) -> Way | None:
     return Way(table[0], (None, None), (table[1:],), write=write)
 
 
-def _compared(emit: Emitter, at: Value, low: int, high: int) -> tuple[Value, Value]:
-    return emit("nn.greater_equal", at, emit.constant(low, at)), emit("nn.less", at, emit.constant(high, at))
-
-
-def _axis_after_first(make: Callable[[Node], Way | None], key: str = "axis") -> Callable[[Node], Way | None]:
+def _axis_after_first(make: Callable[[Node], Way | None]) -> Callable[[Node], Way | None]:
     """Only where the axis is another than the first."""
 
     def checked(node: Node) -> Way | None:
-        axis, rank = node.attrs[key], len(_shape(node.inputs[0]))
+        axis, rank = node.attrs["axis"], len(_shape(node.inputs[0]))
         return make(node) if isinstance(axis, int) and rank and axis % rank else None
 
     return checked

@@ -104,8 +104,8 @@ def _rows(node: Node, source: TensorSpec, cut: Cut, kernel: int | None = None) -
     if node.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", b"NOTSET") or node.attrs.get("ceil_mode", 0):
         return None
     if kernel is None:
-        kernel = _number(node, "kernel_shape", axis, 1)
-    stride, dilation = _number(node, "strides", axis, 1), _number(node, "dilations", axis, 1)
+        kernel = _number(node, "kernel_shape", axis)
+    stride, dilation = _number(node, "strides", axis), _number(node, "dilations", axis)
     pads = node.attrs.get("pads", (0,) * (2 * rank))
     if not isinstance(pads, tuple) or len(pads) != 2 * rank or not all(isinstance(pad, int) for pad in pads):
         return None
@@ -117,9 +117,10 @@ def _rows(node: Node, source: TensorSpec, cut: Cut, kernel: int | None = None) -
     return Piece({0: inside}, {"pads": tuple(changed)}) if inside.begin < inside.end else None
 
 
-def _number(node: Node, name: str, axis: int, default: int) -> int:
+def _number(node: Node, name: str, axis: int) -> int:
+    """What an attribute says of an axis; 1 where it says nothing."""
     found = node.attrs.get(name)
-    return int(found[axis]) if isinstance(found, tuple) and axis < len(found) else default
+    return int(found[axis]) if isinstance(found, tuple) and axis < len(found) else 1
 
 
 def _product(name: str, node: Node, specs: list[TensorSpec | None], cut: Cut) -> Piece | None:

@@ -63,7 +63,7 @@ class InPatches:
         return f"In patches {self.text} the arena has {self.after:,} bytes instead of {self.before:,}, with {more}."
 
 
-def in_patches(model: Model, options: Options, text: str, most_extra: float = MOST_EXTRA) -> InPatches:
+def in_patches(model: Model, options: Options, text: str) -> InPatches:
     """The model with its front in patches as told, "4x4@NODE", or with "auto" in those that need least.
 
     Raises PlanError for patches that the model cannot have.
@@ -71,7 +71,7 @@ def in_patches(model: Model, options: Options, text: str, most_extra: float = MO
     if model.recipe.changed not in ("", "simplify") or model.recipe.again:
         raise PlanError(f"patches are made before anything else: this model was {model.recipe.words}")
     before = plan_memory(model, options).arena_bytes
-    texts = _likely(model.graph, options, most_extra) if text == AUTO else [text]
+    texts = _likely(model.graph, options) if text == AUTO else [text]
     tried = [InPatches(model, "", before, before, 0.0)] if text == AUTO else []
     for each in texts:
         changed = with_patches(model, each)
@@ -88,12 +88,12 @@ def with_patches(model: Model, text: str) -> Model:
     return replace(model, graph=patched(model.graph, text), recipe=replace(model.recipe, changed=done))
 
 
-def _likely(graph: Graph, options: Options, most_extra: float) -> list[str]:
+def _likely(graph: Graph, options: Options) -> list[str]:
     """The patches with the fewest bytes alive."""
     found: list[tuple[int, float, str]] = []
     least = sum(products(node) for node in graph.walk())
     for name, front in _fronts(graph):
-        for grid in _grids(front, most_extra * least):
+        for grid in _grids(front, MOST_EXTRA * least):
             text = str(Patches(*grid, name))
             changed = patched(graph, text)
             alive = live_bytes(on_demand(changed), outside(changed, options))

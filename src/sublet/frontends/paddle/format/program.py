@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from sublet.base.errors import ModelError
 from sublet.base.tensor import DType
 
-TENSOR, ROWS, ARRAY, SCOPES, TABLE = "DENSE_TENSOR", "SELECTED_ROWS", "TENSOR_ARRAY", "STEP_SCOPES", "RANK_TABLE"
+TENSOR, ROWS, ARRAY, SCOPES = "DENSE_TENSOR", "SELECTED_ROWS", "TENSOR_ARRAY", "STEP_SCOPES"
 EMPTY = "@EMPTY@"
 """The name Paddle gives to what is not there."""
 GRAD = "@GRAD"
