@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from sublet.frontends.paddle.format.program import ARRAY, GRAD, Op, Program
+from sublet.frontends.paddle.format.program import GRAD, Op, Program
 from sublet.frontends.paddle.lives.scopes import Owner, Place, Scopes, linked
 from sublet.frontends.paddle.operators.effects import effects, there
 
@@ -113,7 +113,7 @@ class _Builder:
     def operator(self, block: int, index: int, op: Op) -> None:
         does = effects(op)
         adds = self.places(block, does.adds)
-        before = [place for place in adds if self.is_array(place) or len(self.scopes.writers.get(place, ())) > 1]
+        before = [place for place in adds if self.scopes.is_array(place) or len(self.scopes.writers.get(place, ())) > 1]
         uses, shapes = self.places(block, does.reads), self.places(block, does.shapes)
         self.emit("op", block, index, (*uses, *before), (*self.places(block, does.writes), *adds), shapes)
 
@@ -134,7 +134,7 @@ class _Builder:
     def while_grad(self, owner: Owner, inner: int) -> None:
         scopes = self.slot(owner, owner.op.inputs, "StepScopes")
         given = self.slot(owner, owner.op.inputs, f"Out{GRAD}")
-        gradients = self.gradients(owner, inner, "X")
+        gradients = self.scopes.of_gradients(owner, inner, "X")
         added = [outer for outer, _ in gradients if outer not in given]
         empty = [place for place in given if self.begins_here(owner, place)]
         self.owned("enter", owner, scopes, (*added, *empty))
@@ -162,7 +162,7 @@ class _Builder:
 
     def conditional_grad(self, owner: Owner, inner: int) -> None:
         scope = self.slot(owner, owner.op.inputs, "Scope")
-        gradients = self.gradients(owner, inner, "Input")
+        gradients = self.scopes.of_gradients(owner, inner, "Input")
         head = self.owned("head", owner, (*self.slot(owner, owner.op.inputs, "Cond"), *scope), ())
         self.owned("begin", owner, scope, (*self.restored(inner), *self.arrays(inner)))
         self.block(inner)
@@ -195,23 +195,10 @@ class _Builder:
     def slot(self, owner: Owner, slots: Mapping[str, tuple[str, ...]], slot: str) -> tuple[Place, ...]:
         return self.places(owner.block, slots.get(slot, ()))
 
-    def is_array(self, place: Place) -> bool:
-        var = self.program.blocks[place.block].vars.get(place.name)
-        return var is not None and var.kind == ARRAY
-
     def arrays(self, block: int) -> tuple[Place, ...]:
         """The arrays of a block, which are empty when its scope is made."""
         found = (Place(block, name) for name in self.program.blocks[block].vars)
-        return tuple(place for place in found if self.is_array(place))
-
-    def gradients(self, owner: Owner, inner: int, slot: str) -> tuple[tuple[Place, Place], ...]:
-        """Of the inputs in a slot the gradients outside, and those inside, which are found by their names."""
-        pairs = zip(owner.op.inputs.get(slot, ()), owner.op.outputs.get(f"{slot}{GRAD}", ()), strict=False)
-        return tuple(
-            (self.scopes.place(owner.block, outer), self.scopes.place(inner, f"{name}{GRAD}"))
-            for name, outer in pairs
-            if there((outer,))
-        )
+        return tuple(place for place in found if self.scopes.is_array(place))
 
     def begins_here(self, owner: Owner, place: Place) -> bool:
         """Whether nothing has written a gradient before, so that the loop takes zeros."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from sublet.frontends.paddle.format.program import TENSOR, Op, Program
+from sublet.frontends.paddle.format.program import ARRAY, GRAD, TENSOR, Op, Program
 from sublet.frontends.paddle.operators.effects import there
 
 FORWARD_OWNERS = ("while", "conditional_block")
@@ -69,6 +69,20 @@ class Scopes:
     def gradients(self) -> dict[int, int]:
         """By block, the block that is its gradient."""
         return {block.forward: block.index for block in self.program.blocks if block.forward >= 0}
+
+    def is_array(self, place: Place) -> bool:
+        """Whether a variable is an array of tensors."""
+        var = self.program.blocks[place.block].vars.get(place.name)
+        return var is not None and var.kind == ARRAY
+
+    def of_gradients(self, owner: Owner, inner: int, slot: str) -> tuple[tuple[Place, Place], ...]:
+        """Of the inputs in a slot the gradients outside, and those inside, which are found by their names."""
+        pairs = zip(owner.op.inputs.get(slot, ()), owner.op.outputs.get(f"{slot}{GRAD}", ()), strict=False)
+        return tuple(
+            (self.place(owner.block, outer), self.place(inner, f"{name}{GRAD}"))
+            for name, outer in pairs
+            if there((outer,))
+        )
 
     def forward(self, block: int) -> int | None:
         """The block that this one is the gradient of."""

@@ -6,7 +6,7 @@ more than once. Loops are followed until nothing changes; what differs from roun
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -25,6 +25,11 @@ STEPS, STEPS_EACH = 10_000, 100
 Key = tuple[int, str]
 """A variable: the block that declares it, and its name."""
 State = dict[Key, Operand]
+
+
+def bytes_of(dims: Iterable[int | None], dtype: DType) -> int:
+    """Bytes of a tensor, an open extent taken for 0."""
+    return (prod(extent or 0 for extent in dims) * dtype.bits + 7) // 8
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ class Sizes:
         for dims in self.seen.get(key, ()):
             if dims is None or None in dims:
                 raise self._unknown(key, dims)
-            most = max(most, (prod(extent or 0 for extent in dims) * dtype.bits + 7) // 8)
+            most = max(most, bytes_of(dims, dtype))
         return most
 
     def dtype(self, block: int, name: str) -> DType | None:

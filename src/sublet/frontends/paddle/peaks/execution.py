@@ -123,7 +123,7 @@ class _Execution(Walk[int]):
             sources = [self.scopes.place(block, name) for name in there(op.inputs.get("X", ()))]
             if op.type == "write_to_array":
                 self.hold(place, (self.held(place) or 0) + sum(map(sizes.declared, sources)))
-            elif self.is_array(place):
+            elif self.scopes.is_array(place):
                 self.hold(place, sum(self.held(source) or sizes.declared(source) for source in sources))
             elif not self.persistable(place):
                 self.hold(place, sizes.written(block, index, place))
@@ -140,7 +140,7 @@ class _Execution(Walk[int]):
         self.others.add(inner)
 
     def zeros(self, place: Place) -> None:
-        if not self.is_array(place):
+        if not self.scopes.is_array(place):
             self.hold(place, self.sizes.declared(place))
 
     def added(self, outer: Place, inner: Place, carried: bool) -> None:

@@ -70,7 +70,7 @@ class _Lives(Walk[_Value]):
         read = {name: self.reads(self.scopes.place(block, name)) for name in effects(op).reads}
         for slot, place in self.written(block, index, op):
             source = read.get(op.input("X") or "")
-            if self.persistable(place) or self.is_array(place):
+            if self.persistable(place) or self.scopes.is_array(place):
                 continue
             nbytes = self.sizes.written(block, index, place)
             as_many = source is not None and source.nbytes == nbytes
@@ -95,7 +95,7 @@ class _Lives(Walk[_Value]):
         self.is_now(inner, self.held(outer))
 
     def zeros(self, place: Place) -> None:
-        if self.held(place) is None and not self.is_array(place) and not self.persistable(place):
+        if self.held(place) is None and not self.scopes.is_array(place) and not self.persistable(place):
             self.now_is += 1
             self.new(place, self.sizes.declared(place))
 
@@ -105,7 +105,7 @@ class _Lives(Walk[_Value]):
             return
         self.now_is += 1
         self.reads(inner)
-        if self.reads(outer) is None and not self.is_array(outer):
+        if self.reads(outer) is None and not self.scopes.is_array(outer):
             self.new(outer, self.sizes.declared(outer))
 
     def reads(self, place: Place) -> _Value | None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
-from math import prod
 
 from sublet.frontends.paddle.format.program import Program
 from sublet.frontends.paddle.lives.scopes import Place, Scopes
 from sublet.frontends.paddle.operators.effects import there
-from sublet.frontends.paddle.operators.shapes import Sizes
+from sublet.frontends.paddle.operators.shapes import Sizes, bytes_of
 from sublet.frontends.paddle.peaks.execution import Collection, Executed, executed
 from sublet.frontends.paddle.peaks.live_bytes import live_bytes
 from sublet.frontends.paddle.peaks.walk import Asked, Bytes
@@ -48,7 +47,7 @@ class SizesOf:
         dims, dtype = self.sizes.written.get((block, op, place.name)), self.sizes.dtype(place.block, place.name)
         if dims is None or None in dims or dtype is None:
             return self.declared(place)
-        return (prod(extent or 0 for extent in dims) * dtype.bits + 7) // 8
+        return bytes_of(dims, dtype)
 
 
 @dataclass(frozen=True)

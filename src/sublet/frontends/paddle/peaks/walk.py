@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from sublet.base.errors import PlanError
-from sublet.frontends.paddle.format.program import ARRAY, GRAD, Op, Program
+from sublet.frontends.paddle.format.program import GRAD, Op, Program
 from sublet.frontends.paddle.lives.scopes import Owner, Place, Scopes, linked
 from sublet.frontends.paddle.operators.effects import there
 from sublet.frontends.paddle.peaks.scalars import Number, follow
@@ -239,11 +239,8 @@ class Walk(Generic[T]):
             self.trip(inner, trip)
         self.where = (owner.block, owner.index)
         slot = "X" if "X" in owner.op.inputs else "Input"
-        pairs = zip(owner.op.inputs.get(slot, ()), owner.op.outputs.get(f"{slot}{GRAD}", ()), strict=False)
-        for name, outside in pairs:
-            if there((outside,)):
-                outer, inside_ = self.scopes.place(owner.block, outside), self.scopes.place(inner, f"{name}{GRAD}")
-                self.added(outer, inside_, carried=outside in linked.values())
+        for outer, inside_ in self.scopes.of_gradients(owner, inner, slot):
+            self.added(outer, inside_, carried=outer.name in linked.values())
         self.deleted(self.now.pop(inner))
         self.deleted(scope)
         if forward is not None:
@@ -272,10 +269,6 @@ class Walk(Generic[T]):
     def persistable(self, place: Place) -> bool:
         var = self.program.blocks[place.block].vars.get(place.name)
         return var is not None and var.persistable
-
-    def is_array(self, place: Place) -> bool:
-        var = self.program.blocks[place.block].vars.get(place.name)
-        return var is not None and var.kind == ARRAY
 
 
 RUN = {
