@@ -30,23 +30,27 @@ WORTH = 4
 def computed_apart(graph: Any, outside: Collection[str]) -> None:
     """Compute tensors of a graph again for late readers, in place; arguments with names in `outside` lie elsewhere."""
     origins: dict[Any, Any] = {}
+    lives: _Lives | None = _Lives(graph, outside)
     for _ in range(MOST):
-        lives = _Lives(graph, outside)
-        if not any(_comes_down(_Step(graph, lives, tensor, origins), outside) for tensor in lives.across()):
+        if lives is None:
             break
+        steps = (_Step(graph, lives, tensor, origins) for tensor in lives.across())
+        lives = next(filter(None, (_lower(step, outside) for step in steps)), None)
     for node in reversed(graph.nodes):
         if node.target is operator.getitem and not node.users:
             graph.erase_node(node)
     graph.lint()
 
 
-def _comes_down(step: _Step, outside: Collection[str]) -> bool:
-    """Whether the peak comes down where late readers have a tensor of their own; if not, they have not."""
+def _lower(step: _Step, outside: Collection[str]) -> _Lives | None:
+    """The lives with a lower peak, where late readers have a tensor of their own; None if it does not come down, and
+    they have not."""
     step.make()
-    if _Lives(step.graph, outside).peak <= step.lives.peak - nbytes(step.tensor) // WORTH:
-        return True
+    found = _Lives(step.graph, outside)
+    if found.peak <= step.lives.peak - nbytes(step.tensor) // WORTH:
+        return found
     step.undo()
-    return False
+    return None
 
 
 def _cheap_alone(tensor: Any) -> bool:
