@@ -16,8 +16,8 @@ from sublet.base.errors import ModelError
 from sublet.frontends.torch.conversion import Conversion, Level
 from sublet.frontends.torch.devices import CPU
 from sublet.frontends.torch.exported import held
-from sublet.frontends.torch.tensors import Extents, Tensor, fixed, torch
-from sublet.frontends.torch.traced import convert_traced, placeholders
+from sublet.frontends.torch.tensors import Extents, Tensor, fixed, is_dense, torch
+from sublet.frontends.torch.traced import convert_traced, placeholders, results_of
 from sublet.ir.graph import Node, Value
 from sublet.ir.model import Model
 from sublet.ir.walk import reads_inside
@@ -136,14 +136,14 @@ def capture(
             stands.append(_number(fake, extents, node.name))
             continue
         _on(device, fake, node.name)
-        if position in static and _dense(fake):
+        if position in static and is_dense(fake):
             made = conversion.weight(node.name, fake)
             weights[position] = made.value
         else:
             made = first.given[position] = conversion.given(node.name, fake)
         stands.append(made)
     results = convert_traced(level, forward, stands)
-    names = [getattr(node, "name", None) for node in _output(forward)]
+    names = [getattr(node, "name", None) for node in results_of(forward)]
     _take(level, first, results, dict(enumerate(stands)), _saved(names, backward), sharing=backward is None)
     pieces = [first]
     if backward is not None:
@@ -276,11 +276,6 @@ def _after(level: Level, value: Value, node: Node, begin: int) -> None:
     nodes.insert(max(made + 1, begin), node)
 
 
-def _output(module: Any) -> Sequence[Any]:
-    found: Sequence[Any] = next(node for node in module.graph.nodes if node.op == "output").args[0]
-    return found
-
-
 def _number(fake: Any, extents: Extents, name: str) -> Any:
     """An argument that is no tensor."""
     numbers = (bool, int, float, torch().SymInt, torch().SymFloat, torch().SymBool)
@@ -290,8 +285,3 @@ def _number(fake: Any, extents: Extents, name: str) -> Any:
 def _on(device: str, fake: Any, name: str) -> None:
     if fake.device.type != device.partition(":")[0]:
         raise ModelError(f"{name}: a tensor on {fake.device}, in a graph on {device}")
-
-
-def _dense(tensor: Any) -> bool:
-    """Whether its elements are one run of bytes, which can be used where they are."""
-    return Strided(tuple(tensor.shape), tuple(tensor.stride())).is_dense

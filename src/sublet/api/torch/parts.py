@@ -17,9 +17,8 @@ from sublet.api.torch.cheap import nbytes
 from sublet.base.errors import ModelError
 from sublet.frontends.torch.fewer import Fewer, of_these_extents, with_fewer_samples
 from sublet.frontends.torch.rows import Rows, State
-from sublet.frontends.torch.tensors import Extents, torch
-from sublet.frontends.torch.traced import placeholders
-from sublet.ops.aten import Strided
+from sublet.frontends.torch.tensors import Extents, is_dense, torch
+from sublet.frontends.torch.traced import placeholders, results_of
 
 LARGE = 1 << 21
 """Bytes of a tensor from which on samples are not computed all at once."""
@@ -95,7 +94,7 @@ def in_parts(module: Any, static: Collection[int], at_once: int | None, extents:
 
 def _part(module: Any, given: Collection[Any], samples: int) -> int:
     """The most samples, a divisor of all, with which no tensor is large; one where there are none."""
-    outside = {*given, *(node for node in _output(module) if isinstance(node, torch().fx.Node))}
+    outside = {*given, *(node for node in results_of(module) if isinstance(node, torch().fx.Node))}
     largest = max((nbytes(node) for node in module.graph.nodes if node not in outside), default=0)
     fitting = (part for part in range(samples, 0, -1) if samples % part == 0 and largest * part <= LARGE * samples)
     return next(fitting, 1)
@@ -104,18 +103,13 @@ def _part(module: Any, given: Collection[Any], samples: int) -> int:
 def _results(module: Any, fewer: Fewer) -> tuple[Any, ...]:
     """Raises ModelError for a result that does not lie together."""
     found = []
-    for node, rows in zip(_output(module), fewer.results, strict=True):
+    for node, rows in zip(results_of(module), fewer.results, strict=True):
         fake: Any = node.meta["val"] if isinstance(node, torch().fx.Node) else None
-        if rows is not None and not Strided(tuple(fake.shape), tuple(fake.stride())).is_dense:
+        if rows is not None and not is_dense(fake):
             raise ModelError(f"{node.name}: a result with gaps")
         found.append(fake)
     return tuple(found)
 
 
 def _handed_on(module: Any, given: Sequence[Any]) -> dict[int, int]:
-    return {i: given.index(node) for i, node in enumerate(_output(module)) if node in given}
-
-
-def _output(module: Any) -> Sequence[Any]:
-    found: Sequence[Any] = next(node for node in module.graph.nodes if node.op == "output").args[0]
-    return found
+    return {i: given.index(node) for i, node in enumerate(results_of(module)) if node in given}

@@ -20,12 +20,11 @@ from sublet.base.extras import require
 from sublet.frontends.torch.conversion import Conversion, Level
 from sublet.frontends.torch.devices import device_of, require_cpu
 from sublet.frontends.torch.exported import Held, first_line, held, quietly
-from sublet.frontends.torch.tensors import Tensor, torch
-from sublet.frontends.torch.traced import convert_traced, placeholders
+from sublet.frontends.torch.tensors import Tensor, is_dense, torch
+from sublet.frontends.torch.traced import convert_traced, placeholders, results_of
 from sublet.ir.graph import Value
 from sublet.ir.model import Model
 from sublet.nn.training import step_of
-from sublet.ops.aten import Strided
 from sublet.plan import MemoryPlan
 from sublet.planning.pipeline import plan_memory
 from sublet.runtime.executable import Executable
@@ -195,14 +194,14 @@ def captured(judged: Any, given: Sequence[Any], optimizer: Any, rule: Rule) -> t
             stands.append(conversion.given(node.name, node.meta["val"]))
             inputs.append(stands[-1].value)
             continue
-        if not Strided(tuple(named[name].shape), tuple(named[name].stride())).is_dense:
+        if not is_dense(named[name]):
             raise ModelError(f"{name} does not lie in a row, so it cannot be used where it is: make it contiguous")
         same = next((other for other in homes if named[other] is named[name]), None)
         stands.append(homes[same] if same else conversion.weight(name, named[name].detach()))
         homes[name] = stands[-1]
         tensors[stands[-1].value.name] = _found(judged, name)
     results = convert_traced(level, graph, stands)
-    names = [node.name for node in next(node for node in graph.graph.nodes if node.op == "output").args[0]]
+    names = [node.name for node in results_of(graph)]
     by_name = dict(zip(names, results, strict=True))
     updates = [
         (homes[buffer].value, level.like(by_name[name], homes[buffer]).value)

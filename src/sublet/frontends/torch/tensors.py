@@ -102,6 +102,11 @@ def layout_of(fake: Any, extents: Extents, where: str) -> Strided:
     return Strided(size, stride)
 
 
+def is_dense(tensor: Any) -> bool:
+    """Whether the elements of PyTorch's tensor are one run of bytes, which can be used where they are."""
+    return Strided(tuple(tensor.shape), tuple(tensor.stride())).is_dense
+
+
 def spec_and_layout(fake: Any, extents: Extents, where: str) -> tuple[TensorSpec, Strided]:
     """How a new tensor is kept: dense, its axes in memory in the order of PyTorch's strides, or row-major."""
     found = layout_of(fake, extents, where)

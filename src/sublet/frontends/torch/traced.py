@@ -47,6 +47,12 @@ def placeholders(module: Any) -> list[Any]:
     return [node for node in module.graph.nodes if node.op == "placeholder"]
 
 
+def results_of(module: Any) -> Sequence[Any]:
+    """What a traced module gives: nodes, and what is no tensor."""
+    found: Sequence[Any] = next(node for node in module.graph.nodes if node.op == "output").args[0]
+    return found
+
+
 def where(node: Any) -> str:
     """The line of the user's program that a node comes from, or its name."""
     trace = node.meta.get("stack_trace") or ""

@@ -20,8 +20,9 @@ BLOCK = 1 << 17
 """Elements of a block: few enough for a cache, many enough that Python's calls do not count."""
 
 
-def _copies(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Call]:
+def _copies(sources: Sequence[Tensor], results: Sequence[Tensor]) -> list[Call]:
     """Calls that copy each input to its result, where that lies elsewhere."""
+    pairs = zip(sources, results, strict=True)
     return [partial(result.copy_, source) for source, result in pairs if source.data_ptr() != result.data_ptr()]
 
 
@@ -40,7 +41,7 @@ def _sgd(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> Ca
         maximize=False,
         is_first_step=False,
     )
-    return [*_copies(list(zip((inputs[0], *inputs[3:]), outputs, strict=True))), update]
+    return [*_copies((inputs[0], *inputs[3:]), outputs), update]
 
 
 def _adaptive(name: str) -> Make:
@@ -65,7 +66,7 @@ def _adaptive(name: str) -> Make:
             amsgrad=False,
             maximize=False,
         )
-        return [*_copies(list(zip((w, m, v), outputs, strict=True))), update]
+        return [*_copies((w, m, v), outputs), update]
 
     return make
 
@@ -111,7 +112,7 @@ def _rmsprop(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -
             else:
                 w.addcdiv_(grad, root, value=-rate)
 
-    return [*_copies(list(zip((inputs[0], *inputs[3:]), outputs, strict=True))), run]
+    return [*_copies((inputs[0], *inputs[3:]), outputs), run]
 
 
 def _lamb_bytes(node: Node) -> int:
@@ -151,7 +152,7 @@ def _lamb(node: Node, inputs: Operands, outputs: Operands, scratch: Tensor) -> C
                 update = direction(w, m, v, first, second)
             w.add_(update, alpha=-lr.item() * trust)
 
-    return [*_copies(list(zip((w, m, v), outputs, strict=True))), run]
+    return [*_copies((w, m, v), outputs), run]
 
 
 KERNELS: Mapping[str, Fast] = {
