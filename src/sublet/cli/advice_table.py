@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from sublet.base.bytesize import human
 from sublet.base.printable import printable
 from sublet.plan.advised import Advice, Advised
+from sublet.viz.tables import plain_table
 
 MAKERS = {"option": "your choice", "model": "same network", "what-if": "what if"}
 
@@ -17,7 +17,7 @@ def advice_table(advised: Advised) -> RenderableType:
     """What would lower the arena, what saves most first; and what was tried in vain."""
     parts: list[RenderableType] = [Text("What would lower the arena, each figure from a plan:", "bold")]
     if advised.helping:
-        table = Table(box=None, padding=(0, 2), header_style="dim")
+        table = plain_table()
         for name in ("saves", "arena"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("kind", no_wrap=True)

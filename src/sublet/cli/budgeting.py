@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from sublet.analysis.options import Options
@@ -19,6 +18,7 @@ from sublet.planning.budget.costs import MODELLED
 from sublet.planning.budget.within import Budgets
 from sublet.viz.frontier import frontier_of
 from sublet.viz.page import write_html
+from sublet.viz.tables import plain_table
 
 PERCENT = (100, 90, 80, 70, 60, 50, 40, 30, 25, 20)
 """Budgets of a frontier, as shares of the plain arena."""
@@ -70,7 +70,7 @@ def show_frontier(source: Model, options: Options, files: Files, *, measure: boo
     if in_json:
         print_json(frontier_json(budgets, found))
         return
-    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table = plain_table()
     last = "brought back" if options.regions else "no less than"
     for title in ("budget", "arena", "of plain", "in pieces", "computed again", "extra time", last):
         table.add_column(title, justify="right")

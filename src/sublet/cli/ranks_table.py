@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from sublet.analysis.options import Options
@@ -17,6 +16,7 @@ from sublet.base.bytesize import human, parse_bytes
 from sublet.base.errors import PlanError
 from sublet.cli.console import answers, print_json
 from sublet.ir.recipe import LESS
+from sublet.viz.tables import plain_table
 
 
 def show_ranks(
@@ -56,7 +56,7 @@ def show_ranks(
 
 
 def _print(planned: RankPlans, most: int | None) -> None:
-    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table = plain_table()
     for title in ("rank", "arena", "graphs", "weights"):
         table.add_column(title, justify="right")
     for each in planned.ranks:

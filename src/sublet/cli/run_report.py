@@ -19,6 +19,7 @@ from sublet.plan.verdict import Verdict
 from sublet.runtime.executable import Executable
 from sublet.runtime.profile import Cost
 from sublet.viz.report import decision_json, recipe_json
+from sublet.viz.tables import plain_table
 from sublet.viz.verdict import verdict_words
 
 SHOWN = 12
@@ -164,7 +165,7 @@ def _backends(report: RunReport) -> str:
 
 def _slowest(costs: Sequence[Cost]) -> Table:
     whole = sum(cost.seconds for cost in costs) or 1.0
-    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table = plain_table()
     for name in ("ms", "share", "runs"):
         table.add_column(name, justify="right")
     for name in ("step", "op"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from sublet.base.bytesize import human
@@ -19,6 +18,7 @@ from sublet.viz.page import write_html
 from sublet.viz.png import write_png
 from sublet.viz.rectangles import Picture
 from sublet.viz.summary import summary
+from sublet.viz.tables import plain_table
 from sublet.viz.terminal import memory_map
 from sublet.viz.verdict import verdict_words
 
@@ -49,7 +49,7 @@ def names_apart(first: Path, second: Path) -> tuple[str, str]:
 def show_both(plans: tuple[MemoryPlan, MemoryPlan], names: tuple[str, str]) -> None:
     """The figures of two plans side by side, and what the second needs more or less."""
     first, second = plans
-    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table = plain_table()
     for title in ("", *names, "change"):
         table.add_column(title, justify="right" if title else "left", overflow="fold")
     rows = [

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from sublet.base.errors import PlanViolation
@@ -17,6 +16,7 @@ from sublet.cli.console import answers
 from sublet.frontends.paddle.format.program import Program
 from sublet.frontends.paddle.peaks.memory import Memory
 from sublet.frontends.paddle.transpile import POLICIES, Asked, InArena, Report, Transpiled, transpile
+from sublet.viz.tables import plain_table
 
 MOST_TOLD = 5
 """Findings and names that are shown."""
@@ -115,7 +115,7 @@ def verdict(report: Report) -> Text:
 
 def table(reports: Sequence[Report]) -> RenderableType:
     """All policies side by side."""
-    shown = Table(box=None, padding=(0, 2), header_style="dim")
+    shown = plain_table()
     shown.add_column("policy")
     for name in ("bytes predicted", "without collection", "bound", "gap"):
         shown.add_column(name, justify="right", no_wrap=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from sublet.base.bytesize import human
 from sublet.base.printable import printable
 from sublet.plan import MemoryPlan, Placement
 from sublet.plan.verdict import LiveBuffer
+from sublet.viz.tables import plain_table
 
 SHOWN = 12
 """Buffers in a table; the rest is summed up in one line."""
@@ -20,7 +20,7 @@ SHARED = 3
 def buffer_table(buffers: tuple[LiveBuffer, ...], plan: MemoryPlan) -> RenderableType:
     """The largest of them, one a row, with the values that share each."""
     places = {place.value: place for place in plan.placements}
-    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table = plain_table()
     table.add_column("bytes", justify="right", overflow="fold")
     for name in ("tensor", "type", "made by"):
         table.add_column(name, overflow="fold")
