@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sublet.base.errors import ModelError, PlanError
-from sublet.base.files import write
+from sublet.base.files import read_bytes, write
 from sublet.cli.console import answers, refuse_overwriting
 from sublet.frontends.model import is_tflite
 from sublet.frontends.tflite import tflm
@@ -27,10 +27,7 @@ def export_tflm(model: Path, plan: MemoryPlan, out: Path, plan_path: Path | None
     if plan.recipe.split or plan.recipe.again:
         raise PlanError(f"the plan is for the graph {plan.recipe.words}, which is not that in {model}")
     refuse_overwriting([path for path in (model, plan_path) if path is not None], out)
-    try:
-        raw = model.read_bytes()
-    except OSError as cause:
-        raise ModelError(f"{model}: cannot be read: {cause.strerror or cause}") from cause
+    raw = read_bytes(model, ModelError)
     program = decode(raw, model.name)
     offsets = offsets_of(program, plan)
     if tflm.available():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sublet.base.errors import Finding, ModelError
+from sublet.base.files import read_bytes
 from sublet.frontends.tflite.conversion import Conversion, Key
 from sublet.frontends.tflite.convert import convert_subgraph
 from sublet.frontends.tflite.dialect import registered
@@ -31,10 +32,7 @@ def load(path: str | Path) -> Model:
 
 def read_program(path: Path) -> Program:
     """The records of a .tflite file."""
-    try:
-        raw = path.read_bytes()
-    except OSError as cause:
-        raise ModelError(f"{path}: cannot be read: {cause.strerror or cause}") from cause
+    raw = read_bytes(path, ModelError)
     return decode(raw, path.name)
 
 

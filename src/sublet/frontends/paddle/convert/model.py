@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sublet.base.errors import ModelError
+from sublet.base.files import read_bytes
 from sublet.frontends.paddle.convert.operators import TRAINING, convert_block
 from sublet.frontends.paddle.convert.scope import Conversion, Scope, wanted
 from sublet.frontends.paddle.format.decoding import decode
@@ -27,10 +28,7 @@ def load(path: str | Path, dims: Mapping[str, int] | None = None) -> Model:
     Raises ModelError when the file is malformed, is no program for inference, or leaves an extent of an input open.
     """
     path = Path(path)
-    try:
-        raw = path.read_bytes()
-    except OSError as cause:
-        raise ModelError(f"{path}: cannot be read: {cause.strerror or cause}") from cause
+    raw = read_bytes(path, ModelError)
     program = decode(raw, path.name)
     model = from_program(program, dims, where=path.name)
     beside = path.with_name(PARAMS_NAME) if path.name == PROGRAM_NAME else path.with_suffix(PARAMS_SUFFIX)
