@@ -14,7 +14,7 @@ import numpy as np
 from sublet.api.sources import first_of, level, source_of
 from sublet.base.errors import PlanError, RunError
 from sublet.base.numpy_types import NUMPY
-from sublet.base.printable import printable
+from sublet.base.printable import known_names, printable
 from sublet.base.tensor import TensorSpec
 from sublet.checker import require_valid
 from sublet.frontends.trips import Trips
@@ -28,7 +28,7 @@ from sublet.plan.file import fingerprint
 from sublet.runtime.backends.by_name import AUTO, backends_of, names_of
 from sublet.runtime.copying import byte_copies
 from sublet.runtime.executable import Executable, MakeKernels
-from sublet.runtime.given import content_for, in_place, listed
+from sublet.runtime.given import content_for, in_place
 from sublet.runtime.kernel import Array, Backend
 from sublet.runtime.kernels import Kernels, choose_kernels, scratch_of
 from sublet.runtime.tuning import WORKSPACE_BYTES, Tuner
@@ -220,7 +220,7 @@ def _weights(model: Model, given: Mapping[str, Array]) -> dict[Any, Any]:
         else:
             missing.append(value.name)
     if missing:
-        raise RunError(f"{len(missing)} weight(s) have no content: give {listed(missing)} in `weights`")
+        raise RunError(f"{len(missing)} weight(s) have no content: give {known_names(missing)} in `weights`")
     return contents
 
 
@@ -239,7 +239,7 @@ def _require_known(given: Collection[str], known: set[str]) -> None:
         return
     left = sorted(known.difference(given))
     like = get_close_matches(unknown[0], left, 3)
-    hint = f"did you mean {listed(like)}?" if like else f"not given are {listed(left)}"
+    hint = f"did you mean {known_names(like)}?" if like else f"not given are {known_names(left)}"
     more = f", and {len(unknown) - 1} more that there are not" if len(unknown) > 1 else ""
     raise RunError(f"weights: there is no weight {printable(unknown[0])!r}{more}: {hint}")
 

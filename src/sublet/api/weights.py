@@ -9,9 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from sublet.base.arrays import array_of
 from sublet.base.errors import ModelError
-from sublet.base.printable import printable
+from sublet.base.printable import known_names, printable
 from sublet.base.safetensors import Tensors, write_tensors
-from sublet.runtime.given import listed
 from sublet.runtime.kernel import Array
 
 Names = Mapping[str, str] | Callable[[str], str]
@@ -84,7 +83,9 @@ def load_weights(
     held = into.weights
     missing = [name for name in held if name not in file]
     if missing and strict:
-        raise ModelError(f"{path}: lacks {len(missing)} weight(s): {listed(missing)}; strict=False loads the others")
+        raise ModelError(
+            f"{path}: lacks {len(missing)} weight(s): {known_names(missing)}; strict=False loads the others"
+        )
     found = tuple(name for name in held if name in file)
     held.take({name: file[name] for name in found})
     held.later(file)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from sublet.base.errors import RunError
 from sublet.base.files import write
 from sublet.base.numpy_types import NUMPY
-from sublet.base.printable import printable
+from sublet.base.printable import known_names, printable
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Value
 from sublet.runtime.dtypes import packed
@@ -135,7 +135,7 @@ def _read(text: str, inputs: Mapping[str, Value]) -> Arrays:
         }
     if Path(text).suffix.lower() == ARCHIVE and ("=" not in text or Path(text).exists()):
         return _whole_archive(Path(text), inputs)
-    known = ", ".join(repr(printable(name)) for name in list(inputs)[:SHOWN]) or "none"
+    known = known_names(inputs)
     raise RunError(
         f"--input {text[:80]}: write NAME=FILE.npy, NAME=FILE.npz, FILE.npz or NAME=NUMBER; the inputs are {known}"
     )
@@ -179,7 +179,7 @@ def _whole_archive(path: Path, inputs: Mapping[str, Value]) -> Arrays:
     for entry, about in _entries(path).items():
         name = entry.removesuffix(ENTRY)
         if name not in inputs:
-            known = ", ".join(repr(printable(name)) for name in list(inputs)[:SHOWN]) or "none"
+            known = known_names(inputs)
             raise RunError(f"{path}: {printable(name)!r} is no input; the inputs are {known}")
         arrays[name] = _read_entry(path, about, inputs[name])
     return arrays

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from sublet.base.errors import ModelError
-from sublet.base.printable import printable
+from sublet.base.printable import known_names, printable
 from sublet.base.tensor import TensorSpec, Unplannable
 from sublet.ir.graph import Graph, Value, While
 from sublet.ir.walk import reads, renamed
@@ -42,7 +42,7 @@ def with_max_trips(graph: Graph, max_trips: Mapping[str, int]) -> Graph:
     names = {name for loop in loops for name in _names(loop)}
     for name in max_trips:
         if name != EVERY and name not in names:
-            known = ", ".join(repr(printable(loop.name)) for loop in loops[:20]) or "none"
+            known = known_names(loop.name for loop in loops)
             raise ModelError(f"there is no loop {printable(name)!r} outside of branches and bodies; there are {known}")
     readers = _readers(graph)
     changed: dict[Value, Value] = {}

@@ -14,15 +14,13 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from sublet.base.errors import PlanError
-from sublet.base.printable import printable
+from sublet.base.printable import known_names, printable
 from sublet.base.ranges import holds
 from sublet.base.tensor import MAX_BYTES
 from sublet.plan import MemoryPlan
 
 EVERY = ""
 """Stands for every value outside a plan."""
-
-SHOWN = 20
 
 Extents = int | Mapping[str, int] | None
 """The most that an open extent can be: for all values outside, or by value."""
@@ -119,7 +117,7 @@ def _largest(plan: MemoryPlan, max_dim: Extents) -> dict[str, int]:
         if type(extent) is not int or not 0 <= extent <= MAX_BYTES:
             raise PlanError(f"the largest extent {extent!r} must be an integer from 0 to 2^56")
         if name != EVERY and name not in outside:
-            known = ", ".join(repr(printable(value)) for value in outside[:SHOWN]) or "none"
+            known = known_names(outside)
             raise PlanError(f"no value outside the plan is called {printable(name)!r}; there are: {known}")
     return by_value
 

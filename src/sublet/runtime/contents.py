@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from sublet.base.errors import RunError
-from sublet.base.printable import printable
+from sublet.base.printable import known_names, printable
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value
 from sublet.plan import bound_to
 from sublet.runtime.calls import store
-from sublet.runtime.given import content_for, in_place, listed, memory_for
+from sublet.runtime.given import content_for, in_place, memory_for
 from sublet.runtime.memory import Memory
 from sublet.runtime.state import State
 
@@ -46,11 +46,11 @@ class Contents:
         """Check every input, then put them in their places."""
         unknown = [name for name in given if name not in self._inputs]
         if unknown:
-            raise RunError(f"there is no input {printable(unknown[0])!r}; the inputs are {listed(self._inputs)}")
+            raise RunError(f"there is no input {printable(unknown[0])!r}; the inputs are {known_names(self._inputs)}")
         missing = [name for name, value in self._inputs.items() if name not in given and not self._there(value)]
         if missing:
             self._state.require_certain(self._inputs[missing[0]], missing[0])
-            raise RunError(f"the input {missing[0]!r} is missing; the inputs are {listed(self._inputs)}")
+            raise RunError(f"the input {missing[0]!r} is missing; the inputs are {known_names(self._inputs)}")
         contents = {name: content_for(self._inputs[name], content, f"input {name}") for name, content in given.items()}
         for value in self._graph.updated:
             if value not in self._graph.inputs:
@@ -133,5 +133,5 @@ class Contents:
         found = self._inputs.get(name) or self._outputs.get(name) or self._named_weights.get(name)
         if found is not None:
             return found
-        known = listed([*self._inputs, *self._outputs, *self._memory.arenas])
+        known = known_names([*self._inputs, *self._outputs, *self._memory.arenas])
         raise RunError(f"there is no input, output or weight {printable(name)!r}; there are {known} and the weights")

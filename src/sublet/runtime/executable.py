@@ -13,13 +13,13 @@ import numpy as np
 
 from sublet.base.arrays import array_of, contiguous
 from sublet.base.errors import RunError
-from sublet.base.printable import printable
+from sublet.base.printable import known_names, printable
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value
 from sublet.plan import Context, MemoryPlan, Region, bound_to
 from sublet.runtime.contents import Contents
 from sublet.runtime.dtypes import packed, plain
-from sublet.runtime.given import by_name, listed
+from sublet.runtime.given import by_name
 from sublet.runtime.kernel import Array, Cell
 from sublet.runtime.kernels import Kernels, bind_node
 from sublet.runtime.left import UNBEGUN, left_by
@@ -140,7 +140,7 @@ class Executable:
         with self._lock:
             value = self.outputs.get(name)
             if value is None:
-                raise RunError(f"there is no output {printable(name)!r}; there are {listed(self.outputs)}")
+                raise RunError(f"there is no output {printable(name)!r}; there are {known_names(self.outputs)}")
             storage = bound_to(value.name)
             apart = storage in self._memory.storages and self._memory.ended().region(value).storage == storage
             exchanged = any(value.name in cycle for cycle in self.plan.exchanged)
@@ -381,4 +381,4 @@ class Executable:
         for known, value in zip(self.updated, self.graph.updated, strict=True):
             if name == known:
                 return value
-        raise RunError(f"no run updates {printable(name)!r}; updated are {listed(self.updated)}")
+        raise RunError(f"no run updates {printable(name)!r}; updated are {known_names(self.updated)}")

@@ -10,7 +10,6 @@ import numpy as np
 from sublet.base.arrays import array_of, contiguous, gives_memory, has_shape
 from sublet.base.errors import RunError
 from sublet.base.numpy_types import NUMPY
-from sublet.base.printable import printable
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Value
 from sublet.runtime.dtypes import pack, packed
@@ -89,9 +88,3 @@ def _numbers(given: Any, spec: TensorSpec, what: str) -> Array:
         return array.astype(wanted) if python and array.dtype.kind in PLAIN.get(wanted.kind, "") else array
     except Exception as error:  # whatever the type of what is given raises
         raise RunError(f"{what}: {type(given).__name__} is no array: {error}") from None
-
-
-def listed(names: Any) -> str:
-    """The first of the names, for messages."""
-    shown = [repr(printable(name)) for name in list(names)[:20]]
-    return ", ".join(shown) or "none"

@@ -8,8 +8,7 @@ from typing import Any
 from sublet.base.arrays import torch_over
 from sublet.base.dlpack import Shared
 from sublet.base.errors import RunError
-from sublet.base.printable import printable
-from sublet.runtime.given import listed
+from sublet.base.printable import known_names, printable
 from sublet.runtime.kernel import Array
 
 Form = Callable[[Array], Any]
@@ -30,7 +29,7 @@ def form_of(asked: str | Callable[[Any], Any]) -> Form:
         return lambda array: make(Shared(array))
     if asked not in FORMS:
         raise RunError(
-            f"outputs cannot be given as {printable(str(asked))!r}: there are {listed(FORMS)}, or a function"
+            f"outputs cannot be given as {printable(str(asked))!r}: there are {known_names(FORMS)}, or a function"
         )
     return FORMS[asked]
 
@@ -71,7 +70,7 @@ class Views(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         until = "good until the next run" if self.good else "no longer good, since it ran again"
-        return f"<Views of {self._owner}: {listed(self._found)}; {until}>"
+        return f"<Views of {self._owner}: {known_names(self._found)}; {until}>"
 
     def hold(self, name: str) -> Any:
         """An output that stays good for as long as it is there: see `Executable.hold`."""

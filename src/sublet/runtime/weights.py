@@ -9,12 +9,12 @@ from typing import Any
 
 from sublet.base.errors import RunError
 from sublet.base.interrupts import uninterrupted
-from sublet.base.printable import printable
+from sublet.base.printable import known_names, printable
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value
 from sublet.plan import bound_to
 from sublet.runtime.contents import Contents
-from sublet.runtime.given import content_for, listed
+from sublet.runtime.given import content_for
 from sublet.runtime.kernel import Array
 from sublet.runtime.memory import Memory
 from sublet.runtime.state import State
@@ -113,7 +113,7 @@ class Weights(Mapping[str, Any]):
 
     def _known(self, name: str) -> str:
         if name not in self._values:
-            raise RunError(f"there is no weight {printable(name)!r}; there are {listed(self._values)}")
+            raise RunError(f"there is no weight {printable(name)!r}; there are {known_names(self._values)}")
         return name
 
     def _named(self, name: str) -> Value:
