@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sublet.base.tensor import shown
-from sublet.frontends.onnx.rules.rule import Rule, Seen, alike, counted, demand, same
+from sublet.frontends.onnx.rules.rule import Rule, Seen, alike, counted, demand, once, same
 
 
 def gather(seen: Seen) -> None:
@@ -103,8 +103,7 @@ def reduction(seen: Seen) -> None:
     """The axes are different ones of the operand."""
     data, axes = seen.shape(0), seen.numbers.get(1, seen.wholes("axes"))
     if data is not None and axes:
-        places = [counted(axis, len(data)) for axis in axes]
-        demand(len(set(places)) == len(places), f"the axes {list(axes)} name one twice")
+        once(axes, len(data))
 
 
 def _inside(seen: Seen, extent: int | None, what: str) -> None:

@@ -11,6 +11,7 @@ from sublet.frontends.onnx.rules.rule import (
     broadcast,
     counted,
     demand,
+    once,
     same,
     size_of,
 )
@@ -154,8 +155,7 @@ def slices(seen: Seen) -> None:
     data, axes, steps = seen.shape(0), seen.numbers.get(3, seen.wholes("axes")), seen.numbers.get(4, ())
     demand(0 not in steps, "a step is 0")
     if data is not None and axes is not None:
-        places = [counted(axis, len(data)) for axis in axes]
-        demand(len(set(places)) == len(places), f"the axes {list(axes)} name one twice")
+        once(axes, len(data))
 
 
 def depth_to_space(seen: Seen) -> None:

@@ -99,6 +99,12 @@ def same(a: int | None, b: int | None, what: str) -> None:
         raise Contradiction(f"{what}: {a} and {b}")
 
 
+def once(axes: Sequence[int], rank: int) -> None:
+    """Raise Contradiction unless axes, which may be counted from the back, are different ones."""
+    places = [counted(axis, rank) for axis in axes]
+    demand(len(set(places)) == len(places), f"the axes {list(axes)} name one twice")
+
+
 def of_length(shape: Extents | None, length: int | None, what: str) -> None:
     """Raise Contradiction unless a shape may be that of a vector of `length`."""
     if shape is None:

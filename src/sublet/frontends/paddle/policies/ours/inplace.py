@@ -15,7 +15,7 @@ from dataclasses import replace
 from sublet.frontends.paddle.format.program import GRAD, Op, Program
 from sublet.frontends.paddle.lives.scopes import Scopes, linked
 from sublet.frontends.paddle.operators.facts import of_shapes
-from sublet.frontends.paddle.policies.ours.mentions import Mention, mentions, renamed
+from sublet.frontends.paddle.policies.ours.mentions import Mention, begins, mentions, renamed
 from sublet.frontends.paddle.policies.ours.shapes_kept import alike, found
 from sublet.frontends.paddle.policies.ours.untouchable import owns_blocks, reasons
 
@@ -96,10 +96,9 @@ def _dims(program: Program, block: int, name: str | None) -> tuple[int, ...] | N
 def _dies(seen: list[Mention], at: int) -> bool:
     """Whether a name is written before it is read, by operators that keep no view of it, and its bytes are needed at
     `at`, but not afterwards: what dies earlier is free already, and would only live longer."""
-    begins = seen[0].writes and not any(mention.reads for mention in seen if mention.at == seen[0].at)
     known = all(mention.known for mention in seen)
     needed = any(mention.reads for mention in seen if mention.at == at)
-    return begins and known and needed and not any(m.reads or m.writes for m in seen if m.at > at)
+    return begins(seen) and known and needed and not any(m.reads or m.writes for m in seen if m.at > at)
 
 
 def _born(seen: list[Mention], at: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sublet.frontends.paddle.format.program import Block, Op, Program
@@ -30,6 +30,11 @@ def mentions(program: Program, blocks: Collection[int]) -> dict[str, list[Mentio
         for name, mention in _of(op, at):
             found.setdefault(name, []).append(mention)
     return found
+
+
+def begins(seen: Sequence[Mention]) -> bool:
+    """Whether a name is written before it is read."""
+    return seen[0].writes and not any(mention.reads for mention in seen if mention.at == seen[0].at)
 
 
 def _of(op: Op, at: int) -> Iterator[tuple[str, Mention]]:

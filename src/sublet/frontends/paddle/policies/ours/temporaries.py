@@ -20,7 +20,7 @@ from sublet.frontends.paddle.lives.scopes import COPYING, Owner, Place, Scopes
 from sublet.frontends.paddle.lives.unwritten import perhaps_nothing
 from sublet.frontends.paddle.peaks.scalars import Number, follow
 from sublet.frontends.paddle.policies.ours.invariants import told
-from sublet.frontends.paddle.policies.ours.mentions import Mention, mentions
+from sublet.frontends.paddle.policies.ours.mentions import Mention, begins, mentions
 from sublet.frontends.paddle.policies.ours.untouchable import reasons
 
 LOOPS = ("while", "while_grad")
@@ -147,5 +147,4 @@ def _moved(
 def _temporary(var: Var, seen: list[Mention]) -> bool:
     """Whether every trip writes a tensor of known size before it reads it, by operators that keep no view of it."""
     closed = var.kind == TENSOR and min(var.dims, default=0) >= 0 and not var.lod_level
-    begins = seen[0].writes and not any(mention.reads for mention in seen if mention.at == seen[0].at)
-    return closed and begins and all(mention.known for mention in seen)
+    return closed and begins(seen) and all(mention.known for mention in seen)
