@@ -146,7 +146,7 @@ def _looked_up(call: Call) -> State:
 def _gathered(call: Call) -> State:
     found, index = call.rows("self"), call.rows("index")
     call.demand(found == index)
-    call.demand(found is None or call.axis("dim", len(call.shape("self"))) != found.axis)
+    call.require_beside(found, call.shape("self"))
     return found
 
 

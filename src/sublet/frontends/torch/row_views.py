@@ -137,13 +137,13 @@ def _sliced(call: Call) -> State:
 def _placed(call: Call) -> State:
     """A slice of one tensor replaced by another."""
     found = call.aligned([call["self"], call["src"]], len(shape_of(call.node)))
-    call.demand(found is None or call.axis("dim", len(shape_of(call.node))) != found.axis)
+    call.require_beside(found, shape_of(call.node))
     return found
 
 
 def _parted(call: Call) -> Any:
     found = call.any_rows("self")
-    call.demand(found is None or call.axis("dim", len(call.shape("self"))) != found.axis)
+    call.require_beside(found, call.shape("self"))
     return [found] * len(call.node.meta["val"])
 
 
@@ -155,7 +155,7 @@ def _joined(call: Call) -> State:
     states = {call.usable(each) for each in call["tensors"]}
     call.demand(len(states) == 1)
     (found,) = states
-    call.demand(found is None or call.axis("dim", len(shape_of(call.node))) != found.axis)
+    call.require_beside(found, shape_of(call.node))
     return found
 
 

@@ -110,6 +110,10 @@ class Call:
         """An argument that is an axis of a tensor of this rank."""
         return int(self._given[name]) % max(rank, 1)
 
+    def require_beside(self, found: State, shape: Sequence[int]) -> None:
+        """Raise ModelError where the argument `dim`, an axis of a tensor of this shape, is that of samples."""
+        self.demand(found is None or self.axis("dim", len(shape)) != found.axis)
+
     def aligned(self, operands: Iterable[Any], rank: int) -> State:
         """Where samples lie in what is computed place by place of operands that are broadcast to this rank."""
         nodes = [each for each in operands if isinstance(each, torch().fx.Node)]

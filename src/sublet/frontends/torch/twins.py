@@ -80,6 +80,16 @@ def _spread(numbers: Any, count: int) -> tuple[int, ...]:
     return found * count if len(found) == 1 else found
 
 
+def _windows(w: Tensor, stride: Any, pad: Any, dilation: Any, groups: int, layout: str) -> dict[str, Attr]:
+    """The attributes of a convolution with these weights, and of its gradients."""
+    n = len(w.layout.size) - 2
+    pads = _spread(pad, n)
+    return {
+        "strides": _spread(stride, n), "pads": (*pads, *pads), "dilations": _spread(dilation, n), "groups": groups,
+        "layout": layout,
+    }  # fmt: skip
+
+
 def _conv(level: Level, args: Sequence[Any]) -> Any:
     """`convNd(x, w, b, stride, padding, dilation, groups)`."""
     usual: list[Any] = [None, 1, 0, 1, 1]
@@ -87,12 +97,7 @@ def _conv(level: Level, args: Sequence[Any]) -> Any:
     layout = _image(x)
     if layout is None or not isinstance(w, Tensor) or isinstance(pad, str) or w.spec.dtype is not x.spec.dtype:
         return None
-    n = len(w.layout.size) - 2
-    pads = _spread(pad, n)
-    attrs = {
-        "strides": _spread(stride, n), "pads": (*pads, *pads), "dilations": _spread(dilation, n), "groups": groups,
-        "layout": layout,
-    }  # fmt: skip
+    attrs = _windows(w, stride, pad, dilation, groups, layout)
     given = [_as_image(level, x, layout), level.whole(w).value]
     given += [] if b is None else [level.whole(b).value]
     return _of_image(level.emitter("nn.conv", *given, **attrs), layout)
@@ -176,12 +181,7 @@ def _convolution_gradient(level: Level, args: Sequence[Any]) -> Any:
     layout = _image(x)
     if layout is None or _image(dy) != layout or transposed or not _alike(x, dy, w):
         return None
-    n = len(w.layout.size) - 2
-    pads = _spread(pad, n)
-    attrs: dict[str, Attr] = {
-        "strides": _spread(stride, n), "pads": (*pads, *pads), "dilations": _spread(dilation, n), "groups": groups,
-        "layout": layout,
-    }  # fmt: skip
+    attrs = _windows(w, stride, pad, dilation, groups, layout)
     results: list[Tensor | None] = [None, None, None]
     from_above, weights = _as_image(level, dy, layout), level.whole(w).value
     if wanted[0]:
@@ -193,7 +193,8 @@ def _convolution_gradient(level: Level, args: Sequence[Any]) -> Any:
         dw = level.emitter("nn.conv_weight_gradient", from_above, image, shape=_shape(weights), **attrs)
         results[1] = _sized(dw, w.layout.size)
     if wanted[2]:
-        axes = (0, *range(2, n + 2)) if layout == "nchw" else tuple(range(n + 1))
+        rank = len(w.layout.size)
+        axes = (0, *range(2, rank)) if layout == "nchw" else tuple(range(rank - 1))
         results[2] = _sized(level.emitter("nn.sum", from_above, axes=axes, keepdims=False), sizes)
     return results
 
