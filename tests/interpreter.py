@@ -16,10 +16,10 @@ import numpy as np
 
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
+from sublet.ir.walk import room
 from sublet.ops.op import lookup
 from sublet.plan import OPEN, POINTER, Context, MemoryPlan, Placement, Region, bound_to
 from sublet.plan.schedule import Schedule, happens_before, serial
-from sublet.runtime.moves import round_limit
 
 ROUNDS = (0, 1, 2, 2, 3, 3, 4, 7)
 """How often loops run, as chance has it."""
@@ -419,7 +419,7 @@ class _Run:
             if stacked is not None:
                 self.store.write(stacked, bytes(stacked.nbytes))
         self.store.begin_loop(node.name)
-        limit = round_limit(node)
+        limit = room(node)
         for round_number in range(max(ROUNDS) + 2):
             self.store.begin_round(node.name, round_number)
             self.store.write(node.counter, round_number.to_bytes(node.counter.nbytes, "little"))

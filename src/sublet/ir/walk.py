@@ -9,6 +9,7 @@ makers        at which position the node stands that makes each value
 made_by       which node makes each value
 assignments   what control flow lets values be
 steps         what each round of a loop takes of a whole, or adds to one
+room          how many rounds a loop's sequences have steps for
 mapped        a node with other sub-graphs
 renamed       a program with other values in the place of some
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 
 Of = Callable[[Value], Value]
@@ -96,6 +98,13 @@ def steps(loop: While) -> Iterator[tuple[str, Value, Value, int, bool]]:
     for part, whole, axis, backwards in zip(loop.rows, loop.stacked, loop.row_axes, loop.row_reversed, strict=True):
         if whole is not None:
             yield "row", part, whole, axis, backwards
+
+
+def room(loop: While) -> int | None:
+    """The number of rounds that every planned sequence and stacked output of a loop has steps for; None for any."""
+    axes = (*zip(loop.sequences, loop.slice_axes, strict=True), *zip(loop.stacked, loop.row_axes, strict=True))
+    extents = [v.spec.shape[axis] for v, axis in axes if v is not None and isinstance(v.spec, TensorSpec)]
+    return min(extents, default=None)
 
 
 def mapped(node: Node, change: Callable[[Graph], Graph]) -> Node:

@@ -111,13 +111,6 @@ def assign(source: Operand, to: Operand) -> None:
         put(source, to)
 
 
-def round_limit(node: While) -> int | None:
-    """The number of rounds that every planned sequence and stacked output of the loop has room for."""
-    axes = (*zip(node.sequences, node.slice_axes, strict=True), *zip(node.stacked, node.row_axes, strict=True))
-    extents = [v.spec.shape[axis] for v, axis in axes if v is not None and isinstance(v.spec, TensorSpec)]
-    return min(extents, default=None)
-
-
 Take = Callable[[int], None]
 Operands = Callable[[Value], Operand]
 Step = tuple[Value, Value, int, bool]

@@ -8,10 +8,11 @@ from typing import Any
 
 from sublet.base.errors import RunError
 from sublet.ir.graph import Graph, Value, While
+from sublet.ir.walk import room
 from sublet.runtime.calls import nothing
 from sublet.runtime.kernel import Array, Call, Cell, Operand
 from sublet.runtime.memory import Places
-from sublet.runtime.moves import Moved, close_rows, round_limit
+from sublet.runtime.moves import Moved, close_rows
 
 
 @dataclass
@@ -48,7 +49,7 @@ class Loop:
         for cell in self.collecting:
             cell.content = []
         self.enter()
-        rounds, following, limit = self.rounds, self.following, round_limit(self.node)
+        rounds, following, limit = self.rounds, self.following, room(self.node)
         memory, name = self.places.memory, self.node.name
         current_round, moves = memory.current, name in memory.moving
         k = copy = nbytes = 0

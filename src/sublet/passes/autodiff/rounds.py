@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Node, Value, While
-from sublet.ir.walk import made_by
+from sublet.ir.walk import made_by, room
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
 from sublet.passes.accumulate import part_of
@@ -28,9 +28,8 @@ def bound_of(node: While) -> int | None:
 
     An attribute `max_trips` declares it, and so does each planned sequence and stacked output by its extent.
     """
-    axes = (*zip(node.sequences, node.slice_axes, strict=True), *zip(node.stacked, node.row_axes, strict=True))
-    limits = [v.spec.shape[axis] for v, axis in axes if v is not None and isinstance(v.spec, TensorSpec)]
-    limits += [trips for trips in (rounds_of(node), node.attrs.get(MAX_TRIPS)) if isinstance(trips, int)]
+    told = room(node), rounds_of(node), node.attrs.get(MAX_TRIPS)
+    limits = [trips for trips in told if isinstance(trips, int)]
     both = _maker(node, node.condition)
     if both is not None and both.op == "nn.logical_and":
         found = [_below(node, value) for value in both.uses]
