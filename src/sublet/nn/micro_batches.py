@@ -21,7 +21,15 @@ from sublet.nn.tensor import Tensor
 from sublet.ops.emitter import Emitter
 from sublet.ops.nn.command import spec_of
 from sublet.passes.autodiff import backward, differentiable, reached, with_zeros
-from sublet.passes.splitting.samples import BATCH_NORM, MEAN, attrs_of_part, having_rows, reduced_over_rows, shape
+from sublet.passes.splitting.samples import (
+    BATCH_NORM,
+    MEAN,
+    attrs_of_part,
+    having_rows,
+    reduced_over_rows,
+    rows_of,
+    shape,
+)
 
 APART = 1 << 24
 """How far keys of random numbers are apart from one micro-batch to the next: rounds of loops are counted between."""
@@ -128,12 +136,9 @@ def _cut_inputs(program: Graph, parts: int) -> list[Value]:
     """The inputs that are read, cut along their first axis; all those of one axis or more."""
     read = {value for node in program.nodes for value in needs(node)} - set(program.updated)
     inputs = [value for value in program.inputs if value in read and spec_of(value).shape]
-    extents = {spec_of(value).shape[0] for value in inputs}
-    if len(extents) != 1:
-        named = ", ".join(f"%{value.name}: {value.spec}" for value in inputs) or "none"
-        raise SpecError(at_line(f"micro_batches cuts inputs along a first axis that is one for all; there are {named}"))
-    if not 2 <= parts <= MOST or next(iter(extents)) % parts:
-        raise SpecError(at_line(f"micro_batches={parts} must be 2 to {MOST}, and divide the batch of {extents.pop()}"))
+    batch = rows_of(inputs, at_line("micro_batches cuts inputs along a first axis that is one for all"))
+    if not 2 <= parts <= MOST or batch % parts:
+        raise SpecError(at_line(f"micro_batches={parts} must be 2 to {MOST}, and divide the batch of {batch}"))
     return inputs
 
 

@@ -77,6 +77,8 @@ def _accumulated(node: Node) -> tuple[Share, ...]:
 def _row_by_row(positions: Sequence[int]) -> Shares:
     """Each row along the last axis is read before it is written. Without an attribute the rows may be longer."""
 
+    any_of_them = elementwise(positions)
+
     def shares(node: Node) -> tuple[Share, ...]:
         result = node.outputs[0] if node.outputs else None
         spec = result.spec if result is not None else None
@@ -84,7 +86,7 @@ def _row_by_row(positions: Sequence[int]) -> Shares:
             return ()
         if ROW_READ_AGAIN.get(node.op.rpartition(".")[2]) is spec.dtype:
             return ()
-        return tuple(Share(0, i) for i in positions if i < len(node.inputs) and fits(node.inputs[i], result))
+        return any_of_them(node)
 
     return shares
 

@@ -17,7 +17,7 @@ from collections.abc import Hashable, Sequence
 
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops import lookup
-from sublet.passes.rewriting import Rewriter
+from sublet.passes.rewriting import Rewriter, attributes
 
 COMMUTATIVE = frozenset(
     f"nn.{name}" for name in ("add", "mul", "maximum", "minimum", "equal", "not_equal", "logical_and", "logical_or")
@@ -52,8 +52,7 @@ def _key(node: Node) -> Hashable | None:
     inputs: tuple[str, ...] = tuple("" if value is None else f"%{value.name}" for value in node.inputs)
     if node.op in COMMUTATIVE:
         inputs = tuple(sorted(inputs))
-    attrs = tuple(sorted((key, repr(value)) for key, value in node.attrs.items()))
-    return node.op, inputs, attrs, tuple(str(value.spec) for value in node.defs), len(node.outputs)
+    return node.op, inputs, attributes(node), tuple(str(value.spec) for value in node.defs), len(node.outputs)
 
 
 def _pairs(node: Node, found: Node) -> list[tuple[Value, Value]]:

@@ -20,6 +20,7 @@ from dataclasses import replace
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ir.walk import reads_inside, renamed, results
 from sublet.ops import lookup
+from sublet.passes.rewriting import attributes
 
 
 def with_late_constants(graph: Graph) -> Graph:
@@ -93,7 +94,7 @@ def _shared(
         readers = [nodes[i] for i in span if i < len(nodes)]
         if len(readers) < len(span) or any(reader and _overwrites(reader, value) for reader in readers):
             continue
-        key = (node.op, str(value.spec), tuple(sorted((k, repr(v)) for k, v in node.attrs.items())))
+        key = (node.op, str(value.spec), attributes(node))
         first, last = open_until.get(key, (value, -1))
         if span[0] <= last:
             shared[value] = first

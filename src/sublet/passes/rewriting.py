@@ -33,6 +33,11 @@ def readers(graph: Graph) -> Counter[Value]:
     return counts
 
 
+def attributes(node: Node) -> tuple[tuple[str, str], ...]:
+    """The attributes of a node, alike only where they are the same: 1 == True and 0.0 == -0.0, but differ."""
+    return tuple(sorted((key, repr(value)) for key, value in node.attrs.items()))
+
+
 def is_pure(node: Node) -> bool:
     """Whether a node, with its sub-graphs, does nothing but compute its outputs."""
     if node.subgraphs:

@@ -14,7 +14,7 @@ from sublet.base.errors import SpecError
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.walk import needs, renamed
 from sublet.ops.nn.command import spec_of
-from sublet.passes.splitting.samples import attrs_of_part, only_whole
+from sublet.passes.splitting.samples import attrs_of_part, only_whole, rows_of
 
 
 def with_fewer_rows(graph: Graph, rows: int) -> Graph:
@@ -40,11 +40,7 @@ def with_fewer_rows(graph: Graph, rows: int) -> Graph:
 def _rows(graph: Graph, rows: int) -> int:
     """How many there are."""
     inputs = [value for value in graph.inputs if spec_of(value).shape]
-    extents = {spec_of(value).shape[0] for value in inputs}
-    if len(extents) != 1:
-        named = ", ".join(f"%{value.name}: {value.spec}" for value in inputs) or "none"
-        raise SpecError(f"fewer rows are those of a first axis that is one for all inputs; there are {named}")
-    there = extents.pop()
+    there = rows_of(inputs, "fewer rows are those of a first axis that is one for all inputs")
     if not 1 <= rows <= there:
         raise SpecError(f"{rows} rows must be 1 to {there}, for which the graph is written")
     return there

@@ -6,10 +6,11 @@ the samples. It is asked of the ways in which a command can be cut.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from math import floor
 
+from sublet.base.errors import SpecError
 from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn.command import PREFIX, pick, spec_of
 from sublet.passes.splitting.ways import BY_BATCH, OF_A_PART, Way, ways
@@ -45,6 +46,15 @@ def _changed(node: Node, way: Way, share: Fraction) -> Mapping[str, Attr]:
         first, *rest = pick(node.attrs, "shape")
         return {"shape": (floor(first * share), *rest)}  # -1 stays what it is
     return way.attrs(int(way.extent * share))
+
+
+def rows_of(inputs: Sequence[Value], why: str) -> int:
+    """How many rows the inputs have. Raises SpecError, which begins with `why`, unless all have as many."""
+    extents = {spec_of(value).shape[0] for value in inputs}
+    if len(extents) != 1:
+        named = ", ".join(f"%{value.name}: {value.spec}" for value in inputs) or "none"
+        raise SpecError(f"{why}; there are {named}")
+    return extents.pop()
 
 
 def having_rows(node: Node) -> tuple[Value, ...]:
