@@ -6,6 +6,7 @@ vectorised comparison of all lifetimes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import lcm
 from typing import Protocol
@@ -112,25 +113,31 @@ class Cluster:
     alignment: int
 
 
+def joined(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
+    """For each of the numbers below `count` the first of those that pairs join it with, one after another."""
+    first = list(range(count))
+
+    def find(number: int) -> int:
+        while first[number] != number:
+            first[number] = first[first[number]]
+            number = first[number]
+        return number
+
+    for one, other in pairs:
+        low, high = sorted((find(one), find(other)))
+        first[high] = low
+    return [find(number) for number in range(count)]
+
+
 def clusters_of(problem: Problem, conflicts: Conflicts) -> list[Cluster]:
     """Join companions (and companions of companions), in order of each cluster's first member.
 
     Raises ProblemError when two of a cluster conflict, so that no shared offset can exist.
     """
-    leader = list(range(len(problem.buffers)))
-
-    def find(position: int) -> int:
-        while leader[position] != position:
-            leader[position] = leader[leader[position]]
-            position = leader[position]
-        return position
-
-    for companion in problem.companions:
-        low, high = sorted((find(companion.first), find(companion.second)))
-        leader[high] = low
+    pairs = ((companion.first, companion.second) for companion in problem.companions)
     members: dict[int, list[int]] = {}
-    for position in range(len(leader)):
-        members.setdefault(find(position), []).append(position)
+    for position, first in enumerate(joined(len(problem.buffers), pairs)):
+        members.setdefault(first, []).append(position)
     return [_cluster(problem, conflicts, tuple(group)) for group in members.values()]
 
 

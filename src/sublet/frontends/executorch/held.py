@@ -15,6 +15,7 @@ from sublet.base.errors import ModelError
 from sublet.base.ranges import Ranges, merge
 from sublet.frontends.executorch.program import Bytes, Program, Step
 from sublet.packing import Buffer, Problem, lower_bound
+from sublet.packing.conflicts import joined
 
 MOST_WORK = 50_000_000
 """Tensors looked at in all."""
@@ -129,16 +130,4 @@ def _counted(program: Program, work: int) -> int:
 
 def _groups(program: Program) -> list[int]:
     """For each tensor the first of those that may be the same bytes, by moves and views."""
-    first = list(range(len(program.tensors)))
-
-    def root(number: int) -> int:
-        while first[number] != number:
-            first[number] = first[first[number]]
-            number = first[number]
-        return number
-
-    for step in program.steps:
-        for one, other in (*step.moves, *step.views):
-            a, b = sorted((root(one), root(other)))
-            first[b] = a
-    return [root(number) for number in range(len(first))]
+    return joined(len(program.tensors), (pair for step in program.steps for pair in (*step.moves, *step.views)))
