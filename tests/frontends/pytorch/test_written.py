@@ -100,13 +100,13 @@ CASES: dict[str, Case] = {
         flash_gradient, (*HEADS, rows(256, 256))
     ),
     "_scaled_dot_product_flash_attention_for_cpu_backward": (flash_gradient, (*HEADS, rows(3, 1, 256, 256))),
-    "convolution, transposed": (
-        lambda x, w: A.convolution(x, w, None, [2, 2], [0, 0], [1, 1], True, [0, 0], 1),
+    "convolution, transposed, of a turned image": (
+        lambda x, w: A.convolution(x.transpose(2, 3), w, None, [2, 2], [0, 0], [1, 1], True, [0, 0], 1),
         (rows(3, 8, 64, 64), rows(8, 32, 2, 2)),
     ),
-    "convolution_backward, transposed": (
+    "convolution_backward, transposed, of a turned image": (
         lambda dy, x, w: A.convolution_backward(
-            dy, x, w, [32], [2, 2], [0, 0], [1, 1], True, [0, 0], 1, [True, True, True]
+            dy, x.transpose(2, 3), w, [32], [2, 2], [0, 0], [1, 1], True, [0, 0], 1, [True, True, True]
         ),
         (rows(3, 32, 128, 128), rows(3, 32, 64, 64), rows(32, 32, 2, 2)),
     ),

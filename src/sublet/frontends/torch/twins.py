@@ -94,19 +94,48 @@ def _conv(level: Level, args: Sequence[Any]) -> Any:
     """`convNd(x, w, b, stride, padding, dilation, groups)`."""
     usual: list[Any] = [None, 1, 0, 1, 1]
     x, w, b, stride, pad, dilation, groups = [*args, *usual[len(args) - 2 :]]
-    layout = _image(x)
-    if layout is None or not isinstance(w, Tensor) or isinstance(pad, str) or w.spec.dtype is not x.spec.dtype:
+    if isinstance(pad, str):
         return None
-    attrs = _windows(w, stride, pad, dilation, groups, layout)
-    given = [_as_image(level, x, layout), level.whole(w).value]
-    given += [] if b is None else [level.whole(b).value]
-    return _of_image(level.emitter("nn.conv", *given, **attrs), layout)
+    return _convolved(level, "nn.conv", (x, w, b), stride, pad, dilation, groups)
 
 
 def _convolution(level: Level, args: Sequence[Any]) -> Any:
     """`convolution(x, w, b, stride, padding, dilation, transposed, output_padding, groups)`."""
-    transposed = args[6]
-    return None if transposed else _conv(level, (*args[:6], args[8]))
+    *given, stride, pad, dilation, transposed, extra, groups = args
+    if not transposed:
+        return _convolved(level, "nn.conv", given, stride, pad, dilation, groups)
+    pads = _output_pads(given[1], stride, extra)
+    if pads is None:
+        return None
+    return _convolved(level, "nn.conv_transpose", given, stride, pad, dilation, groups, output_pads=pads)
+
+
+def _convolved(
+    level: Level,
+    command: str,
+    args: Sequence[Any],
+    stride: Any,
+    pad: Any,
+    dilation: Any,
+    groups: int,
+    **besides: Attr,
+) -> Tensor | None:
+    """A convolution of x with w, and b or None."""
+    x, w, b = args
+    layout = _image(x)
+    if layout is None or not isinstance(w, Tensor) or w.spec.dtype is not x.spec.dtype:
+        return None
+    attrs = {**_windows(w, stride, pad, dilation, groups, layout), **besides}
+    given = [_as_image(level, x, layout), level.whole(w).value]
+    given += [] if b is None else [level.whole(b).value]
+    return _of_image(level.emitter(command, *given, **attrs), layout)
+
+
+def _output_pads(w: Any, stride: Any, extra: Any) -> tuple[int, ...] | None:
+    """What a transposed convolution adds at the ends; None for as much as a stride, which the command does not take."""
+    n = len(w.layout.size) - 2 if isinstance(w, Tensor) else 0
+    pads = _spread(extra, n)
+    return pads if n and all(e < s for e, s in zip(pads, _spread(stride, n), strict=True)) else None
 
 
 def _batch_norm(level: Level, args: Sequence[Any]) -> Any:
@@ -176,21 +205,26 @@ def _layer_norm_gradient(level: Level, args: Sequence[Any]) -> Any:
 
 def _convolution_gradient(level: Level, args: Sequence[Any]) -> Any:
     """`convolution_backward(dy, x, w, bias sizes, stride, padding, dilation, transposed, output padding, groups,
-    wanted)` -> gradients by x, w and b."""
-    dy, x, w, sizes, stride, pad, dilation, transposed, _, groups, wanted = args
+    wanted)` -> gradients by x, w and b. Transposed, dy is what was convolved to x."""
+    dy, x, w, sizes, stride, pad, dilation, transposed, extra, groups, wanted = args
     layout = _image(x)
-    if layout is None or _image(dy) != layout or transposed or not _alike(x, dy, w):
+    if layout is None or _image(dy) != layout or not _alike(x, dy, w):
+        return None
+    if transposed and _output_pads(w, stride, extra) is None:
         return None
     attrs = _windows(w, stride, pad, dilation, groups, layout)
     results: list[Tensor | None] = [None, None, None]
     from_above, weights = _as_image(level, dy, layout), level.whole(w).value
-    if wanted[0]:
+    if wanted[0] and transposed:
+        results[0] = _of_image(level.emitter("nn.conv", from_above, weights, **attrs), layout)
+    elif wanted[0]:
         image = _as_image(level, x, layout)
         dx = level.emitter("nn.conv_input_gradient", from_above, weights, shape=_shape(image), **attrs)
         results[0] = _of_image(dx, layout)
     if wanted[1]:
         image = _as_image(level, x, layout)
-        dw = level.emitter("nn.conv_weight_gradient", from_above, image, shape=_shape(weights), **attrs)
+        pair = (image, from_above) if transposed else (from_above, image)
+        dw = level.emitter("nn.conv_weight_gradient", *pair, shape=_shape(weights), **attrs)
         results[1] = _sized(dw, w.layout.size)
     if wanted[2]:
         rank = len(w.layout.size)
