@@ -267,7 +267,7 @@ def test_what_a_node_alone_reads_is_computed_again_with_it(late: str, returned: 
         g.output("z", z)
     graph = g.model().graph
     took = {"nn.relu": 1.0, "nn.tanh": 2.0}
-    level = level_of(graph, {n.name: took.get(n.op, 0.0) for n in graph.nodes}, io_bound=False, weights_bound=True)
+    level = level_of(graph, {n.name: took.get(n.op, 0.0) for n in graph.nodes}, io_bound=True, weights_bound=True)
     bound = least_extra_seconds(level, timeline(level, frozenset()).peak - 256)
     assert bound == pytest.approx(seconds)
 

@@ -1,7 +1,8 @@
-"""No less extra time than this: a bound by linear programming.
+"""No less extra time than this: two bounds by linear programming, of which the better is told.
 
-It holds for programs in the order given in which every node runs where it stands, and clones besides. A block that is
-not alive all the way between two readers costs its share of a clone of its maker, and what that needs at least (see
+Both hold for programs in the order given in which every node runs where it stands, and clones besides. That of
+`least_again.py` sees few moments and whole chains behind them. The other sees all moments: a block that is not alive
+all the way between two readers costs its share of a clone of its maker, and what that needs at least (see
 `_Clones`); what it saves counts in full, in-place results included, and what clones write themselves counts nothing. So
 the least over these is no more than what any such program costs. Fractions of a block may be dropped.
 """
@@ -12,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_array
 
+from sublet.passes.recompute.least_again import least_seconds_again
 from sublet.passes.recompute.level import NONE, Level
-from sublet.passes.recompute.timeline import Lives, timeline
+from sublet.passes.recompute.linear import Linear, Term
+from sublet.passes.recompute.timeline import Lives, Timeline, timeline
 
 UNIT = 1 << 20
 """Bytes are told to the solver in these."""
@@ -30,39 +31,37 @@ class _Choices:
     """What a program may do, each to a fraction from 0 to 1, at a cost in seconds.
 
     freed  (position of a node, number of the choice, bytes that are not alive then: fewer than none where more are)
-    needs  (number of a choice, number of another, and of a third): no more of the first than of the others together
     """
 
-    seconds: list[float] = field(default_factory=list)
+    program: Linear = field(default_factory=Linear)
     freed: list[tuple[int, int, float]] = field(default_factory=list)
-    needs: list[tuple[int, int, int]] = field(default_factory=list)
 
     def add(self, seconds: float, nbytes: float, moments: range) -> int:
         """One more, which frees so many bytes at each of some moments."""
-        self.seconds.append(seconds)
-        self.freed += [(t, len(self.seconds) - 1, nbytes) for t in moments]
-        return len(self.seconds) - 1
+        number = self.program.unknown(seconds)
+        self.freed += [(t, number, nbytes) for t in moments]
+        return number
 
 
 def least_extra_seconds(level: Level, budget: int) -> float | None:
-    """No such program within the budget takes less more time; None where the relaxation has none at all."""
+    """No such program within the budget takes less more time, by either bound; None where one of them has none."""
     plain = timeline(level, NONE)
-    over = {t: row for row, t in enumerate(np.flatnonzero(plain.live > budget).tolist())}
-    if not over:
+    if plain.peak <= budget:
         return 0.0
-    choices = _choices(level, plain.lives)
-    entries = [(over[t], number, -nbytes / UNIT) for t, number, nbytes in choices.freed if t in over]
-    if not entries:
-        return None
-    for row, (choice, *others) in enumerate(choices.needs, len(over)):
-        entries += [(row, choice, 1.0), *((row, other, -1.0) for other in others)]
-    rows, columns, factors = zip(*entries, strict=True)
-    shape = (len(over) + len(choices.needs), len(choices.seconds))
-    most = np.zeros(shape[0])
-    most[: len(over)] = (budget - plain.live[list(over)]) / UNIT
-    hold = LinearConstraint(coo_array((factors, (rows, columns)), shape=shape).tocsr(), -np.inf, most)
-    found = milp(choices.seconds, constraints=hold, bounds=Bounds(0, 1))  # without integrality: a linear program
-    return max(0.0, float(found.fun)) if found.status == 0 else None
+    bounds = _by_gaps(level, budget, plain), least_seconds_again(level, budget)
+    known = [bound for bound in bounds if bound is not None]
+    return max(known) if len(known) == len(bounds) else None
+
+
+def _by_gaps(level: Level, budget: int, plain: Timeline) -> float | None:
+    """The bound by what is not alive between two readers."""
+    choices, freed = _choices(level, plain.lives), dict[int, list[Term]]()
+    for moment, number, nbytes in choices.freed:
+        freed.setdefault(moment, []).append((number, -nbytes / UNIT))
+    for moment in np.flatnonzero(plain.live > budget).tolist():
+        choices.program.hold(freed.get(moment, ()), (budget - int(plain.live[moment])) / UNIT)
+    found = choices.program.least()
+    return None if found is None else max(0.0, found)
 
 
 def _choices(level: Level, contents: list[Lives]) -> _Choices:
@@ -75,7 +74,7 @@ def _choices(level: Level, contents: list[Lives]) -> _Choices:
             dropped = choices.add(clones.seconds(lives.block), level.blocks.nbytes[lives.block], moments)
             for seconds, nbytes in clones.needed(lives.block):
                 again, kept = choices.add(seconds, 0, range(0)), choices.add(0.0, -nbytes, moments)
-                choices.needs.append((dropped, again, kept))
+                choices.program.hold([(dropped, 1.0), (again, -1.0), (kept, -1.0)], 0.0)
     return choices
 
 

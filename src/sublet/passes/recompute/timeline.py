@@ -150,7 +150,7 @@ def _live(
         made = sum(sizes[lives[n].block] for n in born[moment]) + (0 if original else level.wasted[j])
         saved, over = 0, blocks.over[j]
         if over and ending:
-            saved = _saved(level, over, ending)
+            saved = written_over(level, over, ending)
         if original:
             for block, target in blocks.at_home[j]:
                 at = next((n for n in reads[moment] if lives[n].block == target), None)
@@ -161,8 +161,8 @@ def _live(
     return found
 
 
-def _saved(level: Level, over: list[tuple[int, int]], ending: list[int]) -> int:
-    """The bytes that are written over by what the node makes."""
+def written_over(level: Level, over: list[tuple[int, int]], ending: list[int]) -> int:
+    """The bytes of what ends that a node with such pairs (made, read) writes its results over."""
     taken: set[int] = set()
     done: set[int] = set()
     saved = 0
