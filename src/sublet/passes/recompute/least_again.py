@@ -31,6 +31,9 @@ CANDIDATES = 24
 MOMENTS = 5
 """Moments that are held to the budget together, of these."""
 
+MOST_UNKNOWNS = 2000
+"""No moment is added to those that make so many: branch and bound would take minutes."""
+
 NODES = 50
 """Nodes of branch and bound."""
 
@@ -103,10 +106,12 @@ def _chosen(facts: Facts, budget: int) -> list[int]:
     best, chosen = 0.0, list[int]()
     hopes = dict.fromkeys(_candidates(facts, budget), np.inf)
     while hopes and len(chosen) < MOMENTS:
-        fresh = dict[int, float]()
+        fresh = set[int]()
         while hopes and (moment := max(hopes, key=lambda t: hopes[t])) not in fresh:
-            bound = _Choices(facts, sorted([*chosen, moment]), budget).program.least()
-            fresh[moment] = hopes[moment] = np.inf if bound is None else bound - best
+            program = _Choices(facts, sorted([*chosen, moment]), budget).program
+            bound = program.least() if len(program.costs) <= MOST_UNKNOWNS or not chosen else 0.0
+            hopes[moment] = np.inf if bound is None else bound - best
+            fresh.add(moment)
         if hopes[moment] <= 0:
             break
         best += hopes.pop(moment)

@@ -12,6 +12,9 @@ from scipy.sparse import coo_array
 INFEASIBLE = 2
 """A status of SciPy's."""
 
+NEAR = 0.01
+"""How near what is proven is to what was found, as a share, where branch and bound ends."""
+
 Term = tuple[int, float]
 """An unknown, and its factor."""
 
@@ -49,7 +52,7 @@ class Linear:
             constraints=LinearConstraint(matrix, -np.inf, self.limits),
             bounds=Bounds(0, 1),
             integrality=np.full(len(self.costs), int(nodes > 0)),
-            options={"node_limit": nodes} if nodes else None,
+            options={"node_limit": nodes, "mip_rel_gap": NEAR} if nodes else None,
         )
         if found.status == INFEASIBLE:
             return None
