@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from itertools import combinations
 from math import inf
 
@@ -223,12 +224,29 @@ def small(rng: random.Random) -> Graph:
     return g.model().graph
 
 
+def mirrored(rng: random.Random) -> Graph:
+    """A chain that is read again from its end, as by a backward pass; some of it by two, and some of it skips ahead."""
+    g = sublet.Graph("mirrored")
+    chain = [g.input("x", (8, 8))]
+    for _ in range(rng.choice((3, 4))):
+        made = rng.choice((nn.relu, nn.exp, nn.tanh))(chain[-1])
+        chain.append(made * rng.choice(chain) if rng.random() < 0.3 else made)
+    back = nn.exp(chain[-1]) if rng.random() < 0.5 else chain[-1]
+    for value in reversed(chain[1:]):
+        back = back * value if rng.random() < 0.7 else nn.concat([back * value, value], axis=0)[:8]
+    g.output("y", back)
+    return g.model().graph
+
+
 @pytest.mark.parametrize("seed", [*range(6), 57, 59])
-def test_no_set_of_clones_takes_less_time_than_the_bound(seed: int) -> None:
+@pytest.mark.parametrize("drawn_graph", [small, mirrored])
+def test_no_set_of_clones_takes_less_time_than_the_bound(
+    drawn_graph: Callable[[random.Random], Graph], seed: int
+) -> None:
     """All sets of up to four clones of few nodes; of those that leave every node where it stands, the least for each
     budget."""
     rng = random.Random(seed)
-    graph = small(rng)
+    graph = drawn_graph(rng)
     seconds = {node.name: rng.choice((1e-6, 2e-6, 5e-6)) for node in graph.nodes}
     level = level_of(graph, seconds, io_bound=rng.random() < 0.5, weights_bound=True)
     able = [(j, min(last, len(level.names) - 1)) for j, last in enumerate(level.latest) if level.renewed[j]]

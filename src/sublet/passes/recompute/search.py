@@ -23,6 +23,9 @@ HALVINGS = 3
 EFFORT = 4000
 """Evaluations for the improvement of each start."""
 
+NODES, MOST_TIMES = 1000, 4
+"""A level of fewer nodes has as many times more evaluations, as each takes less time; no more often than that."""
+
 Stop = Callable[[], bool]
 
 
@@ -101,7 +104,8 @@ class Search:
         yield from (found.clones for found in ranked[:LIKELY])
 
     def _from(self, start: Clones, budget: int) -> None:
-        pairs, _ = self._core.within(budget, sorted(start), 0, self.effort, self.stopped)
+        times = min(MOST_TIMES, max(1, NODES // max(1, len(self.level.names))))
+        pairs, _ = self._core.within(budget, sorted(start), 0, self.effort * times, self.stopped)
         self._keep(frozenset(pairs))
 
     def _keep(self, clones: Clones) -> None:
