@@ -64,18 +64,18 @@ def _derived(node: Node, facts: Facts, found: dict[Value, Content]) -> Iterator[
     for share in facts.views:
         base, view = node.inputs[share.input], node.outputs[share.output]
         if base is not None and view is not None:
-            yield view, _slice(found.get(base) or _own(base), share.offset, view.nbytes)
+            yield view, _slice(found.get(base, _own(base)), share.offset, view.nbytes)
     wholes: dict[Value, list[Segment]] = {}
     for share in facts.parts:
         part, whole = node.inputs[share.input], node.outputs[share.output]
         if part is not None and whole is not None:
-            wholes.setdefault(whole, []).extend(_shift(found.get(part) or _own(part), share.offset))
+            wholes.setdefault(whole, []).extend(_shift(found.get(part, _own(part)), share.offset))
     for whole, parts in wholes.items():
         yield whole, _cover(whole, sorted(parts, key=lambda segment: segment.offset))
 
 
 def _own(value: Value) -> Content:
-    return (Segment(0, value.nbytes, value, 0),) if value.nbytes else ()
+    return (Segment(0, value.nbytes, value, 0),)
 
 
 def _slice(content: Content, offset: int, nbytes: int) -> Content:

@@ -17,8 +17,6 @@ from sublet.plan.exchange import followers
 SHOWN = 20
 """Moves a message lists."""
 
-Assigned = dict[Value, list[Value]]
-
 
 def copied_moves(graph: Graph, layout: Layout, layouts: Layouts) -> tuple[CopiedMove, ...]:
     """The moves that cost bytes in one of the layouts of a graph, each once, whatever the copies of the bodies around.
@@ -27,12 +25,11 @@ def copied_moves(graph: Graph, layout: Layout, layouts: Layouts) -> tuple[Copied
     """
     becomes = {other: name for name, other in followers(layouts.exchanged).items()}
     bound = layouts.storages
-    assigned = _assigned(graph)
     parameters = {p: f for node in _loops(graph) for p, f in zip(node.parameters, node.finals, strict=True)}
     tied = {*bound, *(parameter for parameter, final in parameters.items() if final in bound)}
     found: dict[tuple[Edge, Value, Value], CopiedMove] = {}
     moves = [
-        *_carried(layout, assigned, tied, layouts.options),
+        *_carried(layout, tied, layouts.options),
         *_sliced(graph, layout, layouts.options),
     ]
     for edge, source, to, nbytes, why in moves:
@@ -54,7 +51,7 @@ def forbid(moves: tuple[CopiedMove, ...]) -> None:
 
 def targets(graph: Graph, pointers: Collection[Value]) -> dict[Value, tuple[str, ...]]:
     """For each pointer the names of the values with bytes that it may stand for, in the order they are assigned."""
-    assigned = _assigned(graph)
+    assigned = {to: sources for node in graph.walk() for to, sources in assignments(node)}
     found: dict[Value, dict[Value, None]] = {pointer: {} for pointer in assigned if pointer in pointers}
     users: dict[Value, list[Value]] = {}
     for pointer, direct in found.items():
@@ -71,20 +68,10 @@ def targets(graph: Graph, pointers: Collection[Value]) -> dict[Value, tuple[str,
     return {pointer: tuple(target.name for target in several) for pointer, several in found.items()}
 
 
-def _assigned(graph: Graph) -> Assigned:
-    """For each value that control flow assigns, what it may be assigned; a loop's output as its parameter."""
-    found: Assigned = {}
-    for node in graph.walk():
-        for to, sources in assignments(node):
-            beyond = found[sources[0]] if isinstance(node, While) and to not in node.parameters else []
-            found[to] = [*sources, *beyond]
-    return found
-
-
 Found = Iterator[tuple[Edge, Value, Value, int, str]]
 
 
-def _carried(layout: Layout, assigned: Assigned, bound: Collection[Value], options: Options) -> Found:
+def _carried(layout: Layout, bound: Collection[Value], options: Options) -> Found:
     """Carried values and results of branches that do not lie where they are needed."""
     instances = layout.flow.unrolling.instances
     for point, source, to in layout.copied:
@@ -96,8 +83,6 @@ def _carried(layout: Layout, assigned: Assigned, bound: Collection[Value], optio
             why = _of_update(layout, source, to)
         elif end in bound:
             why = f"%{end.name}, or what the loop leaves in it, lies in memory of the caller"
-        elif not all(value.plannable for value in assigned[end]):
-            why = f"%{end.name} may also be a value that has no place in the plan"
         else:
             why = layout.refused.get(end) or "what it would stand for changes while it is needed"
         yield point.planned.edge, start, end, to.nbytes, why

@@ -200,7 +200,6 @@ class _Builder:
         path = self.path
         start = self.emit("branch", node, uses=(node.index,))
         ends: list[int] = []
-        before = self.now.snapshot()
         results: list[tuple[tuple[Value, ...], ...]] = []
         arms: list[tuple[Graph | None, Schedule | None, tuple[Value, ...]]] = [
             (arm, schedule, arm.outputs) for arm, schedule in zip(node.arms, bodies, strict=True)
@@ -213,7 +212,6 @@ class _Builder:
                 self.path = path
             ends.append(self.move("yield", node, outputs, node.outputs))
             results.append(tuple(self.now.beneath(self.now.stand_for([output])) for output in outputs))
-            self.now.restore(before)
         for position, output in enumerate(node.outputs):
             if output is not None and output in self.now.pointers:
                 self.phi(node, output, ends, [several[position] for several in results])
@@ -248,16 +246,15 @@ class _Builder:
     def loop(self, node: While, schedule: Schedule) -> None:
         """A loop; when its pointers must be other ones, the program goes on as if it were not there."""
         points, opened, path, active = len(self.points), self.open, self.path, len(self.active)
-        before, context, rules = self.now.snapshot(), self.now.context, dict(self.now.rules)
+        context, rules = self.now.context, dict(self.now.rules)
         try:
             self.unrolled(node, schedule)
         except (AlsoPointer, Unrollable) as found:
-            if isinstance(found, Unrollable) and found.loop not in ("", node.name):
+            if isinstance(found, Unrollable) and found.loop != node.name:
                 raise
             self.refused.append(found)
             del self.points[points:], self.followers[points:], self.active[active:]
             self.open, self.path = opened, path
-            self.now.restore(before)
             self.now.context, self.now.rules = context, rules
             for value in node.defs:
                 self.now.define(value)
@@ -285,7 +282,7 @@ class _Builder:
         if rolled is not None:
             self.rolled.append(rolled)
             self.heads.append(tuple(copies.begun()))
-            self.alike += copies.alike()
+            self.alike += copies.alike(rolled)
         self.leave(node, copies, checks, stacked)
 
     def round(

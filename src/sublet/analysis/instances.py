@@ -27,7 +27,7 @@ def never(first: Value, second: Value) -> bool:
 class Unrollable(Exception):
     """These pointers cannot stand for what is assigned to them: it must be copied. All of them, or some of them.
 
-    `loop` names the loop that they are parameters of; "" for the innermost one.
+    `loop` names the loop that they are parameters of; "" for what none may point at.
     """
 
     def __init__(self, pointers: Iterable[Value], why: str, loop: str = "", *, some: bool = False) -> None:
@@ -175,7 +175,7 @@ class Instances:
 
     def base(self, instance: Value) -> Value:
         """The value of the program that it is an instance of."""
-        return self.made[instance].base if instance in self.made else instance
+        return self.made[instance].base
 
     def pointing_at(self, instance: Value) -> Iterator[Value]:
         """The outputs of loops and branches that stand for an instance in this copy of a body, or those around it."""
@@ -183,18 +183,6 @@ class Instances:
             made = self.made[alias]
             if any(self.context[: len(context)] == context for context in made.contexts):
                 yield made.base
-
-    def made_within(self, instance: Value, context: Context) -> bool:
-        """Whether an instance is written in a copy of a body, or inside it."""
-        made = self.made.get(instance)
-        return made is not None and any(other[: len(context)] == context for other in made.contexts)
-
-    def snapshot(self) -> dict[Value, Targets]:
-        """What every value is now, for `restore`."""
-        return dict(self._now)
-
-    def restore(self, before: dict[Value, Targets]) -> None:
-        self._now = dict(before)
 
     def ordered(self, position: Mapping[Value, int]) -> dict[Value, Instance]:
         """All instances by the position of their values in the program."""

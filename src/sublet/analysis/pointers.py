@@ -60,7 +60,7 @@ class Pointing:
         self._schedule = schedule
         self._wanted = wanted
         self._roles = _Roles(graph)
-        outside = (*self._roles.from_outside, *graph.updated, *self._roles.outlasting_updates(graph))
+        outside = (*graph.updated, *self._roles.outlasting_updates(graph))
         self.refused = {**known, **dict.fromkeys(outside, "")}
         self._too_long = len(plain.flow.points) > MOST_POINTED
         if self._too_long:
@@ -135,12 +135,8 @@ class _Roles:
         self._beside: dict[Value, frozenset[Value]] = {}
         self._links: dict[Value, Value] = {}
         self._sources: dict[Value, tuple[Value, ...]] = {}
-        self.from_outside: set[Value] = set()  # what takes a value that cannot be planned is always copied
         for node in graph.walk():
-            for to, sources in assignments(node):
-                self._sources[to] = sources
-                if not all(source.plannable for source in sources):
-                    self.from_outside.add(to)
+            self._sources.update(assignments(node))
             if isinstance(node, While):
                 self._beside |= dict.fromkeys(node.parameters, frozenset(node.parameters))
                 ends = [(p, final) for p, final in zip(node.parameters, node.finals, strict=True) if final is not None]

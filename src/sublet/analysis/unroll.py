@@ -31,7 +31,6 @@ MOST_JUMPS = 16
 
 TOO_MANY_COPIES = f"pointing would take more than {MAX_COPIES} copies of the body"
 TOO_MANY_JUMPS = f"a round can end in more than {MOST_JUMPS} ways"
-UNKNOWN_PLACE = "a pointer cannot stand for it"
 TOO_LONG = "pointing would make the plan too long"
 
 Way = tuple[str, Context, frozenset[int]]
@@ -167,11 +166,8 @@ class Copies:
         index = self._positions.index(position)
         return [state[index] for state in self._states]
 
-    def alike(self) -> Iterator[tuple[Value, Value]]:
+    def alike(self, rolled: Rolled) -> Iterator[tuple[Value, Value]]:
         """What a parameter stands for in a copy that runs once, and in others that could be like it."""
-        rolled = self.rolled()
-        if rolled is None:
-            return
         for number in reversed(range(1 if rolled.jumps else rolled.first)):
             later = number + rolled.ring * -(-(rolled.first - number) // rolled.ring)
             for other in range(1, len(self._states)) if rolled.jumps else [later]:
@@ -211,13 +207,11 @@ class Copies:
 
     def _handed_on(self, position: int) -> list[Handed]:
         """What the parameter at a position may stand for in the next round."""
-        now, parameter = self._now, self._node.parameters[position]
+        now = self._now
         targets = now.stand_for([self._node.updates[position]])
         for root in map(now.root, targets):
             if now.base(root) in self._node.parameters:
                 raise AlsoPointer(now.base(root))
-            if now.made_within(root, now.context) and now.base(root) not in self._carried:
-                raise Unrollable([parameter], UNKNOWN_PLACE)
         found: dict[tuple[tuple[str, frozenset[int]], ...], list[Value]] = {}
         for target in targets:
             ways, instance = self._ways_to(target)
