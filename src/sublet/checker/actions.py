@@ -190,7 +190,5 @@ def _merged(writes: list[Write]) -> Iterator[Write]:
 
 def _joined(run: Sequence[Write]) -> Write:
     first, last = run[0].region, run[-1].region
-    if first is last:
-        return run[0]
     region = Region(first.storage, first.offset, last.end - first.offset)
     return Write(region, tuple(piece for write in run for piece in write.content), value=run[0].value)
