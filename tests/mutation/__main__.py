@@ -34,7 +34,12 @@ TESTS = (
 
 OF_FOLDER = {
     "checker": (),
-    "analysis": (),
+    "analysis": (
+        "tests/test_analysis.py",
+        "tests/frontends/paddle/test_arena.py",
+        "tests/frontends/paddle/test_flow.py",
+        "tests/frontends/paddle/test_flow_random.py",
+    ),
     "packing": ("tests/packing",),
     "runtime": ("tests/runtime", "tests/nn", "tests/test_cli_run.py"),
 }

@@ -240,6 +240,8 @@ def _statements(node: ast.stmt, judges: bool) -> Iterator[ast.stmt]:
     else:
         gone = isinstance(node, ast.Expr | ast.AugAssign | ast.Raise | ast.Delete | ast.Continue | ast.Break)
         gone = gone or (isinstance(node, ast.Return) and node.value is None)
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return  # the body of a protocol
     if gone:  # not `pass`: a generator that yields nothing is one all the same
         yield ast.If(ast.Constant(False), [node], [])
     if isinstance(node, ast.Continue):
