@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from sublet.analysis.flow_builder import flow
 from sublet.analysis.groups import Group, Member, union
-from sublet.analysis.instances import Instances, never
+from sublet.analysis.instances import Instances, Refused, Unrollable, never
+from sublet.analysis.interference import interference
+from sublet.analysis.liveness import liveness
+from sublet.analysis.options import Options
+from sublet.analysis.sharing import share
+from sublet.analysis.unroll import TOO_LONG
 from sublet.analysis.windows import Window
+from sublet.base.errors import ProblemError
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Value, While
 from sublet.ir.text import parse
@@ -101,3 +108,50 @@ def test_scratch_memory_is_another_instance_in_every_copy_of_a_body() -> None:
     for point in laid_out.points:
         if point.node and point.node.scratch:
             assert point.node.scratch in point.defs
+
+
+def test_the_label_of_a_buffer_names_its_largest_tensors_first() -> None:
+    graph = parse("""
+    graph @net(%x: u8[4]) {
+      %small: u8[4] = test.matmul(%x)
+      %other: u8[8] = test.matmul(%x)
+      %large: u8[16] = test.concat(%small, %other, %small)
+      %view: u8[12] = test.slice(%large)
+      return %view
+    }
+    """)
+    laid_out = flow(graph, serial(graph))
+    buffers = share(graph, laid_out, liveness(laid_out))
+    labels = [buffer.label for buffer in interference(buffers, laid_out, alignment=1).buffers]
+    assert labels == ["the buffer of %x", "the buffer of %large, %view, %other and 1 more"]
+
+
+def test_points_are_added_in_copies_of_a_body_but_the_first() -> None:
+    """The swap has four copies more of its five points: round, two commands, check and next."""
+    graph = parse(SWAP)
+    (loop,) = (node for node in graph.nodes if isinstance(node, While))
+    pointers = frozenset(v for v in (*loop.parameters, *loop.finals) if v is not None)
+    with pytest.raises(Refused) as refused:
+        flow(graph, serial(graph), pointers, most_added=19)
+    (reason,) = refused.value.reasons
+    assert isinstance(reason, Unrollable)
+    assert (reason.why, reason.loop) == (TOO_LONG, loop.name)
+    laid_out = flow(graph, serial(graph), pointers, most_added=20)
+    assert sum(point.kind == "round" for point in laid_out.points) == 5
+
+
+@pytest.mark.parametrize(
+    ("chosen", "why"),
+    [
+        ({"io": "elsewhere"}, "io 'elsewhere' must be one of arena, bound"),
+        ({"alignment": 2.0}, "alignment 2.0 must be an integer"),
+        ({"streams": True}, "streams True must be an integer"),
+        ({"alignment": 0}, "alignment 0 must be between 1 and"),
+        ({"alignment": (1 << 32) + 1}, "alignment 4294967297 must be between 1 and"),
+        ({"streams": 0}, "at least one stream, not 0"),
+    ],
+)
+def test_options_that_make_no_sense(chosen: dict[str, Any], why: str) -> None:
+    with pytest.raises(ProblemError, match=why):
+        Options(**chosen)
+    assert Options(alignment=1 << 32, streams=1).alignment == 1 << 32

@@ -9,6 +9,9 @@ from math import lcm
 import pytest
 
 from sublet.analysis import pointers
+from sublet.analysis.flow import Flow
+from sublet.analysis.layouts import Layouts
+from sublet.analysis.options import Options
 from sublet.checker import check_bytes
 from sublet.checker import state as states
 from sublet.ir.graph import Graph
@@ -135,3 +138,33 @@ def test_a_ring_that_begins_before_its_first_copy_is_refused() -> None:
     for first, ring in ((-1, record.ring), (-1, record.ring + 1), (-7, record.ring), (-record.ring, record.ring)):
         strange = replace(plan, rolled=(replace(record, first=first, ring=ring),))
         assert check_bytes(graph, plan.schedule, strange)
+
+
+@pytest.mark.parametrize(
+    ("made_of", "smallest", "expected"),
+    [
+        ("add(%v)", 0, 2),  # written over %h, the row is copied: it is laid out with a pointer to the row before
+        ("add(%v)", 9, 1),  # it is too small to lie in %all
+        ("matmul(%h)", 0, 2),  # it cannot be written over %h, which becomes a pointer; then nothing is copied
+    ],
+)
+def test_rows_are_tried_in_place_only_where_they_could_be(
+    made_of: str, smallest: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = parse(f"""
+    graph @net(%h0: u8[8], %n: i64[]) {{
+      _, %all: u8[4,8] = while(%i: i64[]; %h: u8[8] = %h0; ) @loop body @body {{
+        %more: bool[] = test.below(%i, %n)
+        continue if %more
+        %v: u8[8] = test.relu(%h)
+        %r: u8[8] = test.{made_of}
+        next %r; %r axis 0
+      }}
+      return %all
+    }}
+    """)
+    laid_out: list[Flow] = []
+    of = Layouts.of
+    monkeypatch.setattr(Layouts, "of", lambda self, flow: laid_out.append(flow) or of(self, flow))
+    plan_memory(graph, Options(alignment=1, in_place_from=smallest))
+    assert len(laid_out) == expected

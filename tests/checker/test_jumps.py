@@ -10,14 +10,18 @@ import pytest
 
 from sublet.analysis.options import Options
 from sublet.checker import check_bytes
+from sublet.checker.timeline import timeline
+from sublet.checker.walk import Places, Walk
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse, to_text
 from sublet.plan import Jump, MemoryPlan, Rolled
+from sublet.plan.schedule import serial
 from sublet.planning.pipeline import plan_memory
 from tests import dialect
 from tests.generate import program
 from tests.interpreter import results_match
 from tests.mutants import JUMP_MUTATIONS
+from tests.plans import own_bytes
 
 assert dialect.OPS
 
@@ -164,3 +168,29 @@ def test_mutants_are_refused_or_run_right() -> None:
             else:
                 assert results_match(graph, mutant.schedule, mutant, rng), (number, kind)
     assert set(refused) == set(failing) == set(JUMP_MUTATIONS), (refused, failing)
+
+
+def test_ways_decide_where_nothing_is_pointed_at() -> None:
+    """No way leads to the copy between two copies of a body."""
+    graph = parse("""
+    graph @net(%x: u8[8], %n: u8[4]) {
+      %f: u8[8] = while(%i: i64[]; %p: u8[8] = %x; ) @loop body @body {
+        %more: bool[] = test.below(%i, %n)
+        continue if %more
+        %kind: i32[] = test.choose(%p) {count = 2, low = 0}
+        %z: u8[8] = case %kind @which {
+          arm @one { yield %p }
+          arm @two { yield %p }
+        }
+        next %z;
+      }
+      return %f
+    }
+    """)
+    jumps = tuple(Jump(copy, (("which", way),), 2 * way) for copy in (0, 2) for way in (0, 1))
+    record = Rolled("loop", (), 0, 3, jumps, ((), (), ()))
+    places = Places(own_bytes(graph))
+    points = timeline(graph, serial(graph), places.pointers, {("loop", ()): record}, 100)
+    walk = Walk(points, places)
+    assert not places.pointers
+    assert {context for visit in walk.visits for context in walk.moment(visit).context} == {("loop", 0), ("loop", 2)}

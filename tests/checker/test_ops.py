@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from sublet.checker import check_bytes
+from sublet.checker.contents import contents, sources
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
+from sublet.ops import Share
+from sublet.ops.op import Op
 from sublet.plan.schedule import serial
 from tests import dialect
 from tests.plans import Place, plan_at
@@ -167,3 +170,24 @@ def test_reading_what_was_never_written() -> None:
     assert "[missing-wait]" in found[0]
     assert "node y: reads %v at arena[8, 12), but bytes [8, 12) hold nothing known" in found[1]
     assert "[undefined]" in found[1]
+
+
+def test_two_outputs_of_one_node_may_be_the_same_bytes_of_an_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither is written."""
+    twice = Op("test.twice", views=lambda _: (Share(0, 0), Share(1, 0)))
+    monkeypatch.setitem(dialect.OPS, "twice", twice)
+    graph = net("%y: u8[8], %z: u8[8] = test.twice(%x)", returns="%y, %z")
+    assert messages(graph, {"x": 0, "y": 0, "z": 0}) == ""
+    assert "[outputs-overlap]" in messages(graph, {"x": 0, "y": 8, "z": 8})
+
+
+def test_what_has_no_bytes_has_no_content() -> None:
+    graph = net("%y: u8[8] = test.concat(%none, %x)", "%x: u8[8], %none: u8[0]")
+    node_sources = {node.name: sources(node) for node in graph.nodes}
+    assert contents(graph, node_sources) == {"x": (("x", 0, 8),), "none": (), "y": (("x", 0, 8),)}
+
+
+def test_a_view_of_bytes_that_are_not_there_is_computed() -> None:
+    graph = net("%y: u8[4] = test.slice(%x) {offset = 6}")
+    assert messages(graph, {"x": 0, "y": 8}) == ""
+    assert "[input-overwritten]" in messages(graph, {"x": 0, "y": 6})

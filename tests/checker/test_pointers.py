@@ -12,7 +12,7 @@ from sublet.ir.text import parse
 from sublet.plan import POINTER, MemoryPlan
 from sublet.plan.schedule import serial
 from tests import dialect
-from tests.plans import plan_at
+from tests.plans import moved, plan_at
 
 assert dialect.OPS
 
@@ -84,3 +84,25 @@ def test_a_view_of_a_pointer_is_a_copy_of_what_it_stands_for() -> None:
     assert messages(same, {**PLACES, "v": 24, "u": 48}) == ""
     assert messages(same, {**PLACES, "v": 40, "u": 48}) == ""
     assert "node y: reads %v" in messages(same, {**PLACES, "v": 24, "u": 24})
+
+
+def test_a_parameter_may_take_the_name_of_bytes_that_a_pointer_stands_for() -> None:
+    """They are bytes of %x, which lies around the loop, after every round."""
+    graph = parse("""
+    graph @net(%x: u8[8], %a: u8[4], %n: u8[4]) {
+      %f: u8[4], %g: u8[4] = while(%i: i64[]; %p: u8[4] = %a, %q: u8[4] = %a; ) @loop body @body {
+        %more: bool[] = test.below(%i, %n)
+        continue if %more
+        %s: u8[4] = test.matmul(%p, %q)
+        %u: u8[4] = test.slice(%x) {offset = 2}
+        next %u, %u;
+      }
+      %r: u8[4] = test.matmul(%f, %g, %x)
+      return %r
+    }
+    """)
+    places = {"x": 0, "a": 8, "u": 8, "p": 8, "n": 12, "i": 16, "more": 24, "s": 28, "f": 32, "r": 36, "q": 0, "g": 0}
+    plan = pointing(graph, places, "q", "g")
+    assert check_bytes(graph, plan.schedule, plan) == ()
+    other = moved(plan, {"s": 8})
+    assert "node s: " in "\n".join(map(str, check_bytes(graph, plan.schedule, other)))
