@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sublet.analysis.content import Segment, contents
 from sublet.analysis.flow_builder import flow
 from sublet.analysis.groups import Group, Member, union
 from sublet.analysis.instances import Instances, Refused, Unrollable, never
@@ -20,7 +21,9 @@ from sublet.base.errors import ProblemError
 from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Value, While
 from sublet.ir.text import parse
+from sublet.plan import POINTER
 from sublet.plan.schedule import serial
+from sublet.planning.pipeline import plan_memory
 from tests import dialect  # noqa: F401  (registers the test dialect)
 
 SWAP = """
@@ -90,6 +93,32 @@ def test_members_are_found_by_the_bytes_and_the_time_that_they_share() -> None:
         assert not list(group.beside(16 * i, 16, ((6 * i + 200, 6 * i + 204),)))
 
 
+def test_long_lives_are_found_by_the_bytes_that_they_share() -> None:
+    group = Group({}, value("m0", 4), 0, 1600, ((0, 10_000),))
+    for i in range(100):
+        group.put(Member(value(f"m{i}"), 16 * i), ((1, 10_000),))
+    for offset, nbytes, found in ((0, 16, {"m0"}), (24, 16, {"m1", "m2"}), (1592, 8, {"m99"}), (1600, 16, set())):
+        assert {member.value.name for member in group.beside(offset, nbytes, ((5000, 5001),))} == found
+
+
+def test_contents_are_those_of_operands_and_what_is_around_them() -> None:
+    graph = parse("""
+    graph @net(%x: u8[4], %none: u8[0]) {
+      %whole: u8[4] = test.copy(%x)
+      %both: u8[8] = test.concat(%x, %none, %x)
+      %padded: u8[12] = test.pad(%both) {offset = 2}
+      return %whole, %padded
+    }
+    """)
+    values = {one.name: one for one in graph.values()}
+    found = {one.name: content for one, content in contents(flow(graph, serial(graph))).items()}
+    x, padded = values["x"], values["padded"]
+    assert found["whole"] == (Segment(0, 4, x, 0),)
+    assert found["both"] == (Segment(0, 4, x, 0), Segment(4, 4, x, 0))
+    own = Segment(0, 2, padded, 0), Segment(10, 2, padded, 10)
+    assert found["padded"] == (own[0], Segment(2, 4, x, 0), Segment(6, 4, x, 0), own[1])
+
+
 def with_scratch(graph: Graph) -> Graph:
     """The graph with scratch memory for the node that makes %t."""
     (loop,) = (node for node in graph.nodes if isinstance(node, While))
@@ -155,3 +184,41 @@ def test_options_that_make_no_sense(chosen: dict[str, Any], why: str) -> None:
     with pytest.raises(ProblemError, match=why):
         Options(**chosen)
     assert Options(alignment=1 << 32, streams=1).alignment == 1 << 32
+
+
+def test_what_is_handed_on_may_take_turns() -> None:
+    """%p comes to stand for %q, which takes %k: one of two values that the inner loop exchanges in its rounds."""
+    graph = parse("""
+    graph @net(%a: u8[8], %b: u8[8], %n: u8[4]) {
+      %f: u8[8], %g: u8[8] = while(%i: i64[]; %p: u8[8] = %a, %q: u8[8] = %b; ) @outer body @rounds {
+        %more: bool[] = test.below(%i, %n)
+        continue if %more
+        %kind: i32[] = test.choose(%n) {count = 2, low = 0}
+        %l: u8[8] = case %kind @which {
+          arm @first {
+            yield %a
+          }
+          arm @second {
+            yield %q
+          }
+        }
+        %d: u8[8] = test.matmul(%p, %q, %l)
+        %s: u8[8] = test.matmul(%d)
+        %t: u8[8] = test.matmul(%s)
+        %k: u8[8], _ = while(%j: i64[]; %u: u8[8] = %s, %v: u8[8] = %t; ) @inner body @turns {
+          %on: bool[] = test.below(%j, %n)
+          continue if %on
+          next %v, %u;
+        }
+        next %l, %k;
+      }
+      %r: u8[8] = test.matmul(%f, %g)
+      return %r
+    }
+    """)
+    plan = plan_memory(graph, Options(alignment=1))
+    assert plan.moves == ()
+    stands_for = {place.value: set(place.stands_for) for place in plan.placements if place.how == POINTER}
+    assert stands_for["k"] == {"s", "t"}
+    assert stands_for["q"] == {"b", "s", "t"}
+    assert stands_for["p"] == stands_for["l"] == {"a", "b", "s", "t"}

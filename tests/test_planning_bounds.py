@@ -87,7 +87,8 @@ def test_a_chain_of_choices_is_not_enumerated(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("lengths", "kept"), [((2, 3, 5, 7, 11, 13), [13]), ((7, 8, 9), [9]), ((5, 16), [16]), ((5, 9, 12, 2), [9, 12])]
+    ("lengths", "kept"),
+    [((2, 3, 5, 7, 11, 13), [13]), ((7, 8, 9), [9]), ((5, 16), [16]), ((16, 5), [16]), ((5, 9, 12, 2), [9, 12])],
 )
 def test_rings_whose_least_common_multiple_is_too_large_are_copied_in_part(
     lengths: Sequence[int], kept: list[int]

@@ -65,13 +65,12 @@ def _precedence(buffers: tuple[SharedBuffer, ...], items: tuple[Buffer, ...], fl
     unordered = _unordered(buffers, flow)
     overlaps = _Overlaps(items, len(flow.points))
     lower = np.array([item.lower for item in items], dtype=np.int32)
-    upper = np.array([item.upper for item in items], dtype=np.int32)
     distance = np.zeros((len(items), len(items)), dtype=np.int32)
     compatible = np.zeros((len(items), len(items)), dtype=np.bool_)
     for i, (item, clash) in enumerate(zip(items, unordered, strict=True)):
         distance[i] = np.where((lower >= item.upper) & ~clash, lower - item.upper + 1, 0)
         if item.gaps:  # two lives that span a common point without having one need a gap
-            apart = (lower < item.upper) & (upper > item.lower) & ~clash & ~overlaps.with_(item)
+            apart = ~clash & ~overlaps.with_(item)
             compatible[i] |= apart
             compatible[:, i] |= apart
     return Precedence(distance, compatible)

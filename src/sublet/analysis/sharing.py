@@ -76,8 +76,7 @@ def share(
     if not merging:
         return _finish(merger)
     _lay_windows(merger, flow, alignment, smallest)
-    runs = [point for point in flow.points if point.kind == "run" and point.node]
-    nodes = [(point.node, point.facts) for point in runs if point.node and point.facts]
+    nodes = [(point.node, point.facts) for point in flow.points if point.node and point.facts]
     for node, facts in nodes:
         for view, base, offset in _pairs(node, facts.views):
             merger.merge("view", view, base, offset)
@@ -85,7 +84,7 @@ def share(
     for point in flow.points:
         if point.kind == "update":
             _carry(merger, point)
-    for point in runs:
+    for point in flow.points:
         _take_over(merger, point)
     for point in flow.points:
         _carry(merger, point)
@@ -218,8 +217,7 @@ def _permitted(flow: Flow) -> Iterator[tuple[int, Value, Value]]:
     for t, point in enumerate(flow.points):
         yield from ((t, source, alias) for alias in point.defs if alias in aliases for source in point.uses)
         yield from ((t, source, destination) for source, destination in point.moves)
-        if point.kind == "run" and point.node:
-            yield from ((t, source, output) for output, source in _inplace(point))
+        yield from ((t, source, output) for output, source in _inplace(point))
 
 
 def _rewritten(flow: Flow) -> dict[Value, tuple[int, ...]]:
