@@ -82,7 +82,7 @@ def check_claims(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> Claims:
 def _check_lives(graph: Graph, plan: MemoryPlan, walk: Walk, found: Claims) -> None:
     """Lives, the buffers that live, their peak, and what that proves."""
     constants = {value.name for value in graph.constants}
-    lasting = [i for i, place in enumerate(plan.placements) if place.value in constants and place.how != POINTER]
+    lasting = [i for i, place in enumerate(plan.placements) if place.value in constants]
     least, most = needed(walk, lasting), conceivable(walk, lasting)
     findings = [*_lives(plan, least, most), *_kept_early(plan, walk, least)]
     standing: dict[str, set[int]] = {}
