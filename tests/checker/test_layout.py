@@ -207,3 +207,41 @@ def test_copies_of_a_body_are_those_of_a_loop(record: Rolled, wrong: bool) -> No
         assert any(finding.rule == "bad-copies" for finding in lay_out(graph, plan)[1])
     else:
         assert rules(graph, plan) == []
+
+
+@pytest.mark.parametrize(
+    ("away", "reached"),
+    [(["away"], ""), (["y"], "y"), (["again"], "again"), (["x"], "x"), (["away", "y"], "y")],
+)
+def test_in_slow_memory_lies_what_is_brought_there_and_nothing_else(away: list[str], reached: str) -> None:
+    graph = parse("""
+    graph @net(%x: u8[8]) {
+      %away: u8[8] = nn.offload(%x)
+      %again: u8[8] = nn.reload(%away)
+      %y: u8[8] = test.matmul(%again)
+      return %y
+    }
+    """)
+    plan = plan_at(graph, {"x": 0, "away": 8, "again": 16, "y": 24}, 32)
+    slow = Storage("slow", "arena", 16, rate=10)
+    plan = replace(plan, storages=(*plan.storages, slow), arena_bytes=48)
+    for i, name in enumerate(away):
+        plan = placing(plan, name, region=Region("slow", 8 * i, 8))
+    found = check_bytes(graph, serial(graph), plan)
+    assert [(finding.rule, finding.where) for finding in found] == (
+        [("out-of-reach", f"value %{reached}")] if reached else []
+    )
+
+
+def test_what_was_brought_away_is_read_where_it_was_brought_back_alone() -> None:
+    graph = parse("""
+    graph @net(%x: u8[8]) {
+      %away: u8[8] = nn.offload(%x)
+      %y: u8[8] = test.matmul(%away)
+      return %y
+    }
+    """)
+    plan = plan_at(graph, {"x": 0, "away": 8, "y": 16}, 24)
+    plan = replace(plan, storages=(*plan.storages, Storage("slow", "arena", 8, rate=10)), arena_bytes=32)
+    assert rules(graph, plan) == []
+    assert rules(graph, placing(plan, "away", region=Region("slow", 0, 8))) == ["out-of-reach"]

@@ -191,3 +191,19 @@ def test_a_view_of_bytes_that_are_not_there_is_computed() -> None:
     graph = net("%y: u8[4] = test.slice(%x) {offset = 6}")
     assert messages(graph, {"x": 0, "y": 8}) == ""
     assert "[input-overwritten]" in messages(graph, {"x": 0, "y": 6})
+
+
+def test_what_continues_in_one_value_is_one_piece() -> None:
+    body = """
+    %first: u8[4] = test.slice(%x) {offset = 0}
+    %second: u8[4] = test.slice(%x) {offset = 4}
+    %other: u8[4] = test.slice(%z) {offset = 4}
+    %whole: u8[8] = test.concat(%first, %second)
+    %mixed: u8[8] = test.concat(%first, %other)
+    %turned: u8[8] = test.concat(%second, %first)
+    """
+    graph = net(body, "%x: u8[8], %z: u8[8]", "%whole, %mixed, %turned")
+    found = contents(graph, {node.name: sources(node) for node in graph.nodes})
+    assert found["whole"] == (("x", 0, 8),)
+    assert found["mixed"] == (("x", 0, 4), ("z", 4, 4))
+    assert found["turned"] == (("x", 4, 4), ("x", 0, 4))

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from sublet.checker import check_bytes
+from sublet.checker.memory import Memory
+from sublet.checker.state import Target
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.plan import POINTER, MemoryPlan
@@ -106,3 +108,9 @@ def test_a_parameter_may_take_the_name_of_bytes_that_a_pointer_stands_for() -> N
     assert check_bytes(graph, plan.schedule, plan) == ()
     other = moved(plan, {"s": 8})
     assert "node s: " in "\n".join(map(str, check_bytes(graph, plan.schedule, other)))
+
+
+def test_of_two_ways_to_a_region_is_known_what_both_decide() -> None:
+    one = Target(Memory(), {"a": frozenset({0}), "b": frozenset({1})})
+    other = Target(Memory(), {"b": frozenset({0}), "c": frozenset({0})})
+    assert one.met(other).guard == other.met(one).guard == {"b": frozenset({0, 1})}

@@ -184,3 +184,27 @@ def test_sub_graphs_have_schedules() -> None:
     found = check_bytes(LOOP, Schedule(AROUND), own_bytes(LOOP))
     assert [finding.rule for finding in found] == ["missing-body"]
     assert "has 0 schedules for the 1 sub-graphs of loop" in str(found[0])
+
+
+def test_a_branch_is_beside_others_with_all_that_it_touches() -> None:
+    """What it reads no longer is written over by more bytes, which another stream reads."""
+    graph = parse("""
+    graph @net(%x: u8[4], %w: u8[4], %k: i32[]) {
+      %a: u8[16] = case %k @choice {
+        arm @only {
+          %s: u8[4] = test.matmul(%x)
+          %t: u8[16] = test.matmul(%s)
+          yield %t
+        }
+      }
+      %b: u8[4] = test.matmul(%w)
+      %y: u8[4] = test.matmul(%a, %b)
+      return %y
+    }
+    """)
+    places = {"x": 0, "w": 16, "k": 24, "s": 28, "t": 0, "a": 0, "b": 32, "y": 36}
+    body = Schedule((Step("s"), Step("t")))
+    schedule = Schedule((Step("b", 1), Step("choice", 0), Step("y", 0, ("b",))), {"choice": (body,)})
+    assert messages(graph, places, schedule) == ""
+    found = messages(graph, {**places, "w": 8}, schedule)
+    assert "node choice: writes arena[0, 16), while node b reads arena[8, 12); nothing orders the two" in found
