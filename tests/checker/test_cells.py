@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from sublet.base.tensor import DType, TensorSpec
 from sublet.checker import check_bytes
+from sublet.checker.cells import Cell, Cells, step_of
+from sublet.ir.graph import Value
 from sublet.ir.text import parse
-from sublet.plan import OPEN, MemoryPlan, Rolled, Storage, Stride
+from sublet.plan import OPEN, MemoryPlan, Region, Rolled, Storage, Stride
 from sublet.plan.schedule import Schedule, Step, serial
 from tests import dialect
 from tests.plans import plan_at
@@ -179,3 +182,54 @@ def test_two_streams_in_one_step_of_a_sequence() -> None:
     over_the_whole = found({"t": 40}, MOVING)
     assert "node u: writes" in over_the_whole
     assert "[race]" in over_the_whole
+
+
+def some_cells() -> Cells:
+    """Rows at [16, 48) and slices at [64, 96), each of which is taken apart once more."""
+    cells = Cells()
+    cells.add("row", Cell("loop", Region("arena", 16, 32), 8, stacked=True))
+    cells.add("slice", Cell("loop", Region("arena", 64, 32), 8, stacked=False))
+    cells.add("part", Cell("inner", Region("slice", 0, 8), 4, stacked=False))
+    return cells
+
+
+def test_what_a_cell_lies_in() -> None:
+    cells = some_cells()
+    latest = "row (the latest)"
+    assert [cells.this_round(name) for name in (latest, "row", "part", "arena")] == ["row", "row", "part", "arena"]
+    assert [cells.root(name) for name in (latest, "part", "slice", "arena")] == ["arena"] * 4
+    part = Region("part", 1, 2)
+    around = [part, Region("slice", 0, 8), Region("arena", 64, 32)]
+    assert list(cells.around(part)) == [(region.storage, region) for region in around]
+    assert cells.kept(Region("row", 2, 4), "loop") == Region(latest, 2, 4)
+    for storage, loop in (("row", "inner"), ("slice", "loop"), (latest, "loop"), ("arena", "loop")):
+        assert cells.kept(Region(storage, 2, 4), loop) is None
+
+
+@pytest.mark.parametrize(
+    ("written", "spoilt"),
+    [
+        (Region("arena", 48, 16), []),
+        (Region("arena", 47, 1), [Region("row", 0, 8), Region("row (the latest)", 0, 8)]),
+        (Region("arena", 0, 17), [Region("row", 0, 8), Region("row (the latest)", 0, 8)]),
+        (Region("arena", 95, 1), [Region("slice", 0, 8), Region("part", 0, 4)]),
+        (Region("slice", 4, 4), [Region("arena", 64, 32), Region("part", 0, 4)]),
+        (Region("part", 0, 2), [Region("slice", 0, 8), Region("arena", 64, 32)]),
+        (Region("row", 0, 4), []),
+        (Region("elsewhere", 0, 100), []),
+    ],
+)
+def test_what_a_write_spoils(written: Region, spoilt: list[Region]) -> None:
+    assert list(some_cells().spoilt(written)) == spoilt
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "nbytes"),
+    [((4, 8), 0, 8), ((4, 8), 1, 0), ((1, 4, 8), 1, 8), ((2, 1, 8), 1, 0), ((0, 8), 0, 0), ((1, 8), 1, 1)],
+)
+def test_the_step_of_a_round(shape: tuple[int, ...], axis: int, nbytes: int) -> None:
+    whole, place = Value("whole", TensorSpec(DType.U8, shape)), Region("arena", 16, 32)
+    steps = [step_of("loop", whole, place, axis, backwards) for backwards in (False, True)]
+    assert [step and (step.offset, step.nbytes) for step in steps] == [(0, nbytes) if nbytes else None] * 2
+    assert not nbytes or steps[0] != steps[1]
+    assert step_of("loop", whole, None, axis, False) is None

@@ -11,7 +11,8 @@ import pytest
 
 from sublet.analysis.options import Options
 from sublet.checker import LABELS, PROVEN, check, check_bytes, judge
-from sublet.checker.lives import union
+from sublet.checker.bound import bytes_of
+from sublet.checker.lives import union, within
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.plan import MemoryPlan, Point, Storage
@@ -253,3 +254,23 @@ def test_a_pointer_begins_a_copy_at_the_very_placement_that_is_told() -> None:
                 assert rules(graph, replace(plan, rolled=(replace(record, heads=heads),))) == {"false-heads"}
                 tried += 1
     assert tried
+
+
+def test_ranges_within_others() -> None:
+    outer = ((2, 5), (8, 12))
+    for inner in ((), ((2, 5),), ((3, 4), (8, 9), (11, 12)), ((8, 12),)):
+        assert within(inner, outer)
+    for inner in (((1, 3),), ((4, 6),), ((3, 9),), ((2, 5), (12, 13)), ((5, 8),), ((13, 14),)):
+        assert not within(inner, outer)
+    assert not within(((0, 1),), ())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "alignment", "arenas", "together"),
+    [([], 4, 1, 0), ([5, 3], 4, 1, 9), ([3, 5], 4, 1, 9), ([8, 4], 4, 1, 12), ([5, 3], 1, 1, 8), ([5, 3], 4, 2, 8)],
+)
+def test_what_buffers_take_side_by_side(sizes: list[int], alignment: int, arenas: int, together: int) -> None:
+    """What is rounded up is all but the one on top; of several arenas nothing is."""
+    storages = tuple(Storage(f"arena{i}", "arena", 16) for i in range(arenas))
+    plan = plan_memory(parse("graph @net(%x: u8[4]) {\n  return %x\n}"))
+    assert bytes_of(replace(plan, alignment=alignment, storages=storages), sizes) == together

@@ -186,9 +186,8 @@ class Merger:
 
     def _written_at_once(self, x: Value, y: Value) -> bool:
         """Whether one point makes both: a kernel does not write two outputs to the same bytes."""
-        p, q = self.ranges.halves.get(x, ()), self.ranges.halves.get(y, ())
-        together = bool(p and q) and p[0][0] == q[0][0]
-        return together and not (x in self.unwritten and y in self.unwritten)
+        halves = self.ranges.halves
+        return halves[x][0][0] == halves[y][0][0] and not (x in self.unwritten and y in self.unwritten)
 
     def _outdated(self, value: Value, same_place: bool) -> bool:
         """Whether a value is still needed when what its bytes are copies of is written anew, in another round.
