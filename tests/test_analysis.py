@@ -22,7 +22,7 @@ from sublet.base.tensor import DType, TensorSpec
 from sublet.ir.graph import Graph, Value, While
 from sublet.ir.text import parse
 from sublet.plan import POINTER
-from sublet.plan.schedule import serial
+from sublet.plan.schedule import Schedule, Step, serial
 from sublet.planning.pipeline import plan_memory
 from tests import dialect  # noqa: F401  (registers the test dialect)
 
@@ -222,3 +222,28 @@ def test_what_is_handed_on_may_take_turns() -> None:
     assert stands_for["k"] == {"s", "t"}
     assert stands_for["q"] == {"b", "s", "t"}
     assert stands_for["p"] == stands_for["l"] == {"a", "b", "s", "t"}
+
+
+def test_one_buffer_precedes_another_by_the_points_between_them() -> None:
+    """In two streams: %a is read by %b alone, and %c after that."""
+    graph = parse("""
+    graph @net(%x: u8[4]) {
+      %a: u8[4] = test.matmul(%x)
+      %b: u8[4] = test.matmul(%a)
+      %c: u8[4] = test.matmul(%b)
+      %y: u8[4] = test.matmul(%c)
+      %z: u8[4] = test.matmul(%x)
+      %r: u8[4] = test.matmul(%y, %z)
+      return %r
+    }
+    """)
+    steps = [Step("a"), Step("b"), Step("c"), Step("y"), Step("z", 1), Step("r", 0, ("z",))]
+    laid_out = flow(graph, Schedule(tuple(steps)))
+    buffers = share(graph, laid_out, liveness(laid_out), merging=False)
+    problem = interference(buffers, laid_out, alignment=1)
+    at = {buffer.members[0].value.name: i for i, buffer in enumerate(buffers)}
+    assert problem.precedence is not None
+    distance = problem.precedence.distance
+    assert [distance[at["a"], at[name]] for name in "xabcyzr"] == [0, 0, 0, 1, 2, 0, 4]
+    assert [distance[at[name], at["y"]] for name in "abc"] == [2, 1, 0]
+    assert not distance[at["z"]][[at[name] for name in "xabcyr"]].any()

@@ -28,13 +28,11 @@ class Scopes:
     def __init__(self, graph: Graph) -> None:
         self.position = {value: i for i, value in enumerate(graph.values())}
         self._sources: dict[Value, tuple[Value, ...]] = {}
-        self._parameters: set[Value] = set()
         self._ends: dict[str, int] = {}  # for each loop the position after the last value of its body
         self._facts: dict[str, Facts] = {}
         for node in graph.walk():
             self._sources.update(assignments(node))
             if isinstance(node, While):
-                self._parameters.update(node.parameters)
                 *_, last = node.body.values()
                 self._ends[node.name] = self.position[last] + 1
 
@@ -59,6 +57,6 @@ class Scopes:
             seen.add(value)
             if value in pointers:
                 todo += self._sources[value]
-            elif value not in self._parameters:
+            else:
                 found.add(value)
         return frozenset(found)
