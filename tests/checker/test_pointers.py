@@ -82,6 +82,8 @@ def test_a_view_of_a_pointer_is_a_copy_of_what_it_stands_for() -> None:
     assert messages(nodes, {**PLACES, "v": 40, "u": 48}) == ""
     assert messages(nodes, {**PLACES, "v": 40, "u": 24}) == ""
     assert "node y: reads %v" in messages(nodes, {**PLACES, "v": 40, "u": 40})
+    alike = "%v: u8[8] = test.reshape(%w)\n  %u: u8[8] = test.reshape(%k)\n  %y: u8[8] = test.matmul(%v, %u)"
+    assert messages(alike, {**PLACES, "v": 40, "u": 40}) == ""
     same = nodes.replace("%z", "%w")
     assert messages(same, {**PLACES, "v": 24, "u": 48}) == ""
     assert messages(same, {**PLACES, "v": 40, "u": 48}) == ""

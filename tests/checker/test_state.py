@@ -112,6 +112,9 @@ def test_what_a_pointer_may_be_by_some_ways() -> None:
     assert told(state.pointers["q"]) == told(pointer(way(k=3), way(k=3)))
     state.forget_ways(frozenset("k"))
     assert told(state.pointers["q"]) == told(free)
+    state.pointers["q"] = pointer(way(k=0), way(n=0))
+    state.forget_ways(frozenset("k"))
+    assert told(state.pointers["q"]) == told(pointer(way(), way(n=0)))
 
 
 def test_one_pointer_or_another() -> None:
