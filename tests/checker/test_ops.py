@@ -6,10 +6,13 @@ import pytest
 
 from sublet.checker import check_bytes
 from sublet.checker.contents import contents, sources
+from sublet.checker.memory import Segment
+from sublet.checker.misread import misread
 from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.ops import Share
 from sublet.ops.op import Op
+from sublet.plan import Region
 from sublet.plan.schedule import serial
 from tests import dialect
 from tests.plans import Place, plan_at
@@ -207,3 +210,11 @@ def test_what_continues_in_one_value_is_one_piece() -> None:
     assert found["whole"] == (("x", 0, 8),)
     assert found["mixed"] == (("x", 0, 4), ("z", 4, 4))
     assert found["turned"] == (("x", 4, 4), ("x", 0, 4))
+
+
+def test_a_misread_names_what_lies_there_instead() -> None:
+    (x,) = net("%y: u8[8] = test.relu(%x)").inputs
+    wrong = [Segment(0, 2, None, 0, "a loop"), Segment(2, 4, "other", 2, "node other")]
+    finding = misread(x, Region("arena", 0, 8), wrong, "node y", "", ("x", "y"))
+    assert (finding.rule, finding.names) == ("clobbered", ("x", "y", "other"))
+    assert misread(x, Region("arena", 0, 8), wrong[:1], "node y", "", ("x", "y")).names == ("x", "y")
