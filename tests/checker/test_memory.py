@@ -96,3 +96,17 @@ def test_forgetting_the_middle_leaves_both_ends() -> None:
     assert (wrong.begin, wrong.end, wrong.token, wrong.writer) == (4, 12, None, "somebody")
     memory.forget(Region("arena", 16, 8), "nobody wrote here")
     assert memory.known_bytes() == 8
+
+
+def test_a_copy_is_not_changed_with_what_it_was_copied_from() -> None:
+    memory = Memory()
+    memory.write("arena", 0, (Piece("a", 0, 8),), "a test")
+    copy = memory.copy()
+    memory.write("arena", 2, (Piece("b", 0, 4),), "a test")
+    copy.write("arena", 6, (Piece("c", 0, 2),), "a test")
+    assert [(one.begin, one.end, one.token) for one in memory.tracks["arena"]] == [
+        (0, 2, "a"),
+        (2, 6, "b"),
+        (6, 8, "a"),
+    ]
+    assert [(one.begin, one.end, one.token) for one in copy.tracks["arena"]] == [(0, 6, "a"), (6, 8, "c")]
