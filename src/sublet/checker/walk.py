@@ -131,6 +131,7 @@ class Walk:
         state = dict(visit.state)
         for source, pointer in moment.pointed:
             target = self.placement(source, visit)
+            state.pop(("pointer", pointer.name), None)
             if target is not None:
                 state["pointer", pointer.name] = target
         if moment.way is not None:
