@@ -29,10 +29,16 @@ def lies(graph: Graph, plan: MemoryPlan, was: MemoryPlan) -> list[str]:
 
 
 def _key(plan: MemoryPlan, place: Placement) -> Key:
-    """A value, and in which copies of bodies it is there; that of a body which has one copy says nothing."""
-    single = {(record.loop, record.within) for record in plan.rolled if record.copies == 1}
-    several = {tuple(c for i, c in enumerate(copy) if (c[0], copy[:i]) not in single) for copy in place.copies}
-    return place.value, frozenset(several - {()})
+    """A value, and in which copies of bodies it is there; to be in all copies of a body is to be in the body."""
+    there = set(place.copies)
+    for record in sorted(plan.rolled, key=lambda record: -len(record.within)):
+        depth = len(record.within)
+        ends = {copy[depth + 1 :] for copy in there if copy[:depth] == record.within}
+        for end in ends:
+            every = {(*record.within, (record.loop, number), *end) for number in range(record.copies)}
+            if every <= there:
+                there = (there - every) | {(*record.within, *end)}
+    return place.value, frozenset(there - {()})
 
 
 def _lives(plan: MemoryPlan, was: MemoryPlan) -> Iterator[str]:
