@@ -9,7 +9,7 @@ from sublet.base.tensor import Unplannable
 from sublet.checker.exchange import as_exchanged
 from sublet.checker.lives import needed
 from sublet.checker.timeline import timeline
-from sublet.checker.walk import Places, Walk
+from sublet.checker.walk import Places, TooManyStatesError, Walk
 from sublet.ir.graph import Graph, Value
 from sublet.plan import ARENA, MemoryPlan, Outside, Peak, Placement, Region, Storage, bound_to
 from sublet.plan.file import fingerprint
@@ -101,12 +101,18 @@ def with_arena(plan: MemoryPlan, arena_bytes: int) -> MemoryPlan:
 
 
 def told_anew(graph: Graph, plan: MemoryPlan) -> MemoryPlan:
-    """A plan whose schedule or copies were changed, with the fingerprint, points and lives that go with them."""
+    """A plan whose schedule or copies were changed, with the fingerprint, points and lives that go with them.
+
+    Where its pointers can be in too many states to tell, lives stay as they were.
+    """
     places, rolled = Places(plan), {(record.loop, record.within): record for record in plan.rolled}
     points = timeline(as_exchanged(graph, plan), plan.schedule, places.pointers, rolled, MOST_POINTS)
     constants = {value.name for value in graph.constants}
     lasting = [i for i, place in enumerate(plan.placements) if place.value in constants]
-    lives = needed(Walk(points, places), lasting)
+    try:
+        lives = needed(Walk(points, places), lasting)
+    except TooManyStatesError:
+        lives = {i: place.live for i, place in enumerate(plan.placements)}
     return replace(
         plan,
         fingerprint=fingerprint(graph, plan.schedule),
