@@ -18,9 +18,9 @@ from functools import cached_property
 
 import numpy as np
 
-from sublet.passes.recompute.level import NONE, Level
+from sublet.passes.recompute.level import Level
 from sublet.passes.recompute.linear import Linear, Term
-from sublet.passes.recompute.timeline import Timeline, timeline, written_over
+from sublet.passes.recompute.timeline import Timeline, written_over
 
 SMALLEST = 1 / 256
 """A share of the largest block: smaller ones are taken to be wherever they are needed, without any bytes."""
@@ -65,11 +65,6 @@ class Facts:
         return frozenset(b for b, size in enumerate(nbytes) if b not in kept and size > SMALLEST * self.unit)
 
     @cached_property
-    def maker(self) -> dict[int, int]:
-        """The node that makes each block."""
-        return {b: j for j, born in enumerate(self.level.blocks.born) for b in born}
-
-    @cached_property
     def read(self) -> list[list[int]]:
         """The nodes that read each block."""
         return self.level.blocks.readers
@@ -82,13 +77,16 @@ class Facts:
 
     def renews(self, block: int) -> int | None:
         """The node whose clone makes the block anew."""
-        j = self.maker.get(block)
+        j = self.level.maker.get(block)
         return j if j is not None and block in self.level.renewed[j] else None
 
 
-def least_seconds_again(level: Level, budget: int) -> float | None:
-    """No such program within the budget takes less more time; None where not even the choices told of here fit."""
-    facts = Facts(level, timeline(level, NONE))
+def least_seconds_again(level: Level, budget: int, plain: Timeline) -> float | None:
+    """No such program within the budget takes less more time; None where not even the choices told of here fit.
+
+    `plain` is the timeline of the level as it is.
+    """
+    facts = Facts(level, plain)
     moments = _chosen(facts, budget)
     if not moments:
         return 0.0
@@ -153,7 +151,7 @@ class _Choices:
     def _need(self, block: int, k: int, end: int, clone: int | None) -> None:
         """What is read in the stages from k to `end`, by a node or by a clone, is alive at moment k or made again."""
         facts = self._facts
-        if block not in facts.counted or facts.maker.get(block, -1) >= self._moments[k]:
+        if block not in facts.counted or self._level.maker.get(block, -1) >= self._moments[k]:
             return
         terms = [(self._at(block, k), -1.0)]
         j = facts.renews(block)
@@ -196,7 +194,7 @@ class _Choices:
     def _carry(self) -> None:
         """What is alive at a moment was so at the one before, or was made between them."""
         for block, k in list(self._alive):
-            if k and self._facts.maker.get(block, -1) < self._moments[k - 1]:
+            if k and self._level.maker.get(block, -1) < self._moments[k - 1]:
                 terms = [(self._at(block, k), 1.0), (self._at(block, k - 1), -1.0)]
                 j = self._facts.renews(block)
                 if j is not None and self._may(j, k - 1):

@@ -48,7 +48,7 @@ def least_extra_seconds(level: Level, budget: int) -> float | None:
     plain = timeline(level, NONE)
     if plain.peak <= budget:
         return 0.0
-    bounds = _by_gaps(level, budget, plain), least_seconds_again(level, budget)
+    bounds = _by_gaps(level, budget, plain), least_seconds_again(level, budget, plain)
     known = [bound for bound in bounds if bound is not None]
     return max(known) if len(known) == len(bounds) else None
 
@@ -98,7 +98,7 @@ class _Clones:
     """
 
     def __init__(self, level: Level, contents: list[Lives]) -> None:
-        self.maker = {b: j for j, born in enumerate(level.blocks.born) for b in born}
+        self.maker = level.maker
         self._level = level
         self._nbytes = level.blocks.nbytes
         self._made = [sum(self._nbytes[b] for b in born) for born in level.blocks.born]

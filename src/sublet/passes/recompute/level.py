@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.walk import makers, results
@@ -47,6 +48,11 @@ class Level:
     seconds: tuple[float, ...]
     away: tuple[int, ...]
     steady: int
+
+    @cached_property
+    def maker(self) -> dict[int, int]:
+        """The node that makes each block, where one does."""
+        return {b: j for j, born in enumerate(self.blocks.born) for b in born}
 
     def again(self, clones: Clones) -> tuple[tuple[str, str], ...]:
         """The clones by name, with the views that their readers look through; in the order they will stand in."""
