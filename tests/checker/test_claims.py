@@ -274,3 +274,19 @@ def test_what_buffers_take_side_by_side(sizes: list[int], alignment: int, arenas
     storages = tuple(Storage(f"arena{i}", "arena", 16) for i in range(arenas))
     plan = plan_memory(parse("graph @net(%x: u8[4]) {\n  return %x\n}"))
     assert bytes_of(replace(plan, alignment=alignment, storages=storages), sizes) == together
+
+
+def test_a_reason_that_there_is_not_is_none() -> None:
+    """A tie is called by what it is."""
+    graph = parse("""
+    graph @viewed(%x: f32[4]) {
+      %y: f32[4] = nn.exp(%x)
+      %v: f32[2,2] = nn.reshape(%y) {shape = [2, 2]}
+      return %v
+    }
+    """)
+    plan = plan_memory(graph)
+    named = tuple(replace(p, how="nobody") if p.how == "view" else p for p in plan.placements)
+    assert named != plan.placements
+    found = judge(graph, plan.schedule, replace(plan, placements=named)).findings
+    assert "false-sharing" in {finding.rule for finding in found}

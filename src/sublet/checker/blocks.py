@@ -14,6 +14,7 @@ from sublet.checker.kinship import Kin, Ties
 from sublet.checker.lives import Ranges, union
 from sublet.plan import POINTER, MemoryPlan, Placement
 
+HOWS = ("view", "part", "inplace", "carry", "slice", "row")
 JOINED = "joined"
 Group = int | str
 """The number of a buffer, or the name of the bound storage that is one."""
@@ -112,7 +113,7 @@ def _true(place: Placement, around: Sequence[set[str]], names: set[str]) -> bool
         return not place.shares
     if place.how == JOINED:
         return place.shares in names
-    return any(place.shares in known for known in around)
+    return place.how in HOWS and any(place.shares in known for known in around)
 
 
 def _words(place: Placement) -> str:

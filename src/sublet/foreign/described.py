@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from sublet.base.ranges import highest, holds
-from sublet.checker.blocks import JOINED
+from sublet.checker.blocks import HOWS, JOINED
 from sublet.checker.kinship import Kin, Ties, ties
 from sublet.checker.lives import Ranges, needed
 from sublet.checker.moves import copied
@@ -22,9 +22,6 @@ from sublet.plan.schedule import Schedule
 from sublet.plan.slots import curve, slots
 
 MOST_POINTS = 1 << 22
-
-HOWS = ("view", "part", "inplace", "carry", "slice", "row")
-"""Of several reasons to be the same bytes the first of these is told."""
 
 
 def described(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> MemoryPlan:
