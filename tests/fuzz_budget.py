@@ -30,8 +30,9 @@ from sublet.ops.verify import verify
 from sublet.packing import Region
 from sublet.passes.common import without_common
 from sublet.passes.rewriting import readers
+from sublet.passes.splitting.gathered import gatherable
 from sublet.passes.splitting.pieces import onto, splitted
-from sublet.passes.splitting.ways import BATCH, EARLY, ONTO, RESULT, way
+from sublet.passes.splitting.ways import BATCH, EARLY, MOMENTUM, ONTO, RESULT, way
 from sublet.planning.budget.answers import Outcome
 from sublet.planning.budget.within import Budgets
 from tests.passes.checkpointed import check_seed
@@ -62,10 +63,34 @@ def network(rng: random.Random, seed: int) -> Step:
     loss = nn.softmax_cross_entropy(logits, labels)[0].mean()
     if rng.random() < 0.5:
         g.output("logits", logits)
-    optimizer = rng.choice((sublet.SGD(0.05, momentum=0.9), sublet.Adam(0.01), sublet.SGD(0.1)))
-    model = sublet.train_step(loss, g.parameters, optimizer)
     numbers = np.random.default_rng(seed)
     feeds = {"x": numbers.normal(size=shape).astype("float32"), "labels": numbers.integers(0, 4, shape[0])}
+    return _taken(rng, loss, feeds)
+
+
+def recurrent(rng: random.Random, seed: int) -> Step:
+    """A step of a random recurrent network, its rounds written one after another: all read the same weights."""
+    g = sublet.Graph(f"recurrent{seed}")
+    rounds, batch, width, units = rng.randint(2, 5), rng.randint(1, 3), rng.randint(1, 4), rng.randint(2, 6)
+    gates = rng.choice((1, 4))
+    xs = g.input("xs", (rounds, batch, width))
+    w = g.parameter("w", (gates * units, width), initial=layers.normal(0.3))
+    u = g.parameter("u", (gates * units, units), initial=layers.normal(0.3))
+    h = c = g.constant(np.zeros((batch, units)), "f32")
+    for t in range(rounds):
+        y = nn.linear(xs[t], w) + nn.linear(h, u)
+        h, c = nn.lstm_cell(y, c)[:2] if gates == 4 else (nn.tanh(y), c)
+    if rng.random() < 0.3:
+        h = nn.linear(h, u).reshape(batch, gates, units).mean(1)
+    feeds = {"xs": np.random.default_rng(seed).normal(size=(rounds, batch, width)).astype("float32")}
+    return _taken(rng, nn.square(h).mean(), feeds)
+
+
+def _taken(rng: random.Random, loss: Tensor, feeds: dict[str, Any]) -> Step:
+    """The step that a random optimiser takes."""
+    momentum = rng.choice((0.5, 0.9))
+    optimizer = rng.choice((sublet.SGD(0.05, momentum=momentum), sublet.Adam(0.01), sublet.SGD(0.1)))
+    model = sublet.train_step(loss, loss.graph.parameters, optimizer)
     return Step(model.graph, {name: each.array() for name, each in model.weights.items()}, feeds)
 
 
@@ -98,7 +123,7 @@ def drawn(seed: int) -> tuple[random.Random, Step]:
     """The step of a seed."""
     rng = random.Random(seed)
     kind = rng.random()
-    make = network if kind < 0.6 else training_step if kind < 0.85 else written_program
+    make = network if kind < 0.5 else recurrent if kind < 0.65 else training_step if kind < 0.85 else written_program
     return rng, make(rng, seed)
 
 
@@ -150,6 +175,7 @@ def check_pieces(seed: int) -> Counter[str]:
     read = readers(step.graph)
     updates = {source for _, source in step.graph.updates}
     chosen: dict[str, tuple[str, int]] = {}
+    chains = gatherable(step.graph)
     for node in step.graph.nodes:
         kinds = [(kind, count) for kind in (BATCH, RESULT) if way(node, kind, count) is not None]
         looked_up = onto(step.graph, node, read)
@@ -157,8 +183,12 @@ def check_pieces(seed: int) -> Counter[str]:
             chosen.pop(looked_up.name, None)
             kinds = [(ONTO, 1)]
         kinds += [(EARLY, 1)] if updates.intersection(node.defs) else []
+        kinds += [(MOMENTUM, 1)] if node.name in chains else []
         if kinds and rng.random() < 0.8:
             chosen[node.name] = rng.choice(kinds)
+            if chosen[node.name] == (MOMENTUM, 1):
+                for term in chains[node.name]:
+                    chosen.pop(term.name, None)
     if chosen:
         splits = tuple((name, *what) for name, what in chosen.items())
         options = Options(io=rng.choice(("arena", "bound")), weights=rng.choice(("arena", "bound")))

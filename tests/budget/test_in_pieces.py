@@ -101,6 +101,27 @@ def test_updates_run_earlier_where_their_gradients_wait_for_one_another() -> Non
         assert np.array_equal(less({"x": x})["loss"], plain({"x": x})["loss"])
 
 
+def test_a_momentum_takes_up_what_every_step_of_a_recurrent_network_adds() -> None:
+    g = sublet.Graph("recurrent")
+    w = g.parameter("w", (64, 64), initial=0.01)
+    h = g.input("x", (8, 64))
+    for _ in range(12):
+        h = nn.tanh(h @ w)
+    step = sublet.train_step(nn.square(h).mean(), g.parameters, sublet.SGD(0.1, momentum=0.9))
+    plain = sublet.compile(step)
+    budgets = Budgets(step, sublet.Options(io="bound", weights="bound"), effort=200)
+    answer = budgets.within(64 * 64 * 4)  # the gradient alone takes as much
+    assert answer.outcome is Outcome.FITS
+    assert {kind for _, kind, _ in answer.point.model.recipe.split} == {"momentum"}
+    assert "momentum takes up the gradient term by term" in answer.words
+    less = sublet.compile(answer.point.model)
+    x = np.random.default_rng(0).normal(size=(8, 64)).astype("float32")
+    for _ in range(3):
+        np.testing.assert_allclose(less({"x": x})["loss"], plain({"x": x})["loss"], rtol=1e-5)
+    (found,) = budgets.finer.values()
+    assert found.search.found[0].peak == found.plain.nbytes, "the estimate knows that a sum in its home has no bytes"
+
+
 def test_the_claim_is_of_what_was_split() -> None:
     budgets = Budgets(tied(), effort=50)
     answer = budgets.within(4096)

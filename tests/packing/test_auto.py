@@ -41,6 +41,17 @@ def test_stops_at_the_bound_with_the_earliest_strategy() -> None:
     assert tie.packing.strategy == "no_reuse"
 
 
+def test_what_no_packing_can_be_of_use_for_is_not_searched() -> None:
+    problem = read_problem(PROBLEMS / "A.1048576.csv")
+    full = pack(problem)
+    assert [name for name, _, _ in pack(problem, useful=full.bound.bytes).tried] == list(STRATEGIES)
+    report = pack(problem, useful=full.bound.bytes - 1)
+    assert [name for name, _, _ in report.tried] == list(STRATEGIES)[: len(report.tried)]
+    assert "search" not in [name for name, _, _ in report.tried]
+    assert report.bound == full.bound
+    check_packing(problem, report.packing)
+
+
 def test_densenet_forward_needs_less_than_libnnc() -> None:
     report = pack(read_problem(PROBLEMS / "densenet121.fwd.b1.json"))
     assert 7_630_784 == report.bound.bytes <= report.packing.arena_bytes < 9_637_824

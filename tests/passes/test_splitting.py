@@ -5,19 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 import sublet
-from sublet import nn
+from sublet import layers, nn
+from sublet.analysis.options import Options
 from sublet.base.errors import PlanError
 from sublet.ir.graph import Graph
 from sublet.ops.nn import COMMANDS
+from sublet.ops.nn.command import spec_of
+from sublet.ops.nn.gradients import operand
 from sublet.ops.verify import verify
+from sublet.passes.splitting.gathered import gatherable
 from sublet.passes.splitting.pieces import splitted
-from sublet.passes.splitting.ways import BATCH, BY_BATCH, BY_RESULT, EARLY, ONTO, RESULT, way
-from tests.fuzz_budget import check_pieces
+from sublet.passes.splitting.ways import BATCH, BY_BATCH, BY_RESULT, EARLY, MOMENTUM, ONTO, RESULT, way
+from sublet.planning.pipeline import plan_memory
+from tests.fuzz_budget import check_pieces, runs_alike
 from tests.nn.examples import EXAMPLES, case_of
 from tests.nn.facts import expected, nearly, weights
+from tests.training.steps import UNPLANNED, Step
 
 KNOWN = sorted({(BATCH, name) for name in BY_BATCH} | {(RESULT, name) for name in BY_RESULT})
 
@@ -69,6 +76,8 @@ def test_what_cannot_be_done_in_pieces_is_refused() -> None:
         (((product, ONTO, 1),), "adds no gradient"),
         (((total, ONTO, 2),), "adds no gradient"),
         (((product, EARLY, 1),), "no update"),
+        (((named(graph, "nn.sgd"), MOMENTUM, 1),), "no update whose momentum"),
+        (((product, MOMENTUM, 1),), "no update whose momentum"),
     ):
         with pytest.raises(PlanError, match=words):
             splitted(graph, splits)
@@ -101,6 +110,55 @@ def test_an_early_update_has_its_gradient_added_up_as_its_terms_come() -> None:
     rounds = [i for i, op in enumerate(written) if op == "nn.tanh_gradient"]
     assert len(sums) == 8
     assert all("nn.gemm" in written[begin:end] for begin, end in pairwise(rounds[1:]))
+
+
+def recurrent(optimizer: sublet.SGD | sublet.Adam, dtype: str = "f32") -> Graph:
+    """Two weights that five steps read; a bias, whose gradient is no sum of products."""
+    g = sublet.Graph("recurrent")
+    weights = [g.parameter(name, (8, 8), dtype, initial=layers.normal(0.3)) for name in "uv"]
+    bias, h = g.parameter("bias", (8,), dtype, initial=0.1), g.input("h", (2, 8), dtype)
+    for _ in range(5):
+        h = nn.tanh(h @ weights[0] + bias) @ weights[1]
+    return sublet.train_step(h.mean(), g.parameters, optimizer).graph
+
+
+def test_a_momentum_takes_up_its_gradient() -> None:
+    given = recurrent(sublet.SGD(0.1, momentum=0.9))
+    assert {len(terms) for terms in gatherable(given).values()} == {5}
+    made = splitted(given, tuple((name, MOMENTUM, 1) for name in gatherable(given))).graph
+    rng = np.random.default_rng(0)
+    initial = {value.name: rng.normal(size=spec_of(value).shape).astype("f4") for value, _ in given.updates}
+    step = Step(given, initial, {"h": rng.normal(size=(2, 8)).astype("f4")})
+    bound = Options(io="bound", weights="bound", alignment=4)
+    runs_alike("the momentum takes up", step, step.compiled(UNPLANNED), made, bound)
+    lies = {each.value: each.region.storage for each in plan_memory(made, bound).placements}
+    sums = [node.outputs[0].name for node in made.nodes if node.op == "nn.gemm" and node.attrs["transpose_a"]]
+    assert len(sums) == 10
+    assert all(lies[name].endswith(".momentum") for name in sums), "a sum has bytes of its own"
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        sublet.SGD(0.1),
+        sublet.Adam(0.1),
+        sublet.SGD(0.1, momentum=0.9, nesterov=True),
+        sublet.SGD(0.1, momentum=0.9, dampening=0.5),
+        sublet.SGD(0.1, momentum=0.9, decay=0.1),
+    ],
+    ids=["no momentum", "Adam", "Nesterov", "dampening", "decay"],
+)
+def test_a_momentum_of_more_than_the_gradient_takes_up_none(optimizer: sublet.SGD | sublet.Adam) -> None:
+    assert not gatherable(recurrent(optimizer))
+
+
+def test_what_somebody_else_reads_is_no_term_of_a_momentum() -> None:
+    given = recurrent(sublet.SGD(0.1, momentum=0.9))
+    assert not gatherable(recurrent(sublet.SGD(0.1, momentum=0.9), "bf16")), "rounded to a short type term by term"
+    for name, terms in gatherable(given).items():
+        update = next(node for node in given.nodes if node.name == name)
+        for value in (terms[1].defs[0], terms[-1].defs[0], operand(update, 3)):
+            assert name not in gatherable(replace(given, outputs=(*given.outputs, value)))
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -80,12 +80,14 @@ def pack(
     capacity: int | None = None,
     effort: int | None = None,
     seed: int = 0,
+    useful: int | None = None,
 ) -> Report:
     """Pack with a strategy, by default the best of all.
 
     `effort` limits the search in steps, which is reproducible; with a `timeout` (seconds) the search
     goes on until then instead, and so depends on the machine. A single strategy runs to its end. With
-    a `capacity` (bytes), `auto` and the search stop as soon as the arena is no larger.
+    a `capacity` (bytes), `auto` and the search stop as soon as the arena is no larger. Where the bound shows that none
+    is as small as `useful` (bytes), `auto` stops with whatever it has.
     `progress` is told every tried strategy and its arena. Raises ProblemError for an unknown strategy or
     a problem without any packing or a timeout that is none, PackingError when a strategy's packing is wrong.
     """
@@ -94,7 +96,7 @@ def pack(
     order = order_by_id(problem)
     form = plain(rearranged(problem, order))
     check_reach(form.problem)
-    attempt = _Attempt(form, timeout, progress, capacity, effort, seed)
+    attempt = _Attempt(form, timeout, progress, capacity, effort, seed, useful)
     if strategy == AUTO:
         attempt.try_all()
     elif strategy == SEARCH and searchable(attempt.problem):
@@ -119,6 +121,7 @@ class _Attempt:
     capacity: int | None
     effort: int | None
     seed: int
+    useful: int | None
     best: Packing | None = None
     settled: Packing | None = None
     bound: Bound | None = None
@@ -172,9 +175,11 @@ class _Attempt:
         self.tried.append((SETTLED, self.settled.arena_bytes, time.monotonic() - begin))
 
     def _content(self) -> bool:
-        """Whether the best packing is known to be, or is small enough."""
+        """Whether the best packing is known to be, or is small enough, or none is of use."""
         if self.best is None or self.bound is None:
             return False
+        if self.useful is not None and self.bound.bytes > self.useful:
+            return True
         return self._answer().arena_bytes <= max(self.bound.bytes, self.capacity or 0)
 
     def _answer(self) -> Packing:

@@ -115,29 +115,36 @@ def _of_least(
     """The plan that needs least of those in these orders, and which order that is.
 
     One order may fit the memory regions, or move nothing, where another does not: that one is passed over. What the
-    checker refuses is a mistake in whichever order, and is told.
+    checker refuses is a mistake in whichever order, and is told. The graph's own order, the first, is planned last: it
+    is taken where it needs no more than the others, and not searched for where its bound is above what they need.
     """
     plans: dict[int, MemoryPlan] = {}
-    failed: list[CapacityError | PlanError] = []
-    for number, order in enumerate(orders):
+    failed: dict[int, CapacityError | PlanError] = {}
+    for number in (*range(1, len(orders)), 0):
+        least = min((plan.arena_bytes for plan in plans.values()), default=None)
         try:
-            plans[number] = _planned(graph, order, options, progress)
+            plans[number] = _planned(graph, orders[number], options, progress, least)
         except (CapacityError, PlanError) as error:
-            failed.append(error)
+            failed[number] = error
     if not plans:
         raise failed[0]
-    best = min(plans, key=lambda number: plans[number].arena_bytes)
+    best = min(sorted(plans), key=lambda number: plans[number].arena_bytes)
     return plans[best], best
 
 
-def _planned(graph: Graph, schedule: Schedule, options: Options, progress: Progress | None) -> MemoryPlan:
-    """The plan of a graph in one order. What the checker cannot follow where it is pointed at is copied."""
+def _planned(
+    graph: Graph, schedule: Schedule, options: Options, progress: Progress | None, least: int | None
+) -> MemoryPlan:
+    """The plan of a graph in one order. What the checker cannot follow where it is pointed at is copied.
+
+    `least` is what a plan in another order needs: an arena larger than that may be any.
+    """
     copied: frozenset[Value] = frozenset()
     named, begin, left = 0, time.monotonic(), options
     layouts = Layouts(graph, schedule, options)
     while True:
         try:
-            return _proven(graph, schedule, layouts, left, progress, copied)
+            return _proven(graph, schedule, layouts, left, progress, copied, least)
         except PlanViolation as refused:
             more = unfollowed(graph, refused.findings, copied, by_name=named < MOST_NAMED)
             if more == copied:
@@ -154,6 +161,7 @@ def _proven(
     options: Options,
     progress: Progress | None,
     copied: frozenset[Value],
+    least: int | None,
 ) -> MemoryPlan:
     """The plan of a graph in one order, in which the `copied` values are no pointers."""
     layout = layouts.settled(copied)
@@ -162,7 +170,7 @@ def _proven(
         forbid(moves)
     planned = tuple(buffer for buffer in layout.buffers if buffer.packed)
     problem = interference(planned, layout.flow, alignment=options.alignment, name=graph.name)
-    packed = _packed(problem, graph, planned, layout.flow, options, progress)
+    packed = _packed(problem, graph, planned, layout.flow, options, progress, least)
     plan = assemble(graph, schedule, layout, layouts, packed, moves)
     judged = require_valid(graph, schedule, plan).bound
     if judged.why and not (plan.bound == SEARCH and judged.followed):
@@ -177,6 +185,7 @@ def _packed(
     flow: Flow,
     options: Options,
     progress: Progress | None,
+    least: int | None,
 ) -> Packed:
     """The buffers in one arena, or in one a memory region: what is offloaded in the one that only transfers touch, and
     what is kept at a cut in one of its own, if that is asked for."""
@@ -186,7 +195,8 @@ def _packed(
         placed = place_apart(problem, arenas, kept, options.strategy, options.timeout, progress, arenas[1])
         return in_several_arenas(problem, placed)
     if not options.regions:
-        return in_one_arena(pack(problem, options.strategy, timeout=options.timeout, progress=progress))
+        packed = pack(problem, options.strategy, timeout=options.timeout, progress=progress, useful=least)
+        return in_one_arena(packed)
     gone = offloaded(graph)
     away = {i for i, buffer in enumerate(planned) if any(member.value in gone for member in buffer.members)}
     placed = place_apart(problem, options.regions, away, options.strategy, options.timeout, progress)

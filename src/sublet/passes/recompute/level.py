@@ -73,7 +73,7 @@ def level_of(graph: Graph, seconds: Mapping[str, float], *, io_bound: bool, weig
         if value in block:
             blocks.nbytes[block[value]] = 0
     _join_parts(graph.nodes, blocks)
-    closed = _updated_in_pieces(graph, blocks)
+    closed = {**_updated_in_steps(graph, blocks), **_updated_in_pieces(graph, blocks)}
     views: list[list[int]] = [[] for _ in graph.nodes]
     maker = {b: j for j, born in enumerate(blocks.born) for b in born}
     for j, node in enumerate(graph.nodes):
@@ -83,10 +83,11 @@ def level_of(graph: Graph, seconds: Mapping[str, float], *, io_bound: bool, weig
     for j, node in enumerate(graph.nodes):
         if is_offload(node):
             views[j] = [k for k in views[maker[block[there_and_back(node)[0]]]] if k > j]
+    cloned = [_blocks_read(node, block) for node in graph.nodes]
     latest = list(clonable(graph))
     for j, several in enumerate(views):
         latest[j] = min([latest[j], *(latest[k] for k in several)])
-        latest[j] = min([latest[j], *(closed[b] for b in blocks.read[j] if b in closed)])
+        latest[j] = min([latest[j], *(closed[b] for b in cloned[j] if b in closed)])
     away = [-1] * len(blocks.nbytes)
     for j, node in enumerate(graph.nodes):
         if is_offload(node):
@@ -95,7 +96,7 @@ def level_of(graph: Graph, seconds: Mapping[str, float], *, io_bound: bool, weig
     return Level(
         tuple(node.name for node in graph.nodes),
         blocks,
-        tuple(_blocks_read(node, block) for node in graph.nodes),
+        tuple(cloned),
         tuple(_renewed(*each, block) for each in zip(graph.nodes, blocks.born, moved, strict=True)),
         tuple(sum(blocks.nbytes[b] for b in out) for out in moved),
         tuple(map(tuple, views)),
@@ -142,6 +143,43 @@ def _updated_in_pieces(graph: Graph, blocks: Blocks) -> dict[int, int]:
                     blocks.nbytes[blocks.of[value]] = 0
             closed[home] = min(maker[part] for part in parts if part is not None)
     return closed
+
+
+def _updated_in_steps(graph: Graph, blocks: Blocks) -> dict[int, int]:
+    """Lets what leads to an update, each written over the one before and the first over the target, have no bytes.
+
+    Gives by block of what is written over the node that does so: no clone that reads it may stand behind.
+    """
+    maker = makers(graph.nodes)
+    closed: dict[int, int] = {}
+    for target, source in graph.updates:
+        if target in blocks.of and not blocks.nbytes[blocks.of[target]]:
+            steps = _steps(graph.nodes, maker, blocks, target, source)
+            for before, node, after in steps if len(steps) > 1 else ():  # a single one is `at_home`
+                blocks.nbytes[blocks.of[after]] = 0
+                closed[blocks.of[before]] = node
+    return closed
+
+
+def _steps(
+    nodes: Sequence[Node], maker: Mapping[Value, int], blocks: Blocks, target: Value, source: Value
+) -> list[tuple[Value, int, Value]]:
+    """(what a node reads for the last time, the node, what it writes over it) from the target to the source; none
+    where they do not lead there."""
+    found: list[tuple[Value, int, Value]] = []
+    after = source
+    while after != target:
+        j = maker.get(after)
+        if j is None or nodes[j].subgraphs:
+            return []
+        shares = lookup(nodes[j].op).inplace(nodes[j])
+        operands = [_operand(nodes[j], s.input) for s in shares if nodes[j].outputs[s.output] == after]
+        last = [v for v in operands if v in blocks.of and blocks.readers[blocks.of[v]][-1:] == [j]]
+        if len(last) != 1 or (last[0] != target and len(blocks.readers[blocks.of[last[0]]]) > 1):
+            return []
+        found.append((last[0], j, after))
+        after = last[0]
+    return found
 
 
 def _over(node: Node, part: Value | None, home: int, blocks: Blocks) -> bool:

@@ -14,8 +14,9 @@ from sublet.base.printable import listed
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.walk import made_by
 from sublet.passes.rewriting import readers
+from sublet.passes.splitting.gathered import gatherable
 from sublet.passes.splitting.pieces import Splits, onto, splitted
-from sublet.passes.splitting.ways import BATCH, BY_RESULT, EARLY, ONTO, POINTWISE, RESULT, way
+from sublet.passes.splitting.ways import BATCH, BY_RESULT, EARLY, MOMENTUM, ONTO, POINTWISE, RESULT, way
 
 SHARES = (4, 8)
 """A value is large that takes more than one of these of the budget."""
@@ -32,7 +33,9 @@ def proposals(graph: Graph, budget: int, share: int) -> list[tuple[tuple[str, st
     """Splits of some nodes so that no piece takes more than one of so many shares of the budget; each once."""
     chooser = _Chooser(graph)
     found = (tuple(chooser.splits(budget // share, kinds)) for kinds in STAGES)
-    early = tuple((node.name, EARLY, 1) for node in graph.nodes if node.op.removeprefix("nn.") in OPTIMIZERS)
+    chains = gatherable(graph)
+    updates = [node.name for node in graph.nodes if node.op.removeprefix("nn.") in OPTIMIZERS]
+    early = tuple((name, MOMENTUM if name in chains else EARLY, 1) for name in updates)
     if [node.name for node in splitted(graph, early).graph.nodes] == [node.name for node in graph.nodes]:
         early = ()
     return [splits for splits in dict.fromkeys((early, *found)) if splits]
@@ -116,6 +119,8 @@ def _words(kind: str, count: int, names: Sequence[str]) -> str:
     told = listed(names, 1)
     if kind == EARLY:
         return f"{told} run as soon as they can"
+    if kind == MOMENTUM:
+        return f"{told} run as soon as they can, their momentum takes up the gradient term by term"
     if kind == ONTO:
         return f"{told} adds looked-up rows in place"
     rows = "rows of the batch" if kind == BATCH else "rows of the result"

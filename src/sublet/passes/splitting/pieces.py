@@ -27,8 +27,9 @@ from sublet.ops.nn.command import spec_of
 from sublet.ops.nn.gradients import operand, reshaped
 from sublet.passes.rewriting import readers
 from sublet.passes.splitting.early import early_order
+from sublet.passes.splitting.gathered import gathered
 from sublet.passes.splitting.regions import Region, regions
-from sublet.passes.splitting.ways import EARLY, ONTO, Shape, Way, way
+from sublet.passes.splitting.ways import EARLY, MOMENTUM, ONTO, Shape, Way, way
 
 Splits = tuple[tuple[str, str, int], ...]
 """(node of the root level, kind of rows, pieces), by name."""
@@ -68,13 +69,13 @@ class _Pieces:
 
 class _Writer:
     def __init__(self, graph: Graph, splits: Splits) -> None:
+        graph, self.early = gathered(graph, {name for name, kind, _ in splits if kind == MOMENTUM})
         self.graph, self.emit = graph, Emitter.of(graph)
         self.by_name = {node.name: node for node in graph.nodes}
         self.named = {node.name for node in graph.walk()}
         self.maker = made_by(graph.nodes)
         self.emit.nodes.clear()
         self.ways: dict[str, tuple[Way, str, int]] = {}
-        self.early: set[str] = set()
         self.added: dict[str, Node] = {}
         """By addition the lookup's gradient that is added onto the other operand."""
         for entry in splits:
@@ -95,7 +96,7 @@ class _Writer:
                 raise PlanError(f"{name!r} adds no gradient of rows that only it reads")
             self.added[name] = looked_up
             return
-        if kind == EARLY:
+        if kind in (EARLY, MOMENTUM):
             if count != 1 or not set(node.defs) & {source for _, source in self.graph.updates}:
                 raise PlanError(f"{name!r} is no update that could run earlier")
             self.early.add(name)

@@ -19,10 +19,10 @@ from sublet.ops.nn import activation, elementwise
 from sublet.ops.nn.command import PREFIX, pick, spec_of
 from sublet.ops.nn.layout import cut
 
-BATCH, RESULT, ONTO, EARLY = "batch", "result", "onto", "early"
-KINDS = (BATCH, RESULT, ONTO, EARLY)
-"""`ONTO` cuts nothing: a gradient of rows that were looked up is added onto the other gradient, and is never whole.
-Nor does `EARLY`: an update runs as soon as it can, so that its gradient does not wait for others."""
+BATCH, RESULT, ONTO, EARLY, MOMENTUM = "batch", "result", "onto", "early", "momentum"
+"""What may be asked of a node. The last three cut nothing. `ONTO`: a gradient of rows that were looked up is added onto
+the other gradient, and is never whole. `EARLY`: an update runs as soon as it can, so that its gradient does not wait
+for others. `MOMENTUM`: so too, and the momentum takes up the gradient term by term."""
 
 Shape = tuple[int, ...]
 Operands = Sequence[Value | None]
