@@ -11,7 +11,7 @@ from functools import cached_property
 
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.walk import makers, results
-from sublet.ops import lookup
+from sublet.ops import lookup, shared
 from sublet.passes.live_bytes import Blocks, blocks_of
 from sublet.passes.order import reordered
 from sublet.passes.recompute.clones import clonable, only_moved, reads_of_clone
@@ -172,9 +172,9 @@ def _steps(
         j = maker.get(after)
         if j is None or nodes[j].subgraphs:
             return []
-        shares = lookup(nodes[j].op).inplace(nodes[j])
-        operands = [_operand(nodes[j], s.input) for s in shares if nodes[j].outputs[s.output] == after]
-        last = [v for v in operands if v in blocks.of and blocks.readers[blocks.of[v]][-1:] == [j]]
+        pairs = shared(nodes[j], lookup(nodes[j].op).inplace(nodes[j]))
+        operands = [v for output, v, _ in pairs if output == after and v.nbytes == after.nbytes and v in blocks.of]
+        last = [v for v in operands if blocks.readers[blocks.of[v]][-1:] == [j]]
         if len(last) != 1 or (last[0] != target and len(blocks.readers[blocks.of[last[0]]]) > 1):
             return []
         found.append((last[0], j, after))
