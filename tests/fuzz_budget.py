@@ -187,8 +187,9 @@ def check_pieces(seed: int) -> Counter[str]:
         if kinds and rng.random() < 0.8:
             chosen[node.name] = rng.choice(kinds)
             if chosen[node.name] == (MOMENTUM, 1):
-                for term in chains[node.name]:
-                    chosen.pop(term.name, None)
+                first = chains[node.name][0].name
+                if chosen.get(first, (BATCH, 1))[0] != BATCH:  # onto a momentum it has no rows of the result
+                    del chosen[first]
     if chosen:
         splits = tuple((name, *what) for name, what in chosen.items())
         options = Options(io=rng.choice(("arena", "bound")), weights=rng.choice(("arena", "bound")))

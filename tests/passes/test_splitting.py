@@ -76,7 +76,6 @@ def test_what_cannot_be_done_in_pieces_is_refused() -> None:
         (((product, ONTO, 1),), "adds no gradient"),
         (((total, ONTO, 2),), "adds no gradient"),
         (((product, EARLY, 1),), "no update"),
-        (((named(graph, "nn.sgd"), MOMENTUM, 1),), "no update whose momentum"),
         (((product, MOMENTUM, 1),), "no update whose momentum"),
     ):
         with pytest.raises(PlanError, match=words):
@@ -149,7 +148,10 @@ def test_a_momentum_takes_up_its_gradient() -> None:
     ids=["no momentum", "Adam", "Nesterov", "dampening", "decay"],
 )
 def test_a_momentum_of_more_than_the_gradient_takes_up_none(optimizer: sublet.SGD | sublet.Adam) -> None:
-    assert not gatherable(recurrent(optimizer))
+    given = recurrent(optimizer)
+    assert not gatherable(given)
+    with pytest.raises(PlanError, match="no update whose momentum"):
+        splitted(given, ((given.nodes[-1].name, MOMENTUM, 1),))
 
 
 def test_what_somebody_else_reads_is_no_term_of_a_momentum() -> None:

@@ -7,7 +7,7 @@ gradient adds its rows in place. What nobody knows how to cut stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sublet.base.printable import listed
@@ -31,12 +31,11 @@ STAGES = ((BATCH,), (RESULT,), (BATCH, RESULT))
 
 def proposals(graph: Graph, budget: int, share: int) -> list[tuple[tuple[str, str, int], ...]]:
     """Splits of some nodes so that no piece takes more than one of so many shares of the budget; each once."""
-    chooser = _Chooser(graph)
-    found = (tuple(chooser.splits(budget // share, kinds)) for kinds in STAGES)
-    chains = gatherable(graph)
-    updates = [node.name for node in graph.nodes if node.op.removeprefix("nn.") in OPTIMIZERS]
-    early = tuple((name, MOMENTUM if name in chains else EARLY, 1) for name in updates)
-    if [node.name for node in splitted(graph, early).graph.nodes] == [node.name for node in graph.nodes]:
+    chooser, largest = _Chooser(graph), budget // share
+    found = (tuple(chooser.splits(largest, kinds)) for kinds in STAGES)
+    updates = [node for node in graph.nodes if node.op.removeprefix("nn.") in OPTIMIZERS]
+    early = tuple((node.name, chooser.early(node, largest), 1) for node in updates)
+    if splitted(graph, early).graph.nodes == graph.nodes:
         early = ()
     return [splits for splits in dict.fromkeys((early, *found)) if splits]
 
@@ -48,6 +47,7 @@ class _Chooser:
     def __post_init__(self) -> None:
         self.of_weights = _of_weights(self.graph)
         self.read = readers(self.graph)
+        self.terms = gatherable(self.graph)
         self.given = {*self.graph.inputs, *self.graph.weights}
 
     def splits(self, largest: int, kinds: Sequence[str]) -> list[tuple[str, str, int]]:
@@ -58,7 +58,9 @@ class _Chooser:
         if BATCH in kinds:
             self._cut({v for v in large if v not in ours}, largest, BATCH, chosen)
         if RESULT in kinds:
-            self._cut(ours, largest, RESULT, chosen)
+            taken = {name for name, terms in self.terms.items() if ours & set(terms[-1].defs)}
+            chosen.update(dict.fromkeys(taken, (MOMENTUM, 1)))
+            self._cut(ours - self._taken_up(taken), largest, RESULT, chosen)
         for node in self.graph.nodes:
             if node.name not in chosen and ours & set(node.defs):
                 added = onto(self.graph, node, self.read)
@@ -66,6 +68,17 @@ class _Chooser:
                     chosen[node.name] = ONTO, 1
                     chosen.pop(added.name, None)
         return [(node.name, *chosen[node.name]) for node in self.graph.nodes if node.name in chosen]
+
+    def early(self, update: Node, largest: int) -> str:
+        """How an update runs early: a momentum takes up a gradient that is large, or waits for several terms."""
+        terms = self.terms.get(update.name, ())
+        return MOMENTUM if len(terms) > 1 or (terms and terms[-1].defs[0].nbytes > largest) else EARLY
+
+    def _taken_up(self, updates: Collection[str]) -> set[Value]:
+        """What needs no bytes of its own, or as few as can be, where these updates take up their gradients."""
+        nodes = [node for name in updates for node in self.terms[name]]
+        nodes += [node for node in self.graph.nodes if node.name in updates]
+        return {value for node in nodes for value in (*node.uses, *node.defs)}
 
     def _cut(self, large: set[Value], largest: int, kind: str, chosen: dict[str, tuple[str, int]]) -> None:
         if not large:

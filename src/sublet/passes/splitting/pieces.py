@@ -35,6 +35,10 @@ Splits = tuple[tuple[str, str, int], ...]
 """(node of the root level, kind of rows, pieces), by name."""
 
 
+PRODUCTS = ("nn.matmul", "nn.gemm")
+"""Pieces of what these sum over are added to the sum by `nn.gemm`."""
+
+
 @dataclass(frozen=True)
 class Splitted:
     """A graph in which nodes are done in pieces.
@@ -69,13 +73,14 @@ class _Pieces:
 
 class _Writer:
     def __init__(self, graph: Graph, splits: Splits) -> None:
-        graph, self.early = gathered(graph, {name for name, kind, _ in splits if kind == MOMENTUM})
+        graph, self.taken_up = gathered(graph, {name for name, kind, _ in splits if kind == MOMENTUM})
         self.graph, self.emit = graph, Emitter.of(graph)
         self.by_name = {node.name: node for node in graph.nodes}
         self.named = {node.name for node in graph.walk()}
         self.maker = made_by(graph.nodes)
         self.emit.nodes.clear()
         self.ways: dict[str, tuple[Way, str, int]] = {}
+        self.early: set[str] = set()
         self.added: dict[str, Node] = {}
         """By addition the lookup's gradient that is added onto the other operand."""
         for entry in splits:
@@ -108,7 +113,7 @@ class _Writer:
 
     def written(self) -> Splitted:
         left_out = {node.name for node in self.added.values()}
-        nodes = [node for node in early_order(self.graph, self.early) if node.name not in left_out]
+        nodes = [node for node in early_order(self.graph, self.early | self.taken_up) if node.name not in left_out]
         nodes = [self._as_added(node) for node in nodes]
         for region in regions(nodes, self._alike, self._read_whole, self._in_rows):
             if region[0].name in self.ways:
@@ -202,7 +207,7 @@ class _Writer:
         ]
         last = i == count - 1
         (only, *_), several = node.outputs, len(node.outputs) > 1
-        if not several and only in sums and node.op == "nn.matmul":
+        if not several and only in sums and node.op in PRODUCTS:
             made: tuple[Value, ...] = self._onto(node, operands, sums[only], (end - begin) / found.extent)
         else:
             made = self._made(node, found, operands, begin, end)
@@ -238,12 +243,13 @@ class _Writer:
 
     def _onto(self, node: Node, operands: Sequence[Value | None], total: Value, share: float) -> tuple[Value, ...]:
         """A product of matrices added to what was summed before."""
-        made = self.emit.several("nn.gemm", *operands, total, **node.attrs)
+        attrs = {key: content for key, content in node.attrs.items() if key != "beta"}
+        made = self.emit.several("nn.gemm", *operands[:2], total, **attrs)
         self.shares[made[0].name] = node.name, share
         return made
 
     def _add_up(self, node: Node, value: Value, piece: Value, sums: dict[Value, Value], last: bool) -> None:
-        if value in sums and node.op != "nn.matmul":
+        if value in sums and node.op not in PRODUCTS:
             piece = self.emit("nn.add", sums[value], piece)
         sums[value] = piece
         if last:

@@ -166,6 +166,14 @@ def _matmul(node: Node) -> Way | None:
     return None if node.attrs["transpose_b"] else Way(a[0], (a[1:], b[1:]), (None,))
 
 
+def _gemm(node: Node) -> Way | None:
+    """By the rows that are summed over, where both factors have them first: the first piece is added to c."""
+    a, b = _shape(node.inputs[0]), _shape(node.inputs[1])
+    if not node.attrs["transpose_a"] or node.attrs["transpose_b"]:
+        return None
+    return Way(a[0], (a[1:], b[1:], *(None,) * (len(node.inputs) - 2)), (None,))
+
+
 def _matmul_rows(node: Node) -> Way | None:
     """By rows of the result: columns of a transposed factor, which are copied."""
     a, b, y = _shape(node.inputs[0]), _shape(node.inputs[1]), _shape(node.outputs[0])
@@ -330,6 +338,7 @@ BY_BATCH: Makers = {
     "softmax_cross_entropy_gradient": (_leading(),),
     "linear": (_linear,),
     "matmul": (_matmul,),
+    "gemm": (_gemm,),
     **dict.fromkeys(("sum", "mean", "max", "min"), (_reduced,)),
     "sum_to": (_summed_to,),
     "broadcast_to": (_repeated,),

@@ -116,7 +116,9 @@ class Answer:
         if not self.point.changed:
             return f"the arena fits: {least}, nothing is computed again"
         told = f"the arena fits: {least} instead of {self.plain.nbytes:,}; {self.point.done}"
-        bound = "" if self.least_extra is None else f", no less than {self.least_extra:.1%} in this order"
+        least_extra = self.least_extra
+        known = least_extra is not None and least_extra <= self.extra  # where a node moved, it is of other programs
+        bound = f", no less than {least_extra:.1%} in this order" if known else ""
         return f"{told}: {self.extra:.1%} more time predicted{bound} ({self.costs})"
 
     @property
