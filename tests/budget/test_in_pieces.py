@@ -122,6 +122,23 @@ def test_a_momentum_takes_up_what_every_step_of_a_recurrent_network_adds() -> No
     assert found.search.found[0].peak == found.plain.nbytes, "the estimate knows that a sum in its home has no bytes"
 
 
+def test_pieces_take_the_seconds_of_what_they_are_pieces_of() -> None:
+    """A joined whole bears the name of the node that made it, but not its seconds."""
+    step = tied()
+    budgets = Budgets(step, effort=50, seconds={node.name: 1.0 for node in step.graph.nodes})
+    budgets.within(budgets.plain.nbytes * SHARES[1] // 100)
+    for finer in budgets.finer.values():
+        ops = {node.name: node.op for node in finer.model.graph.nodes}
+        level = finer.search.level
+        seconds = {
+            op: [t for name, t in zip(level.names, level.seconds, strict=True) if ops[name] == op]
+            for op in ops.values()
+        }
+        assert max(seconds.get("nn.concat", [0.0])) < 0.01
+        assert sum(seconds["nn.linear"]) == pytest.approx(3.0), "two layers and the last one"
+    assert any(kind == "batch" for splits in budgets.finer for _, kind, _ in splits)
+
+
 def test_the_claim_is_of_what_was_split() -> None:
     budgets = Budgets(tied(), effort=50)
     answer = budgets.within(4096)

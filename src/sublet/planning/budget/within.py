@@ -24,7 +24,7 @@ from sublet.passes.recompute.level import Clones, level_of
 from sublet.passes.recompute.offload import candidates, is_offload, with_offloads
 from sublet.passes.recompute.search import EFFORT, Found, Search
 from sublet.passes.splitting.choose import SHARES, proposals
-from sublet.passes.splitting.pieces import Splits, splitted
+from sublet.passes.splitting.pieces import Splits, Splitted, splitted
 from sublet.plan import MemoryPlan
 from sublet.planning.budget.answers import Answer, Outcome, Point
 from sublet.planning.budget.costs import MODELLED, modelled
@@ -169,12 +169,7 @@ class Budgets:
         recipe = replace(self._source.recipe, split=tuple(splits))
         source = replace(self._source, graph=made.graph, recipe=recipe)
         ready = self.ways.ready if self.ways else Ways(source).ready
-        seconds = None
-        if self.seconds is not None:
-            parts = {
-                name: self.seconds[node] * share for name, (node, share) in made.shares.items() if node in self.seconds
-            }
-            seconds = {**self.seconds, **parts}
+        seconds = None if self.seconds is None else _of_pieces(self._source.graph, made, self.seconds)
         return Budgets(ready(source), self.options, seconds, self.costs, Ways(source, ready), self.effort, self.until)
 
     @property
@@ -230,6 +225,13 @@ class Budgets:
     def _of(self, budget: int, outcome: Outcome, point: Point, least: float | None = None) -> Answer:
         finer = min(self._floors.values(), key=lambda each: each.nbytes, default=None)
         return Answer(budget, outcome, point, self.plain, self.floor, self.costs, least, self.over(), finer)
+
+
+def _of_pieces(graph: Graph, made: Splitted, seconds: Mapping[str, float]) -> dict[str, float]:
+    """The seconds of nodes that are as they were, and of pieces their shares; a new node may be called as one was."""
+    before = {node.name: node.op for node in graph.nodes}
+    kept = {n.name: seconds[n.name] for n in made.graph.nodes if before.get(n.name) == n.op and n.name in seconds}
+    return kept | {name: seconds[node] * share for name, (node, share) in made.shares.items() if node in seconds}
 
 
 def roomy(options: Options) -> Options:
