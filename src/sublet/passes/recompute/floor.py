@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.walk import needs, results
-from sublet.ops import lookup
+from sublet.ops import lookup, shared
 from sublet.ops.op import Share
 from sublet.passes.order import data_flow
 from sublet.passes.recompute.clones import reads_of_clone
@@ -158,10 +158,4 @@ class _Level:
 
 def _shared(node: Node, facts: Iterable[Callable[[Node], tuple[Share, ...]]]) -> list[tuple[Value, Value]]:
     """The pairs (output, operand) that may be the same bytes by these facts."""
-    found = []
-    for fact in facts:
-        for share in fact(node):
-            output, operand = node.outputs[share.output], node.inputs[share.input]
-            if output is not None and operand is not None:
-                found.append((output, operand))
-    return found
+    return [(output, operand) for fact in facts for output, operand, _ in shared(node, fact(node))]

@@ -186,14 +186,8 @@ def _over(node: Node, part: Value | None, home: int, blocks: Blocks) -> bool:
     """Whether the node may write the part over bytes of a block."""
     if node.subgraphs:
         return False
-    shares = lookup(node.op).inplace(node)
-    return any(node.outputs[s.output] == part and blocks.of.get(_operand(node, s.input)) == home for s in shares)
-
-
-def _operand(node: Node, position: int) -> Value:
-    value = node.inputs[position]
-    assert value is not None
-    return value
+    pairs = shared(node, lookup(node.op).inplace(node))
+    return any(output == part and blocks.of.get(operand) == home for output, operand, _ in pairs)
 
 
 def _blocks_read(node: Node, block: Mapping[Value, int]) -> tuple[int, ...]:

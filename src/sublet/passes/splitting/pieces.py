@@ -73,7 +73,7 @@ class _Pieces:
 
 class _Writer:
     def __init__(self, graph: Graph, splits: Splits) -> None:
-        graph, self.taken_up = gathered(graph, {name for name, kind, _ in splits if kind == MOMENTUM})
+        graph, self.taken_up = gathered(graph, [name for name, kind, _ in splits if kind == MOMENTUM])
         self.graph, self.emit = graph, Emitter.of(graph)
         self.by_name = {node.name: node for node in graph.nodes}
         self.named = {node.name for node in graph.walk()}
