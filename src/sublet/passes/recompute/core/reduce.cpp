@@ -49,10 +49,13 @@ struct Reducing {
     std::map<int64_t, Sums> by_size;
     std::vector<const Sums*> sums;  // by block
     std::vector<int> found_at;      // by node: the last move that it belongs to
+    std::vector<int> moment_of;     // by node: when it runs that was there before
     int moves_made = 0;
 
     Reducing(const Level& level, int64_t budget, const Clones& clones, const Timeline& now)
-        : level(level), clones(clones), now(now), budget(budget), found_at(level.nodes(), 0) {
+        : level(level), clones(clones), now(now), budget(budget), found_at(level.nodes(), 0), moment_of(level.nodes(), 0) {
+        for (size_t m = 0; m < now.node.size(); m++)
+            if (now.node[m] == now.slot[m]) moment_of[now.node[m]] = static_cast<int>(m);
         for (int64_t nbytes : level.nbytes)
             sums.push_back(&by_size.try_emplace(nbytes, now, budget, nbytes).first->second);
     }
@@ -110,9 +113,14 @@ struct Reducing {
         return found;
     }
 
-    // Node j before the reader: alone, and with what it needs.
-    void again(int j, int moment, int64_t gained, std::vector<Move>& found) {
-        if (!may(j, now.slot[moment]) || has(clones, j, now.slot[moment])) return;
+    // Node j before the reader of a block, or as late before it as it may stand: alone, and with what it needs.
+    void again(int j, int block, int from, int reader, std::vector<Move>& found) {
+        if (j < 0) return;
+        const int slot = std::min(now.slot[reader], level.latest[j]);
+        if (!may(j, slot) || has(clones, j, slot)) return;
+        const int moment = slot < now.slot[reader] ? moment_of[slot] : reader;
+        const int64_t gained = relief(block, from, moment);
+        if (gained <= 0) return;
         size_t before = 0;
         for (int depth : DEPTHS) {
             Move next = move(j, moment, gained, depth);
@@ -134,10 +142,9 @@ struct Reducing {
             if (level.nbytes[content.block] == 0 || content.kept) continue;
             int from = content.made;
             for (int moment : readers[number]) {
-                const int64_t gained = moment > from + 1 ? relief(content.block, from, moment) : 0;
-                if (gained > 0) {
-                    again(level.maker[content.block], moment, gained, found);
-                    again(level.away[content.block], moment, gained, found);
+                if (relief(content.block, from, moment) > 0) {
+                    again(level.maker[content.block], content.block, from, moment, found);
+                    again(level.away[content.block], content.block, from, moment, found);
                 }
                 from = moment;
             }

@@ -49,10 +49,10 @@ Clones in_segments(const Level& level, int count) {
         int first = level.nodes();
         for (int j = stretch.begin; j < stretch.end; j++)
             for (int b : level.born[j]) {
-                const int reader = late(b);
+                const int reader = std::min(late(b), level.latest[j]);
                 const bool outside = std::any_of(readers[b].begin(), readers[b].end(),
                                                  [&](int r) { return r >= stretch.end && r <= peak; });
-                if (reader < 0 || outside || reader > level.latest[j]) continue;
+                if (reader <= peak || outside) continue;
                 dropped.push_back(j);
                 first = std::min(first, reader);
             }
