@@ -1,8 +1,8 @@
 """What to compute again so that no more than a number of bytes is alive: the cheapest found.
 
 Each start is brought within the budget, step by step the clone that takes most off for its time, then freed of what
-is not needed, then improved by ruin and recreate. Starts are nothing; checkpoints in 2, 3, 4, 6, ... stretches; and
-what was found for other budgets. Evaluations are counted, so results do not depend on the clock.
+is not needed; the cheapest is improved by ruin and recreate. Starts are nothing; checkpoints in 2, 3, 4, 6, ...
+stretches; and what was found for other budgets. Evaluations are counted, so results do not depend on the clock.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ LIKELY = 3
 HALVINGS = 3
 """Times that what was not met is approached."""
 
-EFFORT = 4000
-"""Evaluations for the improvement of each start."""
+EFFORT = 30_000
+"""Evaluations for the improvement of the cheapest start."""
 
 NODES, MOST_TIMES = 1000, 4
 """A level of fewer nodes has as many times more evaluations, as each takes less time; no more often than that."""
@@ -72,13 +72,17 @@ class Search:
         return [found for found in self.found if found.peak <= budget]
 
     def _try(self, budget: int) -> None:
-        for start in self._starts(budget):
-            try:
-                self._from(start, budget)
-            except KeyboardInterrupt:
-                self.interrupted = True
-            if self.over():
-                break
+        try:
+            for start in self._starts(budget):
+                self._from(start, budget, 0)
+                if self.over():
+                    return
+            met = min(self._fitting(budget), key=lambda found: found.seconds, default=None)
+            if met is not None:
+                times = min(MOST_TIMES, max(1, NODES // max(1, len(self.level.names))))
+                self._from(met.clones, budget, self.effort * times)
+        except KeyboardInterrupt:
+            self.interrupted = True
 
     def over(self) -> bool:
         """Whether the search was ended early."""
@@ -103,9 +107,8 @@ class Search:
         ranked = sorted(self.segmented(), key=lambda found: (max(found.peak, budget), found.seconds))
         yield from (found.clones for found in ranked[:LIKELY])
 
-    def _from(self, start: Clones, budget: int) -> None:
-        times = min(MOST_TIMES, max(1, NODES // max(1, len(self.level.names))))
-        pairs, _ = self._core.within(budget, sorted(start), 0, self.effort * times, self.stopped)
+    def _from(self, start: Clones, budget: int, effort: int) -> None:
+        pairs, _ = self._core.within(budget, sorted(start), 0, effort, self.stopped)
         self._keep(frozenset(pairs))
 
     def _keep(self, clones: Clones) -> None:

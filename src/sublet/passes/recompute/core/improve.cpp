@@ -1,11 +1,13 @@
 #include <algorithm>
 
-#include "../../../packing/core/random.hpp"
 #include "search.hpp"
 
 namespace sublet::recompute {
 
 namespace {
+
+constexpr uint64_t WIDTH = 48;      // clones, or places in order, that are taken out at once
+constexpr double DEVIATION = 0.01;  // how much more may be gone on from at first, as a share of the extra time
 
 struct Clone {
     int node, slot;
@@ -20,36 +22,49 @@ std::vector<Clone> listed(const Level& level, const Clones& clones) {
     return found;
 }
 
-bool take_out(Clones& clones, int j, int r) {
-    std::vector<int>& at = clones[r];
-    const auto place = std::lower_bound(at.begin(), at.end(), j);
-    if (place == at.end() || *place != j) return false;
-    at.erase(place);
-    return true;
+// Whether a program without the clone that runs at a moment is above the budget for sure: what it makes anew must then
+// be there all the time from the reader before, and no more goes than what nobody reads after the clone.
+bool needed(const Level& level, int64_t budget, const Timeline& timeline, int moment) {
+    int64_t goes = 0;
+    for (int i = timeline.reads_at[moment]; i < timeline.reads_at[moment + 1]; i++) {
+        const Content& content = timeline.contents[timeline.reads[i]];
+        if (content.last != moment || content.kept) continue;
+        // Another clone that nobody reads then goes too, with what it reads: how much that is is not worked out.
+        if (content.made >= 0 && timeline.node[content.made] != timeline.slot[content.made]) return false;
+        goes += level.nbytes[content.block];
+    }
+    for (int i = timeline.born_at[moment]; i < timeline.born_at[moment + 1]; i++) {
+        const Content& content = timeline.contents[timeline.born[i]];
+        if (content.last < 0 || content.before < 0) continue;
+        const Content& before = timeline.contents[content.before];
+        for (int m = std::max(before.last, before.made) + 1; m < moment; m++)
+            if (!timeline.idle[m] && timeline.live[m] + level.nbytes[content.block] - goes > budget) return true;
+    }
+    return false;
 }
 
 }  // namespace
 
 void spare(const Level& level, int64_t budget, Clones& clones, int64_t& steps) {
-    Timeline timeline;
-    tidy(level, clones, timeline);
-    int64_t cost = timeline.cost;
+    Timeline now, without;
+    tidy(level, clones, now);
     bool changed = true;
     while (changed) {
         changed = false;
         for (const Clone& clone : listed(level, clones)) {
-            if (!take_out(clones, clone.node, clone.slot)) continue;
-            timeline.work_out(level, clones);
+            const int moment = now.moment_of(clone.node, clone.slot);
+            if (!now.idle[moment] && needed(level, budget, now, moment)) continue;
+            take_out(clones, clone.node, clone.slot);
+            without.work_out(level, clones);
             steps++;
-            if (timeline.peak <= budget && timeline.cost <= cost) {
+            if (without.peak <= budget && without.cost <= now.cost) {
                 changed = true;
-                cost = timeline.cost;
+                std::swap(now, without);
             } else {
-                std::vector<int>& at = clones[clone.slot];
-                at.insert(std::lower_bound(at.begin(), at.end(), clone.node), clone.node);
+                put_in(clones, clone.node, clone.slot);
             }
         }
-        if (changed) tidy(level, clones, timeline);
+        if (changed) tidy(level, clones, now);
     }
 }
 
@@ -57,14 +72,18 @@ void improve(const Level& level, int64_t budget, uint64_t seed, Clones& clones, 
              const ShouldStop& should_stop) {
     Random random(seed);
     Timeline timeline;
+    timeline.work_out(level, Clones(level.nodes()));
+    const int64_t plain = timeline.cost;
     tidy(level, clones, timeline);
     if (timeline.peak > budget) return;
-    int64_t cost = timeline.cost;
+    int64_t least = timeline.cost;
+    Clones now = clones;
+    const int64_t begun = steps;
     while (steps < most && !should_stop()) {
-        Clones changed = clones;
-        const std::vector<Clone> all = listed(level, clones);
-        if (all.empty()) return;
-        const int width = 2 + static_cast<int>(random.below(24));
+        const std::vector<Clone> all = listed(level, now);
+        if (all.empty()) break;
+        Clones changed = now;
+        const int width = 2 + static_cast<int>(random.below(WIDTH));
         if (random.below(2)) {  // a stretch of time
             const int middle = all[random.below(all.size())].slot;
             for (const Clone& clone : all)
@@ -75,12 +94,16 @@ void improve(const Level& level, int64_t budget, uint64_t seed, Clones& clones, 
                 take_out(changed, clone.node, clone.slot);
             }
         }
-        if (!reduce(level, budget, changed, steps, most)) continue;
+        if (!reduce(level, budget, changed, steps, most, &random)) continue;
         spare(level, budget, changed, steps);
         timeline.work_out(level, changed);
-        if (timeline.peak <= budget && timeline.cost <= cost) {
-            cost = timeline.cost;
-            clones = std::move(changed);
+        const double left = static_cast<double>(std::max<int64_t>(most - steps, 0)) / static_cast<double>(most - begun);
+        const double extra = static_cast<double>(least - plain) * (1 + DEVIATION * left);
+        if (timeline.peak > budget || static_cast<double>(timeline.cost - plain) > extra) continue;
+        now = std::move(changed);
+        if (timeline.cost < least) {
+            least = timeline.cost;
+            clones = now;
         }
     }
 }

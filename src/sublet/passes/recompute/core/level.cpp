@@ -17,24 +17,21 @@ void Timeline::lay_out(const Level& level, const Clones& clones) {
     reads_at.assign(1, 0), born_at.assign(1, 0);
     several.assign(level.nodes(), 0);
     for (int j = 0; j < level.nodes(); j++) several[j] = level.offloads(j);
-    of_block.resize(blocks);
-    for (int b = 0; b < blocks; b++) {
-        of_block[b].clear();
-        if (level.maker[b] < 0) {
-            of_block[b].push_back(static_cast<int>(contents.size()));
-            contents.push_back({b, -1, -1, level.kept[b] != 0});
-        }
-    }
+    newest.assign(blocks, -1);
+    const auto fill = [&](int b, int moment, bool kept) {
+        const int number = static_cast<int>(contents.size());
+        contents.push_back({b, moment, -1, newest[b], kept});
+        return newest[b] = number;
+    };
+    for (int b = 0; b < blocks; b++)
+        if (level.maker[b] < 0) fill(b, -1, level.kept[b] != 0);
     const auto run = [&](int j, int r) {
         const bool original = j == r;
         const int moment = static_cast<int>(node.size());
         node.push_back(j), slot.push_back(r);
-        for (int b : original ? level.read[j] : level.cloned[j]) reads.push_back(of_block[b].back());
-        for (int b : original ? level.born[j] : level.renewed[j]) {
-            of_block[b].push_back(static_cast<int>(contents.size()));
-            born.push_back(static_cast<int>(contents.size()));
-            contents.push_back({b, moment, -1, original && level.kept[b]});
-        }
+        for (int b : original ? level.read[j] : level.cloned[j]) reads.push_back(newest[b]);
+        for (int b : original ? level.born[j] : level.renewed[j])
+            born.push_back(fill(b, moment, original && level.kept[b]));
         reads_at.push_back(static_cast<int>(reads.size()));
         born_at.push_back(static_cast<int>(born.size()));
     };
@@ -123,10 +120,15 @@ int64_t Timeline::excess(int64_t budget) const {
 }
 
 int Timeline::seen(int block, int moment) const {
-    const std::vector<int>& several_contents = of_block[block];
-    for (size_t i = several_contents.size(); i-- > 0;)
-        if (contents[several_contents[i]].made < moment) return several_contents[i];
-    return -1;
+    int number = newest[block];
+    while (number >= 0 && contents[number].made >= moment) number = contents[number].before;
+    return number;
+}
+
+int Timeline::moment_of(int j, int r) const {
+    auto at = std::lower_bound(slot.begin(), slot.end(), r) - slot.begin();
+    while (node[at] != j) at++;
+    return static_cast<int>(at);
 }
 
 }  // namespace sublet::recompute

@@ -27,9 +27,10 @@ struct Level {
 // By the position of the reader what is computed again right before it, in order.
 using Clones = Rows;
 
-// One content of a block: from the moment it is made (-1: before all) to the last it is read at.
+// One content of a block: from the moment it is made (-1: before all) to the last it is read at (-1: none), and the
+// content that was in the block before (-1: none).
 struct Content {
-    int block, made, last;
+    int block, made, last, before;
     bool kept;
 };
 
@@ -38,7 +39,7 @@ struct Timeline {
     std::vector<int> node, slot;
     std::vector<char> idle;
     std::vector<Content> contents;
-    Rows of_block;                     // its contents, in order
+    std::vector<int> newest;           // by block its last content, -1 for none
     std::vector<int> reads, reads_at;  // contents read, of moment m in [reads_at[m], reads_at[m + 1])
     std::vector<int> born, born_at;
     std::vector<int64_t> live;
@@ -49,6 +50,8 @@ struct Timeline {
     int64_t excess(int64_t budget) const;
     // The content of a block that a reader at this moment sees; -1 for none.
     int seen(int block, int moment) const;
+    // When a node, or the clone of one, runs before a reader that it stands at.
+    int moment_of(int j, int r) const;
 
    private:
     std::vector<char> several, wanted;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "search.hpp"
 
@@ -9,6 +10,8 @@ namespace {
 
 constexpr int DEPTHS[] = {0, 1, 2, 3, 5, 8, 13, 1 << 20};
 constexpr int TRIED = 12;        // moves that are evaluated, of those that look best
+constexpr int TRIED_AGAIN = 2;   // and where it is done at random
+constexpr uint64_t SEEN = 2;     // one move of so many is looked at then
 constexpr size_t LARGEST = 128;  // nodes of a move: longer stretches come from checkpoints
 constexpr int64_t LEAST = 100;   // nanoseconds: what costs next to nothing is not infinitely good
 
@@ -19,12 +22,6 @@ struct Move {
 };
 
 bool has(const Clones& clones, int j, int r) { return std::binary_search(clones[r].begin(), clones[r].end(), j); }
-
-void add(Clones& clones, int j, int r) {
-    std::vector<int>& at = clones[r];
-    const auto place = std::lower_bound(at.begin(), at.end(), j);
-    if (place == at.end() || *place != j) at.insert(place, j);
-}
 
 // Sums over moments of what is above the budget, for blocks of one size: how much less it is without such a block, and
 // how much more with one more. Entry m is of the moments before m.
@@ -47,24 +44,27 @@ struct Reducing {
     const Timeline& now;
     int64_t budget;
     std::map<int64_t, Sums> by_size;
-    std::vector<const Sums*> sums;  // by block
-    std::vector<int> found_at;      // by node: the last move that it belongs to
-    std::vector<int> moment_of;     // by node: when it runs that was there before
+    std::vector<int> above{0};  // entry m: how many moments before m are above the budget
+    std::vector<int> found_at;  // by node: the last move that it belongs to
     int moves_made = 0;
 
     Reducing(const Level& level, int64_t budget, const Clones& clones, const Timeline& now)
-        : level(level), clones(clones), now(now), budget(budget), found_at(level.nodes(), 0), moment_of(level.nodes(), 0) {
-        for (size_t m = 0; m < now.node.size(); m++)
-            if (now.node[m] == now.slot[m]) moment_of[now.node[m]] = static_cast<int>(m);
-        for (int64_t nbytes : level.nbytes)
-            sums.push_back(&by_size.try_emplace(nbytes, now, budget, nbytes).first->second);
+        : level(level), clones(clones), now(now), budget(budget), found_at(level.nodes(), 0) {
+        for (const int64_t live : now.live) above.push_back(above.back() + (live > budget));
+    }
+
+    const Sums& sums(int block) {
+        const int64_t nbytes = level.nbytes[block];
+        return by_size.try_emplace(nbytes, now, budget, nbytes).first->second;
     }
 
     // What is above the budget less when a block is not alive between two moments.
-    int64_t relief(int block, int from, int to) const { return between(sums[block]->relief, from, to); }
+    int64_t relief(int block, int from, int to) {
+        return from + 1 < to && above[to] > above[from + 1] ? between(sums(block).relief, from, to) : 0;
+    }
 
     // What is above it more when it is.
-    int64_t burden(int block, int from, int to) const { return between(sums[block]->burden, from, to); }
+    int64_t burden(int block, int from, int to) { return between(sums(block).burden, from, to); }
 
     static int64_t between(const std::vector<int64_t>& before, int from, int to) {
         return from + 1 < to ? before[to] - before[from + 1] : 0;
@@ -118,7 +118,7 @@ struct Reducing {
         if (j < 0) return;
         const int slot = std::min(now.slot[reader], level.latest[j]);
         if (!may(j, slot) || has(clones, j, slot)) return;
-        const int moment = slot < now.slot[reader] ? moment_of[slot] : reader;
+        const int moment = slot < now.slot[reader] ? now.moment_of(slot, slot) : reader;
         const int64_t gained = relief(block, from, moment);
         if (gained <= 0) return;
         size_t before = 0;
@@ -130,23 +130,19 @@ struct Reducing {
         }
     }
 
+    // What may be made again behind the reader before, for each reader that comes later.
     std::vector<Move> moves() {
-        Rows readers(now.contents.size());
-        for (size_t m = 0; m < now.node.size(); m++)
-            if (!now.idle[m])
-                for (int i = now.reads_at[m]; i < now.reads_at[m + 1]; i++)
-                    readers[now.reads[i]].push_back(static_cast<int>(m));
+        std::vector<int> before;  // by content its last reader so far
+        for (const Content& content : now.contents) before.push_back(content.made);
         std::vector<Move> found;
-        for (size_t number = 0; number < now.contents.size(); number++) {
-            const Content& content = now.contents[number];
-            if (level.nbytes[content.block] == 0 || content.kept) continue;
-            int from = content.made;
-            for (int moment : readers[number]) {
-                if (relief(content.block, from, moment) > 0) {
-                    again(level.maker[content.block], content.block, from, moment, found);
-                    again(level.away[content.block], content.block, from, moment, found);
-                }
-                from = moment;
+        for (int m = 0; m < static_cast<int>(now.node.size()); m++) {
+            if (now.idle[m]) continue;
+            for (int i = now.reads_at[m]; i < now.reads_at[m + 1]; i++) {
+                const Content& content = now.contents[now.reads[i]];
+                const int block = content.block, from = std::exchange(before[now.reads[i]], m);
+                if (level.nbytes[block] == 0 || content.kept || relief(block, from, m) <= 0) continue;
+                again(level.maker[block], block, from, m, found);
+                again(level.away[block], block, from, m, found);
             }
         }
         return found;
@@ -154,6 +150,22 @@ struct Reducing {
 };
 
 }  // namespace
+
+bool put_in(Clones& clones, int j, int r) {
+    std::vector<int>& at = clones[r];
+    const auto place = std::lower_bound(at.begin(), at.end(), j);
+    if (place != at.end() && *place == j) return false;
+    at.insert(place, j);
+    return true;
+}
+
+bool take_out(Clones& clones, int j, int r) {
+    std::vector<int>& at = clones[r];
+    const auto place = std::lower_bound(at.begin(), at.end(), j);
+    if (place == at.end() || *place != j) return false;
+    at.erase(place);
+    return true;
+}
 
 void tidy(const Level& level, Clones& clones, Timeline& timeline) {
     timeline.work_out(level, clones);
@@ -163,8 +175,9 @@ void tidy(const Level& level, Clones& clones, Timeline& timeline) {
             clones[timeline.slot[m]].push_back(timeline.node[m]);
 }
 
-bool reduce(const Level& level, int64_t budget, Clones& clones, int64_t& steps, int64_t most) {
+bool reduce(const Level& level, int64_t budget, Clones& clones, int64_t& steps, int64_t most, Random* random) {
     Timeline now, then;
+    std::vector<int> added;
     while (steps < most) {
         tidy(level, clones, now);
         steps++;
@@ -174,17 +187,21 @@ bool reduce(const Level& level, int64_t budget, Clones& clones, int64_t& steps, 
         std::stable_sort(moves.begin(), moves.end(), [](const Move& a, const Move& b) { return a.score > b.score; });
         double best = 0;
         int chosen = -1, tried = 0;
-        for (size_t i = 0; i < moves.size() && (tried < TRIED || chosen < 0); i++, tried++) {
-            Clones changed = clones;
-            for (int j : moves[i].nodes) add(changed, j, moves[i].slot);
-            then.work_out(level, changed);
+        for (size_t i = 0; i < moves.size() && (tried < (random ? TRIED_AGAIN : TRIED) || chosen < 0); i++) {
+            if (random && random->below(SEEN)) continue;
+            tried++;
+            added.clear();
+            for (int j : moves[i].nodes)
+                if (put_in(clones, j, moves[i].slot)) added.push_back(j);
+            then.work_out(level, clones);
             steps++;
+            for (int j : added) take_out(clones, j, moves[i].slot);
             const double less = static_cast<double>(excess - then.excess(budget));
             const double score = less / static_cast<double>(std::max(then.cost - now.cost, LEAST));
             if (less > 0 && score > best) best = score, chosen = static_cast<int>(i);
         }
         if (chosen < 0) return false;
-        for (int j : moves[chosen].nodes) add(clones, j, moves[chosen].slot);
+        for (int j : moves[chosen].nodes) put_in(clones, j, moves[chosen].slot);
     }
     return false;
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include <functional>
 
+#include "../../../packing/core/random.hpp"
 #include "level.hpp"
 
 namespace sublet::recompute {
@@ -10,13 +11,21 @@ namespace sublet::recompute {
 using ShouldStop = std::function<bool()>;
 
 // Adds clones to `clones`, the one that takes most off what is above the budget for its time first, until nothing is
-// above it. False when nothing helps any more. Time: a step is an evaluation, a pass over nodes and what they read.
-bool reduce(const Level& level, int64_t budget, Clones& clones, int64_t& steps, int64_t most);
+// above it. False when nothing helps any more. With `random` it looks past half of them, and does not end where it did
+// before ("greedy insertion with blinks": Christiaens and Vanden Berghe, "Slack Induction by String Removals for
+// Vehicle Routing Problems", 2020, section 5.3). Time: a step is an evaluation, a pass over nodes and what they read.
+bool reduce(const Level& level, int64_t budget, Clones& clones, int64_t& steps, int64_t most,
+            Random* random = nullptr);
+
+// Adds node j before a reader, or takes it out; whether that changed anything.
+bool put_in(Clones& clones, int j, int r);
+bool take_out(Clones& clones, int j, int r);
 
 // Takes out the clones that are not needed to stay within the budget, dearest first.
 void spare(const Level& level, int64_t budget, Clones& clones, int64_t& steps);
 
-// Ruin and recreate: takes clones out at random, reduces and spares, and keeps what costs less.
+// Ruin and recreate: takes clones out at random, reduces and spares, and goes on from what costs little more than the
+// least so far, ever less as steps go by.
 void improve(const Level& level, int64_t budget, uint64_t seed, Clones& clones, int64_t& steps, int64_t most,
              const ShouldStop& should_stop);
 
