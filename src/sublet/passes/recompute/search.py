@@ -1,7 +1,7 @@
 """What to compute again so that no more than a number of bytes is alive: the cheapest found.
 
 Each start is brought within the budget, step by step the clone that takes most off for its time, then freed of what
-is not needed; the cheapest is improved by ruin and recreate. Starts are nothing; checkpoints in 2, 3, 4, 6, ...
+is not needed; the cheapest two are improved by ruin and recreate. Starts are nothing; checkpoints in 2, 3, 4, 6, ...
 stretches; and what was found for other budgets. Evaluations are counted, so results do not depend on the clock.
 """
 
@@ -20,8 +20,11 @@ LIKELY = 3
 HALVINGS = 3
 """Times that what was not met is approached."""
 
-EFFORT = 30_000
-"""Evaluations for the improvement of the cheapest start."""
+IMPROVED = 2
+"""Of those that were brought within it the cheapest are improved."""
+
+EFFORT = 25_000
+"""Evaluations for the improvement of each."""
 
 NODES, MOST_TIMES = 1000, 4
 """A level of fewer nodes has as many times more evaluations, as each takes less time; no more often than that."""
@@ -66,21 +69,18 @@ class Search:
                 break
             self._try((budget + self.lowest().peak) // 2)
             self._try(budget)
-        return min(self._fitting(budget), key=lambda found: (found.seconds, found.peak), default=None)
+        return min(self._fitting(budget), key=_cheapest, default=None)
 
     def _fitting(self, budget: int) -> list[Found]:
         return [found for found in self.found if found.peak <= budget]
 
     def _try(self, budget: int) -> None:
+        times = min(MOST_TIMES, max(1, NODES // max(1, len(self.level.names))))
         try:
-            for start in self._starts(budget):
-                self._from(start, budget, 0)
-                if self.over():
-                    return
-            met = min(self._fitting(budget), key=lambda found: found.seconds, default=None)
-            if met is not None:
-                times = min(MOST_TIMES, max(1, NODES // max(1, len(self.level.names))))
-                self._from(met.clones, budget, self.effort * times)
+            brought = [self._from(start, budget, 0) for start in self._starts(budget) if not self.over()]
+            met = dict.fromkeys(found for found in brought if found.peak <= budget)
+            for found in sorted(met, key=_cheapest)[:IMPROVED]:
+                self._from(found.clones, budget, self.effort * times)
         except KeyboardInterrupt:
             self.interrupted = True
 
@@ -101,22 +101,27 @@ class Search:
         fitting = self._fitting(budget)
         above = [each for each in self.found if each.peak > budget]
         if fitting:
-            yield min(fitting, key=lambda found: found.seconds).clones
+            yield min(fitting, key=_cheapest).clones
         if above:
             yield min(above, key=lambda found: (found.peak, found.seconds)).clones
         ranked = sorted(self.segmented(), key=lambda found: (max(found.peak, budget), found.seconds))
         yield from (found.clones for found in ranked[:LIKELY])
 
-    def _from(self, start: Clones, budget: int, effort: int) -> None:
+    def _from(self, start: Clones, budget: int, effort: int) -> Found:
         pairs, _ = self._core.within(budget, sorted(start), 0, effort, self.stopped)
-        self._keep(frozenset(pairs))
+        return self._keep(frozenset(pairs))
 
-    def _keep(self, clones: Clones) -> None:
+    def _keep(self, clones: Clones) -> Found:
         self.found.append(self._figures(clones))
+        return self.found[-1]
 
     def _figures(self, clones: Clones) -> Found:
         peak, nanoseconds = self._core.figures(sorted(clones))
         return Found(clones, peak, nanoseconds * 1e-9)
+
+
+def _cheapest(found: Found) -> tuple[float, int]:
+    return found.seconds, found.peak
 
 
 def core_of(level: Level) -> _search.Level:

@@ -7,7 +7,7 @@ namespace sublet::recompute {
 namespace {
 
 constexpr uint64_t WIDTH = 48;      // clones, or places in order, that are taken out at once
-constexpr double DEVIATION = 0.01;  // how much more may be gone on from at first, as a share of the extra time
+constexpr double DEVIATION = 0.03;  // how much more may be gone on from at first, as a share of the extra time
 
 struct Clone {
     int node, slot;
