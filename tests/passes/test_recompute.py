@@ -174,6 +174,32 @@ def test_a_larger_budget_never_takes_longer() -> None:
     assert met == sorted(met, reverse=True)
 
 
+CLOSED = """
+graph @closed(%x: f32[64], %s: f32[64]) {
+  %y: f32[64] = nn.mul(%x, %s)
+  %a: f32[64] = nn.tanh(%y)
+  %b: f32[64] = nn.exp(%a)
+  %c: f32[64] = nn.mul(%a, %b)
+  %d: f32[64] = nn.mul(%c, %b)
+  %s_new: f32[64] = nn.add(%s, %d)
+  %z: f32[64] = nn.mul(%d, %y)
+  update %s = %s_new
+  return %z
+}
+"""
+
+
+def test_a_clone_stands_before_an_update_of_what_it_reads_where_the_reader_comes_later() -> None:
+    graph = parse(CLOSED)
+    level = level_of(graph, {node.name: 1e-6 for node in graph.nodes}, io_bound=True, weights_bound=True)
+    y, update, z = (level.names.index(name) for name in ("y", "s_new", "z"))
+    assert level.latest[y] == update < z
+    search = Search(level)
+    found = search.within(search.found[0].peak - 1)
+    assert found is not None
+    assert found.clones == {(y, update)}
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_nothing_that_is_found_takes_less_time_than_the_bound(seed: int) -> None:
     """Where every node runs where it stands, which the bound is about."""
