@@ -73,7 +73,8 @@ def level_of(graph: Graph, seconds: Mapping[str, float], *, io_bound: bool, weig
         if value in block:
             blocks.nbytes[block[value]] = 0
     _join_parts(graph.nodes, blocks)
-    closed = {**_updated_in_steps(graph, blocks), **_updated_in_pieces(graph, blocks)}
+    made_at = makers(graph.nodes)
+    closed = {**_updated_in_steps(graph, blocks, made_at), **_updated_in_pieces(graph, blocks, made_at)}
     views: list[list[int]] = [[] for _ in graph.nodes]
     maker = {b: j for j, born in enumerate(blocks.born) for b in born}
     for j, node in enumerate(graph.nodes):
@@ -124,12 +125,11 @@ def _join_parts(nodes: Sequence[Node], blocks: Blocks) -> None:
                         over.append(pair)
 
 
-def _updated_in_pieces(graph: Graph, blocks: Blocks) -> dict[int, int]:
+def _updated_in_pieces(graph: Graph, blocks: Blocks, maker: dict[Value, int]) -> dict[int, int]:
     """Lets updates that are parts written over views of their target have no bytes of their own.
 
     Gives by block of such a target the node that first writes over it: no clone that reads it may stand behind.
     """
-    maker = makers(graph.nodes)
     closed: dict[int, int] = {}
     for target, source in graph.updates:
         joining = maker.get(source)
@@ -145,12 +145,11 @@ def _updated_in_pieces(graph: Graph, blocks: Blocks) -> dict[int, int]:
     return closed
 
 
-def _updated_in_steps(graph: Graph, blocks: Blocks) -> dict[int, int]:
+def _updated_in_steps(graph: Graph, blocks: Blocks, maker: Mapping[Value, int]) -> dict[int, int]:
     """Lets what leads to an update, each written over the one before and the first over the target, have no bytes.
 
     Gives by block of what is written over the node that does so: no clone that reads it may stand behind.
     """
-    maker = makers(graph.nodes)
     closed: dict[int, int] = {}
     for target, source in graph.updates:
         if target in blocks.of and not blocks.nbytes[blocks.of[target]]:

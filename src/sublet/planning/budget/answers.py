@@ -78,7 +78,8 @@ class Answer:
 
     floor  what no program of the nodes needs less than, as they are given
     finer  the same of the nodes in pieces, of those tried the one that needs least; None where none was tried
-    least_seconds  no program in the order of the point, each node run where it stands, takes less
+    least_seconds  no program in the order of the point, each node run where it stands, takes less; None where that is
+                   not known, or where the point is none of these and takes less
     """
 
     budget: int
@@ -116,9 +117,7 @@ class Answer:
         if not self.point.changed:
             return f"the arena fits: {least}, nothing is computed again"
         told = f"the arena fits: {least} instead of {self.plain.nbytes:,}; {self.point.done}"
-        least_extra = self.least_extra
-        known = least_extra is not None and least_extra <= self.extra  # where a node moved, it is of other programs
-        bound = f", no less than {least_extra:.1%} in this order" if known else ""
+        bound = "" if self.least_extra is None else f", no less than {self.least_extra:.1%} in this order"
         return f"{told}: {self.extra:.1%} more time predicted{bound} ({self.costs})"
 
     @property

@@ -46,6 +46,10 @@ MOST_NODES = 1500
 """Nodes of a program in pieces, or twice as many as there are: more take long to search."""
 
 
+ROUNDING = 1e-6
+"""A bound on seconds that is above them by such a share is the same."""
+
+
 @dataclass(frozen=True)
 class Ways:
     """How a changed model is made ready to be planned.
@@ -211,7 +215,10 @@ class Budgets:
         fitting = [(point, each) for each in every for point in each._fitting(budget)]
         if fitting:
             point, found = min(fitting, key=lambda pair: (pair[0].seconds, pair[0].nbytes))
-            return self._of(budget, Outcome.FITS, point, found._least_seconds(budget))
+            least = found._least_seconds(budget)
+            if least is not None:
+                least = min(least, point.seconds) if least <= point.seconds * (1 + ROUNDING) else None
+            return self._of(budget, Outcome.FITS, point, least)
         lowest = _lowest(point for each in every for point in each.points.values())
         may = budget >= self.floor.nbytes or any(budget >= each.nbytes for each in self._floors.values())
         return self._of(budget, Outcome.NOT_FOUND if may else Outcome.IMPOSSIBLE, lowest)
