@@ -145,7 +145,7 @@ class Budgets:
             self._search(budget)
 
     def _look_finer(self, budget: int) -> None:
-        """Does nodes in pieces: first as for another budget, then as this one asks for, larger pieces first."""
+        """Does nodes in pieces: first as for another budget, then as this one asks for."""
         if self.model.recipe.split or self.options.regions:
             return
         for each in list(self.finer.values()):
@@ -158,8 +158,6 @@ class Budgets:
                 if splits not in self.finer and not self.over() and self._may_fit(splits, budget):
                     self.finer[splits] = self._in_pieces(splits)
                     self.finer[splits]._look_for(budget)
-            if any(each._fitting(budget) for each in self.finer.values()):
-                return
 
     def _may_fit(self, splits: Splits, budget: int) -> bool:
         if splits not in self._floors:
