@@ -14,6 +14,10 @@ import sublet
 from sublet import nn
 from sublet.cli.app import app
 from sublet.ir.model import Model
+from sublet.passes.recompute.floor import floor
+from sublet.passes.splitting.choose import SHARES as CUT_SHARES
+from sublet.passes.splitting.choose import proposals
+from sublet.passes.splitting.pieces import splitted
 from sublet.planning.budget.answers import Outcome
 from sublet.planning.budget.within import Budgets
 
@@ -147,6 +151,19 @@ def test_the_claim_is_of_what_was_split() -> None:
     assert 4096 < answer.finer.nbytes < answer.floor.nbytes
     assert "of the ways tried to do nodes in pieces" in answer.words
     assert answer.floor.words in answer.words
+
+
+def test_of_all_ways_to_cut_the_cheapest_is_taken(plain: sublet.Executable) -> None:
+    """Smaller pieces may cost less than larger ones that fit too."""
+    model, budget = tied(), plain.arena_bytes * SHARES[1] // 100
+    budgets = Budgets(model, effort=50)
+    answer = budgets.within(budget)
+    ways = {splits for share in CUT_SHARES for splits in proposals(model.graph, budget, share)}
+    assert len({max(count for _, _, count in splits) for splits in ways}) > 1
+    floors = [floor(splitted(model.graph, splits).graph, io_bound=False, weights_bound=False) for splits in ways]
+    assert len(budgets.finer) == sum(each.nbytes <= budget for each in floors)
+    found = [point for each in budgets.finer.values() for point in each.points.values() if point.nbytes <= budget]
+    assert answer.point.seconds == min(point.seconds for point in found)
 
 
 def test_where_no_node_is_the_floor_nothing_is_split(plain: sublet.Executable) -> None:
