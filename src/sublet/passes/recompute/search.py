@@ -1,13 +1,16 @@
 """What to compute again so that no more than a number of bytes is alive: the cheapest found.
 
 Each start is brought within the budget, step by step the clone that takes most off for its time, then freed of what
-is not needed; the cheapest two are improved by ruin and recreate. Starts are nothing; checkpoints in 2, 3, 4, 6, ...
-stretches; and what was found for other budgets. Evaluations are counted, so results do not depend on the clock.
+is not needed; the cheapest two are improved by ruin and recreate, each on a core of its own. Starts are nothing;
+checkpoints in 2, 3, 4, 6, ... stretches; and what was found for other budgets. Evaluations are counted, so results do
+not depend on the clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from sublet.passes.recompute import _search
@@ -57,8 +60,13 @@ class Search:
 
     def __post_init__(self) -> None:
         self._core = core_of(self.level)
-        self._keep(NONE)
+        self.found.append(self._figures(NONE))
         self._segments = [frozenset(self._core.segments(count)) for count in STRETCHES]
+
+    def roughly(self, budget: int) -> Found | None:
+        """As `within`, without any improvement."""
+        self._brought(budget)
+        return min(self._fitting(budget), key=_cheapest, default=None)
 
     def within(self, budget: int) -> Found | None:
         """The cheapest found with no more than so many bytes alive; None where none was found."""
@@ -76,11 +84,30 @@ class Search:
 
     def _try(self, budget: int) -> None:
         times = min(MOST_TIMES, max(1, NODES // max(1, len(self.level.names))))
+        met = dict.fromkeys(found for found in self._brought(budget) if found.peak <= budget)
+        best = sorted(met, key=_cheapest)[:IMPROVED]
+        with ThreadPoolExecutor(IMPROVED) as cores:
+            improving = [cores.submit(self._from, found.clones, budget, self.effort * times) for found in best]
+            with self._interruptible():
+                wait(improving)
+        for each in improving:
+            with self._interruptible():
+                self.found.append(each.result())
+
+    def _brought(self, budget: int) -> list[Found]:
+        """What becomes of each start."""
+        before = len(self.found)
+        with self._interruptible():
+            for start in self._starts(budget):
+                if not self.over():
+                    self.found.append(self._from(start, budget, 0))
+        return self.found[before:]
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Ctrl-C ends the search, not the program."""
         try:
-            brought = [self._from(start, budget, 0) for start in self._starts(budget) if not self.over()]
-            met = dict.fromkeys(found for found in brought if found.peak <= budget)
-            for found in sorted(met, key=_cheapest)[:IMPROVED]:
-                self._from(found.clones, budget, self.effort * times)
+            yield
         except KeyboardInterrupt:
             self.interrupted = True
 
@@ -108,12 +135,8 @@ class Search:
         yield from (found.clones for found in ranked[:LIKELY])
 
     def _from(self, start: Clones, budget: int, effort: int) -> Found:
-        pairs, _ = self._core.within(budget, sorted(start), 0, effort, self.stopped)
-        return self._keep(frozenset(pairs))
-
-    def _keep(self, clones: Clones) -> Found:
-        self.found.append(self._figures(clones))
-        return self.found[-1]
+        pairs, _ = self._core.within(budget, sorted(start), 0, effort, self.over)
+        return self._figures(frozenset(pairs))
 
     def _figures(self, clones: Clones) -> Found:
         peak, nanoseconds = self._core.figures(sorted(clones))

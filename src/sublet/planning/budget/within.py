@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from time import monotonic
 
 from sublet.analysis.options import Options
@@ -41,6 +42,9 @@ LARGEST_BY = 256
 
 MOST_OF_IT = 0.75
 """Nodes are done in pieces where one alone takes more than this share of the budget."""
+
+MOST_FINER = 2
+"""Of the ways to do nodes in pieces so many are searched, and more where these do not fit."""
 
 MOST_NODES = 1500
 """Nodes of a program in pieces, or twice as many as there are: more take long to search."""
@@ -148,16 +152,16 @@ class Budgets:
         """Does nodes in pieces: first as for another budget, then as this one asks for."""
         if self.model.recipe.split or self.options.regions:
             return
-        for each in list(self.finer.values()):
-            if not self.over() and budget >= each.floor.nbytes:
-                each._look_for(budget)
+        _look_for_in(list(self.finer.values()), budget)
         if any(each._fitting(budget) and not each._narrow(budget) for each in self.finer.values()):
             return
+        more: list[Budgets] = []
         for share in SHARES:
             for splits in proposals(self._source.graph, budget, share):
                 if splits not in self.finer and not self.over() and self._may_fit(splits, budget):
                     self.finer[splits] = self._in_pieces(splits)
-                    self.finer[splits]._look_for(budget)
+                    more.append(self.finer[splits])
+        _look_for_in(more, budget)
 
     def _may_fit(self, splits: Splits, budget: int) -> bool:
         if splits not in self._floors:
@@ -230,6 +234,16 @@ class Budgets:
     def _of(self, budget: int, outcome: Outcome, point: Point, least: float | None = None) -> Answer:
         finer = min(self._floors.values(), key=lambda each: each.nbytes, default=None)
         return Answer(budget, outcome, point, self.plain, self.floor, self.costs, least, self.over(), finer)
+
+
+def _look_for_in(ways: Sequence[Budgets], budget: int) -> None:
+    """Searches the ways that are cheapest roughly, and further ones where these do not fit."""
+    able = [each for each in ways if budget >= each.floor.nbytes]
+    rough = [each.search.roughly(budget) for each in able]
+    ranked = sorted(zip(able, rough, strict=True), key=lambda pair: inf if pair[1] is None else pair[1].seconds)
+    for i, (each, _) in enumerate(ranked):
+        if i < MOST_FINER or not any(other._fitting(budget) for other in able):
+            each._look_for(budget)
 
 
 def _of_pieces(graph: Graph, made: Splitted, seconds: Mapping[str, float]) -> dict[str, float]:
