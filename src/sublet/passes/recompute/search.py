@@ -1,7 +1,7 @@
 """What to compute again so that no more than a number of bytes is alive: the cheapest found.
 
 Each start is brought within the budget, step by step the clone that takes most off for its time, then freed of what
-is not needed; the cheapest two are improved by ruin and recreate, each on a core of its own. Starts are nothing;
+is not needed; the cheapest two are improved by ruin and recreate, both at once on two cores. Starts are nothing;
 checkpoints in 2, 3, 4, 6, ... stretches; and what was found for other budgets. Evaluations are counted, so results do
 not depend on the clock.
 """
@@ -25,6 +25,9 @@ HALVINGS = 3
 
 IMPROVED = 2
 """Of those that were brought within it the cheapest are improved."""
+
+CORES = 2
+"""Starts that are followed at once."""
 
 EFFORT = 25_000
 """Evaluations for the improvement of each."""
@@ -61,11 +64,12 @@ class Search:
     def __post_init__(self) -> None:
         self._core = core_of(self.level)
         self.found.append(self._figures(NONE))
+        self._brought: dict[int, list[Found]] = {}
         self._segments = [frozenset(self._core.segments(count)) for count in STRETCHES]
 
     def roughly(self, budget: int) -> Found | None:
         """As `within`, without any improvement."""
-        self._brought(budget)
+        self._bring(budget)
         return min(self._fitting(budget), key=_cheapest, default=None)
 
     def within(self, budget: int) -> Found | None:
@@ -76,6 +80,7 @@ class Search:
             if self._fitting(budget) or self.over():
                 break
             self._try((budget + self.lowest().peak) // 2)
+            self._brought.pop(budget, None)
             self._try(budget)
         return min(self._fitting(budget), key=_cheapest, default=None)
 
@@ -84,23 +89,24 @@ class Search:
 
     def _try(self, budget: int) -> None:
         times = min(MOST_TIMES, max(1, NODES // max(1, len(self.level.names))))
-        met = dict.fromkeys(found for found in self._brought(budget) if found.peak <= budget)
-        best = sorted(met, key=_cheapest)[:IMPROVED]
-        with ThreadPoolExecutor(IMPROVED) as cores:
-            improving = [cores.submit(self._from, found.clones, budget, self.effort * times) for found in best]
+        best = sorted((found for found in self._bring(budget) if found.peak <= budget), key=_cheapest)[:IMPROVED]
+        self._from_each([found.clones for found in best], budget, self.effort * times)
+
+    def _bring(self, budget: int) -> list[Found]:
+        """What becomes of each start, each once."""
+        if budget not in self._brought:
+            self._brought[budget] = list(dict.fromkeys(self._from_each(list(self._starts(budget)), budget, 0)))
+        return self._brought[budget]
+
+    def _from_each(self, starts: Sequence[Clones], budget: int, effort: int) -> list[Found]:
+        with ThreadPoolExecutor(CORES) as cores:
+            running = [cores.submit(self._from, clones, budget, effort) for clones in starts]
             with self._interruptible():
-                wait(improving)
-        for each in improving:
+                wait(running)
+        before = len(self.found)
+        for each in running:
             with self._interruptible():
                 self.found.append(each.result())
-
-    def _brought(self, budget: int) -> list[Found]:
-        """What becomes of each start."""
-        before = len(self.found)
-        with self._interruptible():
-            for start in self._starts(budget):
-                if not self.over():
-                    self.found.append(self._from(start, budget, 0))
         return self.found[before:]
 
     @contextmanager
@@ -135,6 +141,8 @@ class Search:
         yield from (found.clones for found in ranked[:LIKELY])
 
     def _from(self, start: Clones, budget: int, effort: int) -> Found:
+        if self.over():
+            return self._figures(start)
         pairs, _ = self._core.within(budget, sorted(start), 0, effort, self.over)
         return self._figures(frozenset(pairs))
 
