@@ -64,12 +64,12 @@ class Search:
     def __post_init__(self) -> None:
         self._core = core_of(self.level)
         self.found.append(self._figures(NONE))
-        self._brought: dict[int, list[Found]] = {}
         self._segments = [frozenset(self._core.segments(count)) for count in STRETCHES]
 
     def roughly(self, budget: int) -> Found | None:
-        """As `within`, without any improvement."""
-        self._bring(budget)
+        """As `within`, from the plain program alone, without any improvement."""
+        if self.found[0].peak > budget:
+            self._from_each([NONE], budget, 0)
         return min(self._fitting(budget), key=_cheapest, default=None)
 
     def within(self, budget: int) -> Found | None:
@@ -80,7 +80,6 @@ class Search:
             if self._fitting(budget) or self.over():
                 break
             self._try((budget + self.lowest().peak) // 2)
-            self._brought.pop(budget, None)
             self._try(budget)
         return min(self._fitting(budget), key=_cheapest, default=None)
 
@@ -89,14 +88,9 @@ class Search:
 
     def _try(self, budget: int) -> None:
         times = min(MOST_TIMES, max(1, NODES // max(1, len(self.level.names))))
-        best = sorted((found for found in self._bring(budget) if found.peak <= budget), key=_cheapest)[:IMPROVED]
+        brought = dict.fromkeys(self._from_each([*self._starts(budget)], budget, 0))
+        best = sorted((found for found in brought if found.peak <= budget), key=_cheapest)[:IMPROVED]
         self._from_each([found.clones for found in best], budget, self.effort * times)
-
-    def _bring(self, budget: int) -> list[Found]:
-        """What becomes of each start, each once."""
-        if budget not in self._brought:
-            self._brought[budget] = list(dict.fromkeys(self._from_each(list(self._starts(budget)), budget, 0)))
-        return self._brought[budget]
 
     def _from_each(self, starts: Sequence[Clones], budget: int, effort: int) -> list[Found]:
         with ThreadPoolExecutor(CORES) as cores:
