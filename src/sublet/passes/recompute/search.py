@@ -21,7 +21,7 @@ LIKELY = 3
 """Starts by checkpoints that are followed for a budget: those that need least in it, or come nearest."""
 
 HALVINGS = 3
-"""Times that what was not met is approached."""
+"""Times that what was not met is approached, as long as that comes nearer."""
 
 IMPROVED = 2
 """Of those that were brought within it the cheapest are improved."""
@@ -77,10 +77,13 @@ class Search:
         if self.found[0].peak > budget and not self.over():
             self._try(budget)
         for _ in range(HALVINGS):  # what reaches for too little stops early: come nearer first
+            least = self.lowest().peak
             if self._fitting(budget) or self.over():
                 break
-            self._try((budget + self.lowest().peak) // 2)
+            self._try((budget + least) // 2)
             self._try(budget)
+            if self.lowest().peak == least:
+                break
         return min(self._fitting(budget), key=_cheapest, default=None)
 
     def _fitting(self, budget: int) -> list[Found]:

@@ -237,12 +237,13 @@ class Budgets:
 
 
 def _look_for_in(ways: Sequence[Budgets], budget: int) -> None:
-    """Searches the ways that are cheapest roughly, and further ones where these do not fit."""
+    """Searches the ways that are cheapest roughly, and where these do not fit, the others one by one."""
     able = [each for each in ways if budget >= each.floor.nbytes]
     rough = [each.search.roughly(budget) for each in able]
     ranked = sorted(zip(able, rough, strict=True), key=lambda pair: inf if pair[1] is None else pair[1].seconds)
-    for i, (each, _) in enumerate(ranked):
-        if i < MOST_FINER or not any(other._fitting(budget) for other in able):
+    for i, (each, found) in enumerate(ranked):
+        likely = i < MOST_FINER and found is not None
+        if likely or not any(other._fitting(budget) for other in able):
             each._look_for(budget)
 
 
