@@ -56,6 +56,7 @@ class Layouts:
             alignment=self.options.alignment,
             homes=self._homes,
             merging=self.options.share,
+            holes=self.options.one_arena,
             smallest=self.options.smallest,
         )
         return Layout(timeline, ranges, buffers, tuple(copying(timeline, buffers)))

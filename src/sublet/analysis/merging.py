@@ -23,6 +23,7 @@ from sublet.analysis.order import Concurrency
 from sublet.analysis.unroll import Way
 from sublet.analysis.windows import Window
 from sublet.ir.graph import Value
+from sublet.plan import HOLE
 
 Permitted = frozenset[tuple[int, Value, Value]]
 """Where a value may be written over another that is read last at that point: (point, read, written)."""
@@ -92,6 +93,11 @@ class Merger:
         self.unwritten.add(alias)
         shift = self.offsets[source] - self.offsets[alias]
         self._commit("pointer", alias, source, a, b, union(a, b, shift), shift)
+
+    def lodge(self, guest: Group, host: Group, around: Value, shift: int) -> None:
+        """Put a group, moved by `shift`, where another has a hole as long as it lives, see `lodging`."""
+        assert guest.first is not None
+        self._commit(HOLE, guest.first, around, host, guest, union(host, guest, shift), shift)
 
     def lay_window(self, window: Window) -> None:
         """Let a slice or row be bytes of its whole, unless something that lives beyond its round has its bytes."""

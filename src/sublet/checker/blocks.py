@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from sublet.base.errors import Finding
 from sublet.checker.kinship import Kin, Ties
-from sublet.checker.lives import Ranges, union
-from sublet.plan import POINTER, MemoryPlan, Placement
+from sublet.checker.lives import Ranges, union, within
+from sublet.plan import HOLE, POINTER, MemoryPlan, Placement
 
 HOWS = ("view", "part", "inplace", "carry", "slice", "row")
 JOINED = "joined"
@@ -93,25 +93,53 @@ def check_groups(plan: MemoryPlan, found: Ties, standing: Mapping[str, set[int]]
 
 
 def _group(plan: MemoryPlan, members: Sequence[int], kin: Kin) -> Iterator[Finding]:
-    """A block is connected, in one storage, and one of it came first."""
+    """A block is in one storage, one of it came first, and what is not tied to that lies in holes of it."""
     places = [plan.placements[i] for i in members]
     for place in places:
         if place.region.storage != places[0].region.storage:
             yield _wrong("false-buffer", place, "lies in another storage than the others of its buffer")
-    for i, place in zip(members, places, strict=True):
-        if kin.of(i) != kin.of(members[0]):
-            what = f"is in one buffer with %{places[0].value}, but nothing makes them the same bytes"
-            yield _wrong("false-buffer", place, what)
     first = [place for place in places if place.how == "own"]
+    tied: dict[int, list[Placement]] = {}
+    for i, place in zip(members, places, strict=True):
+        tied.setdefault(kin.of(i), []).append(place)
+    around = next((several for several in tied.values() if first and first[0] in several), tied[kin.of(members[0])])
+    guests = []
+    for several in tied.values():
+        holes = sum(place.how == HOLE for place in several)
+        if several is not around and holes == 1:
+            guests.append(several)
+        elif several is not around:
+            what = f"is in one buffer with %{around[0].value}, but nothing makes them the same bytes"
+            yield _wrong("false-buffer", several[0], what)
+        elif holes:
+            yield _wrong("false-sharing", several[0], "is tied to what is said to lie in a hole of its buffer")
     if len(first) != 1:
         what = f"is in a buffer of which {len(first)} values are said to have bytes of their own"
         yield _wrong("false-sharing", places[0], what, "one came first, and the others share its bytes")
+    yield from _holes(around, guests)
+
+
+def _holes(around: Sequence[Placement], guests: Sequence[Sequence[Placement]]) -> Iterator[Finding]:
+    """Guests lie within the bytes of a buffer, and within its life: they add nothing to it."""
+    low, high, life = _extent(around)
+    for guest in guests:
+        first, last, live = _extent(guest)
+        if first < low or last > high or not within(live, life):
+            what = f"lies in a hole of the buffer of %{around[0].value}, but reaches beyond its bytes or its life"
+            yield _wrong("false-sharing", guest[0], what)
+
+
+def _extent(places: Sequence[Placement]) -> tuple[int, int, Ranges]:
+    """The bytes from the first to the last of some values, and when any of them is needed; steps lie in wholes."""
+    steady = [place for place in places if not place.strides] or places
+    low, high = min(place.region.offset for place in steady), max(place.region.end for place in steady)
+    return low, high, union(piece for place in steady for piece in place.live)
 
 
 def _true(place: Placement, around: Sequence[set[str]], names: set[str]) -> bool:
     if place.how == "own":
         return not place.shares
-    if place.how == JOINED:
+    if place.how in (JOINED, HOLE):
         return place.shares in names
     return place.how in HOWS and any(place.shares in known for known in around)
 

@@ -3,6 +3,7 @@
 from sublet.plan.records import (
     ARENA,
     FORMAT_VERSION,
+    HOLE,
     KEPT,
     OPEN,
     POINTER,
@@ -32,6 +33,7 @@ from sublet.plan.records import (
 __all__ = [
     "ARENA",
     "FORMAT_VERSION",
+    "HOLE",
     "KEPT",
     "OPEN",
     "POINTER",
