@@ -59,7 +59,7 @@ function colourModes(model) {
     const own = parse(hex);
     const pale = mix(own, [255, 255, 255], 0.45);
     const deep = mix(own, [30, 40, 60], 0.16);
-    return [own, pale, pale, deep, deep, pale, pale, own];
+    return HOWS.map((how, k) => (PALER.includes(k) ? pale : DEEPER.includes(k) ? deep : own));
   });
   const hows = HOWS.map((how, k) => k).filter((k) => placements.how.includes(k));
   const buffers = [[0, "one colour a buffer (they repeat)"]];
