@@ -8,11 +8,9 @@ the largest first, as long as that lowers the peak.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 import numpy as np
 
-from sublet.analysis.groups import Group, Member
+from sublet.analysis.groups import Group
 from sublet.analysis.liveness import Pieces
 from sublet.analysis.merging import Merger
 from sublet.base.ranges import holds, merge, overlap
@@ -30,51 +28,33 @@ def _lowered(merger: Merger) -> bool:
     peak = int(np.argmax(merger.curve))
     groups = {id(group): group for group in merger.groups.values() if not group.fixed}
     alive = [group for group in groups.values() if holds(group.live, peak)]
-    hosts = [(group, most) for group in alive if (most := _most_free(merger, group, peak))]
-    for guest in sorted(alive, key=lambda group: -group.nbytes) if hosts else ():
-        for host, most in hosts:
-            if guest is not host and guest.nbytes <= most and _put(merger, host, guest):
-                return True
-    return False
-
-
-def _most_free(merger: Merger, group: Group, point: int) -> int:
-    """The bytes of the largest hole at a point."""
-    if len(group.members) < 2:
-        return 0
-    needed = _bytes_of(member for member in group.members.values() if holds(merger.ranges.points(member.value), point))
-    return max(end - begin for begin, end in _between(needed, group))
+    hosts = [group for group in alive if _holes(merger, group, ((peak, peak + 1),))]
+    by_size = sorted(alive, key=lambda group: -group.nbytes)
+    return any(_put(merger, host, guest) for guest in by_size for host in hosts)
 
 
 def _put(merger: Merger, host: Group, guest: Group) -> bool:
     """Puts a buffer into a hole that is there as long as it lives, at the lowest place."""
-    if guest.first is None or guest.filled or merge((*host.live, *guest.live)) != host.live:
+    if merge((*host.live, *guest.live)) != host.live:
         return False
-    beside = [m for m in host.members.values() if overlap(merger.ranges.points(m.value), guest.live)]
-    step = merger.alignment
-    for begin, end in _between(_bytes_of(beside), host):
-        place = begin + -(begin - guest.low) % step
+    for begin, end in _holes(merger, host, guest.live):
+        place = -(-begin // merger.alignment) * merger.alignment
         if place + guest.nbytes <= end:
             merger.lodge(guest, host, _around(host, place, place + guest.nbytes), place - guest.low)
             return True
     return False
 
 
+def _holes(merger: Merger, group: Group, points: Pieces) -> list[tuple[int, int]]:
+    """The bytes of a block that none of its values needs at these points, from the lowest on."""
+    needed = (m for m in group.members.values() if overlap(merger.ranges.points(m.value), points))
+    taken = merge((member.offset, member.offset + member.value.nbytes) for member in needed)
+    first = [group.low, *(end for _, end in taken)]
+    after = [*(begin for begin, _ in taken), group.high]
+    return [hole for hole in zip(first, after, strict=True) if hole[0] < hole[1]]
+
+
 def _around(host: Group, begin: int, end: int) -> Value:
     """Whose bytes these will be, or were: the smallest value around them, or the one that the buffer began with."""
-    around = [m for m in host.members.values() if m.offset <= begin and end <= m.offset + m.value.nbytes]
-    if around:
-        return min(around, key=lambda member: member.value.nbytes).value
-    return next(iter(host.in_order())).value
-
-
-def _bytes_of(members: Iterator[Member] | Sequence[Member]) -> Pieces:
-    return merge((member.offset, member.offset + member.value.nbytes) for member in members)
-
-
-def _between(taken: Pieces, group: Group) -> Iterator[tuple[int, int]]:
-    """The bytes of a block that are not taken, from the lowest on."""
-    at = group.low
-    for begin, end in (*taken, (group.high, group.high)):
-        yield at, begin
-        at = end
+    around = (m for m in host.members.values() if m.offset <= begin and end <= m.offset + m.value.nbytes)
+    return min(around, key=lambda member: member.value.nbytes, default=next(iter(host.in_order()))).value
