@@ -130,10 +130,9 @@ def _holes(around: Sequence[Placement], guests: Sequence[Sequence[Placement]]) -
 
 
 def _extent(places: Sequence[Placement]) -> tuple[int, int, Ranges]:
-    """The bytes from the first to the last of some values, and when any of them is needed; steps lie in wholes."""
-    steady = [place for place in places if not place.strides] or places
-    low, high = min(place.region.offset for place in steady), max(place.region.end for place in steady)
-    return low, high, union(piece for place in steady for piece in place.live)
+    """The bytes from the first to the last of some values, and when any of them is needed."""
+    low, high = min(place.region.offset for place in places), max(place.region.end for place in places)
+    return low, high, union(piece for place in places for piece in place.live)
 
 
 def _true(place: Placement, around: Sequence[set[str]], names: set[str]) -> bool:
