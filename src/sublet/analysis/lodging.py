@@ -15,6 +15,7 @@ from sublet.analysis.liveness import Pieces
 from sublet.analysis.merging import Merger
 from sublet.base.ranges import holds, merge, overlap
 from sublet.ir.graph import Value
+from sublet.packing.problem import round_up
 
 
 def lodge(merger: Merger) -> None:
@@ -38,7 +39,7 @@ def _put(merger: Merger, host: Group, guest: Group) -> bool:
     if merge((*host.live, *guest.live)) != host.live:
         return False
     for begin, end in _holes(merger, host, guest.live):
-        place = -(-begin // merger.alignment) * merger.alignment
+        place = round_up(begin, merger.alignment)
         if place + guest.nbytes <= end:
             merger.lodge(guest, host, _around(host, place, place + guest.nbytes), place - guest.low)
             return True

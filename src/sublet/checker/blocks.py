@@ -116,11 +116,12 @@ def _group(plan: MemoryPlan, members: Sequence[int], kin: Kin) -> Iterator[Findi
     if len(first) != 1:
         what = f"is in a buffer of which {len(first)} values are said to have bytes of their own"
         yield _wrong("false-sharing", places[0], what, "one came first, and the others share its bytes")
-    yield from _holes(around, guests)
+    if guests:
+        yield from _holes(around, guests)
 
 
 def _holes(around: Sequence[Placement], guests: Sequence[Sequence[Placement]]) -> Iterator[Finding]:
-    """Guests lie within the bytes of a buffer, and within its life: they add nothing to it."""
+    """Guests lie within the bytes of a buffer, and within the life that the plan tells of it."""
     low, high, life = _extent(around)
     for guest in guests:
         first, last, live = _extent(guest)
