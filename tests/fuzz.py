@@ -31,6 +31,7 @@ from tempfile import TemporaryDirectory
 from sublet.analysis.interference import interference
 from sublet.analysis.layouts import Layouts
 from sublet.analysis.options import Options
+from sublet.analysis.shapes import shapes
 from sublet.checker import check_bytes
 from sublet.foreign import Outcome
 from sublet.frontends.onnx.foldable import FOLDABLE
@@ -135,9 +136,12 @@ def ended_early(rng: random.Random, graph: Graph, plan: MemoryPlan) -> MemoryPla
     victim = rng.choice(victims)
     *earlier, (begin, end) = inner[victim]
     cut = (begin, rng.randrange(begin + 1, end - 1))
-    layout = layouts.shared(layout.flow, replace(ranges, halves={**ranges.halves, victim: (*earlier, cut)}))
-    problem = interference(tuple(b for b in layout.buffers if b.packed), layout.flow, alignment=1)
-    return assemble(graph, plan.schedule, layout, layouts, in_one_arena(pack(problem, "best_fit_by_size")), plan.moves)
+    ranges = replace(ranges, halves={**ranges.halves, victim: (*earlier, cut)})
+    layout = layouts.shared(layout.flow, ranges, blocks=rng.random() < 0.5)
+    problem = interference(layout.packed, layout.flow, alignment=1)
+    form = shapes(problem, layout.packed, ranges if layout.flow.serial else None, alignment=1)
+    packed = in_one_arena(pack(form.problem, "best_fit_by_size"), form)
+    return assemble(graph, plan.schedule, layout, layouts, packed, plan.moves)
 
 
 def judge_mutants(seed: int, rng: random.Random, graph: Graph, plan: MemoryPlan, tally: Tally) -> None:

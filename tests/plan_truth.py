@@ -138,13 +138,6 @@ def _shared(graph: Graph, plan: MemoryPlan, place: Placement) -> bool:
     if place.how in ("own", POINTER):
         return not place.shares
     same = [p for p in plan.placements if p.region.storage == place.region.storage and p.buffer == place.buffer]
-    if place.how == "hole":  # whose bytes and life the others of the buffer have besides
-        others = [p for p in same if p.how != "hole"]
-        low, high = min(p.region.offset for p in others), max(p.region.end for p in others)
-        alive = {t for p in others for begin, end in p.live for t in range(begin, end)}
-        mine = {t for begin, end in place.live for t in range(begin, end)}
-        within = low <= place.region.offset and place.region.end <= high and mine <= alive
-        return within and any(place.shares == p.value for p in same)
     if place.how == "joined":
         return any(place.shares in (p.value, *_pointers(plan, p.value)) for p in same)
     around = {place.shares} | {p.value for p in same if place.shares in _pointers(plan, p.value)}

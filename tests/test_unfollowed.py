@@ -20,7 +20,7 @@ from sublet.ir.graph import Graph
 from sublet.ir.text import parse
 from sublet.packing import Problem, pack
 from sublet.plan import POINTER
-from sublet.planning import pipeline
+from sublet.planning import placing
 from sublet.planning.pipeline import plan_memory
 from sublet.planning.unfollowed import followed, unfollowed
 from sublet.runtime.comparing import compare
@@ -92,7 +92,7 @@ def test_plans_made_again_share_one_timeout(monkeypatch: pytest.MonkeyPatch) -> 
         return pack(problem, strategy, timeout=timeout, **more)
 
     monkeypatch.setattr(REPLAY, "MOST_COPIES", 1)
-    monkeypatch.setattr(pipeline, "pack", noting)
+    monkeypatch.setattr(placing, "pack", noting)
     plan_memory(graph(), Options(timeout=60))
     assert given[0] == 60
     assert len(given) > 1

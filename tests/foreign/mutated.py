@@ -70,7 +70,7 @@ def placed_program(rng: random.Random, graph: Graph) -> ForeignPlan:
     layouts = Layouts(graph, schedule, options)
     copied = frozenset(to for node in graph.walk() for to, _ in assignments(node))
     layout = layouts.settled(copied)
-    problem = interference(tuple(b for b in layout.buffers if b.packed), layout.flow, alignment=options.alignment)
+    problem = interference(layout.packed, layout.flow, alignment=options.alignment)
     report = pack(problem, rng.choice(sorted(STRATEGIES)))
     plan = assemble(graph, schedule, layout, layouts, in_one_arena(report), ())
     tensors = [Placed(place.value, place.region.offset, "sram") for place in plan.in_arenas if place.region.nbytes]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sublet.base.errors import ProblemError
 from sublet.packing.problem import Buffer, Packing, Problem
 from sublet.plan import ARENA, Placement, Region
+from sublet.plan.schedule import Schedule, Step
 from sublet.viz.rectangles import live_columns, packing_rectangles, point_name, rectangles, reserved
 from tests.viz.synthetic import network_plan, plan_of, small_plan
 
@@ -48,9 +51,18 @@ def test_the_live_curve_counts_the_values_of_a_buffer_once() -> None:
     )
 
 
-def test_a_buffer_of_parts_is_held_whole_and_the_rest_is_reserved() -> None:
-    parts = [place("left", 0, 64, ((0, 2),), 0), place("right", 64, 64, ((1, 2),), 0), place("b", 128, 1, ((0, 2),), 1)]
-    picture = rectangles(plan_of(parts, ("l", "r")))
+PARTS = [place("left", 0, 64, ((0, 2),), 0), place("right", 64, 64, ((1, 2),), 0), place("b", 128, 1, ((0, 2),), 1)]
+
+
+def test_of_a_buffer_of_parts_the_bytes_count_that_are_needed() -> None:
+    picture = rectangles(plan_of(PARTS, ("l", "r")))
+    assert picture.curve == ((0, 65), (1, 129), (2, 0))
+    assert not reserved(picture)
+
+
+def test_in_several_streams_a_buffer_of_parts_is_held_whole_and_the_rest_is_reserved() -> None:
+    steps = Schedule((Step("l"), Step("r", 1)))
+    picture = rectangles(replace(plan_of(PARTS, ("l", "r")), schedule=steps))
     assert picture.curve == ((0, 129), (2, 0))
     [(position, block)] = reserved(picture)
     assert (position, block.offset, block.nbytes, block.live) == (0, 0, 128, ((0, 2),))

@@ -26,6 +26,11 @@ class Layout:
     copied: tuple[tuple[Point, Value, Value], ...]
     refused: Mapping[Value, str] = field(default_factory=dict)
 
+    @property
+    def packed(self) -> tuple[SharedBuffer, ...]:
+        """The buffers that need bytes of an arena."""
+        return tuple(buffer for buffer in self.buffers if buffer.packed)
+
     @cached_property
     def moved(self) -> int:
         """The bytes that are copied, each move of the program counted once; slices and rows too."""

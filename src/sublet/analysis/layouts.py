@@ -47,8 +47,8 @@ class Layouts:
         ranges = _always_live(liveness(timeline), self._graph.constants, len(timeline.points))
         return self.shared(timeline, ranges)
 
-    def shared(self, timeline: Flow, ranges: LiveRanges[Value]) -> Layout:
-        """The layout of a flow with these lives."""
+    def shared(self, timeline: Flow, ranges: LiveRanges[Value], *, blocks: bool = True) -> Layout:
+        """The layout of a flow with these lives; not as `blocks` with all that may be the same bytes."""
         buffers = share(
             self._graph,
             timeline,
@@ -56,7 +56,7 @@ class Layouts:
             alignment=self.options.alignment,
             homes=self._homes,
             merging=self.options.share,
-            holes=self.options.one_arena,
+            blocks=blocks,
             smallest=self.options.smallest,
         )
         return Layout(timeline, ranges, buffers, tuple(copying(timeline, buffers)))

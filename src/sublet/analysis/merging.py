@@ -2,8 +2,9 @@
 
 Two values may overlap in a block where their contents agree, or when one is read for the last time
 before, or (where an op or a control flow move permits it) at the very point where, the other is
-written. A merge is made only if it does not raise the live bytes above the highest of its own
-lifetime, so that a small view does not keep a large base alive.
+written. For blocks, which are needed whole as long as any value in them is, a merge is made only if it does not raise
+the live bytes above the highest of its own lifetime, so that a small view does not keep a large base alive. For shapes
+(`analysis/shapes.py`) no merge does.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from sublet.analysis.order import Concurrency
 from sublet.analysis.unroll import Way
 from sublet.analysis.windows import Window
 from sublet.ir.graph import Value
-from sublet.plan import HOLE
 
 Permitted = frozenset[tuple[int, Value, Value]]
 """Where a value may be written over another that is read last at that point: (point, read, written)."""
@@ -59,6 +59,7 @@ class Merger:
     updates: Mapping[
         tuple[Value, Value], int
     ]  # (source, target): the point at the end of the run that makes them equal
+    blocks: bool = True  # whether a group is needed whole as long as any of its values is
     merging: tuple[Group, ...] = ()  # the parent's group and the child's, during a merge
     unwritten: set[Value] = field(default_factory=set)  # views that lie in their base, so that nothing writes them
 
@@ -93,11 +94,6 @@ class Merger:
         self.unwritten.add(alias)
         shift = self.offsets[source] - self.offsets[alias]
         self._commit("pointer", alias, source, a, b, union(a, b, shift), shift)
-
-    def lodge(self, guest: Group, host: Group, around: Value, shift: int) -> None:
-        """Put a group, moved by `shift`, where another has a hole as long as it lives, see `lodging`."""
-        assert guest.first is not None
-        self._commit(HOLE, guest.first, around, host, guest, union(host, guest, shift), shift)
 
     def lay_window(self, window: Window) -> None:
         """Let a slice or row be bytes of its whole, unless something that lives beyond its round has its bytes."""
@@ -241,7 +237,7 @@ class Merger:
         return a is not None and b is not None and a[:2] == b[:2] and not a[2] & b[2]
 
     def _raises_peak(self, a: Group, b: Group, together: Group) -> bool:
-        if not together.live or (a.nbytes == b.nbytes == together.nbytes and a.fixed == b.fixed):
+        if not self.blocks or not together.live or (a.nbytes == b.nbytes == together.nbytes and a.fixed == b.fixed):
             return False  # nothing lives longer, nor grows
         begin, end = together.live[0][0], together.live[-1][1]
         window = self.curve[begin:end].copy()

@@ -78,8 +78,3 @@ class Options:
         if self.in_place_from is not None:
             return self.in_place_from
         return 0 if self.forbid_copies else SMALLEST
-
-    @property
-    def one_arena(self) -> bool:
-        """Whether all that is planned lies in one arena."""
-        return len(self.regions) < 2 and self.at_cuts == "arena"

@@ -10,7 +10,6 @@ Starting from one buffer a value, buffers are merged, in this order, wherever `m
     inplace  an output that takes over an input's bytes
     carry    the source of a control flow move (a carried update, an arm's result) born where it goes
     part     once more: what raised the peak may not, now that updates take no bytes of their own
-    hole     what lives only while bytes of another buffer are not needed, see `lodging`
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from sublet.analysis.content import contents
 from sublet.analysis.flow import Flow, Point
 from sublet.analysis.groups import Group, Member, add
 from sublet.analysis.liveness import LiveRanges, Pieces
-from sublet.analysis.lodging import lodge
 from sublet.analysis.merging import Copy, Merger, Permitted
 from sublet.analysis.options import SMALLEST
 from sublet.analysis.order import Concurrency
@@ -64,16 +62,17 @@ def share(
     alignment: int = 1,
     homes: Mapping[Value, tuple[str, bool]] | None = None,
     merging: bool = True,
-    holes: bool = True,
+    blocks: bool = True,
     smallest: int = SMALLEST,
 ) -> tuple[SharedBuffer, ...]:
     """Merge the values of a program into buffers, in order of definition; without `merging`, one a value.
 
-    `homes` gives the values bound outside the arena: the name of the storage and whether the network may write it.
-    Without `holes` none is used. Slices and rows of fewer than `smallest` bytes are not windows. Values of zero bytes
-    and values that cannot be planned get no buffer.
+    `homes` gives the values bound outside the arena: the name of the storage and whether the network
+    may write it. Unless buffers are placed as `blocks`, whatever may be merged is. Slices and rows of fewer than
+    `smallest` bytes are not windows. Values of zero bytes and values that cannot be planned get no buffer.
     """
     merger = _start(graph, flow, ranges, alignment, homes or {})
+    merger.blocks = blocks
     for alias, source in flow.unrolling.aliases:
         merger.join(alias, source)
     if not merging:
@@ -94,8 +93,6 @@ def share(
     for first, later in flow.unrolling.alike:
         merger.merge("carry", first, later, 0)
     _lay_parts(merger, nodes)
-    if holes:
-        lodge(merger)
     return _finish(merger)
 
 

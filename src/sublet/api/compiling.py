@@ -21,7 +21,8 @@ from sublet.planning.budget.answers import Outcome, most
 from sublet.planning.budget.costs import MODELLED
 from sublet.planning.budget.patches import in_patches
 from sublet.planning.budget.within import Budgets, Ways
-from sublet.planning.pipeline import Progress, plan_memory
+from sublet.planning.pipeline import plan_memory
+from sublet.planning.placing import Progress
 from sublet.runtime.backends.by_name import AUTO
 from sublet.runtime.executable import Executable
 from sublet.runtime.kernel import Array, Backend

@@ -8,15 +8,16 @@ from dataclasses import dataclass, replace
 from sublet.api.binding import equipped
 from sublet.base.errors import PlanError
 from sublet.base.numpy_types import NUMPY
-from sublet.base.ranges import highest, holds, levels, merge
+from sublet.base.ranges import holds
 from sublet.base.tensor import TensorSpec
 from sublet.checker import require_valid
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
 from sublet.ir.scratch import without_scratch
 from sublet.passes.splitting.fewer import with_fewer_rows
-from sublet.plan import ARENA, MemoryPlan, Peak, Placement, Storage, bound_to
+from sublet.plan import ARENA, MemoryPlan, Placement, Storage, bound_to
 from sublet.plan.file import fingerprint
+from sublet.plan.slots import peak, slots
 from sublet.planning.assemble import sums
 from sublet.runtime.backends.by_name import AUTO
 from sublet.runtime.executable import Executable
@@ -74,20 +75,17 @@ def _shorter(plan: MemoryPlan, graph: Graph) -> MemoryPlan:
     arenas = {storage.name for storage in plan.arenas}
     bound = {bound_to(name): value.nbytes for name, value in values.items()}
     storages = tuple(_storage(each, placements, bound) for each in plan.storages)
-    inside = tuple(place for place in placements if place.region.storage in arenas)
-    peak, proof = _peak(inside)
-    return replace(
+    shorter = replace(
         plan,
         fingerprint=fingerprint(graph, plan.schedule),
         arena_bytes=sum(storage.nbytes for storage in storages if storage.kind == ARENA),
-        lower_bound_bytes=peak.nbytes,
-        bound="peak",
-        proof=proof,
         storages=storages,
         placements=placements,
-        peak=peak,
         **sums(placements, arenas),
     )
+    most = peak(shorter)
+    proof = tuple(block.buffer for block in slots(shorter) if holds(block.live, most.point))
+    return replace(shorter, peak=most, lower_bound_bytes=most.nbytes, bound="peak", proof=proof)
 
 
 def _placed(place: Placement, value: Value) -> Placement:
@@ -102,19 +100,3 @@ def _storage(storage: Storage, placements: Sequence[Placement], bound: Mapping[s
         ends = (place.region.end for place in placements if place.region.storage == storage.name)
         return replace(storage, nbytes=max(ends, default=0))
     return replace(storage, nbytes=bound.get(storage.name, storage.nbytes))
-
-
-def _peak(inside: Sequence[Placement]) -> tuple[Peak, tuple[int, ...]]:
-    """The first of the points with the most live bytes, and the buffers that are alive there."""
-    members: dict[int, list[Placement]] = {}
-    for place in inside:
-        members.setdefault(place.buffer, []).append(place)
-    sizes = {
-        number: max(place.region.end for place in several) - min(place.region.offset for place in several)
-        for number, several in members.items()
-    }
-    lives = {number: merge(life for place in several for life in place.live) for number, several in members.items()}
-    point, nbytes = highest(levels((lives[number], sizes[number]) for number in members))
-    there = [place for place in inside if holds(place.live, point)]
-    alive = (number for number in members if holds(lives[number], point))
-    return Peak(point, nbytes, tuple(dict.fromkeys(place.value for place in there))), tuple(sorted(alive))

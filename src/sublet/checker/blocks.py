@@ -8,11 +8,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 from sublet.base.errors import Finding
 from sublet.checker.kinship import Kin, Ties
-from sublet.checker.lives import Ranges, union, within
-from sublet.plan import HOLE, POINTER, MemoryPlan, Placement
+from sublet.checker.lives import Ranges, union
+from sublet.plan import POINTER, MemoryPlan, Placement, Region
+from sublet.plan.schedule import is_serial
 
 HOWS = ("view", "part", "inplace", "carry", "slice", "row")
 JOINED = "joined"
@@ -20,19 +23,35 @@ Group = int | str
 """The number of a buffer, or the name of the bound storage that is one."""
 
 
+class Strip(NamedTuple):
+    """Bytes [low, high) of an arena, and the points at which they are needed."""
+
+    low: int
+    high: int
+    live: Ranges
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The bytes of one buffer in its arena and when they are needed; slices and rows lie in those of their whole."""
+    """The bytes of one buffer in its arena and when they are needed; slices and rows lie in those of their whole.
+
+    In one stream not all of them are needed as long as any is: `strips` tells which when, the lowest first.
+    """
 
     storage: str
     low: int
     high: int
     live: Ranges
     members: tuple[int, ...]
+    strips: tuple[Strip, ...]
 
     @property
     def nbytes(self) -> int:
         return self.high - self.low
+
+    def needed(self, point: int) -> list[int]:
+        """The sizes of the strips that are needed at a point."""
+        return [strip.high - strip.low for strip in self.strips if _holds(strip.live, point)]
 
 
 def blocks(plan: MemoryPlan, live: Mapping[int, Ranges]) -> dict[int, Block]:
@@ -42,12 +61,40 @@ def blocks(plan: MemoryPlan, live: Mapping[int, Ranges]) -> dict[int, Block]:
         if place.buffer >= 0 and not place.strides:
             members.setdefault(place.buffer, []).append(i)
     found = {}
+    serial = is_serial(plan.schedule)
     for number, several in members.items():
         regions = [plan.placements[i].region for i in several]
         low, high = min(region.offset for region in regions), max(region.end for region in regions)
-        lives = union(piece for i in several for piece in live.get(i, ()))
-        found[number] = Block(regions[0].storage, low, high, lives, tuple(several))
+        lives = [live.get(i, ()) for i in several]
+        always = union(piece for pieces in lives for piece in pieces)
+        strips = _strips(regions, lives, plan.alignment) if serial else (Strip(low, high, always),)
+        found[number] = Block(regions[0].storage, low, high, always, tuple(several), strips)
     return found
+
+
+def _strips(regions: Sequence[Region], lives: Sequence[Ranges], alignment: int) -> tuple[Strip, ...]:
+    """What values need of their bytes, in cells as large as the alignment, but for what lies above the highest value.
+
+    Neighbouring cells that are needed at the same points are one strip.
+    """
+    changes: dict[int, list[int]] = {}
+    for i, region in enumerate(regions):
+        if lives[i]:
+            changes.setdefault(region.offset // alignment * alignment, []).append(i)
+            changes.setdefault(-(-region.end // alignment) * alignment, []).append(i)
+    edges = sorted(changes)
+    inside: set[int] = set()
+    found: list[Strip] = []
+    reached = -1
+    for low, after in pairwise(edges):
+        inside.symmetric_difference_update(changes[low])
+        if not inside:
+            continue
+        live = union(piece for i in inside for piece in lives[i])
+        first = found.pop().low if found and reached == low and found[-1].live == live else low
+        found.append(Strip(first, min(after, max(regions[i].end for i in inside)), live))
+        reached = after
+    return tuple(found)
 
 
 def group_of(plan: MemoryPlan, place: Placement, arenas: frozenset[str]) -> Group | None:
@@ -93,53 +140,25 @@ def check_groups(plan: MemoryPlan, found: Ties, standing: Mapping[str, set[int]]
 
 
 def _group(plan: MemoryPlan, members: Sequence[int], kin: Kin) -> Iterator[Finding]:
-    """A block is in one storage, one of it came first, and what is not tied to that lies in holes of it."""
+    """A block is connected, in one storage, and one of it came first."""
     places = [plan.placements[i] for i in members]
     for place in places:
         if place.region.storage != places[0].region.storage:
             yield _wrong("false-buffer", place, "lies in another storage than the others of its buffer")
-    first = [place for place in places if place.how == "own"]
-    tied: dict[int, list[Placement]] = {}
     for i, place in zip(members, places, strict=True):
-        tied.setdefault(kin.of(i), []).append(place)
-    around = next((several for several in tied.values() if first and first[0] in several), tied[kin.of(members[0])])
-    guests = []
-    for several in tied.values():
-        holes = sum(place.how == HOLE for place in several)
-        if several is not around and holes == 1:
-            guests.append(several)
-        elif several is not around:
-            what = f"is in one buffer with %{around[0].value}, but nothing makes them the same bytes"
-            yield _wrong("false-buffer", several[0], what)
-        elif holes:
-            yield _wrong("false-sharing", several[0], "is tied to what is said to lie in a hole of its buffer")
+        if kin.of(i) != kin.of(members[0]):
+            what = f"is in one buffer with %{places[0].value}, but nothing makes them the same bytes"
+            yield _wrong("false-buffer", place, what)
+    first = [place for place in places if place.how == "own"]
     if len(first) != 1:
         what = f"is in a buffer of which {len(first)} values are said to have bytes of their own"
         yield _wrong("false-sharing", places[0], what, "one came first, and the others share its bytes")
-    if guests:
-        yield from _holes(around, guests)
-
-
-def _holes(around: Sequence[Placement], guests: Sequence[Sequence[Placement]]) -> Iterator[Finding]:
-    """Guests lie within the bytes of a buffer, and within the life that the plan tells of it."""
-    low, high, life = _extent(around)
-    for guest in guests:
-        first, last, live = _extent(guest)
-        if first < low or last > high or not within(live, life):
-            what = f"lies in a hole of the buffer of %{around[0].value}, but reaches beyond its bytes or its life"
-            yield _wrong("false-sharing", guest[0], what)
-
-
-def _extent(places: Sequence[Placement]) -> tuple[int, int, Ranges]:
-    """The bytes from the first to the last of some values, and when any of them is needed."""
-    low, high = min(place.region.offset for place in places), max(place.region.end for place in places)
-    return low, high, union(piece for place in places for piece in place.live)
 
 
 def _true(place: Placement, around: Sequence[set[str]], names: set[str]) -> bool:
     if place.how == "own":
         return not place.shares
-    if place.how in (JOINED, HOLE):
+    if place.how == JOINED:
         return place.shares in names
     return place.how in HOWS and any(place.shares in known for known in around)
 
@@ -154,26 +173,32 @@ def _reason(group: Group) -> str:
 
 
 def check_apart(plan: MemoryPlan, known: Mapping[int, Block]) -> Iterator[Finding]:
-    """Different buffers do not overlap while both are live."""
+    """Different buffers do not overlap in bytes that both need at one point."""
+    strips = [(number, strip) for number, block in known.items() for strip in block.strips]
     events: list[tuple[int, int, int]] = []
-    for number, block in known.items():
-        for begin, end in block.live:
-            events += [(begin, 1, number), (end, 0, number)]
+    for i, (_, strip) in enumerate(strips):
+        for begin, end in strip.live:
+            events += [(begin, 1, i), (end, 0, i)]
     active: dict[str, list[tuple[int, int]]] = {}
-    for _, begins, number in sorted(events):
-        block = known[number]
-        row = active.setdefault(block.storage, [])
-        at = bisect_left(row, (block.low, number))
+    for _, begins, i in sorted(events):
+        number, strip = strips[i]
+        row = active.setdefault(known[number].storage, [])
+        at = bisect_left(row, (strip.low, i))
         if not begins:
-            if at < len(row) and row[at] == (block.low, number):
+            if at < len(row) and row[at] == (strip.low, i):
                 del row[at]
             continue
-        for _, other in row[max(0, at - 1) : at + 1]:
-            if known[other].low < block.high and block.low < known[other].high:
-                one = plan.placements[block.members[0]]
+        for _, j in row[max(0, at - 1) : at + 1]:
+            other, beside = strips[j]
+            if beside.low < strip.high and strip.low < beside.high:
+                one = plan.placements[known[number].members[0]]
                 what = f"lies in buffer {number}, which overlaps buffer {other} while both are live"
                 yield _wrong("false-buffer", one, what, "what shares bytes on purpose is one buffer")
-        row.insert(at, (block.low, number))
+        row.insert(at, (strip.low, i))
+
+
+def _holds(ranges: Ranges, point: int) -> bool:
+    return any(begin <= point < end for begin, end in ranges)
 
 
 def _wrong(rule: str, place: Placement, what: str, fix: str = "") -> Finding:

@@ -1,8 +1,9 @@
 """The lower bound of a plan: is it proven that the same buffers, in the same order, cannot do with fewer bytes?
 
-A set of buffers proves it when no two of them may overlap: some run needs both at one point, or nothing orders an
-access of the one and an access of the other. They lie side by side then, and take the sum of their sizes, each
-rounded up to the alignment but for the one on top. What a search found by refuting every smaller arena is not
+Buffers that some run needs at one point prove it: what each of them needs there lies side by side, and takes the sum of
+the sizes, each rounded up to the alignment but for the one on top. In several streams, where a buffer is needed as a
+whole, so does a set of which no two may overlap: some run needs both at one point, or nothing orders an access of the
+one and an access of the other. What a search found by refuting every smaller arena is not
 followed here: such a bound is told to be unproven, as far as no buffers prove it.
 
 Rule: false-bound.
@@ -19,7 +20,7 @@ from sublet.checker.blocks import Block
 from sublet.checker.lives import Ranges
 from sublet.checker.walk import Walk
 from sublet.plan import MemoryPlan
-from sublet.plan.schedule import happens_before
+from sublet.plan.schedule import happens_before, is_serial
 
 SEARCH = "search"
 KINDS = ("peak", "antichain", SEARCH)
@@ -62,6 +63,8 @@ def _judged(plan: MemoryPlan, walk: Walk, surely: Blocks, said: Blocks) -> tuple
     if kind == SEARCH:
         return [], "" if claimed <= _peak(plan, surely)[0] else SEARCHED
     members = frozenset(plan.proof)
+    if is_serial(plan.schedule) and (kind == "peak" or _common(said, members)):
+        return _at_one_point(plan, surely, said, members)
     together = bytes_of(plan, [said[number].nbytes for number in members])
     if claimed > together:
         return [_false(f"claims {claimed} bytes, but the buffers that prove it take {together}")], ""
@@ -69,6 +72,8 @@ def _judged(plan: MemoryPlan, walk: Walk, surely: Blocks, said: Blocks) -> tuple
         return [_false("says the buffers that prove it are live at one point, and they are not")], ""
     if len(members) ** 2 > MOST_PAIRS and not _common(surely, members):
         return [], f"{len(members)} buffers are too many to compare all pairs"
+    if any(len(said[number].strips) > 1 for number in members):
+        return [], "not all bytes of the buffers that prove it are needed as long as any of them are"
     for number, other in _overlapping(said, members):
         return [_false(f"is proven by buffers {number} and {other}, which overlap")], ""
     unordered = _Unordered(walk, surely)
@@ -78,6 +83,27 @@ def _judged(plan: MemoryPlan, walk: Walk, surely: Blocks, said: Blocks) -> tuple
         what = f"is proven by buffers {pair[0]} and {pair[1]}, which are never needed at one time"
         return [_false(what)], ""
     return [], f"buffers {pair[0]} and {pair[1]} may overlap in the runs that are possible"
+
+
+def _at_one_point(plan: MemoryPlan, surely: Blocks, said: Blocks, members: frozenset[int]) -> tuple[list[Finding], str]:
+    """The same of a program in one stream: what the buffers need at one point."""
+    claimed, together = plan.lower_bound_bytes, _together(plan, said, members)
+    if members and not together:
+        return [_false("says the buffers that prove it are live at one point, and they are not")], ""
+    if claimed > together:
+        return [_false(f"claims {claimed} bytes, but the buffers that prove it take {together}")], ""
+    if claimed > _together(plan, surely, members):
+        return [], "the buffers that prove it may never need so much at one point in the runs that are possible"
+    return [], ""
+
+
+def _together(plan: MemoryPlan, known: Blocks, members: frozenset[int]) -> int:
+    """The most that buffers need at one point at which all of them are needed; 0 where there is none."""
+    common, points = _common(known, members), set[int]()
+    for strip in (strip for number in members for strip in known[number].strips):
+        points.update(begin for begin, _ in strip.live if common >> begin & 1)
+    sizes = ([size for number in members for size in known[number].needed(point)] for point in points)
+    return max((bytes_of(plan, each) for each in sizes), default=0)
 
 
 def bytes_of(plan: MemoryPlan, sizes: Collection[int]) -> int:
@@ -109,9 +135,9 @@ def _peak(plan: MemoryPlan, surely: Blocks) -> tuple[int, tuple[int, ...]]:
     best: tuple[int, tuple[int, ...]] = (0, ())
     for step in {1, plan.alignment}:
         change: dict[int, int] = {}
-        for block in surely.values():
-            for begin, end in block.live:
-                weight = -(-block.nbytes // step) * step
+        for strip in (strip for block in surely.values() for strip in block.strips):
+            weight = -(-(strip.high - strip.low) // step) * step
+            for begin, end in strip.live:
                 change[begin] = change.get(begin, 0) + weight
                 change[end] = change.get(end, 0) - weight
         live = most = 0
@@ -120,17 +146,17 @@ def _peak(plan: MemoryPlan, surely: Blocks) -> tuple[int, tuple[int, ...]]:
             live += change[point]
             if live > most:
                 most, at = live, point
-        alive = tuple(n for n, block in surely.items() if any(begin <= at < end for begin, end in block.live))
-        best = max(best, (bytes_of(plan, [surely[number].nbytes for number in alive]), alive))
+        needed = {number: sizes for number, block in surely.items() if (sizes := block.needed(at))}
+        best = max(best, (bytes_of(plan, [size for sizes in needed.values() for size in sizes]), tuple(needed)))
     return best
 
 
-def _common(known: Blocks, members: frozenset[int]) -> bool:
-    """Whether all are live at one point."""
+def _common(known: Blocks, members: frozenset[int]) -> int:
+    """The points at which all are live, as a bit set."""
     common = -1
     for number in members:
         common &= _points(known[number].live)
-    return common != 0
+    return common
 
 
 def _points(ranges: Ranges) -> int:

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from sublet.base.errors import Finding
 from sublet.base.tensor import Unplannable
-from sublet.checker.blocks import blocks, check_apart, check_groups
+from sublet.checker.blocks import Block, blocks, check_apart, check_groups
 from sublet.checker.bound import Standing, check_bound
 from sublet.checker.heads import asked, check_heads
 from sublet.checker.kinship import ties
@@ -94,7 +94,7 @@ def _check_lives(graph: Graph, plan: MemoryPlan, walk: Walk, found: Claims) -> N
     if not findings:
         said = blocks(plan, {i: place.live for i, place in enumerate(plan.placements)})
         findings += check_apart(plan, said)
-        findings += _peak(plan, {number: block.live for number, block in said.items()}, said)
+        findings += _peak(plan, said)
         wrong, found.bound = check_bound(plan, walk, blocks(plan, least), said)
         findings += wrong
         if found.bound.why:
@@ -245,14 +245,13 @@ def _kept_early(plan: MemoryPlan, walk: Walk, least: Mapping[int, Ranges]) -> It
             yield _of(place, "false-live", f"is said to be live in {place.live}, where it may not be written yet")
 
 
-def _peak(plan: MemoryPlan, live: Mapping[int, Ranges], known: Mapping[int, object]) -> Iterator[Finding]:
+def _peak(plan: MemoryPlan, known: Mapping[int, Block]) -> Iterator[Finding]:
     """The first point with most live bytes, and who is alive there."""
     change = [0] * (len(plan.points) + 1)
-    sizes = {number: block.nbytes for number, block in known.items()}  # type: ignore[attr-defined]
-    for number, ranges in live.items():
-        for begin, end in ranges:
-            change[begin] += sizes[number]
-            change[end] -= sizes[number]
+    for strip in (strip for block in known.values() for strip in block.strips):
+        for begin, end in strip.live:
+            change[begin] += strip.high - strip.low
+            change[end] -= strip.high - strip.low
     best = now = at = 0
     for point, step in enumerate(change):
         now += step

@@ -28,7 +28,7 @@ from sublet.plan.advised import Advice
 from sublet.plan.verdict import Outcome, Verdict
 from sublet.planning.advice.ideas import Idea
 from sublet.planning.advice.tried import Trying
-from sublet.planning.pipeline import Progress
+from sublet.planning.placing import Progress
 
 P = ParamSpec("P")
 NEWLINE = "\n"

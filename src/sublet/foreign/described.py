@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from sublet.base.ranges import highest, holds
 from sublet.checker.blocks import HOWS, JOINED
 from sublet.checker.kinship import Kin, Ties, ties
 from sublet.checker.lives import Ranges, needed
@@ -17,9 +16,9 @@ from sublet.checker.moves import copied
 from sublet.checker.timeline import timeline
 from sublet.checker.walk import Places, Walk
 from sublet.ir.graph import Graph
-from sublet.plan import CopiedMove, MemoryPlan, Peak, Placement
+from sublet.plan import CopiedMove, MemoryPlan, Placement
 from sublet.plan.schedule import Schedule
-from sublet.plan.slots import curve, slots
+from sublet.plan.slots import peak
 
 MOST_POINTS = 1 << 22
 
@@ -35,7 +34,7 @@ def described(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> MemoryPlan:
     plan = replace(plan, placements=placements, points=tuple(moment.point for moment in points.moments))
     return replace(
         plan,
-        peak=_peak(plan),
+        peak=peak(plan),
         moves=tuple(dict.fromkeys(_moves(walk))),
         total_bytes=_sum(plan, None),
         view_bytes=_sum(plan, {"view", "part", "slice", "row"}),
@@ -76,13 +75,6 @@ def _sized(*places: Placement) -> bool:
 def _first(members: list[int], reasons: Mapping[int, tuple[str, int]]) -> int:
     """Of a buffer the value that has no reason to share bytes."""
     return next((i for i in members if i not in reasons), members[0])
-
-
-def _peak(plan: MemoryPlan) -> Peak:
-    """The first point with the most bytes in buffers that live, and who is alive there."""
-    at, most = highest(curve(slots(plan)))
-    alive = [place.value for place in plan.placements if place.buffer >= 0 and holds(place.live, at)]
-    return Peak(at, most, tuple(dict.fromkeys(alive)))
 
 
 def _sum(plan: MemoryPlan, kinds: set[str] | None) -> int:

@@ -3,7 +3,6 @@
 from sublet.plan.records import (
     ARENA,
     FORMAT_VERSION,
-    HOLE,
     KEPT,
     OPEN,
     POINTER,
@@ -33,7 +32,6 @@ from sublet.plan.records import (
 __all__ = [
     "ARENA",
     "FORMAT_VERSION",
-    "HOLE",
     "KEPT",
     "OPEN",
     "POINTER",

@@ -33,9 +33,6 @@ POINTER = "pointer"
 SLICE, ROW = "slice", "row"
 """How a value lives that is bytes of a sequence, or of a stacked output, other ones every round."""
 
-HOLE = "hole"
-"""How a value lives, with those that share its bytes, in bytes of a buffer that nobody else needs meanwhile."""
-
 Context = tuple[tuple[str, int], ...]
 """The copy of the body of each rolled loop around a node, as (loop, copy) pairs from the root down."""
 
@@ -128,8 +125,7 @@ class Placement:
     region    where it lies; when it has strides, in round 0 of their loops
     how       "own", "view", "part", "inplace" or "carry": why it shares the buffer of `shares`; "slice" or
               "row": it is one step of the sequence or stacked output `shares`; "joined": it came into the
-              buffer of `shares` with another value, which has the reason; "hole": it lies in bytes of the
-              buffer of `shares` that nobody needs while it lives;
+              buffer of `shares` with another value, which has the reason;
               or "pointer": the region names no storage, and the value is where its source is
     shares    the value whose bytes it took, "" when it has its own: one value of each buffer does
     producer  name of the node that writes it; "" for an input or weight

@@ -33,21 +33,17 @@ def relief(plan: MemoryPlan) -> tuple[Relief, ...]:
     blocks = list(slots(plan))
     levels = np.zeros(len(plan.points) + 1, dtype=np.int64)
     for block in blocks:
-        for begin, end in block.live:
-            levels[begin] += block.nbytes
-            levels[end] -= block.nbytes
+        for strip in block.strips:
+            for begin, end in strip.live:
+                levels[begin] += strip.nbytes
+                levels[end] -= strip.nbytes
     levels = np.cumsum(levels)
     point = plan.peak.point
-    at_peak = [block for block in blocks if holds(block.live, point)]
-    largest = sorted(at_peak, key=lambda block: -block.nbytes)[:MOST]
+    at_peak = [(sum(block.needed(point)), block) for block in blocks if holds(block.live, point)]
+    largest = sorted(at_peak, key=lambda pair: -pair[0])[:MOST]
     found = [
-        Relief(
-            block.nbytes,
-            _alive(block, point),
-            _peak(levels, block, block.nbytes),
-            _peak(levels, block, block.nbytes // 2),
-        )
-        for block in largest
+        Relief(nbytes, _alive(block, point), _peak(levels, block, 1), _peak(levels, block, 2))
+        for nbytes, block in largest
     ]
     return tuple(sorted(found, key=lambda one: (one.without_bytes, -one.nbytes)))
 
@@ -58,9 +54,10 @@ def _alive(block: Block, point: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(alive))
 
 
-def _peak(levels: np.typing.NDArray[np.int64], block: Block, spared: int) -> int:
-    """The most that would live if a buffer had so many bytes less."""
+def _peak(levels: np.typing.NDArray[np.int64], block: Block, part: int) -> int:
+    """The most that would live if a buffer needed one of so many parts less."""
     left = levels.copy()
-    for begin, end in block.live:
-        left[begin:end] -= spared
+    for strip in block.strips:
+        for begin, end in strip.live:
+            left[begin:end] -= strip.nbytes // part
     return int(left.max())

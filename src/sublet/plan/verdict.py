@@ -18,6 +18,7 @@ from sublet.base.printable import known_names, printable
 from sublet.base.ranges import holds
 from sublet.base.tensor import MAX_BYTES
 from sublet.plan import MemoryPlan
+from sublet.plan.slots import Block, slots
 
 EVERY = ""
 """Stands for every value outside a plan."""
@@ -77,14 +78,13 @@ class Verdict:
 
 
 def buffers_at_peak(plan: MemoryPlan) -> tuple[LiveBuffer, ...]:
-    """The buffers alive at the peak with their values alive there, largest first."""
-    at_peak, point = set(plan.peak.values), plan.peak.point
-    sizes, _ = _buffers(plan)
-    alive: dict[int, tuple[str, ...]] = dict.fromkeys(sizes, ())
-    for place in plan.in_arenas:
-        if place.value in at_peak and place.buffer >= 0 and holds(place.live, point):
-            alive[place.buffer] = (*alive[place.buffer], place.value)
-    return _largest_first(LiveBuffer(sizes[number], names) for number, names in alive.items() if names)
+    """The buffers alive at the peak by what they need there, with their values alive there, largest first."""
+    point = plan.peak.point
+    alive = (block for block in slots(plan) if holds(block.live, point))
+    return _largest_first(
+        LiveBuffer(sum(block.needed(point)), tuple(p.value for p in block.members if holds(p.live, point)))
+        for block in alive
+    )
 
 
 def verdict(plan: MemoryPlan, budget: int, max_dim: Extents = None) -> Verdict:
@@ -125,46 +125,47 @@ def _largest(plan: MemoryPlan, max_dim: Extents) -> dict[str, int]:
 def _proof(plan: MemoryPlan, budget: int) -> tuple[LiveBuffer, ...]:
     if plan.lower_bound_bytes <= budget:
         return ()
-    sizes, values = _buffers(plan)
-    alignment = plan.alignment if len(plan.arenas) == 1 else 1  # the last one in every arena needs no padding
-    chosen: list[int] = []
+    chosen: list[_Proving] = []
     total = slack = 0
-    for number in sorted(plan.proof, key=lambda number: -sizes[number]):
-        chosen.append(number)
-        total += _rounded(sizes[number], alignment)
-        slack = max(slack, _rounded(sizes[number], alignment) - sizes[number])
+    for one in sorted(_proving(plan), key=lambda one: -one.nbytes):
+        chosen.append(one)
+        total += one.rounded
+        slack = max(slack, one.slack)
         if total - slack > budget:
-            return _stacked(chosen, sizes, values, alignment)
+            top = max(chosen, key=lambda one: one.slack)  # lies on top, where it needs no padding
+            return _largest_first(
+                LiveBuffer(one.rounded - one.slack if one is top else one.rounded, one.values) for one in chosen
+            )
     return ()
 
 
-def _stacked(
-    numbers: list[int], sizes: dict[int, int], values: dict[int, tuple[str, ...]], alignment: int
-) -> tuple[LiveBuffer, ...]:
-    """Buffers side by side: the one whose padding is largest lies on top, where it needs none."""
-    top = max(numbers, key=lambda number: _rounded(sizes[number], alignment) - sizes[number])
-    return _largest_first(
-        LiveBuffer(sizes[n] if n == top else _rounded(sizes[n], alignment), values[n]) for n in numbers
-    )
+@dataclass(frozen=True, slots=True)
+class _Proving:
+    """A buffer that proves a bound: what it needs, rounded up to where others can begin, and how much of that at most
+    is padding on top."""
+
+    values: tuple[str, ...]
+    nbytes: int
+    rounded: int
+    slack: int
 
 
-def _rounded(size: int, alignment: int) -> int:
+def _proving(plan: MemoryPlan) -> list[_Proving]:
+    """The buffers that prove the lower bound, by what they need at the one point where that is most, or as a whole."""
+    alignment = plan.alignment if len(plan.arenas) == 1 else 1  # the last one in every arena needs no padding
+    members = [block for block in slots(plan) if block.buffer in set(plan.proof)]
+    points = {begin for block in members for strip in block.strips for begin, _ in strip.live}
+    common = [point for point in points if all(holds(block.live, point) for block in members)]
+    found = [[_needed(b, b.needed(point), alignment) for b in members] for point in sorted(common)]
+    alone = [_needed(block, (block.nbytes,), alignment) for block in members]
+    return max(found, key=lambda several: sum(one.rounded for one in several), default=alone)
+
+
+def _needed(block: Block, sizes: tuple[int, ...], alignment: int) -> _Proving:
     """As `packing` rounds, which lies below: who runs a plan packs nothing."""
-    return -(-size // alignment) * alignment
-
-
-def _buffers(plan: MemoryPlan) -> tuple[dict[int, int], dict[int, tuple[str, ...]]]:
-    """The bytes and the values of every buffer of the arenas, by number."""
-    low: dict[int, int] = {}
-    high: dict[int, int] = {}
-    values: dict[int, tuple[str, ...]] = {}
-    for place in plan.in_arenas:
-        region, number = place.region, place.buffer
-        if number >= 0:
-            low[number] = min(low.get(number, region.offset), region.offset)
-            high[number] = max(high.get(number, 0), region.end)
-            values[number] = (*values.get(number, ()), place.value)
-    return {number: high[number] - low[number] for number in low}, values
+    rounded = [-(-size // alignment) * alignment for size in sizes]
+    slack = max(whole - size for whole, size in zip(rounded, sizes, strict=True))
+    return _Proving(block.values, sum(sizes), sum(rounded), slack)
 
 
 def _largest_first(buffers: Iterable[LiveBuffer]) -> tuple[LiveBuffer, ...]:

@@ -12,11 +12,11 @@ from sublet.analysis.groups import Member
 from sublet.analysis.layout import Layout
 from sublet.analysis.layouts import Layouts
 from sublet.analysis.liveness import Pieces, whole_points
+from sublet.analysis.shapes import Shapes
 from sublet.analysis.sharing import SharedBuffer
-from sublet.base.ranges import highest, holds, levels
 from sublet.base.tensor import TensorSpec, Unplannable
 from sublet.ir.graph import Graph, Value
-from sublet.packing import Bound, Problem, RegionPacking, Report, lower_bound
+from sublet.packing import Bound, RegionPacking, Report, lower_bound
 from sublet.plan import (
     ARENA,
     OPEN,
@@ -36,6 +36,7 @@ from sublet.plan import (
 )
 from sublet.plan.file import fingerprint
 from sublet.plan.schedule import Schedule
+from sublet.plan.slots import peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +50,30 @@ class Packed:
     bound: Bound
     stopped: str
 
+    @property
+    def arena_bytes(self) -> int:
+        """The size of all arenas together."""
+        return sum(arena.nbytes for arena in self.arenas)
 
-def in_one_arena(report: Report) -> Packed:
-    """The packing of a report."""
-    packing = report.packing
-    homes = (ARENA,) * len(packing.offsets)
+
+def in_one_arena(report: Report, shapes: Shapes | None = None) -> Packed:
+    """The packing of blocks in a report, or of `shapes`."""
+    packing, bound = report.packing, report.bound
+    offsets = shapes.offsets(packing) if shapes else packing.offsets
     arenas = (Storage(ARENA, ARENA, packing.arena_bytes),)
-    return Packed(arenas, homes, packing.offsets, packing.strategy, report.bound, report.stopped)
+    proven = shapes.of_buffers(bound) if shapes else bound
+    return Packed(arenas, (ARENA,) * len(offsets), offsets, packing.strategy, proven, report.stopped)
 
 
-def in_several_arenas(problem: Problem, packing: RegionPacking) -> Packed:
+def in_several_arenas(shapes: Shapes, packing: RegionPacking) -> Packed:
     """An arena in every memory region. Their bytes together are bounded without padding between buffers."""
     arenas = tuple(
         Storage(s.region.name, ARENA, s.arena_bytes, s.region.capacity, s.region.rate) for s in packing.shares
     )
     strategies = dict.fromkeys(share.strategy for share in packing.shares if share.members)
-    bound = lower_bound(problem)
-    bound = replace(bound, bytes=sum(problem.buffers[member].size for member in bound.members))
+    found = lower_bound(shapes.problem)
+    nbytes = sum(shapes.problem.buffers[member].size for member in found.members)
+    bound = replace(shapes.of_buffers(found), bytes=nbytes)
     return Packed(arenas, packing.names(), packing.offsets, ", ".join(strategies), bound, packing.stopped)
 
 
@@ -79,23 +87,22 @@ def assemble(
 ) -> MemoryPlan:
     """The plan, from the packing of those buffers that have no home."""
     timeline, lives, storages = layout.flow, _lives(layout), layouts.storages
-    planned = [buffer for buffer in layout.buffers if buffer.packed]
     numbered = list(_placements(graph, layout, lives, storages, packed))
     placements = tuple(placement for _, placement in numbered)
-    return MemoryPlan(
+    plan = MemoryPlan(
         graph=graph.name,
         fingerprint=fingerprint(graph, schedule),
         schedule=schedule,
         alignment=layouts.options.alignment,
         strategy=packed.strategy,
-        arena_bytes=sum(arena.nbytes for arena in packed.arenas),
+        arena_bytes=packed.arena_bytes,
         lower_bound_bytes=packed.bound.bytes,
         bound=packed.bound.kind,
         **sums(placements, {arena.name for arena in packed.arenas}),
         storages=(*packed.arenas, *storages.values()),
         placements=placements,
         outside=tuple(_outside(graph, layouts.bound)),
-        peak=_peak(planned, timeline, lives),
+        peak=Peak(0, 0, ()),
         points=tuple(point.planned for point in timeline.points),
         proof=packed.bound.members,
         rolled=tuple(_rolled(timeline, {instance: i for i, (instance, _) in enumerate(numbered)})),
@@ -105,6 +112,7 @@ def assemble(
         exchanged=layouts.exchanged,
         nodes=Described.all_of(graph),
     )
+    return replace(plan, peak=peak(plan))
 
 
 def _lives(layout: Layout) -> dict[Value, Pieces]:
@@ -244,15 +252,3 @@ def _outside(graph: Graph, bound: Mapping[Value, str]) -> Iterator[Outside]:
     for value in graph.values():
         if isinstance(value.spec, Unplannable):
             yield Outside.of(value.name, value.spec, value in bound)
-
-
-def _peak(buffers: list[SharedBuffer], timeline: Flow, lives: Mapping[Value, Pieces]) -> Peak:
-    """The first of the points with the most live bytes."""
-    point, nbytes = highest(levels((buffer.live, buffer.nbytes) for buffer in buffers))
-    alive = dict.fromkeys(
-        timeline.unrolling.instances[member.value].base.name
-        for buffer in buffers
-        for member in buffer.members
-        if holds(lives.get(member.value, ()), point)
-    )
-    return Peak(point, nbytes, tuple(alive))

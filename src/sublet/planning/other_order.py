@@ -12,7 +12,8 @@ from sublet.ir.recipe import LESS
 from sublet.plan import MemoryPlan
 from sublet.plan.schedule import Schedule
 from sublet.planning.least_order import LeastOrder, least_order
-from sublet.planning.pipeline import Progress, plan_memory, schedules
+from sublet.planning.pipeline import plan_memory, schedules
+from sublet.planning.placing import Progress
 
 MOST_NODES = 4000
 """A larger program is planned in one order."""

@@ -1,48 +1,39 @@
 """The table of contents: from a graph to a proven memory plan, one stage after another.
 
-verify -> schedule -> (flow -> liveness -> share) -> interference -> pack -> assemble -> check
+verify -> schedule -> (flow -> liveness -> share) -> interference -> shapes -> pack -> assemble -> check
 
-The stages in brackets are done again with more pointers, while that spares copies; and all of them with fewer ones
-when the checker cannot follow where a plan points.
+The stages in brackets are done again with more pointers, while that spares copies; interference to pack once more
+(`placing`) where shapes may need less than blocks; and all of them with fewer pointers when the checker cannot follow
+where a plan points.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 from sublet.analysis.copied import copied_moves, forbid
-from sublet.analysis.flow import Flow
-from sublet.analysis.interference import interference
 from sublet.analysis.layouts import Layouts
 from sublet.analysis.options import Options
-from sublet.analysis.sharing import SharedBuffer
 from sublet.analysis.streams import streamed
 from sublet.base.errors import CapacityError, PlanError, PlanViolation
 from sublet.checker import require_valid
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model, Written, as_model
 from sublet.ir.recipe import GIVEN, LESS, OWN
-from sublet.ops.cuts import CUT
 from sublet.ops.verify import verify
-from sublet.packing import Problem, Region, pack, place_apart
-from sublet.packing.problem import MAX_SIZE
 from sublet.packing.search import SEARCH
 from sublet.passes.on_demand import on_demand
 from sublet.passes.order import ordered
 from sublet.passes.ordering.search import orders_of_less
-from sublet.passes.recompute.offload import offloaded
-from sublet.plan import ARENA, KEPT, MemoryPlan
+from sublet.plan import MemoryPlan
 from sublet.plan.schedule import Schedule, serial
-from sublet.planning.assemble import Packed, assemble, in_one_arena, in_several_arenas
+from sublet.planning.assemble import assemble
+from sublet.planning.placing import Progress, place
 from sublet.planning.unfollowed import MOST_NAMED, unfollowed
-
-Progress = Callable[[str, int], None]
-
-APART = "apart"
 
 
 def plan_memory(
@@ -168,42 +159,9 @@ def _proven(
     moves = copied_moves(graph, layout, layouts)
     if options.forbid_copies:
         forbid(moves)
-    planned = tuple(buffer for buffer in layout.buffers if buffer.packed)
-    problem = interference(planned, layout.flow, alignment=options.alignment, name=graph.name)
-    packed = _packed(problem, graph, planned, layout.flow, options, progress, least)
-    plan = assemble(graph, schedule, layout, layouts, packed, moves)
+    layout, packed = place(graph, layout, layouts, options, progress, least)
+    plan = assemble(graph, schedule, layout, layouts, packed, copied_moves(graph, layout, layouts))
     judged = require_valid(graph, schedule, plan).bound
     if judged.why and not (plan.bound == SEARCH and judged.followed):
         return replace(plan, lower_bound_bytes=judged.proven, bound="peak", proof=judged.proof)
     return plan
-
-
-def _packed(
-    problem: Problem,
-    graph: Graph,
-    planned: Sequence[SharedBuffer],
-    flow: Flow,
-    options: Options,
-    progress: Progress | None,
-    least: int | None,
-) -> Packed:
-    """The buffers in one arena, or in one a memory region: what is offloaded in the one that only transfers touch, and
-    what is kept at a cut in one of its own, if that is asked for."""
-    if options.at_cuts == APART:
-        kept = {i for i, buffer in enumerate(planned) if _is_kept(buffer, flow)}
-        arenas = (Region(ARENA, MAX_SIZE), Region(KEPT, MAX_SIZE))
-        placed = place_apart(problem, arenas, kept, options.strategy, options.timeout, progress, arenas[1])
-        return in_several_arenas(problem, placed)
-    if not options.regions:
-        packed = pack(problem, options.strategy, timeout=options.timeout, progress=progress, useful=least)
-        return in_one_arena(packed)
-    gone = offloaded(graph)
-    away = {i for i, buffer in enumerate(planned) if any(member.value in gone for member in buffer.members)}
-    placed = place_apart(problem, options.regions, away, options.strategy, options.timeout, progress)
-    return in_several_arenas(problem, placed)
-
-
-def _is_kept(buffer: SharedBuffer, flow: Flow) -> bool:
-    """Whether a buffer is there from one piece of a program to the next."""
-    cuts = [t for t, point in enumerate(flow.points) if point.node is not None and point.node.op == CUT]
-    return any(begin < cut < end for begin, end in buffer.live for cut in cuts)

@@ -25,13 +25,15 @@ def refuted(plan: MemoryPlan, judged: Judgement) -> Judgement:
         return judged
     if len(plan.arenas) != 1 or any(step.stream for step in plan.schedule.steps):
         return _unproven(judged, "only a bound for one arena and one stream can be searched again")
-    numbers = [number for number in needed if needed[number].live]
-    buffers = []
-    for number in numbers:
-        block = needed[number]
-        buffers.append(Buffer.alive_in(str(number), block.nbytes, block.live, plan.alignment))
+    strips = [block.strips for block in needed.values() if block.strips]
+    if any(len(several) > 1 for several in strips):
+        return _unproven(judged, "only a bound of buffers that are needed as a whole can be searched again")
+    buffers = [
+        Buffer.alive_in(str(number), strip.high - strip.low, strip.live, plan.alignment)
+        for number, (strip,) in enumerate(strips)
+    ]
     problem = plain(Problem(tuple(buffers))).problem
-    known = Packing(tuple(needed[number].low for number in numbers), plan.arena_bytes, plan.strategy)
+    known = Packing(tuple(strip.low for (strip,) in strips), plan.arena_bytes, plan.strategy)
     found = reach(problem, plan.lower_bound_bytes - 1, lower_bound(problem), known, Limits())
     if found.packing.arena_bytes < plan.lower_bound_bytes:
         what = f"claims that no packing is below {plan.lower_bound_bytes} bytes, and there is one of "

@@ -20,13 +20,14 @@ def grid(picture: Picture, columns: int, rows: int) -> Grid:
     per_column = (picture.end - picture.begin) / columns
     per_row = picture.height / rows
     for position, block in enumerate(picture.blocks):
-        low, high = block.offset / per_row, (block.offset + block.nbytes) / per_row
-        for begin, end in block.live:
-            left, right = (begin - picture.begin) / per_column, (end - picture.begin) / per_column
-            for row, tall in _shares(low, high, rows):
-                for column, wide in _shares(left, right, columns):
-                    cell = filled[row * columns + column]
-                    cell[position] = cell.get(position, 0.0) + tall * wide
+        for low, high, live in block.strips:
+            tall = _shares((block.offset + low) / per_row, (block.offset + high) / per_row, rows)
+            for begin, end in live:
+                left, right = (begin - picture.begin) / per_column, (end - picture.begin) / per_column
+                for row, covered in tall:
+                    for column, wide in _shares(left, right, columns):
+                        cell = filled[row * columns + column]
+                        cell[position] = cell.get(position, 0.0) + covered * wide
     cells = [_majority(cell) for cell in filled]
     return [cells[row * columns : (row + 1) * columns] for row in reversed(range(rows))]
 

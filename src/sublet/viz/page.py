@@ -22,7 +22,7 @@ from sublet.viz.columns import Columns
 from sublet.viz.frontier import Frontier
 from sublet.viz.rectangles import Curve, Picture, reserved
 
-HOWS = ("own", "view", "part", "inplace", "carry", "slice", "row", "joined", "hole")
+HOWS = ("own", "view", "part", "inplace", "carry", "slice", "row", "joined")
 SCRIPTS = (
     "arenas.js",
     "groups.js",

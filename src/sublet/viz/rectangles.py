@@ -13,11 +13,12 @@ from functools import cached_property
 from sublet.base.bytesize import human, percent
 from sublet.base.errors import ProblemError
 from sublet.base.ranges import highest, holds
+from sublet.base.strips import whole
 from sublet.packing.problem import Packing, Problem
 from sublet.plan import ARENA, POINTER, UNLIMITED, MemoryPlan, Peak, Placement, Region, Storage, fragmentation
 from sublet.plan.advised import Advised
 from sublet.plan.coverage import assumptions, coverage
-from sublet.plan.slots import Block, blocks, curve
+from sublet.plan.slots import Block, Shape, blocks, curve, shape
 from sublet.viz.arenas import Arena, begins
 from sublet.viz.groups import NO_GROUPS, Groups, groups
 from sublet.viz.loops import Band, bands, when
@@ -147,7 +148,7 @@ def rectangles(plan: MemoryPlan, claimed: str = "") -> Picture:
     """
     arenas = _arenas(plan)
     placements = _own_buffers(_drawn(plan, arenas))
-    drawn = _blocks(placements)
+    drawn = _blocks(placements, shape(plan))
     ends = [place.end for place in placements]
     sums: dict[str, int] = {}
     for storage in plan.storages:
@@ -189,7 +190,8 @@ def _arenas(plan: MemoryPlan) -> tuple[Arena, ...]:
     if len(plan.arenas) < 2:
         capacity = max((arena.capacity for arena in plan.arenas), default=UNLIMITED)
         return (Arena(ARENA, 0, plan.arena_bytes, plan.lower_bound_bytes, capacity),)
-    bounds = [highest(curve(blocks(_own_buffers(_in(plan, storage)))))[1] for storage in plan.arenas]
+    needed = shape(plan)
+    bounds = [highest(curve(blocks(_own_buffers(_in(plan, storage)), needed)))[1] for storage in plan.arenas]
     starts = begins(max(storage.nbytes, bound) for storage, bound in zip(plan.arenas, bounds, strict=True))
     return tuple(
         Arena(storage.name, begin, storage.nbytes, bound, storage.capacity)
@@ -221,7 +223,7 @@ def packing_rectangles(
             f"the packing has {len(packing.offsets)} offsets for the {len(problem.buffers)} buffers of the problem"
         )
     placements = tuple(_placements_of(problem, packing))
-    drawn = _blocks(placements)
+    drawn = _blocks(placements, whole)
     steps = tuple(curve(drawn))
     peak = _peak(steps, placements)
     low = peak.nbytes if lower_bound_bytes is None else lower_bound_bytes
@@ -256,11 +258,12 @@ def point_name(picture: Picture, point: int) -> str:
 
 
 def reserved(picture: Picture) -> tuple[tuple[int, Block], ...]:
-    """The blocks of which some value needs only a part, with their positions: the rest is kept for the others."""
+    """The blocks of which some value needs only a part, with their positions, where the rest is kept for the others."""
     smallest: dict[int, int] = {}
     for place in picture.placements:
         smallest[place.buffer] = min(place.region.nbytes, smallest.get(place.buffer, place.region.nbytes))
-    return tuple((i, block) for i, block in enumerate(picture.blocks) if smallest[block.buffer] < block.nbytes)
+    kept = ((i, block) for i, block in enumerate(picture.blocks) if len(block.strips) == 1)
+    return tuple((i, block) for i, block in kept if smallest[block.buffer] < block.nbytes)
 
 
 def live_columns(picture: Picture, columns: int) -> list[int]:
@@ -310,8 +313,8 @@ def _rectangles(placements: tuple[Placement, ...]) -> tuple[Rectangle, ...]:
     return tuple(sorted(pieces, key=lambda piece: (piece.begin, -piece.nbytes, piece.placement)))
 
 
-def _blocks(placements: tuple[Placement, ...]) -> tuple[Block, ...]:
-    return tuple(sorted(blocks(placements), key=lambda block: (block.live[0][0], block.offset, block.buffer)))
+def _blocks(placements: tuple[Placement, ...], shape: Shape) -> tuple[Block, ...]:
+    return tuple(sorted(blocks(placements, shape), key=lambda block: (block.live[0][0], block.offset, block.buffer)))
 
 
 def _peak(steps: Curve, placements: tuple[Placement, ...]) -> Peak:

@@ -40,7 +40,7 @@ def _meta(kind: str, lane: int, name: str) -> dict[str, Any]:
 
 def _lanes(plan: MemoryPlan) -> list[tuple[str, int]]:
     order = [storage.name for storage in plan.arenas]
-    lanes = {(block.arena, block.offset) for block in slots(plan)}
+    lanes = {(block.arena, block.offset + strip.begin) for block in slots(plan) for strip in block.strips}
     return sorted(lanes, key=lambda lane: (order.index(lane[0]), lane[1]))
 
 
@@ -56,12 +56,13 @@ def _slots(plan: MemoryPlan) -> Iterator[dict[str, Any]]:
     lanes = {lane: number for number, lane in enumerate(_lanes(plan), RUNS + 1)}
     for block in slots(plan):
         reasons = {place.value: why(place) for place in block.members if why(place)}
-        args = {"bytes": block.nbytes, "offset": block.offset, "type": block.first.spec, "values": list(block.values)}
-        for begin, end in block.live:
-            times = {"ts": begin, "dur": end - begin}
-            lane = lanes[block.arena, block.offset]
-            event = {"ph": "X", "pid": 1, "tid": lane, **times, "name": block.first.value}
-            yield {**event, "args": {**args, **({"shares": reasons} if reasons else {})}}
+        for strip in block.strips:
+            offset = block.offset + strip.begin
+            args = {"bytes": strip.nbytes, "offset": offset, "type": block.first.spec, "values": list(block.values)}
+            for begin, end in strip.live:
+                times = {"ts": begin, "dur": end - begin}
+                event = {"ph": "X", "pid": 1, "tid": lanes[block.arena, offset], **times, "name": block.first.value}
+                yield {**event, "args": {**args, **({"shares": reasons} if reasons else {})}}
 
 
 def _counters(plan: MemoryPlan) -> Iterator[dict[str, Any]]:

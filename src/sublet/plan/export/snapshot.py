@@ -1,6 +1,7 @@
 """A plan as a memory snapshot of PyTorch's, which `python -m torch.cuda._memory_viz` and pytorch.org/memory_viz show.
 
-Each arena is a segment; each buffer is allocated at the point from which it is needed, and freed where that ends. One
+Each arena is a segment; each strip of a buffer is allocated at the point from which it is needed, and freed where that
+ends. One
 point of the plan is one microsecond. What is still needed when a run ends stays allocated.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+from sublet.base.strips import Strip
 from sublet.plan.export.table import why
 from sublet.plan.records import MemoryPlan
 from sublet.plan.slots import Block, require_counted, slots
@@ -20,14 +22,16 @@ BASE = 1 << 20
 APART = 1 << 21
 """Segments begin at multiples of this."""
 
+Taken = tuple[Block, Strip]
+
 
 def snapshot(plan: MemoryPlan) -> bytes:
     """The snapshot, as a pickle of dicts, lists, texts and numbers. Raises PlanError where something is not counted."""
     require_counted(plan, "a snapshot")
-    blocks = list(slots(plan))
+    blocks = [(block, strip) for block in slots(plan) for strip in block.strips]
     addresses = _addresses(plan)
     last = len(plan.points)
-    left = [block for block in blocks if block.live[-1][1] >= last]
+    left = [(block, strip) for block, strip in blocks if strip.live[-1][1] >= last]
     segments = [_segment(plan, name, address, left) for name, address in addresses.items()]
     record = {"segments": segments, "device_traces": [_trace(plan, blocks, addresses)], "allocator_settings": {}}
     return pickle.dumps(record, protocol=PROTOCOL)
@@ -42,19 +46,19 @@ def _addresses(plan: MemoryPlan) -> dict[str, int]:
     return found
 
 
-def _trace(plan: MemoryPlan, blocks: list[Block], addresses: dict[str, int]) -> list[dict[str, Any]]:
+def _trace(plan: MemoryPlan, blocks: list[Taken], addresses: dict[str, int]) -> list[dict[str, Any]]:
     """What is taken and given back, in order; what ends at a point is given back before anything is taken there."""
     sizes = {storage.name: storage.nbytes for storage in plan.arenas}
     events = [_event("segment_alloc", address, sizes[name], 0, []) for name, address in addresses.items()]
     steps: list[tuple[int, int, int]] = []
-    for i, block in enumerate(blocks):
-        for begin, end in block.live:
+    for i, (_, strip) in enumerate(blocks):
+        for begin, end in strip.live:
             steps += [(begin, 1, i)] + ([(end, 0, i)] if end < len(plan.points) else [])
     for point, taken, i in sorted(steps):
-        block = blocks[i]
-        at, frames = addresses[block.arena] + block.offset, _frames(plan, block)
+        block, strip = blocks[i]
+        at, frames = addresses[block.arena] + block.offset + strip.begin, _frames(plan, block)
         for action in ("alloc",) if taken else ("free_requested", "free_completed"):
-            events.append(_event(action, at, block.nbytes, point, frames))
+            events.append(_event(action, at, strip.nbytes, point, frames))
     return events
 
 
@@ -73,19 +77,19 @@ def _frames(plan: MemoryPlan, block: Block) -> list[dict[str, Any]]:
     return frames
 
 
-def _segment(plan: MemoryPlan, name: str, address: int, left: list[Block]) -> dict[str, Any]:
+def _segment(plan: MemoryPlan, name: str, address: int, left: list[Taken]) -> dict[str, Any]:
     """An arena when a run has ended: what is still needed, and what is free between it."""
     total = next(storage.nbytes for storage in plan.arenas if storage.name == name)
-    held = sorted((block for block in left if block.arena == name), key=lambda block: block.offset)
+    held = [(block.offset + strip.begin, strip.nbytes, block) for block, strip in left if block.arena == name]
     blocks, at = [], 0
-    for block in held:
-        if block.offset > at:
-            blocks.append(_block(address + at, block.offset - at, "inactive", []))
-        blocks.append(_block(address + block.offset, block.nbytes, "active_allocated", _frames(plan, block)))
-        at = block.offset + block.nbytes
+    for offset, nbytes, block in sorted(held, key=lambda one: one[0]):
+        if offset > at:
+            blocks.append(_block(address + at, offset - at, "inactive", []))
+        blocks.append(_block(address + offset, nbytes, "active_allocated", _frames(plan, block)))
+        at = offset + nbytes
     if at < total:
         blocks.append(_block(address + at, total - at, "inactive", []))
-    held_bytes = sum(block.nbytes for block in held)
+    held_bytes = sum(nbytes for _, nbytes, _ in held)
     return {
         "device": 0, "address": address, "total_size": total, "allocated_size": held_bytes, "active_size": held_bytes,
         "requested_size": held_bytes, "stream": 0, "segment_type": "large", "segment_pool_id": (0, 0),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from sublet.plan.export.loops import pointers, rounds
 from sublet.plan.export.told import Told
-from sublet.plan.records import HOLE, POINTER, MemoryPlan, Placement
+from sublet.plan.records import POINTER, MemoryPlan, Placement
 
 COLUMNS = (
     *("tensor", "role", "type", "bytes", "memory", "offset", "end", "alive", "copies"),
@@ -73,8 +73,7 @@ def copies(place: Placement) -> str:
 def why(place: Placement) -> str:
     """Why a value shares bytes, for people; empty for one that has its own."""
     moving = "".join(f", {stride.step:+d} bytes a round of {stride.loop}" for stride in place.strides)
-    how = "in a hole" if place.how == HOLE else place.how
-    return (f"{how} of {place.shares}" if place.shares else "") + moving
+    return (f"{place.how} of {place.shares}" if place.shares else "") + moving
 
 
 def _cell(text: str) -> str:

@@ -2,7 +2,7 @@
 // Fills: Paul Tol's "light" qualitative scheme; sequences: his "iridescent"-like blues, light to dark.
 
 const QUALITATIVE = ["#77aadd", "#ee8866", "#44bb99", "#eedd88", "#99ddff", "#ffaabb", "#bbcc33", "#c3a6d8"];
-const SHARING = ["#77aadd", "#eedd88", "#44bb99", "#ee8866", "#ffaabb", "#99ddff", "#bbcc33", "#dddddd", "#aaaa00"];
+const SHARING = ["#77aadd", "#eedd88", "#44bb99", "#ee8866", "#ffaabb", "#99ddff", "#bbcc33", "#dddddd"];
 const SEQUENCE = ["#f3e79b", "#c9dd9b", "#97d0a8", "#6bbfb4", "#52a8bb", "#4a8cb8", "#4c6dab", "#4a4d92"];
 
 const THEMES = {

@@ -1,7 +1,7 @@
 // The plan as the page holds it: columns of numbers as typed arrays, names as strings.
 
 const TYPES = { u8: Uint8Array, u16: Uint16Array, u32: Uint32Array, f64: Float64Array, u64: BigUint64Array };
-const HOWS = ["own bytes", "view", "part", "in place", "carried", "slice", "row", "in the buffer", "in a hole"];
+const HOWS = ["own bytes", "view", "part", "in place", "carried", "slice", "row", "in the buffer"];
 
 // Of a frontier the page has a plan a point, and the fragment of its address says which is shown: the address is the state.
 const shownSpot = Number(/^#point-(\d+)$/.exec(location.hash)?.[1] ?? 0);
