@@ -123,6 +123,7 @@ class _Attempt:
     seed: int
     useful: int | None
     best: Packing | None = None
+    others: list[Packing] = field(default_factory=list)
     settled: Packing | None = None
     bound: Bound | None = None
     tried: list[tuple[str, int, float]] = field(default_factory=list)
@@ -171,7 +172,8 @@ class _Attempt:
     def _settle(self, best: Packing, bound: Bound) -> None:
         """Save the bytes that only the plain form asks for."""
         begin = time.monotonic()
-        self.settled = settled(self.form, self.form.answer(best), max(bound.bytes, self.capacity or 0), self.seed)
+        starts = [self.form.answer(packing) for packing in (best, *self.others)]
+        self.settled = settled(self.form, starts, max(bound.bytes, self.capacity or 0), self.seed)
         self.tried.append((SETTLED, self.settled.arena_bytes, time.monotonic() - begin))
 
     def _content(self) -> bool:
@@ -210,7 +212,8 @@ class _Attempt:
     def _keep(self, name: str, packing: Packing, begin: float) -> None:
         self.tried.append((name, packing.arena_bytes, time.monotonic() - begin))
         if self.best is None or packing.arena_bytes < self.best.arena_bytes:
-            self.best = packing
+            self.best, packing = packing, self.best or packing
+        self.others.append(packing)
         if self.progress:
             self.progress(name, packing.arena_bytes)
 
