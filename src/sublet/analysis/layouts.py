@@ -47,8 +47,18 @@ class Layouts:
         ranges = _always_live(liveness(timeline), self._graph.constants, len(timeline.points))
         return self.shared(timeline, ranges)
 
-    def shared(self, timeline: Flow, ranges: LiveRanges[Value], *, blocks: bool = True) -> Layout:
-        """The layout of a flow with these lives; not as `blocks` with all that may be the same bytes."""
+    def shared(
+        self,
+        timeline: Flow,
+        ranges: LiveRanges[Value],
+        *,
+        blocks: bool = True,
+        placed: Mapping[Value, int] | None = None,
+    ) -> Layout:
+        """The layout of a flow with these lives; not as `blocks` with all that may be the same bytes.
+
+        Values may be `placed` at offsets: those at others are not the same bytes.
+        """
         buffers = share(
             self._graph,
             timeline,
@@ -57,6 +67,7 @@ class Layouts:
             homes=self._homes,
             merging=self.options.share,
             blocks=blocks,
+            placed=placed,
             smallest=self.options.smallest,
         )
         return Layout(timeline, ranges, buffers, tuple(copying(timeline, buffers)))

@@ -59,6 +59,7 @@ class Merger:
     updates: Mapping[
         tuple[Value, Value], int
     ]  # (source, target): the point at the end of the run that makes them equal
+    placed: Mapping[Value, int] = field(default_factory=dict)  # where values are to lie, so that not all may merge
     blocks: bool = True  # whether a group is needed whole as long as any of its values is
     merging: tuple[Group, ...] = ()  # the parent's group and the child's, during a merge
     unwritten: set[Value] = field(default_factory=set)  # views that lie in their base, so that nothing writes them
@@ -73,7 +74,7 @@ class Merger:
         shift = self.offsets[parent] + offset - self.offsets[child]
         if self._elsewhere(a, parent) or self._elsewhere(b, child):
             return False
-        if shift % self.alignment or not self._homes_allow(how, a, b, shift):
+        if shift % self.alignment or not self._homes_allow(how, a, b, shift) or not self._meet(a, b, shift):
             return False
         self.merging = (a, b)
         if how == "view":
@@ -133,6 +134,14 @@ class Merger:
         if not fixed.writable and (how != "view" or fixed is b):
             return False
         return fixed.low <= guest.low + base and guest.high + base <= fixed.high
+
+    def _meet(self, a: Group, b: Group, shift: int) -> bool:
+        """Whether two groups lie where their values are to lie when the second is moved by `shift`."""
+        first, second = ([v for v in group.members if v in self.placed] if self.placed else [] for group in (a, b))
+        if not first or not second:
+            return True
+        x, y = first[0], second[0]
+        return self.placed[x] - self.offsets[x] == self.placed[y] - self.offsets[y] - shift
 
     def _meeting(self, a: Group, b: Group, shift: int) -> Iterator[tuple[Member, Member]]:
         """The members of two groups that may share bytes while both live; all pairs where streams run at once."""

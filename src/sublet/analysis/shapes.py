@@ -6,7 +6,7 @@ of its values needs bytes: where the operands of a concatenation will be, and wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sublet.analysis.liveness import LiveRanges
@@ -29,7 +29,7 @@ class Shapes:
     @property
     def rigid(self) -> bool:
         """Whether every buffer is one strip, needed as a whole: a block."""
-        return not self.problem.companions
+        return not self.problem.companions and not self.problem.pinned
 
     def offsets(self, packing: Packing) -> tuple[int, ...]:
         """The offsets of the buffers in a packing of the strips."""
@@ -43,11 +43,15 @@ class Shapes:
 
 
 def shapes(
-    problem: Problem, buffers: Sequence[SharedBuffer], ranges: LiveRanges[Value] | None, alignment: int
+    problem: Problem,
+    buffers: Sequence[SharedBuffer],
+    ranges: LiveRanges[Value] | None,
+    alignment: int,
+    placed: Mapping[Value, int] | None = None,
 ) -> Shapes:
     """The problem of placing `buffers` by what they need at each point; `problem` is that of placing them as blocks.
 
-    Without the lives of their values they are blocks, each of one strip.
+    Without the lives of their values they are blocks, each of one strip. Buffers with `placed` values are pinned.
     """
     if ranges is None:
         return Shapes(problem, tuple(range(len(buffers))), (0,) * len(buffers))
@@ -57,13 +61,15 @@ def shapes(
     begins: list[int] = []
     for i, (block, buffer) in enumerate(zip(problem.buffers, buffers, strict=True)):
         first = len(items)
+        pins = [placed[m.value] - m.offset for m in buffer.members if m.value in placed] if placed else []
         for strip in _strips(buffer, ranges, alignment):
             if len(items) > first:
                 ties.append(Companion(first, len(items), strip.begin - begins[first]))
-            items.append(_item(block, strip, len(items) - first))
+            item = _item(block, strip, len(items) - first)
+            items.append(replace(item, pinned=pins[0] + strip.begin) if pins else item)
             owners.append(i)
             begins.append(strip.begin)
-    tied = Problem(tuple(items), companions=tuple(ties), name=problem.name) if ties else problem
+    tied = Problem(tuple(items), companions=tuple(ties), name=problem.name) if ties or placed else problem
     return Shapes(tied, tuple(owners), tuple(begins))
 
 

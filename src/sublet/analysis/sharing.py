@@ -63,16 +63,18 @@ def share(
     homes: Mapping[Value, tuple[str, bool]] | None = None,
     merging: bool = True,
     blocks: bool = True,
+    placed: Mapping[Value, int] | None = None,
     smallest: int = SMALLEST,
 ) -> tuple[SharedBuffer, ...]:
     """Merge the values of a program into buffers, in order of definition; without `merging`, one a value.
 
-    `homes` gives the values bound outside the arena: the name of the storage and whether the network
-    may write it. Unless buffers are placed as `blocks`, whatever may be merged is. Slices and rows of fewer than
-    `smallest` bytes are not windows. Values of zero bytes and values that cannot be planned get no buffer.
+    `homes` gives the values bound outside the arena: the name of the storage and whether the network may write it.
+    Unless buffers are placed as `blocks`, whatever may be merged is, but for what is to be `placed` at other offsets.
+    Slices and rows of fewer than `smallest` bytes are not windows. Values of zero bytes and values that cannot be
+    planned get no buffer.
     """
     merger = _start(graph, flow, ranges, alignment, homes or {})
-    merger.blocks = blocks
+    merger.blocks, merger.placed = blocks, placed or {}
     for alias, source in flow.unrolling.aliases:
         merger.join(alias, source)
     if not merging:

@@ -9,7 +9,7 @@ from types import ModuleType
 
 from sublet.base.errors import MissingExtraError
 
-PACKAGES = {"png": "matplotlib"}
+PACKAGES = {"exact": "ortools", "png": "matplotlib"}
 """The package that an extra brings, where the two have different names."""
 
 

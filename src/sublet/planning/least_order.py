@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from sublet.analysis.options import Options
+from sublet.base.extras import installed
 from sublet.ir.model import Model
 from sublet.passes.on_demand import on_demand
 from sublet.passes.ordering.search import least_live
 from sublet.plan import MemoryPlan
 from sublet.planning.pipeline import outside
+
+EXACT = "Order, sharing and places are searched at once with: pip install 'sublet[exact]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,10 @@ class LeastOrder:
         at = {"cut": f", at node {self.node}", "search": " (by search)"}.get(self.by, ", for the inputs alone")
         if self.optimal:
             return f"The order is optimal: no order of these nodes needs fewer bytes than this arena{at}."
-        return (
+        told = (
             f"No order of these nodes needs fewer than {self.nbytes:,} bytes{at}; this arena has {self.arena_bytes:,}."
         )
+        return told if installed("ortools") else f"{told} {EXACT}"
 
     @property
     def content(self) -> dict[str, Any]:

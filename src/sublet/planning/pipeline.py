@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 
 from sublet.analysis.copied import copied_moves, forbid
 from sublet.analysis.layouts import Layouts
@@ -25,13 +26,15 @@ from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model, Written, as_model
 from sublet.ir.recipe import GIVEN, LESS, OWN
 from sublet.ops.verify import verify
+from sublet.packing.auto import AUTO
 from sublet.packing.search import SEARCH
 from sublet.passes.on_demand import on_demand
 from sublet.passes.order import ordered
 from sublet.passes.ordering.search import orders_of_less
 from sublet.plan import MemoryPlan
-from sublet.plan.schedule import Schedule, serial
+from sublet.plan.schedule import Schedule, is_serial, serial
 from sublet.planning.assemble import assemble
+from sublet.planning.jointly import Joint, jointly
 from sublet.planning.placing import Progress, place
 from sublet.planning.unfollowed import MOST_NAMED, unfollowed
 
@@ -120,22 +123,41 @@ def _of_least(
     if not plans:
         raise failed[0]
     best = min(sorted(plans), key=lambda number: plans[number].arena_bytes)
+    if options.order == LESS and (joint := _jointly(graph, plans[best], options)) is not None:
+        plan = _planned(graph, serial(joint.graph), options, progress, plans[best].arena_bytes - 1, joint.offsets)
+        if plan.arena_bytes < plans[best].arena_bytes:
+            return plan, len(orders)
     return plans[best], best
 
 
+def _jointly(graph: Graph, plan: MemoryPlan, options: Options) -> Joint | None:
+    """Another order, and where values are to lie in it, if that may need less than a plan in one stream and arena."""
+    if not is_serial(plan.schedule) or len(plan.arenas) != 1 or options.strategy != AUTO or not options.share:
+        return None
+    nodes = {node.name: node for node in graph.nodes}
+    in_order = replace(graph, nodes=tuple(nodes[step.node] for step in plan.schedule.steps))
+    return jointly(in_order, plan, outside(graph, options), options.timeout)
+
+
 def _planned(
-    graph: Graph, schedule: Schedule, options: Options, progress: Progress | None, least: int | None
+    graph: Graph,
+    schedule: Schedule,
+    options: Options,
+    progress: Progress | None,
+    least: int | None,
+    placed: Mapping[Value, int] = MappingProxyType({}),
 ) -> MemoryPlan:
     """The plan of a graph in one order. What the checker cannot follow where it is pointed at is copied.
 
-    `least` is what a plan in another order needs: an arena larger than that may be any.
+    `least` is what a plan in another order needs: an arena larger than that may be any. Values that are `placed` lie
+    there, if that needs less.
     """
     copied: frozenset[Value] = frozenset()
     named, begin, left = 0, time.monotonic(), options
     layouts = Layouts(graph, schedule, options)
     while True:
         try:
-            return _proven(graph, schedule, layouts, left, progress, copied, least)
+            return _proven(graph, schedule, layouts, left, progress, copied, least, placed)
         except PlanViolation as refused:
             more = unfollowed(graph, refused.findings, copied, by_name=named < MOST_NAMED)
             if more == copied:
@@ -153,13 +175,14 @@ def _proven(
     progress: Progress | None,
     copied: frozenset[Value],
     least: int | None,
+    placed: Mapping[Value, int],
 ) -> MemoryPlan:
     """The plan of a graph in one order, in which the `copied` values are no pointers."""
     layout = layouts.settled(copied)
     moves = copied_moves(graph, layout, layouts)
     if options.forbid_copies:
         forbid(moves)
-    layout, packed = place(graph, layout, layouts, options, progress, least)
+    layout, packed = place(graph, layout, layouts, options, progress, least, placed)
     plan = assemble(graph, schedule, layout, layouts, packed, copied_moves(graph, layout, layouts))
     judged = require_valid(graph, schedule, plan).bound
     if judged.why and not (plan.bound == SEARCH and judged.followed):

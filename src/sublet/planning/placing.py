@@ -8,7 +8,8 @@ buffers that hold whatever may be the same bytes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 from sublet.analysis.flow import Flow
@@ -18,7 +19,8 @@ from sublet.analysis.layouts import Layouts
 from sublet.analysis.options import Options
 from sublet.analysis.shapes import Shapes, shapes
 from sublet.analysis.sharing import SharedBuffer
-from sublet.ir.graph import Graph
+from sublet.base.errors import ProblemError
+from sublet.ir.graph import Graph, Value
 from sublet.ops.cuts import CUT
 from sublet.packing import Problem, Region, lower_bound, pack, place_apart
 from sublet.packing.auto import AUTO
@@ -33,12 +35,19 @@ APART = "apart"
 
 
 def place(
-    graph: Graph, layout: Layout, layouts: Layouts, options: Options, progress: Progress | None, least: int | None
+    graph: Graph,
+    layout: Layout,
+    layouts: Layouts,
+    options: Options,
+    progress: Progress | None,
+    least: int | None,
+    placed: Mapping[Value, int],
 ) -> tuple[Layout, Packed]:
     """The layout, or one of fewer buffers that copies no more, and where its buffers lie.
 
     What is offloaded lies in the memory region that only transfers touch, and what is kept at a cut in an arena of its
     own, if that is asked for. `least` is what a plan in another order needs: an arena larger than that may be any.
+    Values that are `placed` lie there in one arena, if that needs less.
     """
     regions, own, away = options.regions, None, set[int]()
     if options.at_cuts == APART:
@@ -48,14 +57,20 @@ def place(
         gone = offloaded(graph)
         away = {i for i, buffer in enumerate(layout.packed) if any(m.value in gone for m in buffer.members)}
     else:
-        return _in_one_arena(graph.name, layout, layouts, options, progress, least)
+        return _in_one_arena(graph.name, layout, layouts, options, progress, least, placed)
     problem = _blocks(graph.name, layout, options)
     packing = place_apart(problem, regions, away, options.strategy, options.timeout, progress, own)
     return layout, in_several_arenas(_shapes(problem, layout, options), packing)
 
 
 def _in_one_arena(
-    name: str, layout: Layout, layouts: Layouts, options: Options, progress: Progress | None, least: int | None
+    name: str,
+    layout: Layout,
+    layouts: Layouts,
+    options: Options,
+    progress: Progress | None,
+    least: int | None,
+    placed: Mapping[Value, int],
 ) -> tuple[Layout, Packed]:
     begin = time.monotonic()
     problem = _blocks(name, layout, options)
@@ -64,37 +79,44 @@ def _in_one_arena(
     blocks = in_one_arena(found)
     if not form.rigid:
         blocks = replace(blocks, bound=form.of_buffers(lower_bound(form.problem)))
-    placed = [(layout, blocks)]
+    packed = [(layout, blocks)]
     if options.strategy != AUTO or not options.share or not layout.flow.serial:
-        return placed[0]
-    for other in _candidates(layout, layouts):
-        form = _shapes(_blocks(name, other, options), other, options)
-        arena = min(packed.arena_bytes for _, packed in placed)
+        return packed[0]
+    for other, pins in _candidates(layout, layouts, placed):
+        form = _shapes(_blocks(name, other, options), other, options, pins)
+        arena = min(each.arena_bytes for _, each in packed)
         useful = arena if least is None else min(arena, least + 1)
-        placed_already = other is layout and form.rigid
-        if placed_already or found.stopped or lower_bound(form.problem).bytes >= useful:
+        as_blocks = other is layout and form.rigid
+        if as_blocks or found.stopped or lower_bound(form.problem).bytes >= useful:
             continue
         left = options.timeout and max(0.0, begin + options.timeout - time.monotonic())
-        found = pack(form.problem, timeout=left, progress=progress)
-        placed.append((other, in_one_arena(found, form)))
-    return min(placed, key=lambda pair: pair[1].arena_bytes)
+        with suppress(ProblemError) if pins else nullcontext():  # places that contradict each other are of no use
+            found = pack(form.problem, timeout=left, progress=progress)
+            packed.append((other, in_one_arena(found, form)))
+    return min(packed, key=lambda pair: pair[1].arena_bytes)
 
 
-def _candidates(layout: Layout, layouts: Layouts) -> Iterator[Layout]:
-    """Layouts whose shapes may need less than the blocks of one: itself, and with all that may be the same bytes."""
-    yield layout
-    buffers = layouts.shared(layout.flow, layout.ranges, blocks=False)
-    if buffers.buffers != layout.buffers and buffers.moved <= layout.moved:
-        yield replace(layout, buffers=buffers.buffers, copied=buffers.copied)
+def _candidates(
+    layout: Layout, layouts: Layouts, placed: Mapping[Value, int]
+) -> Iterator[tuple[Layout, Mapping[Value, int]]]:
+    """Layouts whose shapes may need less than the blocks of one, and where values in them are to lie.
+
+    These are itself, one with all that may be the same bytes, and one with what is as it is to be placed.
+    """
+    yield layout, {}
+    for pins in ({}, placed) if placed else ({},):
+        other = layouts.shared(layout.flow, layout.ranges, blocks=False, placed=pins)
+        if other.buffers != layout.buffers and other.moved <= layout.moved:
+            yield replace(layout, buffers=other.buffers, copied=other.copied), pins
 
 
 def _blocks(name: str, layout: Layout, options: Options) -> Problem:
     return interference(layout.packed, layout.flow, alignment=options.alignment, name=name)
 
 
-def _shapes(problem: Problem, layout: Layout, options: Options) -> Shapes:
+def _shapes(problem: Problem, layout: Layout, options: Options, placed: Mapping[Value, int] | None = None) -> Shapes:
     """The shapes of buffers, which are blocks in a program of several streams: others may touch them at any time."""
-    return shapes(problem, layout.packed, layout.ranges if layout.flow.serial else None, options.alignment)
+    return shapes(problem, layout.packed, layout.ranges if layout.flow.serial else None, options.alignment, placed)
 
 
 def _is_kept(buffer: SharedBuffer, flow: Flow) -> bool:
