@@ -119,7 +119,7 @@ class _Stretch:
                 if value in self.bases:
                     self.readers[self.bases[value][0]][i] = None
             for whole, part, shift in shared(node, lookup(node.op).parts(node)):
-                if whole in self.bases and part in self.bases:
+                if whole in self.bases and part in self.bases and not shift % self.alignment:
                     self.wholes.setdefault(whole, []).append((part, shift))
         self.offset: dict[Value, Any] = {}
         self.rectangles: list[tuple[Any, Any, int]] = []
@@ -218,20 +218,19 @@ class _Stretch:
         end = count if whole in self.kept else self.model.new_int_var(0, count, f"end of {whole.name}")
         if whole not in self.kept:
             self.model.add_max_equality(end, [self.at[i] + 1 for i in self.readers[whole]] or [self._made(whole) + 1])
-        taken = []
         for part, shift in parts:
             base = self.bases[part][0]
-            taken.append((shift, shift + part.nbytes))
-            copied = self.model.new_bool_var(f"{part.name} copied into {whole.name}")
-            if base in self.end and not shift % self.alignment:
+            copied: Any = True
+            if base in self.end:
+                copied = self.model.new_bool_var(f"{part.name} copied into {whole.name}")
                 self.model.add(self.offset[part] == offset + shift // self.unit).only_enforce_if(~copied)
                 self.model.add(self.end[base] >= end).only_enforce_if(~copied)
-            else:
-                self.model.add(copied == 1)
             self._occupy(self._made(whole), end, offset + shift // self.unit, part.nbytes, copied)
-        rest = gaps(merge([(-1, 0), *taken, (whole.nbytes, whole.nbytes + 1)]))
-        for first, last in rest:
-            self._occupy(self._made(whole), end, offset + first // self.unit, last - first)
+        taken = merge([(-1, 0), *((s, s + part.nbytes) for part, s in parts), (whole.nbytes, whole.nbytes + 1)])
+        for first, last in gaps(taken):  # where a cell ends that an operand has begun
+            begin = -(-first // self.unit)
+            if begin * self.unit < last:
+                self._occupy(self._made(whole), end, offset + begin, last - begin * self.unit)
 
     def _occupy(self, start: Any, end: Any, offset: Any, nbytes: int, present: Any = True) -> None:
         """A rectangle, if it is present."""

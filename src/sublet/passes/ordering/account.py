@@ -88,9 +88,12 @@ def account_of(
 
 
 def _copies(node: Node, contents: Mapping[Value, Content]) -> bool:
-    """Whether an operand is no bytes of the concatenation that holds it."""
-    parts = shared(node, lookup(node.op).parts(node))
-    return any(not set(contents.get(part, ())) <= set(contents[whole]) for whole, part, _ in parts)
+    """Whether an operand is no bytes of the concatenation that holds it, or one of several that are the same is not."""
+    rest: dict[Value, int] = {}
+    for whole, part, _ in shared(node, lookup(node.op).parts(node)):
+        rest[whole] = rest.get(whole, whole.nbytes) - part.nbytes
+    own = {whole: sum(end - begin for root, begin, end in contents[whole] if root == whole) for whole in rest}
+    return any(own[whole] > left for whole, left in rest.items())
 
 
 def _at_home(graph: Graph, nodes: Sequence[Node], flow: DataFlow) -> set[Value]:

@@ -1,0 +1,107 @@
+"""Order, sharing and places at once: less than each by itself reaches, proven by the checker and run in poison."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import sublet
+from benchmarks.networks.irregular import concatenated_cells
+from sublet.analysis.options import Options
+from sublet.api.compiling import compile
+from sublet.api.sources import source_of
+from sublet.ir.graph import Graph
+from sublet.ir.text import parse
+from sublet.planning import jointly as module
+from sublet.planning import least_order as told
+from sublet.planning.jointly import jointly
+from sublet.planning.least_order import least_order
+from sublet.planning.pipeline import outside, plan_memory
+from sublet.runtime.comparing import compare
+from tests import dialect
+from tests.generate import program
+from tests.interpreter import results_match
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("ortools", reason="the extra that decides order, sharing and places at once")
+assert dialect.OPS
+
+LESS = Options(order="less")
+
+
+def alone(graph: Graph, options: Options) -> sublet.MemoryPlan:
+    """The plan without OR-Tools."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "installed", lambda name: False)
+        return plan_memory(graph, options)
+
+
+def cells(seed: int) -> onnx.ModelProto:
+    return concatenated_cells(seed, ((12, 32), (8, 16)), 56)
+
+
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_concatenations_of_shared_operands_need_no_more_than_any_order_does(seed: int) -> None:
+    model = source_of(cells(seed))
+    plan = plan_memory(model, LESS)
+    said = least_order(model, LESS, plan)
+    assert said.optimal
+    assert "The order is optimal" in said.words
+    assert alone(model.graph, LESS).arena_bytes > plan.arena_bytes
+    assert plan_memory(model, LESS) == plan, "the answer does not depend on the clock"
+
+
+def test_they_run_as_unplanned() -> None:
+    proto = cells(3)
+    planned = compile(proto, options=LESS)
+    assert planned.plan.arena_bytes < compile(proto).plan.arena_bytes
+    unplanned = compile(proto, options=Options(strategy="no_reuse", share=False))
+    image = np.random.default_rng(0).random((1, 3, 56, 56), np.float32)
+    assert not compare(unplanned, planned, {"image": image}).differences
+
+
+def concatenating(seeds: range) -> Iterator[tuple[int, Graph]]:
+    for seed in seeds:
+        rng = random.Random(seed)
+        yield seed, program(rng, rng.choice((10, 16, 24)), control=False)
+
+
+def test_generated_programs_need_no_more_and_run_right() -> None:
+    gained = 0
+    for seed, graph in concatenating(range(120)):
+        options = Options(order="less", alignment=random.Random(seed).choice((1, 4, 64)))
+        without, plan = alone(graph, options), plan_memory(graph, options)
+        assert plan.arena_bytes <= without.arena_bytes, seed
+        if plan.arena_bytes < without.arena_bytes:
+            gained += 1
+            assert plan.recipe.order == "less"
+            assert results_match(graph, plan.schedule, plan, random.Random(seed), 3), seed
+    assert gained >= 5
+
+
+def test_what_is_not_asked() -> None:
+    graph = parse("""
+    graph @net(%x: f32[8], %s: f32[8]) {
+      %a: f32[16] = onnx.Opaque(%x)
+      %b: f32[16] = onnx.Opaque(%x)
+      %t: f32[8] = onnx.Opaque(%a, %b, %s)
+      %y: f32[8] = onnx.Opaque(%a)
+      update %s = %t
+      return %y
+    }
+    """)
+    plan = plan_memory(graph)
+    assert jointly(graph, plan, outside(graph, Options())) is None
+
+
+def test_without_the_extra_it_is_named_where_it_may_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = source_of(cells(3))
+    plan = alone(model.graph, LESS)
+    assert "sublet[exact]" not in least_order(model, LESS, plan).words
+    monkeypatch.setattr(told, "installed", lambda name: False)
+    said = least_order(model, LESS, plan)
+    assert not said.optimal
+    assert "sublet[exact]" in said.words
