@@ -85,6 +85,21 @@ TWO_BRANCHES = """
     """
 
 
+def test_equal_operands_of_a_concatenation_are_copies_that_may_be_the_same_bytes() -> None:
+    """%b is [%x, %x], and so is %d: the copies of %x above it are equal, so that one may be the other."""
+    graph = parse("""
+    graph @net(%x: u8[8]) {
+      %a: u8[8], %m: u8[8] = test.drop(%x)
+      %b: u8[16] = test.concat(%x, %a)
+      %c: u8[4] = test.matmul(%x)
+      %d: u8[16] = test.concat(%a, %a)
+      %y: u8[4] = test.matmul(%b, %d, %c, %m)
+      return %y
+    }
+    """)
+    assert not least_live(graph)[1].proven
+
+
 def test_a_plan_is_called_optimal_only_where_no_order_needs_less() -> None:
     model = as_model(parse(TWO_BRANCHES))
     options = Options(alignment=4, order="less")

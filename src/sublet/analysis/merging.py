@@ -74,7 +74,11 @@ class Merger:
         shift = self.offsets[parent] + offset - self.offsets[child]
         if self._elsewhere(a, parent) or self._elsewhere(b, child):
             return False
-        if shift % self.alignment or not self._homes_allow(how, a, b, shift) or not self._meet(a, b, shift):
+        if (
+            shift % self.alignment
+            or not self._homes_allow(how, a, b, shift)
+            or (self.placed and not self._meet(a, b, shift))
+        ):
             return False
         self.merging = (a, b)
         if how == "view":
@@ -136,12 +140,9 @@ class Merger:
         return fixed.low <= guest.low + base and guest.high + base <= fixed.high
 
     def _meet(self, a: Group, b: Group, shift: int) -> bool:
-        """Whether two groups lie where their values are to lie when the second is moved by `shift`."""
-        first, second = ([v for v in group.members if v in self.placed] if self.placed else [] for group in (a, b))
-        if not first or not second:
-            return True
-        x, y = first[0], second[0]
-        return self.placed[x] - self.offsets[x] == self.placed[y] - self.offsets[y] - shift
+        """Whether both groups lie, or none does, where their values are to lie, when the second is moved by `shift`."""
+        first = {self.placed[v] - self.offsets[v] for v in a.members if v in self.placed}
+        return first == {self.placed[v] - self.offsets[v] - shift for v in b.members if v in self.placed}
 
     def _meeting(self, a: Group, b: Group, shift: int) -> Iterator[tuple[Member, Member]]:
         """The members of two groups that may share bytes while both live; all pairs where streams run at once."""

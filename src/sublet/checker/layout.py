@@ -179,10 +179,11 @@ def _names(graph: Graph) -> Iterator[Finding]:
 
 
 def _storages(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
+    given = {*graph.weights, *graph.inputs}  # their memory is that of a weight or an input, also where they are outputs
     owners = {
         "weight": {bound_to(value.name): value for value in graph.weights},
         "input": {bound_to(value.name): value for value in graph.inputs},
-        "output": {bound_to(value.name): value for value in graph.outputs},
+        "output": {bound_to(value.name): value for value in graph.outputs if value not in given},
     }
     seen: set[str] = set()
     for storage in plan.storages:

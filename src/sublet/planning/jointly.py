@@ -29,6 +29,8 @@ from sublet.plan import MemoryPlan
 
 MOST_NODES = 150
 """Nodes of a stretch."""
+FEW_NODES = 48
+"""So many nodes are one stretch."""
 EFFORT = 20.0
 """What CP-SAT may take for a stretch, in its own measure of work: seconds, more or less."""
 
@@ -77,6 +79,8 @@ def _stretches(graph: Graph, nodes: Sequence[Node]) -> list[tuple[int, int]]:
 
     Nodes that depend on no input may come anywhere, and are not asked.
     """
+    if len(nodes) <= FEW_NODES:
+        return [(0, len(nodes) - 1)]
     flow = data_flow(nodes)
     before = [0] * len(nodes)
     fed = 0

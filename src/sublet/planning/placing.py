@@ -76,14 +76,12 @@ def _in_one_arena(
     problem = _blocks(name, layout, options)
     form = _shapes(problem, layout, options)
     found = pack(problem, options.strategy, timeout=options.timeout, progress=progress, useful=least)
-    blocks = in_one_arena(found)
-    if not form.rigid:
-        blocks = replace(blocks, bound=form.of_buffers(lower_bound(form.problem)))
-    packed = [(layout, blocks)]
+    packed = [(layout, in_one_arena(found) if form.rigid else _bounded(in_one_arena(found), form))]
     if options.strategy != AUTO or not options.share or not layout.flow.serial:
         return packed[0]
     for other, pins in _candidates(layout, layouts, placed):
-        form = _shapes(_blocks(name, other, options), other, options, pins)
+        problem = _blocks(name, other, options)
+        form = _shapes(problem, other, options)
         arena = min(each.arena_bytes for _, each in packed)
         useful = arena if least is None else min(arena, least + 1)
         as_blocks = other is layout and form.rigid
@@ -91,9 +89,15 @@ def _in_one_arena(
             continue
         left = options.timeout and max(0.0, begin + options.timeout - time.monotonic())
         with suppress(ProblemError) if pins else nullcontext():  # places that contradict each other are of no use
-            found = pack(form.problem, timeout=left, progress=progress)
-            packed.append((other, in_one_arena(found, form)))
+            pinned = _shapes(problem, other, options, pins)
+            found = pack(pinned.problem, timeout=left, progress=progress)
+            packed.append((other, _bounded(in_one_arena(found, pinned), form) if pins else in_one_arena(found, form)))
     return min(packed, key=lambda pair: pair[1].arena_bytes)
+
+
+def _bounded(packed: Packed, form: Shapes) -> Packed:
+    """Blocks, or shapes of which some are pinned, beside what no packing of the shapes needs less than."""
+    return replace(packed, bound=form.of_buffers(lower_bound(form.problem)))
 
 
 def _candidates(
