@@ -293,7 +293,8 @@ class MemoryPlan:
     points             what happens at each point of time
     dims               the dimension bindings the model was read with
     max_trips          the declared maxima of rounds it was read with, by loop; "" stands for every loop
-    proof              the buffers that prove the lower bound: no two of them may overlap
+    proof              the buffers that prove the lower bound, by what they need at one point; in several streams as a
+                       whole: no two of them may overlap
     rolled             the loops whose bodies have several copies in the plan
     moves              what loops, branches and updates copy; empty when no byte is moved
     stopped            "timeout" or "interrupt" when the search for a packing was cut short, else ""

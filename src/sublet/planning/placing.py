@@ -110,7 +110,7 @@ def _candidates(
     yield layout, {}
     for pins in ({}, placed) if placed else ({},):
         other = layouts.shared(layout.flow, layout.ranges, blocks=False, placed=pins)
-        if other.buffers != layout.buffers and other.moved <= layout.moved:
+        if (pins or other.buffers != layout.buffers) and other.moved <= layout.moved:
             yield replace(layout, buffers=other.buffers, copied=other.copied), pins
 
 

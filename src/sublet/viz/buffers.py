@@ -16,6 +16,17 @@ SHOWN = 12
 SHARED = 3
 """Values of one buffer in a table."""
 
+HOWS = {
+    "view": "view of",
+    "part": "part of",
+    "inplace": "over",
+    "carry": "carried with",
+    "slice": "slice of",
+    "row": "row of",
+    "joined": "in the buffer of",
+}
+"""Why a value shares bytes, before the name of whose they are."""
+
 
 def buffer_table(buffers: tuple[LiveBuffer, ...], plan: MemoryPlan) -> RenderableType:
     """The largest of them, one a row, with the values that share each."""
@@ -38,7 +49,6 @@ def buffer_table(buffers: tuple[LiveBuffer, ...], plan: MemoryPlan) -> Renderabl
 
 
 def _maker(place: Placement) -> str:
-    how = {"view": "view of", "part": "part of", "inplace": "over", "carry": "carried with"}.get(place.how)
-    how = how or {"slice": "slice of", "row": "row of", "joined": "in the buffer of"}.get(place.how)
+    how = HOWS.get(place.how)
     maker = place.producer or "input"
     return f"{maker} ({how} {place.shares})" if how else maker
