@@ -17,6 +17,7 @@ from sublet.ir.graph import Graph, Node, Value
 from sublet.ir.text import parse
 from sublet.planning import jointly as module
 from sublet.planning import least_order as told
+from sublet.planning import pipeline
 from sublet.planning.jointly import jointly
 from sublet.planning.least_order import least_order
 from sublet.planning.pipeline import outside, plan_memory
@@ -97,6 +98,18 @@ def test_generated_programs_need_no_more_and_run_right(first: int) -> None:
             gained += 1
             assert plan.recipe.order == "less"
     assert gained >= 5
+
+
+def test_an_interrupt_keeps_the_best_plan_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = source_of(cells(3))
+    without = alone(model.graph, LESS)
+
+    def interrupted(*asked: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "jointly", interrupted)
+    plan = plan_memory(model, LESS)
+    assert (plan.arena_bytes, plan.stopped) == (without.arena_bytes, "interrupt")
 
 
 def test_what_is_not_asked() -> None:

@@ -31,7 +31,7 @@ MOST_NODES = 150
 """Nodes of a stretch."""
 FEW_NODES = 48
 """So many nodes are one stretch."""
-EFFORT = 20.0
+EFFORT = 10.0
 """What CP-SAT may take for a stretch, in its own measure of work: seconds, more or less."""
 
 

@@ -123,16 +123,22 @@ def _of_least(
     if not plans:
         raise failed[0]
     best = min(sorted(plans), key=lambda number: plans[number].arena_bytes)
-    if options.order == LESS and (joint := _jointly(graph, plans[best], options)) is not None:
-        plan = _planned(graph, serial(joint.graph), options, progress, plans[best].arena_bytes - 1, joint.offsets)
-        if plan.arena_bytes < plans[best].arena_bytes:
-            return plan, len(orders)
+    if options.order == LESS:
+        try:
+            joint = _jointly(graph, plans[best], options)
+        except KeyboardInterrupt:
+            return replace(plans[best], stopped="interrupt"), best
+        if joint is not None:
+            plan = _planned(graph, serial(joint.graph), options, progress, plans[best].arena_bytes - 1, joint.offsets)
+            if plan.arena_bytes < plans[best].arena_bytes:
+                return plan, len(orders)
     return plans[best], best
 
 
 def _jointly(graph: Graph, plan: MemoryPlan, options: Options) -> Joint | None:
     """Another order, and where values are to lie in it, if that may need less than a plan in one stream and arena."""
-    if not is_serial(plan.schedule) or len(plan.arenas) != 1 or options.strategy != AUTO or not options.share:
+    asked = options.strategy == AUTO and options.share and not options.regions
+    if not asked or not is_serial(plan.schedule) or len(plan.arenas) != 1:
         return None
     nodes = {node.name: node for node in graph.nodes}
     in_order = replace(graph, nodes=tuple(nodes[step.node] for step in plan.schedule.steps))
