@@ -3,8 +3,8 @@
 Buffers that some run needs at one point prove it: what each of them needs there lies side by side, and takes the sum of
 the sizes, each rounded up to the alignment but for the one on top. In several streams, where a buffer is needed as a
 whole, so does a set of which no two may overlap: some run needs both at one point, or nothing orders an access of the
-one and an access of the other. What a search found by refuting every smaller arena is not
-followed here: such a bound is told to be unproven, as far as no buffers prove it.
+one and an access of the other. What a search found by refuting every smaller arena is not followed here: such a bound
+is told to be unproven, as far as no buffers prove it.
 
 Rule: false-bound.
 """

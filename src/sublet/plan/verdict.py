@@ -126,13 +126,10 @@ def _proof(plan: MemoryPlan, budget: int) -> tuple[LiveBuffer, ...]:
     if plan.lower_bound_bytes <= budget:
         return ()
     chosen: list[_Proving] = []
-    total = slack = 0
     for one in sorted(_proving(plan), key=lambda one: -one.nbytes):
         chosen.append(one)
-        total += one.rounded
-        slack = max(slack, one.slack)
-        if total - slack > budget:
-            top = max(chosen, key=lambda one: one.slack)  # lies on top, where it needs no padding
+        if _stacked(chosen) > budget:
+            top = max(chosen, key=lambda one: one.slack)
             return _largest_first(
                 LiveBuffer(one.rounded - one.slack if one is top else one.rounded, one.values) for one in chosen
             )
@@ -158,7 +155,13 @@ def _proving(plan: MemoryPlan) -> list[_Proving]:
     common = [point for point in points if all(holds(block.live, point) for block in members)]
     found = [[_needed(b, b.needed(point), alignment) for b in members] for point in sorted(common)]
     alone = [_needed(block, (block.nbytes,), alignment) for block in members]
-    return max(found, key=lambda several: sum(one.rounded for one in several), default=alone)
+    return max(found, key=_stacked, default=alone)
+
+
+def _stacked(several: Iterable[_Proving]) -> int:
+    """The bytes of buffers side by side: the one whose padding is largest lies on top, where it needs none."""
+    known = list(several)
+    return sum(one.rounded for one in known) - max((one.slack for one in known), default=0)
 
 
 def _needed(block: Block, sizes: tuple[int, ...], alignment: int) -> _Proving:

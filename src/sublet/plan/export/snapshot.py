@@ -1,7 +1,6 @@
 """A plan as a memory snapshot of PyTorch's, which `python -m torch.cuda._memory_viz` and pytorch.org/memory_viz show.
 
-Each arena is a segment; each strip of a buffer is allocated at the point from which it is needed, and freed where that
-ends. One
+Each arena is a segment; each strip of a buffer is allocated where it is needed from, and freed where that ends. One
 point of the plan is one microsecond. What is still needed when a run ends stays allocated.
 """
 
