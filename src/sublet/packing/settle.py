@@ -23,7 +23,7 @@ from sublet.packing.problem import Packing
 SETTLED = "settled"
 EFFORT = 1_000_000
 """Placements after which it ends, but for MOST_ROUNDS, and four rounds of each packing on the largest problems."""
-MOST_ROUNDS = 8_000
+MOST_ROUNDS = 2_000
 
 
 def settled(form: Plain, packings: Sequence[Packing], enough: int, seed: int = 0) -> Packing:
