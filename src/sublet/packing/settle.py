@@ -21,7 +21,7 @@ from sublet.packing.plain import Plain
 from sublet.packing.problem import Packing
 
 SETTLED = "settled"
-EFFORT = 1_000_000
+EFFORT = 250_000
 """Placements after which it ends, but for MOST_ROUNDS, and four rounds of each packing on the largest problems."""
 MOST_ROUNDS = 2_000
 
