@@ -188,8 +188,10 @@ def _proven(
     moves = copied_moves(graph, layout, layouts)
     if options.forbid_copies:
         forbid(moves)
-    layout, packed = place(graph, layout, layouts, options, progress, least, placed)
-    plan = assemble(graph, schedule, layout, layouts, packed, copied_moves(graph, layout, layouts))
+    chosen, packed = place(graph, layout, layouts, options, progress, least, placed)
+    if chosen is not layout:
+        moves = copied_moves(graph, chosen, layouts)
+    plan = assemble(graph, schedule, chosen, layouts, packed, moves)
     judged = require_valid(graph, schedule, plan).bound
     if judged.why and not (plan.bound == SEARCH and judged.followed):
         return replace(plan, lower_bound_bytes=judged.proven, bound="peak", proof=judged.proof)
