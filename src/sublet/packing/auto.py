@@ -123,7 +123,7 @@ class _Attempt:
     seed: int
     useful: int | None
     best: Packing | None = None
-    others: list[Packing] = field(default_factory=list)
+    packings: list[Packing] = field(default_factory=list)
     settled: Packing | None = None
     bound: Bound | None = None
     tried: list[tuple[str, int, float]] = field(default_factory=list)
@@ -169,10 +169,10 @@ class _Attempt:
         begin = time.monotonic()
         self._keep(name, strategy_named(name)(self.problem), begin)
 
-    def _settle(self, best: Packing, bound: Bound) -> None:
+    def _settle(self, bound: Bound) -> None:
         """Save the bytes that only the plain form asks for."""
         begin = time.monotonic()
-        starts = [self.form.answer(packing) for packing in (best, *self.others)]
+        starts = [self.form.answer(packing) for packing in self.packings]
         self.settled = settled(self.form, starts, max(bound.bytes, self.capacity or 0), self.seed)
         self.tried.append((SETTLED, self.settled.arena_bytes, time.monotonic() - begin))
 
@@ -194,7 +194,7 @@ class _Attempt:
         assert self.bound is not None
         assert self.best is not None
         if not self.form.exact:
-            self._settle(self.best, self.bound)
+            self._settle(self.bound)
             if self._content():
                 return
         begin = time.monotonic()
@@ -212,8 +212,8 @@ class _Attempt:
     def _keep(self, name: str, packing: Packing, begin: float) -> None:
         self.tried.append((name, packing.arena_bytes, time.monotonic() - begin))
         if self.best is None or packing.arena_bytes < self.best.arena_bytes:
-            self.best, packing = packing, self.best or packing
-        self.others.append(packing)
+            self.best = packing
+        self.packings.append(packing)
         if self.progress:
             self.progress(name, packing.arena_bytes)
 
