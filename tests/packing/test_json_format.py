@@ -103,9 +103,9 @@ def test_companions_and_no_blocks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "not JSON"),
-        ("[1", "not JSON"),
-        ("[" * 100_000, "not JSON"),
+        ("", "is not JSON that can be read"),
+        ("[1", "is not JSON that can be read"),
+        ("[" * 100_000, "is not JSON that can be read"),
         ("[]", "must be one JSON object, not \\[\\]"),
         ({"blocks": []}, "alignment: is missing"),
         (document(alignment=True), "alignment: must be an integer, not True"),

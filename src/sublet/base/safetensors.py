@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from sublet.base.errors import ModelError
 from sublet.base.files import write_parts
+from sublet.base.json_text import parse_json
 from sublet.base.numpy_types import NUMPY
 from sublet.base.printable import printable
 from sublet.base.tensor import DType
@@ -130,19 +131,9 @@ def _header(content: mmap.mmap, size: int) -> dict[str, Any]:
         raise _Wrong(f"it has {len(content):,} bytes, too few for the header it tells of")
     if size > MAX_HEADER:
         raise _Wrong(f"its header has {size:,} bytes, more than {MAX_HEADER:,}")
-    try:
-        found = json.loads(content[LENGTH : LENGTH + size].decode(), object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
-        raise _Wrong(f"its header is no JSON: {printable(str(error))[:200]}") from None
+    found = parse_json(content[LENGTH : LENGTH + size], "its header", _Wrong)
     if not isinstance(found, dict):
         raise _Wrong("its header is no object of JSON")
-    return found
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise _Wrong("its header has a name twice")
     return found
 
 

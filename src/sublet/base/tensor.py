@@ -17,6 +17,9 @@ from sublet.base.errors import SubletError
 MAX_BYTES = 1 << 56
 """No single tensor may be larger: offsets then stay exact in 64-bit arithmetic, sums included."""
 
+MAX_AXES = 64
+"""Axes of a tensor: NumPy and PyTorch have no more."""
+
 
 class DType(Enum):
     """A data type: its short name and the bits one element takes.
@@ -78,7 +81,7 @@ class TensorSpec:
     """Shape and data type of a dense row-major tensor.
 
     `nbytes` are the bytes of the elements, sub-byte types packed and rounded up to a whole byte.
-    Invariant: every dimension is an int >= 0 and `nbytes` is at most `MAX_BYTES`.
+    Invariant: at most `MAX_AXES` dimensions, each an int >= 0, and `nbytes` is at most `MAX_BYTES`.
     Raises SubletError when that does not hold.
     """
 
@@ -87,6 +90,8 @@ class TensorSpec:
     nbytes: int = field(init=False, repr=False, compare=False)  # kept, as planning asks for it all the time
 
     def __post_init__(self) -> None:
+        if len(self.shape) > MAX_AXES:
+            raise SubletError(f"a tensor of {len(self.shape)} axes; at most {MAX_AXES} can be planned")
         object.__setattr__(self, "nbytes", (self.size * self.dtype.bits + 7) // 8)
         if any(extent < 0 for extent in self.shape):
             raise SubletError(f"negative dimension in shape {list(self.shape)}")

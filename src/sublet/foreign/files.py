@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 from sublet.base.errors import PlanError, ProblemError
 from sublet.base.files import read_text
+from sublet.base.json_text import parse_json
 from sublet.foreign.computed import with_computed
 from sublet.foreign.executorch import is_pte, judged_pte
 from sublet.foreign.json_form import is_placed, placed_from_json
@@ -32,9 +32,12 @@ PICKLE_SUFFIXES = (".pickle", ".pkl")
 
 def is_foreign_json(path: Path) -> bool:
     """Whether a file is the documented JSON of a foreign plan, and no plan of Sublet's."""
+    if path.suffix.lower() != ".json":
+        return False
+    text = read_text(path, PlanError)
     try:
-        return path.suffix.lower() == ".json" and is_placed(json.loads(read_text(path, PlanError)))
-    except (ValueError, RecursionError):
+        return is_placed(parse_json(text, str(path), PlanError))
+    except PlanError:  # whoever reads the file next says what is wrong with it
         return False
 
 

@@ -14,11 +14,11 @@ placed tensor needs bytes and lifetimes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from sublet.base.errors import PlanError
+from sublet.base.json_text import parse_json
 from sublet.foreign.placed import LARGEST, MOST_ALIGNMENT, ForeignPlan, Placed
 from sublet.packing.problem import MAX_TIME
 from sublet.plan import ARENA
@@ -36,11 +36,7 @@ def is_placed(raw: Any) -> bool:
 
 def placed_from_json(text: str, source: str) -> ForeignPlan:
     """The plan in a JSON text. Raises PlanError naming the field that is wrong."""
-    try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise PlanError(f"{source} is not JSON that can be read: {error}") from None
-    return placed_from_object(raw, source)
+    return placed_from_object(parse_json(text, source, PlanError), source)
 
 
 def placed_from_object(raw: Any, source: str) -> ForeignPlan:

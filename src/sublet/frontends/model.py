@@ -89,7 +89,8 @@ def _read(path: Path, dims: Mapping[str, int] | None, optimize: str, assume: Map
         if dims or assume:
             raise ModelError(f"{path} tells the shape of every tensor itself: drop --dim and --assume")
         if of_torch:
-            return from_exported(read_archive(path), path.stem)
+            program = read_archive(path)
+            return from_exported(program.exported, path.stem, program.weights, program.inputs)
         return tflite.load(path)
     if path.suffix.lower() == TEXT_SUFFIX:
         if dims:

@@ -19,7 +19,6 @@ comparable with the sum of separate arenas.
 from __future__ import annotations
 
 import heapq
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from numpy.typing import NDArray
 
 from sublet.base.errors import ProblemError
 from sublet.base.files import read_text
+from sublet.base.json_text import parse_json
 from sublet.packing.problem import Buffer, Companion, Precedence, Problem
 
 MAX_NODES = 16_384  # the distances of all pairs are held at once: 1 GiB at most
@@ -117,10 +117,7 @@ def read_json(path: str | Path) -> Problem:
 
 
 def _parse(reader: _Reader) -> dict[str, Any]:
-    try:
-        document = json.loads(read_text(reader.path, ProblemError))
-    except (ValueError, RecursionError) as error:
-        raise ProblemError(f"{reader.path}: not JSON: {error}") from error
+    document = parse_json(read_text(reader.path, ProblemError), str(reader.path), ProblemError)
     if not isinstance(document, dict):
         raise ProblemError(f"{reader.path}: must be one JSON object, not {_shown(document)}")
     return document

@@ -12,6 +12,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from sublet.base.errors import PlanError
 from sublet.base.files import read_text, write
+from sublet.base.json_text import parse_json
 from sublet.ir.graph import Graph
 from sublet.ir.text import to_text
 from sublet.plan import FORMAT_VERSION, MemoryPlan
@@ -34,10 +35,7 @@ def to_json(plan: MemoryPlan) -> str:
 
 def from_json(text: str, source: str = "plan") -> MemoryPlan:
     """The plan a JSON text holds. Raises PlanError naming the field that is wrong."""
-    try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise PlanError(f"{source} is not JSON that can be read: {error}") from None
+    raw = parse_json(text, source, PlanError)
     version = raw.get("version") if isinstance(raw, dict) else None
     if version != FORMAT_VERSION:
         raise PlanError(f"{source} has format version {version!r}; this Sublet reads version {FORMAT_VERSION}")

@@ -62,8 +62,8 @@ def test_what_is_open_is_told() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "not JSON"),
-        ("[" * 100_000, "not JSON"),
+        ("{", "is not JSON that can be read"),
+        ("[" * 100_000, "is not JSON that can be read"),
         ("{}", "base_code"),
         (json.dumps({"base_code": {"magic": "other"}}), "magic"),
         (json.dumps({"base_code": {"magic": "pir"}, "program": {"regions": []}}), "one outermost block, not 0"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -36,14 +37,26 @@ class Held:
         return array_of(tensor.contiguous().reshape(self.shape), "a tensor")
 
 
-def from_exported(program: Any, where: str = "program") -> Model:
-    """An exported program, functionalised and without composite operators, as a model.
+def from_exported(
+    program: Any, where: str = "program", weights: Mapping[str, str] | None = None, inputs: Sequence[str] = ()
+) -> Model:
+    """Return an exported program, functionalised and without composite operators, as a model.
 
-    Raises ModelError for what cannot be planned, with the line of the user's program.
+    Args:
+        program: an ExportedProgram of PyTorch's.
+        where: the name that errors give to the program.
+        weights: names that the model gives to weights, by their names in the program; others stay as they are.
+        inputs: names that the model gives to the user's inputs, in order; without them, those of the program.
+
+    Raises:
+        ModelError: for what cannot be planned, with the line of the user's program.
     """
+    weight_names, input_names = weights or {}, iter(inputs)
     try:
         with quietly():
             program = program.run_decompositions({})  # as far as torch.export takes composite operators apart by itself
+    except ModelError as error:  # of `bounded_trace`; FX appends lines to its message
+        raise ModelError(str(error).partition("\n")[0]) from None
     except Exception as error:  # whatever PyTorch makes of a program that a file has made up
         raise ModelError(f"{where}: PyTorch cannot take the program apart: {first_line(error)}") from error
     require_cpu(device_of(program.graph_module), "a model of a module", "meta")
@@ -52,19 +65,20 @@ def from_exported(program: Any, where: str = "program") -> Model:
     signature = program.graph_signature
     contents = {**program.state_dict, **program.constants}
     given: list[Any] = []
-    inputs: dict[str, Tensor] = {}
+    user_inputs: dict[str, Tensor] = {}
     homes: dict[str, Tensor] = {}
     for spec, node in zip(signature.input_specs, placeholders(program), strict=True):
         fake = node.meta.get("val")
         kind = spec.kind.name
         if kind == "USER_INPUT":
+            name = next(input_names, node.name)
             if not hasattr(fake, "stride"):
                 given.append(fake)
                 continue
-            given.append(conversion.given(node.name, fake))
-            inputs[node.name] = homes[node.name] = given[-1]
+            given.append(conversion.given(name, fake))
+            user_inputs[name] = homes[node.name] = given[-1]
         elif kind in ("PARAMETER", "BUFFER", "CONSTANT_TENSOR"):
-            given.append(conversion.weight(spec.target, contents[spec.target]))
+            given.append(conversion.weight(weight_names.get(spec.target, spec.target), contents[spec.target]))
             homes[spec.target] = given[-1]
         else:
             raise ModelError(f"{where}: the input {node.name} is a {kind.lower()}, which cannot be planned")
@@ -81,8 +95,8 @@ def from_exported(program: Any, where: str = "program") -> Model:
             outputs[name] = level.whole(result).value
         elif kind != "USER_OUTPUT":
             raise ModelError(f"{where}: the output {spec.arg} is a {kind.lower()}, which cannot be planned")
-    graph = level.whole_program([each.value for each in inputs.values()], list(outputs.values()), updates)
-    return Model(graph, weights=held(conversion.weights), inputs=tuple(inputs), outputs=tuple(outputs))
+    graph = level.whole_program([each.value for each in user_inputs.values()], list(outputs.values()), updates)
+    return Model(graph, weights=held(conversion.weights), inputs=tuple(user_inputs), outputs=tuple(outputs))
 
 
 def held(tensors: Mapping[Value, Any]) -> dict[str, Held]:
@@ -98,7 +112,14 @@ def first_line(error: Exception) -> str:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """PyTorch traces with functions, and reads attributes, that it warns of itself."""
+    """Silence what PyTorch says while it traces: warnings of its own functions, and tracebacks that it logs of errors
+    which it also raises."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level = log.level
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
+        log.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            log.setLevel(level)

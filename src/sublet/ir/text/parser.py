@@ -181,7 +181,7 @@ class _Parser(Cursor):
         weights = self.sequence_of_weights() if self.accept("weights") else []
         nodes = self.nodes("update", "return")
         updates: list[tuple[Value, Value]] = []
-        if self.tokens[self.at - 1].text == "update":
+        if self.token_at(self.at - 1).text == "update":
             updates = self.sequence(self.update, "return")
             self.expect("return")
         outputs = self.sequence(self.use, "}")
@@ -240,13 +240,14 @@ class _Parser(Cursor):
 
     def opens_subgraph(self) -> bool:
         """Whether the node that starts here is a while or a case: the word after its `=`."""
-        depth = 0
-        for i in range(self.at, len(self.tokens)):
-            kind, text, _ = self.tokens[i]
+        depth, at = 0, self.at
+        while (token := self.token_at(at)).kind != "end":
+            kind, text, _ = token
+            at += 1
             depth += (text in "([{") - (text in ")]}") if kind == "mark" else 0
             # "= [" starts the literal of an output.
-            if text == "=" and kind == "mark" and depth == 0 and self.tokens[i + 1].text != "[":
-                return self.tokens[i + 1].text in ("while", "case")
+            if text == "=" and kind == "mark" and depth == 0 and self.token_at(at).text != "[":
+                return self.token_at(at).text in ("while", "case")
         return False
 
     def while_(self, outputs: tuple[Value | None, ...]) -> While:

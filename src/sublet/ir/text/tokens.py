@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 from sublet.base.errors import TextError
@@ -14,11 +14,12 @@ T = TypeVar("T")
 MAX_SHOWN = 40
 """Characters of a token that a message repeats."""
 
+# The quantifiers `*+` and `++` keep no state to go back to: a text of strings without an end takes no memory.
 _TOKEN = re.compile(
     r"""
-    (?P<space>[ \t\r\n]+|\#[^\n]*)
-  | (?P<name>[%@](?:[A-Za-z0-9_./+$-]+|"(?:[^"\\\n]|\\.)*"))
-  | (?P<string>"(?:[^"\\\n]|\\.)*")
+    (?P<space>[ \t\r\n]++|\#[^\n]*+)
+  | (?P<name>[%@](?:[A-Za-z0-9_./+$-]++|"(?:[^"\\\n]++|\\.)*+"))
+  | (?P<string>"(?:[^"\\\n]++|\\.)*+")
   | (?P<number>-?(?:[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|inf\b|nan\b))
   | (?P<word>[A-Za-z_][A-Za-z0-9_.]*)
   | (?P<mark>[{}()\[\],;:=])
@@ -33,8 +34,8 @@ class Token(NamedTuple):
     line: int
 
 
-def _tokens(text: str, source: str) -> list[Token]:
-    tokens: list[Token] = []
+def scan(text: str, source: str) -> Iterator[Token]:
+    """Yield the tokens of a text, then one of kind "end". Raises TextError at a character that begins no token."""
     line, position = 1, 0
     while position < len(text):
         match = _TOKEN.match(text, position)
@@ -42,11 +43,10 @@ def _tokens(text: str, source: str) -> list[Token]:
             raise TextError(f"{source}:{line}: unexpected character {text[position]!r}")
         kind = match.lastgroup or ""
         if kind != "space":
-            tokens.append(Token(kind, match.group(), line))
+            yield Token(kind, match.group(), line)
         line += match.group().count("\n")
         position = match.end()
-    tokens.append(Token("end", "end of text", line))
-    return tokens
+    yield Token("end", "end of text", line)
 
 
 def short(text: str, most: int = MAX_SHOWN) -> str:
@@ -54,16 +54,27 @@ def short(text: str, most: int = MAX_SHOWN) -> str:
 
 
 class Cursor:
-    """A position among the tokens of a text: what comes next, and the error when it is not what is needed."""
+    """A position among the tokens of a text, which are scanned as the parser comes to them.
+
+    A text is from a stranger: the first mistake ends the scan, so what follows the mistake takes no memory.
+    """
 
     def __init__(self, text: str, source: str):
-        self.tokens = _tokens(text, source)
         self.source = source
         self.at = 0
+        self._unscanned = scan(text, source)
+        self._tokens = [next(self._unscanned)]
+
+    def token_at(self, position: int) -> Token:
+        """Return the token at a position; the last one for any position behind the end."""
+        while position >= len(self._tokens) and self._tokens[-1].kind != "end":
+            self._tokens.append(next(self._unscanned))
+        return self._tokens[min(position, len(self._tokens) - 1)]
 
     @property
     def next(self) -> Token:
-        return self.tokens[self.at]
+        """The token that the parser has not taken yet."""
+        return self.token_at(self.at)
 
     def fail(self, message: str) -> TextError:
         """An error at the next token."""
@@ -79,13 +90,13 @@ class Cursor:
 
     def peek(self, ahead: int) -> str:
         """The text of the token `ahead` of the next one, of the last one behind the end."""
-        return self.tokens[min(self.at + ahead, len(self.tokens) - 1)].text
+        return self.token_at(self.at + ahead).text
 
     def take(self, kind: str, what: str) -> str:
         if self.next.kind != kind:
             raise self.unexpected(what)
         self.at += 1
-        return self.tokens[self.at - 1].text
+        return self.token_at(self.at - 1).text
 
     def accept(self, text: str) -> bool:
         if self.next.text != text or self.next.kind in ("string", "name"):

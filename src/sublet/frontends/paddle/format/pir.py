@@ -5,12 +5,12 @@ Values have numbers; here each gets one of its own, also where a block counts it
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sublet.base.errors import ModelError
+from sublet.base.json_text import parse_json
 from sublet.base.tensor import Dims, DType
 
 DTYPES = {
@@ -54,10 +54,7 @@ class PirBlock:
 
 def decode(text: str, where: str) -> PirBlock:
     """The outermost block of a program. Raises ModelError when the text is none."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{where}: not JSON: {str(error)[:200]}") from None
+    content = parse_json(text, where, ModelError)
     if isinstance(content, dict) and {"fingerprint", "schedule"} <= content.keys():
         raise ModelError(f"{where} is a plan of Sublet's, and no model: give its model before it, or `sublet show` it")
     reader = _Reader(where)

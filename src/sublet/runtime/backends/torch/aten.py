@@ -17,6 +17,7 @@ from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Node, Value
 from sublet.ops.aten import AS_STRIDED, PREFIX, Argument, Named, Strided, Use, decode
 from sublet.ops.aten.dialect import COPIES, Facts, facts, other_version
+from sublet.ops.aten.registry import find_named, find_operator
 from sublet.runtime.backends.torch.bound import Bound
 from sublet.runtime.backends.torch.kernel import Tensor, in_place, put, tensor_over, torch
 from sublet.runtime.backends.torch.pieced import is_faster_in_pieces, pieces_of
@@ -145,12 +146,13 @@ def _known(node: Node) -> Facts:
 
 
 def operator_of(name: str, node: Node) -> Any:
-    """The operator `name.overload`. Raises RunError when this PyTorch has none."""
-    packet, _, overload = name.partition(".")
-    try:
-        return getattr(getattr(torch().ops.aten, packet), overload)
-    except AttributeError:
-        raise RunError(f"node {node.name}: PyTorch {torch().__version__} has no operator aten.{name}") from None
+    """Return the operator `name.overload`. Raises RunError for an operator that a program may not call."""
+    operator = find_operator(f"{PREFIX}{name}")
+    if operator is None:
+        raise RunError(
+            f"node {node.name}: PyTorch {torch().__version__} has no operator {PREFIX}{name[:80]} for programs"
+        )
+    return operator
 
 
 def over(operand: Operand | None) -> Tensor:
@@ -172,7 +174,10 @@ def _argument(argument: Argument, given: Sequence[Tensor]) -> Any:
     if isinstance(argument, Use):
         return seen(given[argument.input], argument.layout)
     if isinstance(argument, Named):
-        return torch().device(argument.name) if argument.kind == "device" else getattr(torch(), argument.name)
+        found = find_named(argument.kind, argument.name)
+        if found is None:
+            raise RunError(f"PyTorch {torch().__version__} has no {argument.kind} {argument.name[:40]!r}")
+        return found
     if isinstance(argument, tuple):
         return [_argument(inner, given) for inner in argument]
     return argument

@@ -10,6 +10,7 @@ from typing import Any
 from sublet.base.errors import RunError
 from sublet.ir.graph import Node
 from sublet.ops.aten import COLLECTIVES, WAIT
+from sublet.ops.aten.registry import find_operator
 from sublet.runtime.backends.torch.aten import operands, over
 from sublet.runtime.backends.torch.bound import Bound
 from sublet.runtime.backends.torch.kernel import torch
@@ -30,7 +31,10 @@ class CollectiveKernel:
     scratch: int = 0
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
-        """Raises RunError, when it is called, where there is no such group."""
+        """Return the call of the collective. Raises RunError for one that PyTorch has not; the call raises RunError
+        where there is no such group."""
+        if find_operator(self.node.op) is None:
+            raise RunError(f"node {self.node.name}: PyTorch {torch().__version__} has no operator {self.node.op[:80]}")
         results, args, kwargs = operands(self.node, list(map(over, inputs)), map(over, outputs))
         name = self.node.op.removeprefix(COLLECTIVES).partition(".")[0]
         if self.node.op == WAIT:  # it has been waited for

@@ -1,0 +1,335 @@
+"""A checked `.pt2` program as an ExportedProgram of PyTorch's, built node by node.
+
+Nothing of the file becomes a name in Python: FX writes the names of nodes, placeholders and weights into source code
+that it compiles, and walks dotted names. Nodes, weights and inner graphs get names of Sublet's own, and those of the
+file stay texts in a table. Operators and enumerations come from the tables of `ops/aten/registry.py`.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sublet.base.errors import ModelError
+from sublet.base.extras import require
+from sublet.frontends.torch.bounded_trace import MOST_RESULTS, bounded_fake_mode
+from sublet.frontends.torch.pt2_schema import MAJOR, error
+from sublet.frontends.torch.pt2_signature import Weights, call_signature
+from sublet.frontends.torch.pt2_tensors import STRIDED, Payload, dtype_numbered, dtype_of, layout_of
+from sublet.frontends.torch.tensors import torch
+from sublet.ops.aten.registry import find_operator
+
+HIGHER = ("cond", "while_loop", "scan", "map_impl", "wrap_with_set_grad_enabled")
+"""Operators on graphs that a program may call, in `torch.ops.higher_order`."""
+
+OPERATOR = re.compile(r"torch\.ops\.((?:aten|_c10d_functional)\.\w{1,200}\.\w{1,200})", re.ASCII)
+LINE = re.compile(r'File "(?:[^"\n]*/)?([\w.<> -]{1,100})", line (\d{1,9})', re.ASCII)
+
+# PyTorch's numbers of memory formats and kinds of arguments, in torch/_export/serde/schema.py.
+FORMATS = {1: "contiguous_format", 2: "channels_last", 3: "channels_last_3d", 4: "preserve_format"}
+POSITIONAL = 1
+
+COUNTS = ("sections", "chunks", "r", "num_layers")
+"""Arguments that say how many tensors PyTorch makes room for, before it looks at the tensor that it divides."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of a file.
+
+    exported  the ExportedProgram
+    weights   the file's names of the weights, by the names in `exported`
+    inputs    the file's names of what the user gives, in order
+    """
+
+    exported: Any
+    weights: Mapping[str, str]
+    inputs: Sequence[str]
+
+
+def build_program(record: Mapping[str, Any], payloads: Mapping[str, Payload], where: str) -> Program:
+    """Return the program of a checked record.
+
+    Args:
+        record: a "program" of `pt2_schema.checked`.
+        payloads: the tensors of weights and constants by name.
+        where: the file that errors name.
+
+    Raises:
+        ModelError: for an operator, argument or input that cannot be planned, a name that is not defined, and a program
+            that PyTorch does not accept.
+    """
+    if record["schema_version"]["major"] != MAJOR:
+        raise ModelError(f"{where}: has version {record['schema_version']['major']} of the format; {MAJOR} is read")
+    builder = _Builder(where, payloads)
+    try:
+        return builder.program(record["graph_module"])
+    except ModelError:
+        raise
+    except Exception as cause:  # PyTorch's constructors raise errors of many types for a program that is none
+        raise ModelError(
+            f"{where}: PyTorch does not take the program: {type(cause).__name__}: {_line(cause)}"
+        ) from None
+
+
+def _line(cause: Exception) -> str:
+    return next((line.strip()[:200] for line in str(cause).splitlines() if line.strip()), "")
+
+
+@dataclass
+class _Graph:
+    """One graph of the program while it is built: its nodes and tensors by the file's names."""
+
+    graph: Any
+    root: Any
+    nodes: dict[str, Any] = field(default_factory=dict)
+    metas: Mapping[str, Any] = field(default_factory=dict)
+
+
+class _Builder:
+    def __init__(self, where: str, payloads: Mapping[str, Payload]) -> None:
+        self.where, self.payloads = where, payloads
+        self.fake_mode = bounded_fake_mode(where)
+        self.subgraphs = 0
+
+    def program(self, module: Mapping[str, Any]) -> Program:
+        """Return the ExportedProgram of a "graph_module" record."""
+        t, in_training = torch(), require("torch._export.verifier", extra="torch")
+        signature, graph = module["signature"], module["graph"]
+        built = self.graph(graph)
+        inputs = [node for node in built.graph.nodes if node.op == "placeholder"]
+        if len(inputs) != len(signature["input_specs"]):
+            raise ModelError(
+                f"{self.where}: {len(inputs)} inputs, and the signature has {len(signature['input_specs'])}"
+            )
+        weights = Weights(self.where, self.payloads)
+        made = t.export.graph_signature
+        input_specs = [weights.input_spec(*pair) for pair in zip(signature["input_specs"], inputs, strict=True)]
+        results = next(node for node in built.graph.nodes if node.op == "output").args[0]
+        if len(results) != len(signature["output_specs"]):
+            raise ModelError(
+                f"{self.where}: {len(results)} outputs, the signature has {len(signature['output_specs'])}"
+            )
+        output_specs = [
+            weights.output_spec(spec, result, built.nodes)
+            for spec, result in zip(signature["output_specs"], results, strict=True)
+        ]
+        user = [len([s for s in specs if s.kind.name.startswith("USER_") and "MUTATION" not in s.kind.name])
+                for specs in (input_specs, output_specs)]  # fmt: skip
+        exported = t.export.ExportedProgram(
+            built.root, built.graph, made.ExportGraphSignature(input_specs, output_specs), weights.state, {},
+            [call_signature(*user)], None, weights.constants, verifiers=[in_training.TrainingIRVerifier],
+        )  # fmt: skip
+        names = {node: name for name, node in built.nodes.items()}
+        users = [pair for pair in zip(input_specs, inputs, strict=True) if pair[0].kind.name == "USER_INPUT"]
+        return Program(exported, weights.names, tuple(names.get(node, node.name) for _, node in users))
+
+    # -- graphs ---------------------------------------------------------------------------------
+
+    def graph(self, record: Mapping[str, Any]) -> _Graph:
+        """Return the FX graph of a "graph" record."""
+        t = torch()
+        made = _Graph(t.fx.Graph(), t.nn.Module(), metas=record["tensor_values"])
+        for i, argument in enumerate(record["inputs"]):
+            ((kind, value),) = argument.items()
+            if kind == "as_tensor":
+                node = made.graph.placeholder(f"input_{i}")
+                node.meta["val"] = self.fake(made, value["name"])
+                self.define(made, value["name"], node)
+            elif kind in ("as_none", "as_int", "as_float", "as_bool", "as_string"):
+                node = made.graph.placeholder(f"input_{i}")
+                node.meta["val"] = None if kind == "as_none" else value
+            else:
+                raise error(f"{self.where}: input {i}", f"{kind} is no input that can be planned: export fixed extents")
+        for position, node in enumerate(record["nodes"]):
+            self.node(made, node, f"{self.where}: node {position}")
+        outputs = tuple(self.value(made, each, f"{self.where}: output {i}") for i, each in enumerate(record["outputs"]))
+        single = record.get("is_single_tensor_return", False)
+        if single and len(outputs) != 1:
+            raise ModelError(f"{self.where}: a graph said to return one tensor returns {len(outputs)} values")
+        output = made.graph.output(outputs[0] if single else outputs)
+        output.meta["val"] = tuple(getattr(each, "meta", {}).get("val", each) for each in outputs)
+        return made
+
+    def define(self, made: _Graph, name: str, node: Any) -> None:
+        if name in made.nodes:
+            raise ModelError(f"{self.where}: the value {name[:80]!r} is defined twice")
+        made.nodes[name] = node
+
+    def fake(self, made: _Graph, name: str) -> Any:
+        """Return a tensor without bytes, as the file describes the tensor of this name."""
+        if name not in made.metas:
+            raise ModelError(f"{self.where}: the tensor {name[:80]!r} has no type")
+        meta = made.metas[name]
+        size, stride, _ = layout_of(meta, f"{self.where}: the tensor {name[:80]!r}")
+        t = torch()
+        with self.fake_mode:
+            return t.empty_strided(size, stride, dtype=dtype_of(meta, self.where), device=self.device(meta["device"]))
+
+    def device(self, record: Mapping[str, Any]) -> Any:
+        if record["type"] not in ("cpu", "meta"):
+            raise ModelError(f"{self.where}: a program on {record['type'][:20]!r}: export the module after .cpu()")
+        return torch().device(record["type"])
+
+    # -- nodes ----------------------------------------------------------------------------------
+
+    def node(self, made: _Graph, record: Mapping[str, Any], where: str) -> None:
+        target, text = record["target"], record["target"].removeprefix("torch.ops.higher_order.")
+        higher = text in HIGHER and target != text
+        if higher:
+            function = getattr(torch().ops.higher_order, text)
+            args: list[Any] = [self.value(made, each["arg"], where) for each in record["inputs"]]
+            kwargs: dict[str, Any] = {}
+        else:
+            name = OPERATOR.fullmatch(target)
+            function = find_operator(name[1]) if name else None
+            if function is None:
+                raise error(where, f"calls {target[:80]!r}, which is not planned")
+            args, kwargs = self.arguments(made, function, record["inputs"], where)
+        node = made.graph.call_function(function, tuple(args), kwargs)
+        node.meta["nn_module_stack"] = {}
+        lines = LINE.findall(record["metadata"].get("stack_trace", ""))
+        if lines:
+            node.meta["stack_trace"] = "".join(
+                f'  File "{file}", line {number}, in program\n' for file, number in lines[-1:]
+            )
+        self.results(made, node, record, higher, where)
+
+    def arguments(
+        self, made: _Graph, function: Any, inputs: Sequence[Mapping[str, Any]], where: str
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments of an operator by position and by name, in the order of its schema."""
+        given = {each["name"]: each for each in inputs}
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        left_out = False
+        for expected in function._schema.arguments:
+            if expected.name not in given:
+                left_out = True
+                continue
+            record = given.pop(expected.name)
+            value = self.value(made, record["arg"], f"{where}, {expected.name}")
+            if expected.name in COUNTS and isinstance(value, int) and value > MOST_RESULTS:
+                raise error(f"{where}, {expected.name}", f"{value}; at most {MOST_RESULTS} are planned")
+            kind = record.get("kind")
+            by_position = kind == POSITIONAL if kind else not (expected.has_default_value() or expected.kwarg_only)
+            if by_position and not (left_out or kwargs or expected.kwarg_only):
+                args.append(value)
+            else:
+                kwargs[expected.name] = value
+        if given:
+            raise error(where, f"{function} has no argument {next(iter(given))[:40]!r}")
+        return args, kwargs
+
+    def value(self, made: _Graph, argument: Mapping[str, Any], where: str) -> Any:
+        """Return an argument: a node, a number, a text, an enumeration, or a list of these."""
+        ((kind, value),) = argument.items()
+        read = READ.get(kind)
+        if read is None:
+            raise error(where, f"an argument of the kind {kind} cannot be planned")
+        return read(self, made, value, where)
+
+    def tensor(self, made: _Graph, record: Mapping[str, Any], where: str) -> Any:
+        if record["name"] not in made.nodes:
+            raise error(where, f"reads {record['name'][:80]!r}, which is not defined before")
+        return made.nodes[record["name"]]
+
+    def number(self, made: _Graph, record: Mapping[str, Any], where: str) -> Any:
+        ((kind, value),) = record.items()
+        if kind == "as_name":
+            raise error(where, f"the extent {value[:40]!r} is open: export with fixed extents")
+        return value
+
+    def optional(self, made: _Graph, record: Mapping[str, Any], where: str) -> Any:
+        ((kind, value),) = record.items()
+        return None if kind == "as_none" else self.tensor(made, value, where)
+
+    def subgraph(self, made: _Graph, record: Mapping[str, Any], where: str) -> Any:
+        inner = self.graph(record["graph"])
+        name = f"subgraph_{self.subgraphs}"
+        self.subgraphs += 1
+        made.root.add_module(name, torch().fx.GraphModule(inner.root, inner.graph))
+        return made.graph.create_node("get_attr", name, name=name)
+
+    # -- results --------------------------------------------------------------------------------
+
+    def results(self, made: _Graph, node: Any, record: Mapping[str, Any], higher: bool, where: str) -> None:
+        """Define what a node returns under the file's names."""
+        outputs = record["outputs"]
+        kinds = [next(iter(each)) for each in outputs]
+        in_a_tuple = higher and not record.get("is_hop_single_tensor_return", True)
+        if kinds == ["as_none"] or not kinds:
+            node.meta["val"] = None
+        elif kinds == ["as_tensor"] and not in_a_tuple:
+            name = outputs[0]["as_tensor"]["name"]
+            self.define(made, name, node)
+            node.meta["val"] = self.fake(made, name)
+        else:
+            each = outputs[0]["as_tensors"] if kinds == ["as_tensors"] else outputs
+            node.meta["val"] = tuple(self.item(made, node, i, one, where) for i, one in enumerate(each))
+
+    def item(self, made: _Graph, node: Any, position: int, output: Mapping[str, Any], where: str) -> Any:
+        """Return the traced value of one of several results, and define what it holds."""
+        kind, value = ("as_tensor", output) if "name" in output else next(iter(output.items()))
+        if kind in ("as_none", "as_int", "as_float", "as_bool", "as_string"):
+            return None if kind == "as_none" else value
+        item = made.graph.call_function(operator.getitem, (node, position))
+        item.meta["nn_module_stack"] = {}
+        item.meta |= {key: node.meta[key] for key in ("stack_trace",) if key in node.meta}
+        if kind == "as_tensor":
+            self.define(made, value["name"], item)
+            item.meta["val"] = self.fake(made, value["name"])
+        elif kind == "as_tensors":
+            item.meta["val"] = [self.item(made, item, i, one, where) for i, one in enumerate(value)]
+        else:
+            raise error(where, f"a result of the kind {kind} cannot be planned: export with fixed extents")
+        return item.meta["val"]
+
+
+Reader = Callable[[_Builder, _Graph, Any, str], Any]
+
+
+def _each(read: Reader) -> Reader:
+    return lambda builder, made, values, where: [read(builder, made, value, where) for value in values]
+
+
+def _as_it_is(builder: _Builder, made: _Graph, value: Any, where: str) -> Any:
+    return value
+
+
+def _layout(builder: _Builder, made: _Graph, number: int, where: str) -> Any:
+    if number != STRIDED:
+        raise error(where, f"a tensor of layout {number} cannot be planned; {STRIDED} is strided")
+    return torch().strided
+
+
+def _memory_format(builder: _Builder, made: _Graph, number: int, where: str) -> Any:
+    if number not in FORMATS:
+        raise error(where, f"the memory format {number} is not known")
+    return getattr(torch(), FORMATS[number])
+
+
+READ: Mapping[str, Reader] = {
+    "as_none": lambda builder, made, value, where: None,
+    "as_tensor": _Builder.tensor,
+    "as_tensors": _each(_Builder.tensor),
+    "as_optional_tensor": _Builder.optional,
+    "as_optional_tensors": _each(_Builder.optional),
+    "as_sym_int": _Builder.number,
+    "as_sym_ints": _each(_Builder.number),
+    "as_sym_bool": _Builder.number,
+    "as_sym_bools": _each(_Builder.number),
+    "as_sym_float": _Builder.number,
+    "as_sym_floats": _each(_Builder.number),
+    "as_complex": lambda builder, made, value, where: complex(value["real"], value["imag"]),
+    "as_scalar_type": lambda builder, made, value, where: dtype_numbered(value, where),
+    "as_layout": _layout,
+    "as_memory_format": _memory_format,
+    "as_device": lambda builder, made, value, where: builder.device(value),
+    "as_graph": _Builder.subgraph,
+    **dict.fromkeys(("as_int", "as_ints", "as_float", "as_floats", "as_bool", "as_bools", "as_string"), _as_it_is),
+}
+"""How an argument of each kind is read."""

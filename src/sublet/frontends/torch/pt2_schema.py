@@ -1,0 +1,197 @@
+"""The JSON of a `.pt2` program: every record, field and type that Sublet reads, and a check against this list.
+
+The records are those of PyTorch's `torch/_export/serde/schema.py` (version 8). PyTorch's own reader resolves strings of
+the file to Python objects: tree specifications import modules, expressions are evaluated by SymPy, dotted names are
+walked. Here a string is text. A field that this list does not name is an error, and a field marked `UNREAD` is dropped
+before anything sees its content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sublet.base.errors import ModelError
+
+MAJOR = 8
+"""The version of the records. PyTorch raises it when old readers cannot read new files."""
+
+LONGEST_NAME = 4096
+LARGEST = (1 << 63) - 1
+DEEPEST = 64
+"""Graphs within graphs."""
+
+UNREAD = object()
+"""The type of a field that is dropped: whatever it holds is neither parsed nor resolved."""
+
+FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
+"""Numbers that JSON has no word for, as PyTorch writes them."""
+
+
+@dataclass(frozen=True)
+class Maybe:
+    """A type, or null."""
+
+    type: Any
+
+
+Record = Mapping[str, Any]
+
+REQUIRED: dict[str, Record] = {
+    "program": {"graph_module": "graph_module", "schema_version": "version"},
+    "graph_module": {"graph": "graph", "signature": "signature"},
+    "version": {"major": int, "minor": int},
+    "graph": {"inputs": ["argument"], "outputs": ["argument"], "nodes": ["node"], "tensor_values": {"": "meta"}},
+    "node": {"target": str, "inputs": ["named"], "outputs": ["argument"], "metadata": {"": str}},
+    "named": {"name": str, "arg": "argument"},
+    "meta": {
+        "dtype": int, "sizes": ["extent"], "requires_grad": bool, "device": "device", "strides": ["extent"],
+        "storage_offset": "extent", "layout": int,
+    },
+    "device": {"type": str},
+    "name": {"name": str},
+    "subgraph": {"name": str, "graph": "graph"},
+    "complex": {"real": float, "imag": float},
+    "signature": {"input_specs": ["input"], "output_specs": ["output"]},
+    "user": {"arg": "argument"},
+    "constant": {"name": str, "value": "argument"},
+    "parameter": {"arg": "name", "parameter_name": str},
+    "buffer": {"arg": "name", "buffer_name": str, "persistent": bool},
+    "tensor_constant": {"arg": "name", "tensor_constant_name": str},
+    "changed_buffer": {"arg": "name", "buffer_name": str},
+    "changed_parameter": {"arg": "name", "parameter_name": str},
+    "changed_input": {"arg": "name", "user_input_name": str},
+    "payloads": {"config": {"": "payload"}},
+    "payload": {"path_name": str, "is_param": bool, "use_pickle": bool, "tensor_meta": Maybe("meta")},
+}  # fmt: skip
+"""The fields that a record must have, by the record's name. `[t]` is a list of t, `{"": t}` an object of t by name."""
+
+OPTIONAL: dict[str, Record] = {
+    "program": {
+        "opset_version": UNREAD, "range_constraints": UNREAD, "verifiers": UNREAD, "torch_version": UNREAD,
+        "guards_code": UNREAD,
+    },
+    "graph_module": {"module_call_graph": UNREAD, "metadata": UNREAD, "treespec_namedtuple_fields": UNREAD},
+    "graph": {
+        "sym_int_values": {"": "extent"}, "sym_bool_values": {"": "extent"}, "sym_float_values": {"": "extent"},
+        "is_single_tensor_return": bool, "custom_obj_values": UNREAD,
+    },
+    "node": {"is_hop_single_tensor_return": Maybe(bool), "name": Maybe(str)},
+    "named": {"kind": Maybe(int)},
+    "device": {"index": Maybe(int)},
+}  # fmt: skip
+"""The fields that a record may have besides: PyTorch added some of them in later versions."""
+
+UNIONS: dict[str, Record] = {
+    "argument": {
+        "as_none": bool, "as_tensor": "name", "as_tensors": ["name"], "as_int": int, "as_ints": [int],
+        "as_float": float, "as_floats": [float], "as_string": str, "as_bool": bool, "as_bools": [bool],
+        "as_sym_int": "number", "as_sym_ints": ["number"], "as_sym_bool": "number", "as_sym_bools": ["number"],
+        "as_sym_float": "number", "as_sym_floats": ["number"], "as_scalar_type": int, "as_memory_format": int,
+        "as_layout": int, "as_device": "device", "as_graph": "subgraph", "as_complex": "complex",
+        "as_optional_tensor": "optional", "as_optional_tensors": ["optional"],
+    },
+    "optional": {"as_tensor": "name", "as_none": bool},
+    "number": {"as_int": int, "as_bool": bool, "as_float": float, "as_name": str},
+    "extent": {"as_int": int, "as_bool": bool, "as_float": float, "as_expr": UNREAD},
+    "input": {
+        "user_input": "user", "parameter": "parameter", "buffer": "buffer", "tensor_constant": "tensor_constant",
+        "constant_input": "constant",
+    },
+    "output": {
+        "user_output": "user", "buffer_mutation": "changed_buffer", "parameter_mutation": "changed_parameter",
+        "user_input_mutation": "changed_input",
+    },
+}  # fmt: skip
+"""Records with exactly one of these fields."""
+
+
+def checked(raw: Any, kind: Any, where: str, depth: int = 0) -> Any:
+    """Return decoded JSON of a type of this list, without its unread fields.
+
+    Args:
+        raw: decoded JSON.
+        kind: a Python type, the name of a record, `[t]`, `{"": t}` or `Maybe(t)`.
+        where: the file and field that errors name.
+        depth: how many records lie around this one.
+
+    Raises:
+        ModelError: for a value of another type, a field that is missing or unknown, a number beyond 64 bits, a name of
+            more than `LONGEST_NAME` characters, and records nested too deep.
+    """
+    if depth > 12 * DEEPEST:
+        raise error(where, f"graphs within graphs, more than {DEEPEST} deep")
+    if isinstance(kind, Maybe):
+        return None if raw is None else checked(raw, kind.type, where, depth)
+    if isinstance(kind, str):
+        return _record(raw, kind, where, depth)
+    if isinstance(kind, list):
+        if not isinstance(raw, list):
+            raise _mistyped(raw, "a list", where)
+        return [checked(each, kind[0], f"{where}[{i}]", depth + 1) for i, each in enumerate(raw)]
+    if isinstance(kind, dict):
+        if not isinstance(raw, dict):
+            raise _mistyped(raw, "an object", where)
+        return {_text(name, where): checked(each, kind[""], where, depth + 1) for name, each in raw.items()}
+    return _plain(raw, kind, where)
+
+
+def _record(raw: Any, kind: str, where: str, depth: int) -> dict[str, Any]:
+    if not isinstance(raw, dict):
+        raise _mistyped(raw, "an object", where)
+    if kind in UNIONS:
+        known = UNIONS[kind]
+        if len(raw) != 1:
+            raise error(where, f"an object of {len(raw)} fields; expected one of {', '.join(known)}")
+    else:
+        known = {**REQUIRED[kind], **OPTIONAL.get(kind, {})}
+    unknown = [name for name in raw if name not in known]
+    if unknown:
+        raise error(
+            where,
+            f"the field {_shown(unknown[0])} cannot be planned. Export the program with fixed extents, without custom "
+            "classes, with the PyTorch that Sublet is installed with",
+        )
+    missing = [] if kind in UNIONS else [name for name in REQUIRED[kind] if name not in raw]
+    if missing:
+        raise error(where, f"lacks the field {missing[0]!r}")
+    return {
+        name: None if known[name] is UNREAD else checked(each, known[name], f"{where}.{name}", depth + 1)
+        for name, each in raw.items()
+    }
+
+
+def _plain(raw: Any, kind: Any, where: str) -> Any:
+    if kind is float:
+        if isinstance(raw, str) and raw in FLOATS:
+            return FLOATS[raw]
+        if isinstance(raw, float) or (isinstance(raw, int) and not isinstance(raw, bool) and abs(raw) <= LARGEST):
+            return float(raw)
+        raise _mistyped(raw, "a number", where)
+    if not isinstance(raw, kind) or isinstance(raw, bool) is not (kind is bool):
+        raise _mistyped(raw, f"of type {kind.__name__}", where)
+    if kind is int and not -LARGEST - 1 <= raw <= LARGEST:
+        raise error(where, "an integer beyond 64 bits")
+    return _text(raw, where) if kind is str else raw
+
+
+def _text(raw: str, where: str) -> str:
+    # The lines of the program that a node comes from are longer than names, and are cut to one line when read.
+    if len(raw) > LONGEST_NAME and not where.endswith(".metadata"):
+        raise error(where, f"a text of {len(raw)} characters; at most {LONGEST_NAME} are read")
+    return raw
+
+
+def error(where: str, what: str) -> ModelError:
+    """Return an error at a field; the path of a field deep in the file loses its middle."""
+    short = where if len(where) <= 160 else f"{where[:60]} ... {where[-95:]}"
+    return ModelError(f"{short}: {what}")
+
+
+def _mistyped(raw: Any, expected: str, where: str) -> ModelError:
+    return error(where, f"must be {expected}, not {_shown(raw)}")
+
+
+def _shown(raw: Any) -> str:
+    return repr(raw[:40] if isinstance(raw, str) else raw if isinstance(raw, int | float) else type(raw).__name__)[:60]

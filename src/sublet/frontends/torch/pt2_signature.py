@@ -1,0 +1,87 @@
+"""What goes into and comes out of a `.pt2` program: weights, the user's inputs, results, changed weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sublet.base.errors import ModelError
+from sublet.base.extras import require
+from sublet.frontends.torch.pt2_tensors import Payload
+from sublet.frontends.torch.tensors import torch
+
+
+class Weights:
+    """Weights of a program under names of Sublet's own: `weight_0`, `weight_1`, ..."""
+
+    def __init__(self, where: str, payloads: Mapping[str, Payload]) -> None:
+        self.where, self.payloads = where, payloads
+        self.own: dict[str, str] = {}
+        self.state: dict[str, Any] = {}
+        self.constants: dict[str, Any] = {}
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """The file's names by Sublet's own."""
+        return {own: name for name, own in self.own.items()}
+
+    def own_name(self, name: str) -> str:
+        """Return Sublet's name of a weight. Raises ModelError for a weight that is no input of the program."""
+        if name not in self.own:
+            raise ModelError(f"{self.where}: the weight {name[:80]!r} is changed, and is no input of the program")
+        return self.own[name]
+
+    def add(self, name: str, into: dict[str, Any]) -> str:
+        if name not in self.payloads:
+            raise ModelError(f"{self.where}: the content of the weight {name[:80]!r} is missing")
+        own = self.own.setdefault(name, f"weight_{len(self.own)}")
+        payload = self.payloads[name]
+        parameter = (
+            torch().nn.Parameter(payload.tensor, requires_grad=False) if payload.is_parameter else payload.tensor
+        )
+        into[own] = parameter
+        return own
+
+    def input_spec(self, record: Mapping[str, Any], node: Any) -> Any:
+        """Return the InputSpec of an input of the program."""
+        signature = torch().export.graph_signature
+        ((kind, spec),) = record.items()
+        kinds, argument = signature.InputKind, signature.TensorArgument(node.name)
+        if kind == "parameter":
+            return signature.InputSpec(kinds.PARAMETER, argument, self.add(spec["parameter_name"], self.state))
+        if kind == "buffer":
+            into = self.state if spec["persistent"] else self.constants
+            return signature.InputSpec(kinds.BUFFER, argument, self.add(spec["buffer_name"], into), spec["persistent"])
+        if kind == "tensor_constant":
+            name = self.add(spec["tensor_constant_name"], self.constants)
+            return signature.InputSpec(kinds.CONSTANT_TENSOR, argument, name)
+        if kind == "constant_input":
+            argument = signature.ConstantArgument(node.name, node.meta["val"])
+        return signature.InputSpec(kinds.USER_INPUT, argument, None)
+
+    def output_spec(self, record: Mapping[str, Any], result: Any, nodes: Mapping[str, Any]) -> Any:
+        """Return the OutputSpec of a result of the program, whose `nodes` have the file's names."""
+        signature = torch().export.graph_signature
+        ((kind, spec),) = record.items()
+        kinds = signature.OutputKind
+        is_node = isinstance(result, torch().fx.Node)
+        argument = signature.TensorArgument(result.name) if is_node else signature.ConstantArgument("", result)
+        if kind == "user_output":
+            return signature.OutputSpec(kinds.USER_OUTPUT, argument, None)
+        if kind == "user_input_mutation":
+            if spec["user_input_name"] not in nodes:
+                raise ModelError(f"{self.where}: the input {spec['user_input_name'][:80]!r} is changed, and is none")
+            return signature.OutputSpec(kinds.USER_INPUT_MUTATION, argument, nodes[spec["user_input_name"]].name)
+        if kind == "buffer_mutation":
+            return signature.OutputSpec(kinds.BUFFER_MUTATION, argument, self.own_name(spec["buffer_name"]))
+        return signature.OutputSpec(kinds.PARAMETER_MUTATION, argument, self.own_name(spec["parameter_name"]))
+
+
+def call_signature(inputs: int, outputs: int) -> Any:
+    """Return the signature of the program's call: a tuple of inputs in, a tuple of outputs out."""
+    pytree = require("torch.utils._pytree", extra="torch")
+    exported = require("torch.export", extra="torch")
+    given = pytree.tree_structure(((0,) * inputs, {}))
+    made = pytree.tree_structure((0,) * outputs)
+    call = exported.ModuleCallSignature(inputs=[], outputs=[], in_spec=given, out_spec=made)
+    return exported.ModuleCallEntry("", call)
