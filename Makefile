@@ -68,6 +68,7 @@ fuzz: $(VENV)/.installed build/check build/recompute build/ordering ## generated
 	$(BIN)/python -m tests.frontends.executorch.hostile --flips 10000 --mutants 1000
 	$(BIN)/python -m tests.frontends.tflite.hostile --flips 10000
 	$(BIN)/python -m tests.frontends.pytorch.hostile --flips 10000
+	$(BIN)/python -m tests.frontends.pytorch.step_grid --count 2000
 	$(BIN)/python -m tests.frontends.tflite.in_tflm --networks 400
 	$(BIN)/python -m tests.fuzz_budget --count 1000
 	$(BIN)/python -m tests.fuzz_budget --count 300 --loops

@@ -22,9 +22,11 @@ def test_the_snippets_run(document: str, capsys: pytest.CaptureFixture[str]) -> 
     snippets = PYTHON.findall((ROOT / document).read_text(encoding="utf-8"))
     first = next(i for i, snippet in enumerate(snippets) if "torch.compile" in snippet)
     known: dict[str, Any] = {"sublet": sublet}
+    gradients = False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's own, while it traces
         for snippet in snippets[first : first + 1] if document == "README.md" else snippets:
             exec(compile(snippet, document, "exec"), known)
+            gradients |= known["module"][0].weight.grad is not None
     assert "forward and backward" in capsys.readouterr().out
-    assert known["module"][0].weight.grad is not None
+    assert gradients

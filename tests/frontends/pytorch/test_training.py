@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 
 import pytest
 
 import sublet
+from sublet.api.torch import step_setting
+from sublet.api.torch.optimizers import IMPLEMENTATIONS, RULES
+from sublet.api.torch.training import MOST_STEPS
 from sublet.base.errors import SubletError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+import torch.optim.optimizer as optimizer_module  # noqa: E402
 from torch import nn  # noqa: E402
+
+from tests.frontends.pytorch import step_grid  # noqa: E402
 
 F = nn.functional
 
@@ -143,8 +150,10 @@ def test_what_cannot_be_planned_is_told() -> None:
     module = nn.Linear(3, 2)
     with pytest.raises(SubletError, match="no optimizer that a step can be planned with; there are SGD"):
         sublet.torch.train_step(module, F.mse_loss, torch.optim.Adagrad(module.parameters()))
-    with pytest.raises(SubletError, match="amsgrad=True"):
-        sublet.torch.train_step(module, F.mse_loss, torch.optim.Adam(module.parameters(), amsgrad=True))
+    with pytest.raises(SubletError, match="capturable=True"):
+        sublet.torch.train_step(module, F.mse_loss, torch.optim.Adam(module.parameters(), capturable=True))
+    with pytest.raises(SubletError, match="clip_norm and clip_value"):
+        step_of(module, F.mse_loss, clip_norm=1.0, clip_value=1.0)
     step = sublet.torch.train_step(module, F.mse_loss, torch.optim.SGD([module.weight], 0.1))
     with pytest.raises(SubletError, match="1 parameters that require gradients are not the optimizer's"):
         step(torch.randn(4, 3), torch.randn(4, 2))
@@ -152,3 +161,231 @@ def test_what_cannot_be_planned_is_told() -> None:
     step = sublet.torch.train_step(module, F.mse_loss, torch.optim.SGD(module.parameters(), 0.1))
     with pytest.raises(SubletError, match="does not lie in a row"):
         step(torch.randn(4, 3), torch.randn(4, 2))
+
+
+def step_of(module: Any, loss: Any = F.cross_entropy, **options: Any) -> Any:
+    """A step by plain gradient descent."""
+    return sublet.torch.train_step(module, loss, torch.optim.SGD(module.parameters(), 0.1), **options)
+
+
+def digits() -> tuple[Any, Any]:
+    torch.manual_seed(1)
+    return torch.randn(8, 6), torch.randint(0, 3, (8,))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_loops_are_eagers_or_refused(seed: int) -> None:
+    """A part of `make fuzz`, which runs 2,000 of them."""
+    step_grid.judge(step_grid.drawn(seed))
+
+
+def test_every_registry_of_hooks_is_known() -> None:
+    """A PyTorch with another registry fails here, instead of hooks that no step calls."""
+    module = set(vars(nn.Module()))
+    known = {*step_setting.MODULE_HOOKS, *step_setting.MODULE_HOOKS_ELSEWHERE}
+    assert {name for name in module if "hook" in name} - {"_is_full_backward_hook"} == known
+    registration = {"_global_buffer_registration_hooks", "_global_module_registration_hooks"}
+    registration |= {"_global_parameter_registration_hooks", "_global_is_full_backward_hook"}
+    found = {name for name in vars(nn.modules.module) if name.startswith("_global_") and "hook" in name}
+    assert found == {*step_setting.GLOBAL_HOOKS, *registration}
+    assert {name for name in dir(torch.Tensor) if "hook" in name} - {*step_setting.TENSOR_HOOKS} == {
+        "register_hook", "register_post_accumulate_grad_hook", "__subclasshook__",
+    }  # fmt: skip
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1)
+    saving = {name for name in vars(optimizer) if "state_dict" in name}
+    assert {name for name in vars(optimizer) if "hook" in name} - saving == {*step_setting.OPTIMIZER_HOOKS}
+    shared = {name for name in vars(optimizer_module) if name.startswith("_global_") and "hook" in name}
+    assert shared == {*step_setting.GLOBAL_OPTIMIZER_HOOKS}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_option_of_an_optimizer_is_known(name: str) -> None:
+    """A PyTorch with another option fails here, instead of an option that no step obeys."""
+    rule = RULES[name]
+    options = set(inspect.signature(getattr(torch.optim, name).__init__).parameters) - {"self"}
+    defaults = set(getattr(torch.optim, name)([nn.Parameter(torch.ones(1))], 0.1).defaults)
+    assert options | defaults <= {*rule.numbers, *rule.flags, *rule.refused, *IMPLEMENTATIONS}
+
+
+class Counting(nn.Linear):  # type: ignore[misc]
+    calls = 0
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        return super().forward(x)
+
+
+def test_python_that_counts_calls_is_refused() -> None:
+    module = Counting(6, 3)
+    with pytest.raises(SubletError, match=r"network\.calls changes in forward"):
+        step_of(module)(*digits())
+
+
+class Own(torch.optim.SGD):  # type: ignore[misc]
+    def step(self, closure: Any = None) -> Any:
+        raise AssertionError("never called")
+
+
+def test_an_optimizer_that_is_derived_is_refused() -> None:
+    module = nn.Linear(6, 3)
+    with pytest.raises(SubletError, match="no classes derived from them"):
+        sublet.torch.train_step(module, F.cross_entropy, Own(module.parameters(), 0.1))
+
+
+MODES = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "detect_anomaly": torch.autograd.detect_anomaly,
+    "saved_tensors_hooks": lambda: torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x),
+}
+
+
+@pytest.mark.parametrize("name", MODES)
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_a_mode_that_changes_a_step_is_refused(name: str) -> None:
+    module = nn.Linear(6, 3)
+    step = step_of(module)
+    with MODES[name](), pytest.raises(SubletError, match=name):
+        step(*digits())
+
+
+def test_numbers_that_move_cost_no_plan() -> None:
+    module = nn.Linear(6, 3)
+    optimizer = torch.optim.Adam(module.parameters(), 0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=20)
+    step = sublet.torch.train_step(module, F.cross_entropy, optimizer)
+    plans = set()
+    for _ in range(6):
+        step(*digits())
+        schedule.step()
+        plans.add(id(step.plan))
+    assert len(plans) == 1
+
+
+def test_plans_that_are_kept_are_bounded() -> None:
+    module = nn.Linear(6, 3)
+    step = step_of(module)
+    for rows in range(1, MOST_STEPS + 5):
+        step(torch.randn(rows, 6), torch.randint(0, 3, (rows,)))
+    assert len(step._steps) == MOST_STEPS
+
+
+def test_a_backward_that_was_pending_raises_as_eagerly() -> None:
+    module = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+    x, y = digits()
+    pending = F.cross_entropy(module(x), y)
+    step_of(module)(x, y)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        pending.backward()
+
+
+def test_weights_that_share_bytes_are_refused() -> None:
+    module = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    module[1].weight.data = module[0].weight.data
+    with pytest.raises(SubletError, match="share bytes"):
+        step_of(module, F.mse_loss)(torch.randn(8, 6), torch.randn(8, 6))
+
+
+class Settings(nn.Module):
+    """Takes a dict, a keyword and a text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, given: Any, mode: str, *, factor: Any) -> Any:
+        y = self.linear(given["x"] if mode == "x" else given["z"])
+        return {"logits": y * factor, "inner": (y.t(), y)}
+
+
+def test_dicts_keywords_texts_and_results() -> None:
+    module = Settings()
+    other = copy.deepcopy(module)
+    x, y = digits()
+    given = {"x": x, "z": x + 1}
+    step = step_of(other, lambda out, y: {"loss": F.cross_entropy(out["logits"], y), "out": out, "n": 3})
+    for mode in ("x", "z", "x"):
+        result = step((given, mode), y, factor=torch.tensor(2.0))
+        out = module(given, mode, factor=torch.tensor(2.0))
+        loss = F.cross_entropy(out["logits"], y)
+        module.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter -= 0.1 * parameter.grad
+        assert torch.allclose(result["loss"], loss, atol=1e-6)
+        assert result["n"] == 3
+        assert result["out"]["inner"][0].stride() == out["inner"][0].stride()
+        for mine, theirs in zip(result["out"]["inner"], out["inner"], strict=True):
+            assert torch.allclose(mine, theirs, atol=1e-6)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(other.parameters(), module.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])),
+        lambda out, y: F.binary_cross_entropy_with_logits(out, F.one_hot(y, 3).float(), pos_weight=torch.tensor([2.0])),
+        lambda out, y: F.nll_loss(F.log_softmax(out, 1), y),
+    ],
+)
+def test_a_loss_that_holds_tensors(loss: Any) -> None:
+    module = nn.Linear(6, 3)
+    x, y = digits()
+    wanted = loss(module(x), y)
+    assert torch.allclose(step_of(module, loss)(x, y), wanted, atol=1e-6)
+
+
+def test_what_a_loss_closes_over_counts() -> None:
+    module, factor = nn.Linear(6, 3), 1.0
+
+    def loss(out: Any, y: Any) -> Any:
+        return F.cross_entropy(out, y) * factor
+
+    step = step_of(module, loss)
+    first = step(*digits())
+    factor = 0.0
+    assert first > 0
+    assert step(*digits()) == 0
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down, self.drop = (
+            nn.LayerNorm(16),
+            nn.Linear(16, 64),
+            nn.Linear(64, 16),
+            nn.Dropout(0.2),
+        )
+
+    def forward(self, x: Any) -> Any:
+        return x + self.drop(self.down(F.gelu(self.up(self.norm(x)))))
+
+
+def test_a_budget_is_kept_and_changes_no_bit() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(*(Residual() for _ in range(4)), nn.Linear(16, 3))
+    x, y = torch.randn(64, 16), torch.randint(0, 3, (64,))
+    losses, arenas = [], []
+    for budget in (None, 0.6):
+        module = copy.deepcopy(network)
+        limit = None if budget is None else int(arenas[0] * budget)
+        optimizer = torch.optim.AdamW(module.parameters(), 0.01)
+        step = sublet.torch.train_step(module, F.cross_entropy, optimizer, budget=limit)
+        torch.manual_seed(1)
+        losses.append([float(step(x, y)) for _ in range(3)])
+        assert step.plan is not None
+        arenas.append(step.plan.arena_bytes)
+        assert limit is None or arenas[-1] <= limit
+    assert losses[0] == losses[1]
+
+
+def test_a_budget_that_is_impossible_changes_nothing() -> None:
+    module = nn.Linear(6, 3)
+    optimizer = torch.optim.Adam(module.parameters())
+    before = module.weight.detach().clone()
+    with pytest.raises(SubletError, match="impossible"):
+        sublet.torch.train_step(module, F.cross_entropy, optimizer, budget=64)(*digits())
+    assert torch.equal(module.weight, before)
+    assert not optimizer.state

@@ -1,145 +1,248 @@
-"""What optimizers of PyTorch's do to a parameter, as functions that give its new content and that of its state."""
+"""Optimizers of torch.optim as functions: the new content of a parameter and of its state, of numbers that move.
+
+The formulas are those of `_single_tensor_sgd` and `_single_tensor_adam` of PyTorch 2.13. Every number of a group's
+options is an input of the plan, so that schedulers cost no new plan; which of them are zero decides what is computed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sublet.api.torch.step_setting import tensor_setting
 from sublet.base.errors import ModelError
 from sublet.frontends.torch.exported import quietly
 from sublet.frontends.torch.tensors import torch
 
 Tensors = Sequence[Any]
+Group = Mapping[str, Any]
+
+IMPLEMENTATIONS = ("foreach", "fused", "params")
+"""Keys of a group that change how PyTorch computes the same."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One kind of optimizer.
+    """One class of optimizers.
 
-    keys       of the state of a parameter that are tensors like it, by a group's options
-    numbers    (group, steps that were made) -> what changes from step to step: tensors of one number
-    write      (group's options, parameter, gradient, state, numbers) -> new parameter, new state
+    numbers    options that may move from step to step
+    flags      options that decide what is computed
     refused    options that have to be as given
+    switches   (group) -> what of the numbers decides what is computed
+    keys       (group) -> names of the tensors of a parameter's state that are like the parameter
+    values     (group, steps that were made) -> the numbers that `write` takes
+    write      (group, parameter, gradient, state, numbers, first step) -> new parameter, new state
+    counted    whether the state counts steps
     """
 
-    keys: Callable[[Mapping[str, Any]], tuple[str, ...]]
-    numbers: Callable[[Mapping[str, Any], int], tuple[float, ...]]
-    write: Callable[[Mapping[str, Any], Any, Any, Tensors, Tensors], Tensors]
-    counted: bool
+    numbers: tuple[str, ...]
+    flags: tuple[str, ...]
     refused: Mapping[str, Any]
+    switches: Callable[[Group], Hashable]
+    keys: Callable[[Group], tuple[str, ...]]
+    values: Callable[[Group, float], tuple[float, ...]]
+    write: Callable[[Group, Any, Any, Tensors, Tensors, bool], Tensors]
+    counted: bool
 
-    @property
-    def count_of_scalars(self) -> int:
-        return 3 if self.counted else 1
+    def require_known(self, optimizer: Any) -> None:
+        """Raise ModelError for an option that no plan can hold."""
+        name = type(optimizer).__name__
+        known = {*self.numbers, *self.flags, *self.refused, *IMPLEMENTATIONS}
+        for group in optimizer.param_groups:
+            for key in optimizer.defaults:
+                if key not in known:
+                    raise ModelError(f"{name}({key}={group[key]!r}) is an option that steps are not planned with")
+            for key, value in self.refused.items():
+                if group.get(key, value) != value:
+                    raise ModelError(f"{name}({key}={group[key]!r}) cannot be planned: it must be {value!r}")
+            for key in self.numbers:
+                for each in group[key] if isinstance(group[key], tuple | list) else (group[key],):
+                    _require_number(each, f"{name}({key}=...)")
 
-    def state(self, optimizer: Any, parameter: Any) -> dict[str, Any]:
-        """The tensors of a parameter's state, made where the optimizer has made no step."""
+    def group_setting(self, group: Group) -> Hashable:
+        """Return what of a group's options decides what is computed."""
+        return (*(bool(group.get(key, False)) for key in self.flags), self.switches(group))
+
+    def made_steps(self, optimizer: Any, group: Group, parameter: Any) -> float | None:
+        """Return how many steps the state of a parameter counts; None where there is no state."""
+        state = optimizer.state.get(parameter, {})
+        if any(state.get(key) is None for key in self.keys(group)):
+            return None
+        return float(state["step"]) if self.counted else 0.0
+
+    def layouts(self, optimizer: Any, group: Group, parameter: Any, stored_gradient: bool) -> Hashable:
+        """Return how a parameter's gradient and state lie; what is missing will lie as the parameter does.
+
+        Raises ModelError where they lie otherwise than the parameter and the group is fused: PyTorch's fused kernels
+        go through the bytes of all of them in one order then.
+        """
+        state = optimizer.state.get(parameter, {})
+        own = tensor_setting(parameter)
+        stored = (parameter.grad if stored_gradient else None, *(state.get(key) for key in self.keys(group)))
+        found = tuple(own if each is None else tensor_setting(each) for each in stored)
+        if group.get("fused") and any(each[:2] != own[:2] for each in found):
+            raise ModelError("fused=True, and a gradient or a state lies otherwise than its parameter in memory")
+        return found
+
+    def state(self, optimizer: Any, group: Group, parameter: Any) -> dict[str, Any]:
+        """Return the tensors of a parameter's state, made where the optimizer has made no step."""
         t, own = torch(), optimizer.state[parameter]
-        group = next(g for g in optimizer.param_groups if any(each is parameter for each in g["params"]))
         if self.counted and "step" not in own:
-            own["step"] = t.tensor(0.0, dtype=t.float32, device="cpu")
+            own["step"] = t.tensor(0.0, dtype=_step_dtype())
         for key in self.keys(group):
             if own.get(key) is None:
                 own[key] = t.zeros_like(parameter, memory_format=t.preserve_format)
         return {key: own[key] for key in self.keys(group)}
 
-    def scalars(self, optimizer: Any) -> list[Any]:
-        """The numbers of the next step, group by group."""
+    def traced(self, group: Group, like: Tensors, numbers: Tensors, first: bool) -> Any:
+        """Return the graph of a parameter's update.
+
+        Args:
+            group: the options.
+            like: tensors on `meta`: the parameter, its gradient, its state.
+            numbers: tensors of one number on `meta`.
+            first: True if the parameter has no state before this step.
+        """
         t = torch()
-        return [
-            t.tensor(number, dtype=group["params"][0].dtype, device="cpu")
-            for group in optimizer.param_groups
-            for number in self.numbers(group, self._steps(optimizer, group))
-        ]
 
-    def _steps(self, optimizer: Any, group: Mapping[str, Any]) -> int:
-        found = [optimizer.state[each]["step"] for each in group["params"] if "step" in optimizer.state.get(each, {})]
-        return int(found[0]) if found else 0
-
-    def count(self, optimizer: Any) -> None:
-        """A step has been made."""
-        for state in optimizer.state.values() if self.counted else ():
-            state["step"] += 1
-
-    def traced(self, group: Mapping[str, Any], parameter: Any, state: Tensors, gradients: int) -> Any:
-        """The graph of what happens to a parameter, its state, the numbers, and so many gradients, which are added."""
-        t = torch()
-        like = [t.empty_like(each, device="meta") for each in (parameter, *state)]
-        numbers = [t.empty((), dtype=parameter.dtype, device="meta") for _ in range(self.count_of_scalars)]
-        several = [t.empty_like(parameter, device="meta") for _ in range(gradients)]
-
-        def update(p: Any, *rest: Any) -> list[Any]:
-            inner = len(state) + len(numbers)
-            first, *others = rest[inner:]
-            for other in others:
-                first = first + other
-            return list(self.write(group, p, first, rest[: len(state)], rest[len(state) : inner]))
+        def update(p: Any, g: Any, *rest: Any) -> list[Any]:
+            state, given = rest[: len(like) - 2], rest[len(like) - 2 :]
+            wide = t.float32 if p.dtype in (t.float16, t.bfloat16) else p.dtype
+            found = self.write(group, p.to(wide), g.to(wide), [each.to(wide) for each in state], given, first)
+            return [new.to(old.dtype) for old, new in zip((p, *state), found, strict=True)]
 
         with quietly(), t.no_grad():
-            return t.fx.experimental.proxy_tensor.make_fx(update)(*like, *numbers, *several)
+            return t.fx.experimental.proxy_tensor.make_fx(update)(*like, *numbers)
+
+
+def _require_number(value: Any, where: str) -> None:
+    t = torch()
+    if isinstance(value, t.Tensor) and (value.numel() != 1 or value.requires_grad):
+        raise ModelError(f"{where}: a tensor of {value.numel()} elements, or one with a gradient, cannot be planned")
+    if not isinstance(value, int | float | t.Tensor):
+        raise ModelError(f"{where}: {type(value).__name__} is no number")
+
+
+def _step_dtype() -> Any:
+    t = torch()
+    return t.float64 if t.get_default_dtype() == t.float64 else t.float32
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Parameters that share the numbers of a step: of one group, with as many steps made, of one precision.
+
+    first   True if the parameters have no state, and the first step is computed otherwise than later ones
+    """
+
+    group: int
+    steps: float
+    first: bool
+    double: bool
+
+    def values(self, optimizer: Any, rule: Rule) -> Iterator[Any]:
+        """Yield the numbers of the cohort's next step as tensors of one number."""
+        t = torch()
+        dtype = t.float64 if self.double else t.float32
+        for number in rule.values(optimizer.param_groups[self.group], self.steps):
+            yield t.tensor(number, dtype=dtype)
+
+
+def cohorts_of(optimizer: Any, rule: Rule) -> tuple[list[Cohort], dict[Any, int]]:
+    """Return the cohorts of all parameters that require gradients, and the position of each parameter's cohort."""
+    t = torch()
+    found: dict[Cohort, int] = {}
+    members: dict[Any, int] = {}
+    for number, group in enumerate(optimizer.param_groups):
+        otherwise = bool(group.get("dampening"))
+        for parameter in group["params"]:
+            if parameter.requires_grad:
+                steps = rule.made_steps(optimizer, group, parameter)
+                first = steps is None and otherwise
+                cohort = Cohort(number, steps or 0.0, first, parameter.dtype == t.float64)
+                members[parameter] = found.setdefault(cohort, len(found))
+    return list(found), members
 
 
 def rule_of(optimizer: Any) -> Rule:
-    """The rule of an optimizer. Raises ModelError for a kind or an option that there is none for."""
+    """Return the rule of an optimizer. Raises ModelError for a class or an option that there is none for."""
     name = type(optimizer).__name__
-    rule = RULES.get(name) if isinstance(optimizer, getattr(torch().optim, name, ())) else None
-    if rule is None:
-        raise ModelError(f"{name} is no optimizer that a step can be planned with; there are {', '.join(RULES)}")
-    for group in optimizer.param_groups:
-        for key, value in rule.refused.items():
-            if group.get(key, value) != value:
-                raise ModelError(f"{name}({key}={group[key]!r}) cannot be planned: it must be {value!r}")
+    rule = RULES.get(name)
+    if rule is None or type(optimizer) is not getattr(torch().optim, name):
+        raise ModelError(
+            f"{type(optimizer).__module__}.{name} is no optimizer that a step can be planned with; there are "
+            f"{', '.join(RULES)} of torch.optim, and no classes derived from them"
+        )
+    rule.require_known(optimizer)
     return rule
 
 
-def _signed(group: Mapping[str, Any], gradient: Any) -> Any:
-    return -gradient if group["maximize"] else gradient
-
-
-def _sgd(group: Mapping[str, Any], p: Any, g: Any, state: Tensors, numbers: Tensors) -> Tensors:
-    g = _signed(group, g)
+def _sgd(group: Group, p: Any, g: Any, state: Tensors, numbers: Tensors, first: bool) -> Tensors:
+    rate, momentum, undamped, decay = numbers
+    g = -g if group["maximize"] else g
     if group["weight_decay"]:
-        g = g + p * group["weight_decay"]
+        g = g + p * decay
     if not group["momentum"]:
-        return (p - g * numbers[0],)
-    momentum = state[0] * group["momentum"] + g
-    way = g + momentum * group["momentum"] if group["nesterov"] else momentum
-    return p - way * numbers[0], momentum
+        return (p - g * rate,)
+    buffer = g if first else state[0] * momentum + (g * undamped if group["dampening"] else g)
+    way = g + buffer * momentum if group["nesterov"] else buffer
+    return p - way * rate, buffer
 
 
-def _adam(decoupled: bool) -> Callable[[Mapping[str, Any], Any, Any, Tensors, Tensors], Tensors]:
-    def write(group: Mapping[str, Any], p: Any, g: Any, state: Tensors, numbers: Tensors) -> Tensors:
-        rate, step, root = numbers
-        g, (first, second) = _signed(group, g), group["betas"]
-        if group["weight_decay"] and decoupled:
-            p = p - p * (rate * group["weight_decay"])
-        elif group["weight_decay"]:
-            g = g + p * group["weight_decay"]
-        mean = torch().lerp(state[0], g, 1 - first)
-        square = state[1] * second + g * g * (1 - second)
-        return p - step * (mean / (square.sqrt() / root + group["eps"])), mean, square
-
-    return write
-
-
-def _corrected(group: Mapping[str, Any], steps: int) -> tuple[float, ...]:
-    """The rate, the rate over the first correction, the root of the second."""
-    first, second = (1 - beta ** (steps + 1) for beta in group["betas"])
-    rate = float(group["lr"])
-    return rate, rate / first, second**0.5
+def _adam(group: Group, p: Any, g: Any, state: Tensors, numbers: Tensors, first: bool) -> Tensors:
+    t = torch()
+    kept, decay, size, root, weight, second, other, epsilon = numbers
+    g = -g if group["maximize"] else g
+    if group["weight_decay"] and group.get("decoupled_weight_decay", False):
+        p = p * kept
+    elif group["weight_decay"]:
+        g = g + p * decay
+    mean = t.lerp(state[0], g, weight)
+    square = state[1] * second + g * g * other
+    largest = (t.maximum(state[2], square),) if group["amsgrad"] else ()
+    below = (largest[0] if largest else square).sqrt() / root + epsilon
+    return p - size * (mean / below), mean, square, *largest
 
 
-_ADAM = {"amsgrad": False, "capturable": False, "differentiable": False}
+def _adam_values(group: Group, steps: float) -> tuple[float, ...]:
+    """Return the factor of decoupled decay, the decay, the step size, the root of the second correction, the weight of
+    the gradient in the mean, the second moment's factor and its complement, and epsilon."""
+    rate, decay = float(group["lr"]), float(group["weight_decay"])
+    first, second = map(float, group["betas"])
+    corrections = (1 - first ** (steps + 1), 1 - second ** (steps + 1))
+    size, root = rate / corrections[0], corrections[1] ** 0.5
+    return 1 - rate * decay, decay, size, root, 1 - first, second, 1 - second, float(group["eps"])
+
+
+def _adam_keys(group: Group) -> tuple[str, ...]:
+    return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ()))
+
+
+_ADAM = Rule(
+    numbers=("lr", "betas", "eps", "weight_decay"),
+    flags=("amsgrad", "maximize", "decoupled_weight_decay"),
+    refused={"capturable": False, "differentiable": False},
+    switches=lambda group: bool(group["weight_decay"]),
+    keys=_adam_keys,
+    values=_adam_values,
+    write=_adam,
+    counted=True,
+)
 RULES: Mapping[str, Rule] = {
     "SGD": Rule(
-        lambda group: ("momentum_buffer",) if group["momentum"] else (),
-        lambda group, _: (float(group["lr"]),),
-        _sgd,
-        False,
-        {"dampening": 0, "differentiable": False},
+        numbers=("lr", "momentum", "dampening", "weight_decay"),
+        flags=("nesterov", "maximize"),
+        refused={"differentiable": False},
+        switches=lambda group: tuple(bool(group[key]) for key in ("momentum", "dampening", "weight_decay")),
+        keys=lambda group: ("momentum_buffer",) if group["momentum"] else (),
+        values=lambda group, _: (
+            float(group["lr"]), float(group["momentum"]), 1 - float(group["dampening"]), float(group["weight_decay"]),
+        ),
+        write=_sgd,
+        counted=False,
     ),
-    "Adam": Rule(lambda _: ("exp_avg", "exp_avg_sq"), _corrected, _adam(False), True, _ADAM),
-    "AdamW": Rule(lambda _: ("exp_avg", "exp_avg_sq"), _corrected, _adam(True), True, _ADAM),
-}
-"""By the name of the class."""
+    "Adam": _ADAM,
+    "AdamW": _ADAM,
+}  # fmt: skip
+"""By the name of the class in torch.optim."""

@@ -18,10 +18,10 @@ NAMESPACES = ("aten", "_c10d_functional")
 REFUSED = re.compile(r"from_file|_print|_cufft_\w+|set_data|retain_grad|record_stream|_backward")
 """Operators, without their overloads, that open files, print, or change PyTorch's own state."""
 
-TAKEN = frozenset(
-    ("Tensor", "int", "float", "bool", "number", "str")
-    + ("ScalarType", "Layout", "Device", "MemoryFormat", "Generator", "Any")
-)
+TAKEN = {
+    *("Tensor", "int", "float", "bool", "number", "str"),
+    *("ScalarType", "Layout", "Device", "MemoryFormat", "Generator", "Any"),
+}
 """Types of arguments that a program may give, as they are or in lists. A generator is always None there, and what may
 be anything (the group of a collective) is a text."""
 

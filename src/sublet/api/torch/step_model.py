@@ -1,0 +1,263 @@
+"""A traced step as a model: gradients, what is done to them, and the optimizer's updates, over PyTorch's own memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sublet.api.torch.optimizers import Cohort, Rule
+from sublet.api.torch.partition import computed_again
+from sublet.base.errors import ModelError
+from sublet.frontends.torch.conversion import Conversion, Level
+from sublet.frontends.torch.devices import device_of, require_cpu
+from sublet.frontends.torch.exported import held, quietly
+from sublet.frontends.torch.tensors import Tensor, is_dense, torch
+from sublet.frontends.torch.traced import convert_traced, placeholders, results_of
+from sublet.ir.graph import Value
+from sublet.ir.model import Model
+
+Finder = Callable[[], Any]
+"""Looks a tensor up, which may be another one at each step."""
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What is done to gradients between backward and update.
+
+    clip_norm    the largest norm of all gradients together, and the kind of norm; None for no limit
+    clip_value   the largest absolute value of an element; None for no limit
+    scaled       whether gradients are of a scaled loss: they are divided, and an infinite one skips the update
+    """
+
+    clip_norm: tuple[float, float] | None = None
+    clip_value: float | None = None
+    scaled: bool = False
+
+    def apply(self, gradients: Sequence[Any], inverse: Any) -> tuple[list[Any], Any]:
+        """Return the gradients to update with, and a truth value: some gradient is not finite (None if not scaled).
+
+        As `GradScaler.unscale_`, `clip_grad_value_` and `clip_grad_norm_` of PyTorch 2.13 compute them.
+        """
+        t, found = torch(), list(gradients)
+        infinite = None
+        if self.scaled:
+            infinite = t.stack([t.logical_not(t.isfinite(each)).any() for each in found]).any()
+            found = [
+                (each.float() * inverse).to(each.dtype) if each.dtype == t.float16 else each * inverse for each in found
+            ]
+        if self.clip_value is not None:
+            found = [each.clamp(-self.clip_value, self.clip_value) for each in found]
+        if self.clip_norm is not None:
+            largest, kind = self.clip_norm
+            norms = t.stack([t.linalg.vector_norm(each, kind) for each in found])
+            factor = (largest / (t.linalg.vector_norm(norms, kind) + 1e-6)).clamp(max=1.0)
+            found = [each * factor.to(each.dtype) for each in found]
+        return found, infinite
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """A step as a model.
+
+    model     the program and its weights; its inputs are the arguments, then the numbers
+    finders   where the tensors of weights are, by name
+    results   tensors like the results of the trace, without bytes: the loss first
+    updated   the parameters that the optimizer updates
+    """
+
+    model: Model
+    finders: Mapping[str, Finder]
+    results: Sequence[Any]
+    updated: Sequence[Any]
+
+
+class StepWriter:
+    """Writes one step: `write` returns its model.
+
+    accumulates   "first" or "more": gradients go to the parameters' `grad` and nothing is updated; "last": those are
+                  added; "" without accumulation
+    """
+
+    def __init__(self, judged: Any, optimizer: Any, rule: Rule, gradients: Gradients, accumulates: str) -> None:
+        self.judged, self.optimizer, self.rule = judged, optimizer, rule
+        self.gradients, self.accumulates = gradients, accumulates
+        self.conversion = Conversion(where="step")
+        self.level: Level = self.conversion.root()
+        self.finders: dict[str, Finder] = {}
+
+    def write(self, traced: tuple[Any, Any], cohorts: Sequence[Cohort], members: Mapping[Any, int]) -> StepModel:
+        """Return the step of a trace.
+
+        Args:
+            traced: forward and backward as one graph, and its signature.
+            cohorts: groups of parameters that share their numbers.
+            members: the position of each parameter's cohort.
+
+        Raises:
+            ModelError: for tensors elsewhere than on the CPU, weights that are no run of bytes, and operators that
+                cannot be planned.
+        """
+        graph, signature = traced
+        require_cpu(device_of(graph), "train_step")
+        traced_results = list(results_of(graph))
+        names = [getattr(node, "name", None) for node in traced_results]
+        computed_again(graph, len(signature.user_outputs) + len(signature.buffers_to_mutate))  # which gives other nodes
+        level = self.level
+        named = {**dict(self.judged.named_parameters(remove_duplicate=False)), **dict(self.judged.named_buffers())}
+        homes: dict[str, Tensor] = {}
+        stands, inputs = [], []
+        for node in placeholders(graph):
+            name = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}.get(node.name)
+            if name is None:
+                stands.append(self.conversion.given(node.name, node.meta["val"]))
+                inputs.append(stands[-1].value)
+                continue
+            same = next((other for other in homes if named[other] is named[name]), None)
+            stands.append(homes[same] if same else self.weight(name, named[name].detach(), _found(self.judged, name)))
+            homes[name] = stands[-1]
+        results = convert_traced(level, graph, stands)
+        by_name = dict(zip(names, results, strict=True))
+        updates = [
+            (homes[buffer].value, level.like(by_name[name], homes[buffer]).value)
+            for name, buffer in signature.buffers_to_mutate.items()
+        ]
+        gradients: dict[Any, list[Tensor]] = {}
+        for out, name in signature.backward_signature.gradients_to_parameters.items():
+            gradients.setdefault(named[name], []).append(by_name[out])
+        homes_of = {named[name]: home for name, home in homes.items()}
+        returned = signature.user_outputs[1 if self.gradients.scaled else 0 :]  # the scaled loss is nobody's result
+        outputs = [level.whole(by_name[name]).value for name in returned]
+        if self.accumulates in ("first", "more"):
+            numbers: list[Tensor] = []
+            for parameter, several in gradients.items():
+                updates.append(self._accumulated(parameter, several))
+        else:
+            numbers, more, infinite = self._updates(gradients, homes_of, cohorts, members)
+            updates += more
+            outputs += [infinite] if infinite is not None else []
+        inputs += [each.value for each in numbers]
+        program = level.whole_program(inputs, outputs, updates)
+        output_names = ("loss", *(f"result.{i}" for i in range(1, len(outputs))))
+        contents = held(self.conversion.weights)
+        model = Model(program, weights=contents, inputs=tuple(value.name for value in inputs), outputs=output_names)
+        like = [traced_results[names.index(name)].meta["val"] for name in returned]
+        return StepModel(model, self.finders, like, list(gradients))
+
+    def weight(self, name: str, tensor: Any, find: Finder) -> Tensor:
+        """Return a weight over a tensor of PyTorch's. Raises ModelError for a tensor that is no run of bytes."""
+        if not is_dense(tensor):
+            raise ModelError(f"{name} does not lie in a row, so it cannot be used where it is: make it contiguous")
+        made = self.conversion.weight(name, tensor)
+        self.finders[made.value.name] = find
+        return made
+
+    def _accumulated(self, parameter: Any, several: Sequence[Tensor]) -> tuple[Value, Value]:
+        """Return the parameter's `grad` and its new content."""
+        home = self._stored_gradient(parameter)
+        given = [*several, *([home] if self.accumulates == "more" else [])]
+        (total,) = self._sums([(parameter, given)])
+        return home.value, self.level.like(total, home).value
+
+    def _stored_gradient(self, parameter: Any) -> Tensor:
+        return self.weight("gradient", parameter.grad, lambda: parameter.grad)
+
+    def _sums(self, several: Sequence[tuple[Any, Sequence[Tensor]]]) -> list[Tensor]:
+        """Return the sum of each parameter's gradients."""
+        t = torch()
+        found = []
+        for parameter, tensors in several:
+            if len(tensors) == 1:
+                found.append(tensors[0])
+                continue
+            like = [t.empty_like(parameter, device="meta") for _ in tensors]
+            graph = _made(lambda first, *others: [sum(others, first)], *like)
+            found.append(convert_traced(self.level, graph, list(tensors))[0])
+        return found
+
+    def _updates(
+        self,
+        gradients: Mapping[Any, list[Tensor]],
+        homes: Mapping[Any, Tensor],
+        cohorts: Sequence[Cohort],
+        members: Mapping[Any, int],
+    ) -> tuple[list[Tensor], list[tuple[Value, Value]], Value | None]:
+        """Return the numbers that are inputs, the updates, and whether a gradient is infinite."""
+        t, level = torch(), self.level
+        several = []
+        for parameter, tensors in gradients.items():
+            if parameter not in members:
+                missing = len(gradients.keys() - members.keys())
+                raise ModelError(f"{missing} parameters that require gradients are not the optimizer's")
+            stored = [self._stored_gradient(parameter)] if self.accumulates else []
+            several.append((parameter, [*tensors, *stored]))
+        totals = self._sums(several)
+        numbers: list[Tensor] = []
+        inverse: list[Tensor] = []
+        if self.gradients.scaled:
+            inverse = [self.conversion.given("inverse_scale", t.empty(()))]
+            numbers += inverse
+        own: list[list[Tensor]] = []
+        for i, cohort in enumerate(cohorts):
+            values = list(cohort.values(self.optimizer, self.rule))
+            own.append([self.conversion.given(f"number.{i}.{j}", each) for j, each in enumerate(values)])
+            numbers += own[-1]
+        infinite: Any = None
+        if self.gradients != Gradients():
+            like = [t.empty_like(parameter, device="meta") for parameter, _ in several]
+            scale = [t.empty((), device="meta")] * len(inverse)
+
+            def prepare(*given: Any) -> list[Any]:
+                changed, bad = self.gradients.apply(given[: len(like)], given[-1])
+                return [*changed, *([] if bad is None else [bad])]
+
+            totals = convert_traced(level, _made(prepare, *like, *scale), [*totals, *inverse])
+            infinite = totals.pop() if self.gradients.scaled else None
+        updates: list[tuple[Value, Value]] = []
+        for (parameter, _), total in zip(several, totals, strict=True):
+            position = members[parameter]
+            updates += self._updated(parameter, homes[parameter], total, cohorts[position], own[position], infinite)
+        return numbers, updates, None if infinite is None else level.whole(infinite).value
+
+    def _updated(
+        self, parameter: Any, home: Tensor, gradient: Tensor, cohort: Cohort, numbers: Sequence[Tensor], infinite: Any
+    ) -> list[tuple[Value, Value]]:
+        """Return a parameter and its state with their new contents; the old ones where a gradient is infinite."""
+        t = torch()
+        group = self.optimizer.param_groups[cohort.group]
+        state = self.rule.state(self.optimizer, group, parameter)
+        homes = [home]
+        for key, tensor in state.items():
+            find = _state(self.optimizer, parameter, key)
+            homes.append(self.weight(f"{home.value.name}.{key}", tensor, find))
+        like = [t.empty_like(each, device="meta") for each in (parameter, parameter, *state.values())]
+        given = [t.empty((), dtype=t.float64 if cohort.double else t.float32, device="meta") for _ in numbers]
+        traced = self.rule.traced(group, like, given, cohort.first)
+        news = convert_traced(self.level, traced, [home, gradient, *homes[1:], *numbers])
+        if infinite is not None:
+            keep = _made(
+                lambda bad, *both: [t.where(bad, old, new) for old, new in zip(both[::2], both[1::2], strict=True)],
+                t.empty((), dtype=t.bool, device="meta"),
+                *(t.empty_like(each, device="meta") for each in (parameter, *state.values()) for _ in range(2)),
+            )
+            news = convert_traced(
+                self.level, keep, [infinite, *(each for pair in zip(homes, news, strict=True) for each in pair)]
+            )
+        return [(old.value, self.level.like(new, old).value) for old, new in zip(homes, news, strict=True)]
+
+
+def _made(function: Callable[..., list[Any]], *like: Any) -> Any:
+    """Return the graph of a function of tensors."""
+    t = torch()
+    with quietly(), t.no_grad():
+        return t.fx.experimental.proxy_tensor.make_fx(function)(*like)
+
+
+def _found(judged: Any, name: str) -> Finder:
+    """Return what looks a parameter or buffer up, which may be another tensor than it was."""
+    path, _, last = name.rpartition(".")
+    return lambda: getattr(judged.get_submodule(path), last).detach()
+
+
+def _state(optimizer: Any, parameter: Any, key: str) -> Finder:
+    return lambda: optimizer.state[parameter][key]
