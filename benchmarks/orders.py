@@ -1,5 +1,5 @@
 """Orders of irregular networks: bytes of real plans in the order given, in the best greedy order, after the search, and
-as `--order less` plans them (order, sharing and offsets at once where these need more), beside what none goes below.
+as `--order least` plans them (order, sharing and offsets at once where these need more), beside what none goes below.
 
 Every figure of an arena is a plan that the checker has proven. `exact` says that the bytes alive at the peak of the
 order found are those of the bound, `by` how the bound was found: a minimum cut at one node, or a search that refuted
@@ -82,7 +82,7 @@ def row(name: str, graph: Graph, effort: int) -> tuple[str, ...]:
     arenas = [plan_memory(graph, OPTIONS, schedule=serial(each)).arena_bytes for each in (given, greedy, found, other)]
     planned = perf_counter() - began
     began = perf_counter()
-    arenas.append(plan_memory(graph, replace(OPTIONS, order="less")).arena_bytes)
+    arenas.append(plan_memory(graph, replace(OPTIONS, order="least")).arena_bytes)
     asked = perf_counter() - began
     best = min(arenas)
     assert best == arenas[-1]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sublet.base.errors import ProblemError
-from sublet.ir.recipe import GIVEN, LESS
+from sublet.ir.recipe import GIVEN, LEAST, LESS
 from sublet.packing import Region as MemoryRegion
 from sublet.packing.problem import MAX_ALIGNMENT
 
@@ -14,11 +14,11 @@ Where = Literal["arena", "bound"]
 SMALLEST = 256 << 10
 """Bytes of a slice or row from which on a copy costs more than telling every step of a round where it is."""
 
-Order = Literal["given", "less"]
+Order = Literal["given", "less", "least"]
 AtCuts = Literal["arena", "apart"]
 
 CHOICES = {
-    "io": ("arena", "bound"), "weights": ("arena", "bound"), "order": (GIVEN, LESS), "at_cuts": ("arena", "apart"),
+    "io": ("arena", "bound"), "weights": ("arena", "bound"), "order": (GIVEN, LESS, LEAST), "at_cuts": ("arena", "apart"),
 }  # fmt: skip
 
 
@@ -38,7 +38,8 @@ class Options:
                and share=False every tensor has bytes of its own, for debugging
     forbid_copies   refuse a plan in which loops, branches or updates move bytes
     order      "given": the order of the graph, with what depends on no input computed on demand; "less": another one
-               where that gives a smaller arena
+               where that gives a smaller arena; "least": where that is above the bound on all orders, CP-SAT decides
+               order, sharing and offsets together, which may take half a minute (the extra `exact`)
     in_place_from   slices and rows of loops of at least so many bytes are read and written where they lie in the
                     whole; None for where that costs less than a copy, or for 0 where copies are forbidden
     at_cuts    where that lies which a program in pieces keeps from one to the next: in the arena, or apart, in an arena

@@ -102,9 +102,13 @@ class Order(StrEnum):
 
     given = "given"
     less = "less"
+    least = "least"
 
 
-Orders = Annotated[Order, typer.Option("--order", help="The model's own order, or one that needs less memory.")]
+Orders = Annotated[
+    Order,
+    typer.Option("--order", help="The model's own order, one that needs less memory, or the least (OR-Tools)."),
+]
 
 
 class Question:

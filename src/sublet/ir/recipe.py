@@ -7,6 +7,8 @@ from typing import Literal
 
 GIVEN: Literal["given"] = "given"
 LESS: Literal["less"] = "less"
+LEAST: Literal["least"] = "least"
+"""An order that is asked for; the recipe of the plan that comes of it says "less"."""
 OWN: Literal["own"] = "own"
 AS_IS: Literal["none"] = "none"
 ORDERS = {

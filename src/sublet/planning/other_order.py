@@ -8,7 +8,7 @@ from typing import Any
 from sublet.analysis.options import Options
 from sublet.base.errors import PlanError
 from sublet.ir.model import Model
-from sublet.ir.recipe import LESS
+from sublet.ir.recipe import GIVEN, LESS
 from sublet.plan import MemoryPlan
 from sublet.plan.schedule import Schedule
 from sublet.planning.least_order import LeastOrder, least_order
@@ -41,7 +41,7 @@ class OtherOrder:
 
 def other_order(model: Model, options: Options, plan: MemoryPlan, progress: Progress | None = None) -> OtherOrder:
     """What the order of `--order less` needs, where the plan is in the model's own."""
-    if options.order == LESS:
+    if options.order != GIVEN:
         least = least_order(model, options, plan)
         own = "No order that needs less was found: the order is the model's own."
         words = "The order is one of less memory, not the model's own." if plan.recipe.order == LESS else own

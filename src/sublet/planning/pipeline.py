@@ -21,10 +21,11 @@ from sublet.analysis.layouts import Layouts
 from sublet.analysis.options import Options
 from sublet.analysis.streams import streamed
 from sublet.base.errors import CapacityError, PlanError, PlanViolation
+from sublet.base.extras import require
 from sublet.checker import require_valid
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model, Written, as_model
-from sublet.ir.recipe import GIVEN, LESS, OWN
+from sublet.ir.recipe import GIVEN, LEAST, LESS, OWN
 from sublet.ops.verify import verify
 from sublet.packing.auto import AUTO
 from sublet.packing.search import SEARCH
@@ -91,7 +92,7 @@ def schedules(graph: Graph, options: Options) -> tuple[Schedule, ...]:
     """
     own = on_demand(graph)
     orders = [own]
-    if options.order == LESS:
+    if options.order != GIVEN:
         for other in (on_demand(ordered(own)), *orders_of_less(own, outside(graph, options))):
             orders += [other] if other not in orders else []
     return tuple(serial(each) if options.streams == 1 else streamed(each, options.streams) for each in orders)
@@ -123,7 +124,8 @@ def _of_least(
     if not plans:
         raise failed[0]
     best = min(sorted(plans), key=lambda number: plans[number].arena_bytes)
-    if options.order == LESS:
+    if options.order == LEAST:
+        require("ortools", "exact")
         try:
             joint = _jointly(graph, plans[best], options)
         except KeyboardInterrupt:

@@ -144,7 +144,7 @@ def capture(
         stands.append(made)
     results = convert_traced(level, forward, stands)
     names = [getattr(node, "name", None) for node in results_of(forward)]
-    _take(level, first, results, dict(enumerate(stands)), _saved(names, backward), sharing=backward is None)
+    _take(level, first, results, dict(enumerate(stands)), _saved(names, backward), sharing=True)
     pieces = [first]
     if backward is not None:
         level.emitter.nodes.append(Node(conversion.names.fresh("cut"), CUT, (), ()))
@@ -218,11 +218,11 @@ def _take(
     """Results go to the caller where they are computed, in the piece from node `begin` on.
 
     Those that are arguments which the caller holds (`held`, by position) are these; those that are only kept (`saved`)
-    stay in the arena, but for elements of arguments. With `sharing`, those that are the same memory eagerly are:
-    gradients never need be.
+    stay in the arena, but for elements of arguments. With `sharing`, results that are the same memory eagerly are the
+    same memory here; gradients never need be.
     """
     arguments = {stand: position for position, stand in held.items() if isinstance(stand, Tensor | Passed)}
-    shared = _shared(level, results, arguments) if sharing else {}
+    shared = _shared(level, results, arguments, saved) if sharing else {}
     known = _elements_of_arguments(level, results, held, saved)
     for position, each in enumerate(results):
         if isinstance(each, Tensor | Passed) and each in arguments:
@@ -233,8 +233,9 @@ def _take(
             continue
         home, first = shared.get(position, (each, None))
         taken = position not in saved
+        home = level.as_eager(home) if taken and first is None else home
         if taken and first in (None, position):
-            attrs = {**encode(Call((each.use(0) if first is None else Use(0),))), "position": position}
+            attrs = {**encode(Call((home.use(0) if first is None else Use(0),))), "position": position}
             name = level.conversion.names.fresh(f"take.{home.value.name}")
             _after(level, home.value, Node(name, TAKE, (home.value,), (), attrs), begin)
         piece.results.append(Result(home, taken=taken, shared=first))
@@ -257,16 +258,26 @@ def _elements_of_arguments(
     }
 
 
-def _shared(level: Level, results: Sequence[Any], arguments: Mapping[Any, int]) -> dict[int, tuple[Tensor, int | None]]:
-    """The results that are elements of a value that others are of too, by position; and the first position of these."""
+def _shared(
+    level: Level, results: Sequence[Any], arguments: Mapping[Any, int], saved: set[int]
+) -> dict[int, tuple[Tensor, int | None]]:
+    """Return the results of the caller's that are elements of one value, by position, and the first of their positions.
+
+    A training's results share memory as an inference's do: two results that are one tensor, and the parts of a split.
+    A result that is no run of bytes, as an expanded one, is elements of its value too, so that its steps are eager's.
+    What is only `saved` for the backward stays in the arena.
+    """
     computed = {value for node in level.emitter.nodes for value in node.defs}
     homes: dict[Value, dict[int, Tensor]] = {}
     for position, each in enumerate(results):
-        if isinstance(each, Tensor) and each not in arguments:
+        if isinstance(each, Tensor) and each not in arguments and position not in saved:
             home = level.conversion.home(each)
             if home.value in computed:
                 homes.setdefault(home.value, {})[position] = home
-    return {position: (home, min(all_)) for all_ in homes.values() if len(all_) > 1 for position, home in all_.items()}
+    together = (
+        all_ for all_ in homes.values() if len(all_) > 1 or not all(home.layout.is_dense for home in all_.values())
+    )
+    return {position: (home, min(all_)) for all_ in together for position, home in all_.items()}
 
 
 def _after(level: Level, value: Value, node: Node, begin: int) -> None:

@@ -11,6 +11,7 @@ short, so that nothing is computed more than twice. What is left to decide is Py
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,14 +41,93 @@ def partition(joint: Any, example: Sequence[Any], *, num_fwd_outputs: int, **opt
         _Joint(joint.graph, num_fwd_outputs).drop()
         joint.graph.lint()
         joint.recompile()
-    with config.patch(cse=False):  # it would find what is computed again
-        found: tuple[Any, Any] = partitioners.min_cut_rematerialization_partition(
-            joint, example, num_fwd_outputs=num_fwd_outputs, **options
+    changed: set[str] = set()
+    if not ours or config.activation_memory_budget < 1:
+        changed = _changed_arguments(joint.graph, num_fwd_outputs)
+        _save_what_changes(joint.graph, changed, whole=not ours)
+
+    def divided(**patched: Any) -> tuple[Any, Any]:
+        with config.patch(cse=False, **patched):  # it would find what is computed again
+            found: tuple[Any, Any] = partitioners.min_cut_rematerialization_partition(
+                joint, example, num_fwd_outputs=num_fwd_outputs, **options
+            )
+        return found
+
+    found = divided() if ours else divided(activation_memory_budget=1.0)
+    again = _differs_again(*found, changed)
+    if again:
+        warnings.warn(
+            f"activation_memory_budget={config.activation_memory_budget} would compute {again} once more in the "
+            "backward, where it gives other numbers: this graph keeps what PyTorch keeps without a budget",
+            stacklevel=2,
         )
+        found = divided(activation_memory_budget=1.0)
     if ours:
         computed_apart(found[1].graph, given)
         found[1].recompile()
     return found
+
+
+def _save_what_changes(graph: Any, changed: set[str], whole: bool) -> None:
+    """Let the partitioner keep results that a second computation would not give again: of operators that draw random
+    numbers, and of operators that read an argument which the forward changes, as a batch norm's statistics.
+
+    Of an operator with several results the node is marked too if `whole`: the minimum cut looks at the node alone, and
+    the search within a budget would keep the tuple besides.
+    """
+    policy = require("torch.utils.checkpoint", extra="torch").CheckpointPolicy
+    for node in graph.nodes:
+        if _draws(node) or any(each.name in changed for each in node.all_input_nodes):
+            results = [user for user in node.users if user.target is operator.getitem]
+            for kept in [*results, *([node] if whole or not results else [])]:
+                if kept.op == "call_function":
+                    kept.meta["recompute"] = policy.MUST_SAVE
+
+
+def _changed_arguments(graph: Any, outputs: int) -> set[str]:
+    """Return the names of the placeholders of a joint graph whose tensors the forward may change: those without a
+    gradient from which a result of the forward of their shape and type is computed. AOTAutograd does not say which."""
+    results = next(node for node in graph.nodes if node.op == "output").args[0]
+    given = [node for node in graph.nodes if node.op == "placeholder"]
+    forward = {node for node in results[:outputs] if hasattr(node, "meta")}
+    return {
+        node.name
+        for node, gradient in zip(given, results[outputs:], strict=False)
+        if gradient is None and any(_alike(node, each) for each in _computed_from(node) & forward)
+    }
+
+
+def _computed_from(node: Any) -> set[Any]:
+    """Return the nodes that are computed from one, directly or not."""
+    found: set[Any] = set()
+    todo = [node]
+    while todo:
+        fresh = [user for user in todo.pop().users if user not in found]
+        found.update(fresh)
+        todo += fresh
+    return found
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """True if two nodes are tensors of the same shape and type."""
+    tensors = [node.meta.get("val") for node in (one, other)]
+    if not all(isinstance(each, torch().Tensor) for each in tensors):
+        return False
+    return bool(tensors[0].shape == tensors[1].shape and tensors[0].dtype == tensors[1].dtype)
+
+
+def _draws(node: Any) -> bool:
+    """True if an operator draws random numbers."""
+    return torch().Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _differs_again(forward: Any, backward: Any, changed: set[str]) -> str:
+    """Return the name of a node that both graphs compute and whose second result differs; "" where there is none."""
+    computed = {node.name for node in forward.graph.nodes if node.op == "call_function"}
+    for node in backward.graph.nodes:
+        if node.name in computed and (_draws(node) or any(each.name in changed for each in node.all_input_nodes)):
+            return str(node.name)
+    return ""
 
 
 def computed_again(joint: Any, outputs: int) -> None:
