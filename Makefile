@@ -1,6 +1,6 @@
 # `make` prints this help.
 .DEFAULT_GOAL := help
-.PHONY: ddp-torch bench-torch bench-control fuzz-torch help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-packing bench-run bench-loops bench-train bench-budget bench-offload bench-order bench-patches bench-plan bench-paddle train-digits bench-dynamic fuzz-dynamic bench-rebinding clean
+.PHONY: gpu ddp-torch bench-torch bench-control fuzz-torch help demo test coverage conformance check docs wheel walk fuzz fuzz-paddle test-paddle test-executorch bench-executorch bench-edge mutants bench bench-packing bench-run bench-loops bench-train bench-budget bench-offload bench-order bench-patches bench-plan bench-paddle train-digits bench-dynamic fuzz-dynamic bench-rebinding clean
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -69,6 +69,7 @@ fuzz: $(VENV)/.installed build/check build/recompute build/ordering ## generated
 	$(BIN)/python -m tests.frontends.tflite.hostile --flips 10000
 	$(BIN)/python -m tests.frontends.pytorch.hostile --flips 10000
 	$(BIN)/python -m tests.frontends.pytorch.step_grid --count 2000
+	$(BIN)/python -m tests.frontends.pytorch.mixed_grid
 	$(BIN)/python -m tests.frontends.tflite.in_tflm --networks 400
 	$(BIN)/python -m tests.fuzz_budget --count 1000
 	$(BIN)/python -m tests.fuzz_budget --count 300 --loops
@@ -97,6 +98,15 @@ test-executorch: $(VENV)/.installed build/executorch/.installed ## the tests tha
 
 fuzz-paddle: $(VENV)/.installed ## random Paddle programs, rewritten and mutated, judged and run in Paddle; SUBLET_PADDLE_PYTHON names its Python; PROGRAMS=2000 FIRST=0
 	$(BIN)/python -m tests.frontends.paddle.fuzz --programs $(or $(PROGRAMS),2000) --first $(or $(FIRST),0)
+
+# The PyTorch that is there may be another than the one whose operators' facts are known: it is taken for that one.
+gpu: ## the checks that need a GPU, with the PyTorch of PYTHON, which has nanobind and scikit-build-core beside it
+	rm -rf build/gpu
+	$(PYTHON) -m pip install --quiet --no-index --no-build-isolation --no-deps --target build/gpu .
+	$(PYTHON) -c 'import json, pathlib, torch; p = pathlib.Path("build/gpu/sublet/ops/aten/facts.json"); r = json.loads(p.read_text()); \
+	  r["version"] = torch.__version__.partition("+")[0]; p.write_text(json.dumps(r)); print(torch.__version__, torch.cuda.get_device_name())'
+	PYTHONPATH=build/gpu:. $(PYTHON) -m pytest -p no:cacheprovider -o pythonpath= -o filterwarnings=ignore -k 'CUDA or cuda' \
+	  tests/frontends/pytorch/test_devices.py tests/frontends/pytorch/test_aliases.py
 
 mutants: $(VENV)/.installed ## one-line mistakes that no test notices; FOLDERS="checker analysis packing runtime" SAMPLE=200 SECONDS=0
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutation $(FOLDERS) --sample $(or $(SAMPLE),200) --seconds $(or $(SECONDS),0)
@@ -190,6 +200,7 @@ fuzz-torch: $(VENV)/.installed ## random functions of PyTorch's run as torch.com
 opinfo-torch: $(VENV)/.installed ## the samples PyTorch tests its operators with, in three layouts: kernels beside tracing; planned, poisoned, held against PyTorch; SAMPLES=8 an operator and type
 	$(BIN)/python -m pip install --quiet --group opinfo
 	$(BIN)/python -m tests.frontends.pytorch.beside --samples $(or $(SAMPLES),8)
+	$(BIN)/python -m tests.frontends.pytorch.beside --mixed --samples $(or $(SAMPLES),8)
 	$(BIN)/python -m tests.frontends.pytorch.opinfo --samples $(or $(SAMPLES),8)
 	$(BIN)/python -m tests.frontends.pytorch.by_samples --samples $(or $(SAMPLES),8)
 

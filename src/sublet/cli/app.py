@@ -31,6 +31,7 @@ from sublet.cli.packing_report import (
 from sublet.cli.plan import plan
 from sublet.cli.run import run
 from sublet.cli.showing import draw, names_apart, print_map, show_both, show_judgement, show_plan
+from sublet.cli.streams import READER_LEFT, discard_answers, open_missing_streams
 from sublet.cli.transpile import transpile_
 from sublet.foreign.files import packing_problem
 from sublet.packing import Lifetimes, pack, place_in_regions
@@ -176,15 +177,40 @@ def sublet(
 
 
 def main() -> None:
-    """Run the command line; with `--json` a mistake in the words themselves is an object too."""
-    if "--json" not in sys.argv:
-        app()
-        return
+    """Run the command line and end the process with its exit status.
+
+    With `--json` a mistake in the words themselves is an object too. An answer that cannot be written is an error,
+    unless its reader left early.
+    """
+    open_missing_streams()
+    answer = sys.stdout
     try:
-        sys.exit(app(standalone_mode=False))
+        status = _status()
+        answer.flush()
+    except BrokenPipeError:
+        discard_answers()
+        status = READER_LEFT
+    except OSError as error:
+        discard_answers()
+        tell(error, f"the answer cannot be written: {error}", in_json=False)
+        status = BAD_INPUT
+    sys.exit(status)
+
+
+def _status() -> str | int | None:
+    """Run the command line and return its exit status. Raises BrokenPipeError if the reader of the answer left."""
+    try:
+        if "--json" not in sys.argv:
+            app()
+            return None
+        return app(standalone_mode=False)  # type: ignore[no-any-return]
     except USAGE_ERROR as error:
         tell(error, error.format_message(), in_json=True)
-        sys.exit(BAD_INPUT)
+        return BAD_INPUT
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # Typer and rich end with status 1 then
+            raise end.__context__ from None
+        return end.code
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ JSON object, be it `{"error": ..., "kind": ..., "exit_status": ...}`.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from rich.text import Text
 from sublet.base.bytesize import human
 from sublet.base.errors import CapacityError, PlanError, SubletError
 from sublet.base.printable import printable
+from sublet.cli.streams import READER_LEFT, discard_answers
 from sublet.ir.model import Model as Source
 from sublet.plan.advised import Advice
 from sublet.plan.verdict import Outcome, Verdict
@@ -56,9 +56,8 @@ def answered(command: Callable[P, None]) -> Callable[P, None]:
             finally:
                 sys.stdout.flush()
         except BrokenPipeError:
-            # Whoever read the output has seen enough. Point it elsewhere, or the interpreter complains at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(141) from None
+            discard_answers()
+            raise typer.Exit(READER_LEFT) from None
         except (SubletError, OSError) as error:
             status = DOES_NOT_FIT if isinstance(error, CapacityError) else BAD_INPUT
             tell(error, _with_notes(error, str(error)), status, in_json=in_json)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from sublet.base.bytesize import human
 from sublet.base.printable import listed, printable
+from sublet.ir.recipe import AS_IS
 from sublet.plan import POINTER, MemoryPlan, Outside
 
 NAMED = 3
@@ -46,7 +47,8 @@ def named(outside: Iterable[Outside], most: int = NAMED) -> str:
 
 
 def assumptions(plan: MemoryPlan) -> str:
-    """In words what caller and file told of shapes that nobody computed; "" when nothing was told."""
+    """Return in words the types that the caller, the file or ONNX Runtime told and nobody computed; "" for none."""
     texts = [f"{name} is {spec}" for name, spec in plan.recipe.assumed]
-    texts += [f"{name} is {spec} as the file declares" for name, spec in plan.recipe.declared]
+    whose = "the file declares" if plan.recipe.optimize == AS_IS else "ONNX Runtime infers"
+    texts += [f"{name} is {spec} as {whose}" for name, spec in plan.recipe.declared]
     return printable(listed(texts, NAMED))

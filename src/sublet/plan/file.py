@@ -6,6 +6,7 @@ import json
 import types
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -13,6 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from sublet.base.errors import PlanError
 from sublet.base.files import read_text, write
 from sublet.base.json_text import parse_json
+from sublet.base.printable import printable
 from sublet.ir.graph import Graph
 from sublet.ir.text import to_text
 from sublet.plan import FORMAT_VERSION, MemoryPlan
@@ -41,7 +43,27 @@ def from_json(text: str, source: str = "plan") -> MemoryPlan:
         raise PlanError(f"{source} has format version {version!r}; this Sublet reads version {FORMAT_VERSION}")
     plan = _decode(MemoryPlan, raw, source)
     assert isinstance(plan, MemoryPlan)
+    _require_placed_once(plan, source)
     return plan
+
+
+def _require_placed_once(plan: MemoryPlan, source: str) -> None:
+    """Raise PlanError for a plan that places a value twice in the same copies of loop bodies, or lists a storage twice.
+
+    The checker reports every such entry. A list that repeats within the bound on JSON would take it minutes.
+    """
+    lists: dict[str, list[tuple[str, object]]] = {
+        "placements": [(placement.value, placement.copies) for placement in plan.placements],
+        "storages": [(storage.name, ()) for storage in plan.storages],
+    }
+    for name, entries in lists.items():
+        first: dict[tuple[str, object], int] = {}
+        for i, entry in enumerate(entries):
+            if first.setdefault(entry, i) != i:
+                raise PlanError(
+                    f"{source}: {name}[{i}] is {printable(entry[0])[:80]!r} again, as {name}[{first[entry]}] is. "
+                    "Expected each once. Plan the model again."
+                )
 
 
 def save(plan: MemoryPlan, path: str | Path) -> None:
@@ -76,13 +98,19 @@ def _decode(kind: Any, raw: Any, where: str) -> Any:
 def _decode_record(kind: Any, raw: Any, where: str) -> Any:
     if not isinstance(raw, dict):
         raise PlanError(f"{where} must be an object")
-    hints = get_type_hints(kind)
-    names = [field.name for field in fields(kind)]
-    missing, unknown = [n for n in names if n not in raw], [n for n in raw if n not in names]
+    hints = _fields_of(kind)
+    missing, unknown = [n for n in hints if n not in raw], [n for n in raw if n not in hints]
     if missing or unknown:
         wrong = [f"lacks {name}" for name in missing] + [f"has the unknown field {name}" for name in unknown]
         raise PlanError(f"{where} {', '.join(wrong)}")
-    return kind(**{name: _decode(hints[name], raw[name], f"{where}.{name}") for name in names})
+    return kind(**{name: _decode(hint, raw[name], f"{where}.{name}") for name, hint in hints.items()})
+
+
+@cache
+def _fields_of(kind: Any) -> Mapping[str, Any]:
+    """Return the annotation of each field of a record."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
 
 
 def _decode_tuple(items: tuple[Any, ...], raw: Any, where: str) -> Any:

@@ -54,9 +54,10 @@ class Verdict:
     least      no packing in this order takes fewer bytes: the lower bound of what is planned
     most       the arena and every value outside at its largest; None when one of them has no bound
     proof      the smallest set of the plan's proving buffers whose bytes exceed the budget: no two of
-               them may overlap, so no choice of offsets can help. Empty unless `proven` is true, and when the bound
+               them may overlap, so no choice of offsets can help. Empty unless `settled` is true, and when the bound
                is proven by a search that refuted every smaller arena, which no set of buffers shows
     largest    by value the most that an open extent is taken to be; under "" for every value
+    assumed    values whose type nobody computed, with these types: the verdict holds where they are true
     """
 
     budget: int
@@ -65,6 +66,7 @@ class Verdict:
     most: int | None
     proof: tuple[LiveBuffer, ...] = ()
     largest: tuple[tuple[str, int], ...] = ()
+    assumed: tuple[tuple[str, str], ...] = ()
 
     @property
     def fits(self) -> bool | None:
@@ -72,9 +74,14 @@ class Verdict:
         return None if self.outcome is Outcome.UNKNOWN else self.outcome is Outcome.FITS
 
     @property
-    def proven(self) -> bool:
-        """Whether it is settled for every packing in this order, not for this plan alone."""
+    def settled(self) -> bool:
+        """True if the verdict is that on every packing in this order, where the assumed types are true."""
         return self.outcome is Outcome.FITS or self.least > self.budget
+
+    @property
+    def proven(self) -> bool:
+        """True if the verdict is that on every packing in this order, and rests on no assumption."""
+        return self.settled and not self.assumed
 
 
 def buffers_at_peak(plan: MemoryPlan) -> tuple[LiveBuffer, ...]:
@@ -95,12 +102,12 @@ def verdict(plan: MemoryPlan, budget: int, max_dim: Extents = None) -> Verdict:
     """
     largest = _largest(plan, max_dim)
     least, most = plan.lower_bound_bytes, most_bytes(plan, largest)
-    told = tuple(largest.items())
+    told, assumed = tuple(largest.items()), plan.assumed
     if most is not None and most <= budget:
-        return Verdict(budget, Outcome.FITS, least, most, largest=told)
+        return Verdict(budget, Outcome.FITS, least, most, largest=told, assumed=assumed)
     if plan.arena_bytes <= budget:
-        return Verdict(budget, Outcome.UNKNOWN, least, most, largest=told)
-    return Verdict(budget, Outcome.DOES_NOT_FIT, least, most, _proof(plan, budget), told)
+        return Verdict(budget, Outcome.UNKNOWN, least, most, largest=told, assumed=assumed)
+    return Verdict(budget, Outcome.DOES_NOT_FIT, least, most, _proof(plan, budget), told, assumed)
 
 
 def most_bytes(plan: MemoryPlan, largest: Mapping[str, int] = MappingProxyType({})) -> int | None:

@@ -59,6 +59,8 @@ def jointly(graph: Graph, plan: MemoryPlan, outside: Collection[Value], timeout:
     for first, last in _stretches(graph, nodes):
         if not above.isdisjoint(range(first, last + 1)):
             stretch = _Stretch(graph, nodes, first, last, outside, plan.alignment)
+            if not stretch.values:
+                continue  # nothing of the stretch lies in the arena
             found = stretch.solved(known.bound, plan.arena_bytes - 1, offsets, timeout)
             if found is None:
                 return None

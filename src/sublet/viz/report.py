@@ -163,7 +163,11 @@ def _outside(plan: MemoryPlan, largest: Mapping[str, int]) -> list[dict[str, Any
 
 
 def decision_json(verdict: Verdict) -> dict[str, Any]:
-    """`fits` is true, false, or null when it is not known; `proven` tells whether that holds of every packing."""
+    """Return a verdict for programs.
+
+    `fits` is true, false, or null when it is not known. `proven` is true if the verdict holds of every packing and
+    rests on no assumption; `assumed` names the assumed types.
+    """
     return {
         "budget_bytes": verdict.budget,
         "verdict": verdict.outcome.value,
@@ -172,5 +176,6 @@ def decision_json(verdict: Verdict) -> dict[str, Any]:
         "least_bytes": verdict.least,
         "most_bytes": verdict.most,
         "max_dim": dict(verdict.largest),
+        "assumed": dict(verdict.assumed),
         "proof": [{"nbytes": p.nbytes, "tensors": list(p.values)} for p in verdict.proof],
     }

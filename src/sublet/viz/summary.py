@@ -73,7 +73,8 @@ def _gap(plan: MemoryPlan, claimed: str) -> str:
         return "of the planned part" if plan.not_counted else "of all regions together"
     if claimed:
         return f"gap {percent(plan.gap)} as the file says"
-    return "optimal for these buffers in this order" if plan.gap == 0 else f"gap {percent(plan.gap)}"
+    words = "optimal for these buffers in this order" if plan.gap == 0 else f"gap {percent(plan.gap)}"
+    return f"{words} if the assumed types are true" if plan.assumed else words
 
 
 def _ratio(plan: MemoryPlan) -> str:

@@ -20,7 +20,7 @@ def verdict_words(verdict: Verdict, plan: MemoryPlan) -> RenderableType:
         return _fits(verdict, plan)
     if verdict.outcome is Outcome.UNKNOWN:
         return Text(f"Unknown whether it fits the budget of {budget}: {_missing(verdict, plan)}", "yellow")
-    if not verdict.proven:
+    if not verdict.settled:
         over = human(plan.arena_bytes - verdict.budget)
         head = f"This plan does not fit the budget of {budget}: {over} too much"
         tail = f"Not proven that none does: the lower bound is {human(verdict.least)}"

@@ -4,8 +4,8 @@
 
 Losses, results, weights, buffers, states of optimizer, scaler and schedulers, and the random generator are compared.
 A tensor may lie from eager's at most four times as far as eager's lies from the same loop in float64, and a rounding
-error of its precision: 1e-3 of its largest element in bfloat16 and float16, 1e-5 in float32, 1e-9 in float64, and 30
-times as much after steps of Adam with its smallest epsilon.
+error of its precision: 8e-3 of its largest element in bfloat16, 2e-3 in float16, 1e-5 in float32, 1e-9 in float64, and
+30 times as much after steps of Adam with its smallest epsilon.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ PARTS = (
     "batch norm in checkpoint",
 )  # fmt: skip
 PRECISIONS = ("f32", "f32", "bf16", "f16", "f64")
-ROUNDING = {"f32": 1e-5, "bf16": 1e-3, "f16": 1e-3, "f64": 1e-9}
+ROUNDING = {"f32": 1e-5, "bf16": 8e-3, "f16": 2e-3, "f64": 1e-9}
 WHO = ("all", "frozen", "unfrozen", "groups", "replaced storage")
 HOOKS = (
     "forward", "forward pre", "backward", "backward pre", "tensor", "accumulated gradient", "step pre", "step post",

@@ -66,12 +66,16 @@ def observed(function: Function, given: Any, backend: str) -> list[Any]:
     return [*seen, [each.detach().clone() for each in results]]
 
 
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 @pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore")
-def test_results_share_memory_as_eagerly(name: str, trained: bool) -> None:
+def test_results_share_memory_as_eagerly(name: str, trained: bool, device: str) -> None:
     torch.manual_seed(0)
-    given = torch.randn(4, 6, requires_grad=trained)
+    given = torch.randn(4, 6, requires_grad=trained, device=device)
     wanted, found = (observed(CASES[name], given, backend) for backend in ("eager", "sublet"))
     for right, mine in zip(wanted, found, strict=True):
         for one, other in zip(right, mine, strict=True):

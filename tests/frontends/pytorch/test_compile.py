@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch import nn  # noqa: E402
 
-from sublet.api.torch.flights import Arena, Flight  # noqa: E402
+from sublet.api.torch.flights import Arena, Flight, Pool  # noqa: E402
 from tests.frontends.pytorch.fuzz import judge  # noqa: E402
 
 F = nn.functional
@@ -521,3 +521,28 @@ def test_what_is_read_transposed() -> None:
 def test_an_operator_that_only_checks() -> None:
     numbers = torch.arange(8)
     assert torch.equal(compiled(lambda a: F.one_hot(a, 8))(numbers), F.one_hot(numbers, 8))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("blocks", [2, 5])
+def test_blocks_that_share_a_graph_are_bound_once_each(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regional compilation: one graph, n sets of weights, n arenas; no step binds a program anew."""
+    bound: list[int] = []
+    bind = Pool._bind
+
+    def counting(self: Pool, arena: Any, args: Any) -> None:
+        bound.append(sum(args[at].data_ptr() != address for at, address in arena.bound.items()))
+        bind(self, arena, args)
+
+    monkeypatch.setattr(Pool, "_bind", counting)
+    modules = [nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(blocks)]
+    compiled = [torch.compile(each, backend="sublet") for each in modules]
+    for step in range(4):
+        if step == 2:
+            bound.clear()
+        y = torch.randn(4, 8)
+        for each in compiled:
+            y = each(y)
+        y.sum().backward()
+    assert len(bound) == 2 * blocks
+    assert not any(bound)

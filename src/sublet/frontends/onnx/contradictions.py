@@ -18,6 +18,7 @@ from sublet.frontends.onnx.order import title
 from sublet.frontends.onnx.program import Known, Program
 from sublet.frontends.onnx.rules.rule import Attribute, Contradiction, Extents, Seen
 from sublet.frontends.onnx.rules.table import CONTRIB_RULES, RULES
+from sublet.frontends.onnx.rules.windows import is_corrected
 from sublet.frontends.onnx.types import TensorType, Type
 
 if TYPE_CHECKING:
@@ -78,14 +79,16 @@ def hold(
 ) -> None:
     """Compare what a node gives with what the file claims of it; `inner` for a node of a branch or body.
 
-    Raises ModelError for a claim that cannot be true.
+    Raises ModelError for a claim that cannot be true. A shape that ONNX's or ONNX Runtime's own inference may have
+    told wrong, and a tool has written into the file, is a warning.
     """
+    forgiven = bool(program.dims) or inner or node.domain == CONTRIB or is_corrected(node.op_type, node.domain)
     for name, type in zip(node.output, types, strict=True):
         claim = claims.get(name)
         if not isinstance(type, TensorType) or not isinstance(claim, TensorType) or _agree(type, claim):
             continue
         what = f"{name!r} is {type} by its operator; the file declares {claim}"
-        if type.elem == claim.elem and (program.dims or inner):
+        if type.elem == claim.elem and forgiven:
             program.warn("declared-shape", title(node), what)
         else:
             raise ModelError(f"{program.where}: node {title(node)}: {what}")

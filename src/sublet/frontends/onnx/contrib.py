@@ -1,15 +1,22 @@
-"""Shapes of operators that ONNX Runtime's optimiser writes and the onnx package has no schema for.
+"""Types of operators that ONNX Runtime's optimiser and quantizer write and the onnx package has no schema for.
 
-Most are a standard operator with something fused behind it: the standard rule is asked.
+Many are a standard operator with something fused behind it: the standard rule is asked. Others have a rule here,
+which follows ONNX Runtime's kernel. Of an operator without a rule nothing is known; what a file or ONNX Runtime's own
+inference tells of its types is an assumption.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sublet.base.extras import require
+from sublet.frontends.onnx.contrib_attention import ATTENTION_TYPES, OutputTypes
+from sublet.frontends.onnx.contrib_quantized import QUANTIZED_TYPES
 from sublet.frontends.onnx.program import Known
+from sublet.frontends.onnx.rules.rule import Seen
+from sublet.frontends.onnx.rules.windows import pool_extents
 from sublet.frontends.onnx.types import TensorType, Type
 
 if TYPE_CHECKING:
@@ -19,10 +26,9 @@ FUSED_FROM: dict[str, tuple[str, int]] = {
     "FusedConv": ("Conv", 3),
     "FusedGemm": ("Gemm", 3),
     "Conv": ("Conv", 3),
-    "MaxPool": ("MaxPool", 1),
-    "AveragePool": ("AveragePool", 1),
     "GlobalMaxPool": ("GlobalMaxPool", 1),
     "GlobalAveragePool": ("GlobalAveragePool", 1),
+    "QLinearConv": ("QLinearConv", 9),
 }
 """Contributed operator -> the standard operator of the same shape, and how many inputs that takes."""
 
@@ -36,12 +42,11 @@ STANDARD_ATTRIBUTES = frozenset(
 LIKE_FIRST_INPUT = frozenset(
     {
         *("Gelu", "BiasGelu", "FastGelu", "QuickGelu", "BiasDropout", "BiasSoftmax", "SimplifiedLayerNormalization"),
-        *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "LayerNormalization", "RotaryEmbedding"),
-        *("GroupNorm", "SkipGroupNorm", "BiasAdd", "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "Inverse"),
+        *("LayerNormalization", "RotaryEmbedding", "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "Inverse"),
+        *("GroupNorm", "SkipGroupNorm", "BiasAdd"),
     }
 )
-SUM_OUTPUT = {"SkipLayerNormalization": 3, "SkipSimplifiedLayerNormalization": 3, "SkipGroupNorm": 1}
-"""Operators with an optional output of the shape of the first input, and its position."""
+"""Operators whose first output has the type of the first input."""
 
 EXPERIMENTAL = frozenset(
     ("Affine", "Crop", "DynamicSlice", "ImageScaler", "ParametricSoftplus", "Scale", "ScaledTanh")
@@ -55,24 +60,33 @@ Runtime's optimiser writes."""
 NCHWC_BLOCK = 16
 """The blocked layout rounds channels up to 8 or 16, whichever the processor has; a multiple of 16 is exact."""
 
-Rule = Callable[["onnx.NodeProto"], list[Type]]
+TYPES: Mapping[str, OutputTypes] = {**ATTENTION_TYPES, **QUANTIZED_TYPES}
+"""Operator of the domain com.microsoft -> the function that returns the types of its outputs."""
+
+CONTRIB = "com.microsoft"
+CHANNELS_LAST = frozenset({"NhwcMaxPool"})
+"""Operators that take [n, ..., channels] without being told by an attribute."""
+
+POOLS = frozenset({"MaxPool", "AveragePool", "QLinearAveragePool", "NhwcMaxPool"})
+"""Operators with the windows of a pool, in whatever layout."""
+
+Rule = Callable[["onnx.NodeProto", "Sequence[Known | None]"], list[Type]]
 
 
-def contrib_types(node: onnx.NodeProto, inputs: Sequence[Known | None], rule: Rule) -> list[Type]:
-    """The types of the outputs, None where nothing is known; `rule` asks the standard operators."""
+def contrib_types(node: onnx.NodeProto, inputs: Sequence[Known | None], sight: Seen, rule: Rule) -> list[Type]:
+    """Return the types of the outputs, None where nothing is known; `rule` asks the standard operators."""
     unknown: list[Type] = [None] * len(node.output)
-    if not node.domain.startswith("com.microsoft") and node.op_type not in BEFORE_THEIR_OPSET:
+    if not node.domain.startswith(CONTRIB) and node.op_type not in BEFORE_THEIR_OPSET:
         return unknown
     if not inputs or inputs[0] is None or not isinstance(inputs[0].type, TensorType):
         return unknown
     first = inputs[0].type
     if node.op_type in LIKE_FIRST_INPUT:
-        alike = (0, SUM_OUTPUT.get(node.op_type))
-        return [first if i in alike else None for i in range(len(unknown))]
-    if node.op_type in ("FusedMatMul", "FusedMatMulActivation"):
-        return [_product(node, [known.type if known else None for known in inputs])]
-    if node.op_type in ("Attention", "MultiHeadAttention") and node.domain == "com.microsoft":
-        return [_attended(node, [known.type if known else None for known in inputs]), *unknown[1:]]
+        return [first, *unknown[1:]]
+    if node.domain == CONTRIB and node.op_type in TYPES:
+        elems = [known.type.elem if known and isinstance(known.type, TensorType) else 0 for known in inputs]
+        found = TYPES[node.op_type](sight, elems)
+        return [*found, *unknown][: len(unknown)]
     if node.op_type == "ReorderOutput":
         return [_reorder_output(node, first)]
     if node.op_type == "ReorderInput":
@@ -80,9 +94,33 @@ def contrib_types(node: onnx.NodeProto, inputs: Sequence[Known | None], rule: Ru
         return [first if exact and not _int(node, "channels_last") else None]
     if node.op_type == "Upsample":
         return [_upsampled(node, first)]
-    if node.op_type in FUSED_FROM:
-        return rule(_standard(node))
-    return unknown
+    if node.domain.endswith(".nhwc") or node.op_type not in FUSED_FROM.keys() | POOLS:
+        return unknown
+    last = node.op_type in CHANNELS_LAST or bool(_int(node, "channels_last"))
+    turned = _channels_second(first) if last else first
+    if node.op_type in POOLS:
+        dims = pool_extents(replace(sight, inputs=[turned.dims]))
+        small = dims is not None and any(extent is not None and extent < 0 for extent in dims)
+        result: Type = TensorType(first.elem, None if small else dims)
+    else:
+        result = rule(_standard(node), [replace(inputs[0], type=turned), *inputs[1:]])[0]
+    return [_channels_last(result) if last else result, *unknown[1:]]
+
+
+def _channels_second(type: TensorType) -> TensorType:
+    """Return [n, ..., channels] as [n, channels, ...]."""
+    if type.dims is None or len(type.dims) < 3:
+        return TensorType(type.elem)
+    batch, *spatial, channels = type.dims
+    return TensorType(type.elem, (batch, channels, *spatial))
+
+
+def _channels_last(type: Type) -> Type:
+    """Return [n, channels, ...] as [n, ..., channels]."""
+    if not isinstance(type, TensorType) or type.dims is None or len(type.dims) < 3:
+        return None
+    batch, channels, *spatial = type.dims
+    return TensorType(type.elem, (batch, *spatial, channels))
 
 
 def _standard(node: onnx.NodeProto) -> onnx.NodeProto:
@@ -91,36 +129,6 @@ def _standard(node: onnx.NodeProto) -> onnx.NodeProto:
     plain: onnx.NodeProto = make_node(op_type, list(node.input)[:inputs], list(node.output)[:1])
     plain.attribute.extend(attribute for attribute in node.attribute if attribute.name in STANDARD_ATTRIBUTES)
     return plain
-
-
-def _product(node: onnx.NodeProto, types: Sequence[Type]) -> Type:
-    """MatMul whose operands may be transposed in their last two dimensions; the batch dimensions broadcast."""
-    a, b = types[:2]
-    if not isinstance(a, TensorType) or not isinstance(b, TensorType) or a.dims is None or b.dims is None:
-        return None
-    if min(len(a.dims), len(b.dims)) < 2 or _int(node, "transBatchA") or _int(node, "transBatchB"):
-        return None
-    rows = a.dims[-1] if _int(node, "transA") else a.dims[-2]
-    columns = b.dims[-2] if _int(node, "transB") else b.dims[-1]
-    longer, shorter = sorted((a.dims[:-2], b.dims[:-2]), key=len, reverse=True)
-    padded = (*(1,) * (len(longer) - len(shorter)), *shorter)
-    batch = tuple(y if x == 1 else x for x, y in zip(longer, padded, strict=True))
-    return TensorType(a.elem, (*batch, rows, columns))
-
-
-def _attended(node: onnx.NodeProto, types: Sequence[Type]) -> Type:
-    """[batch, length, size of all values]; None for another layout of the operands than the plain one."""
-    plain = [type.dims if isinstance(type, TensorType) else None for type in types]
-    first, values = plain[0], plain[2] if len(plain) > 2 else None
-    if not isinstance(types[0], TensorType) or first is None or len(first) != 3:
-        return None
-    if node.op_type == "MultiHeadAttention":
-        return TensorType(types[0].elem, (*first[:2], values[2])) if values is not None and len(values) == 3 else None
-    sizes = next((tuple(attribute.ints) for attribute in node.attribute if attribute.name == "qkv_hidden_sizes"), ())
-    weights = plain[1]
-    if weights is None or len(weights) != 2 or (not sizes and weights[1] is None):
-        return None
-    return TensorType(types[0].elem, (*first[:2], sizes[2] if len(sizes) == 3 else (weights[1] or 0) // 3))
 
 
 def _upsampled(node: onnx.NodeProto, first: TensorType) -> Type:

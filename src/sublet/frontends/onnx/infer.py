@@ -19,6 +19,8 @@ from sublet.frontends.onnx.file import domain_of
 from sublet.frontends.onnx.order import title
 from sublet.frontends.onnx.program import Known, Program
 from sublet.frontends.onnx.rules.disputed import disputed
+from sublet.frontends.onnx.rules.rule import Seen
+from sublet.frontends.onnx.rules.windows import corrected, is_corrected
 from sublet.frontends.onnx.types import TensorType, Type, read_type, write_type
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ def infer(
         sight = seen(node, inputs, [None] * len(node.output), version)
         if error := contradiction(node, sight):
             return [None] * len(node.output), f"{CONTRADICTION} at {tell(program, node, inputs, sight, error)}"
-        types = contrib_types(node, inputs, lambda like: _by_schema(program, like, inputs, newest)[0])
+        types = contrib_types(node, inputs, sight, lambda like, given: _by_schema(program, like, given, newest)[0])
         for i, name in enumerate(node.output):
             if types[i] is None and (claim := declared.get(name)) is not None:
                 types[i] = claim
@@ -82,6 +84,8 @@ def infer(
         types, error = [inputs[0].type] * len(node.output), ""
     else:
         types, error = _by_schema(program, node, inputs, version)
+    if not error and is_corrected(node.op_type, domain):
+        types = _as_kernels_make_them(node, seen(node, inputs, types, version), types)
     sight = seen(node, inputs, types, version)
     tensors = all(known is None or isinstance(known.type, TensorType) for known in inputs)
     if error and (node.op_type in TOO_STRICT or not tensors):
@@ -92,6 +96,13 @@ def infer(
     if disputed(node.op_type, sight):
         return [_of_unknown_extents(type) for type in types], f"{DISPUTED} (node {title(node)})"
     return types, unknown.reason if unknown is not None else _cause(node, inputs)
+
+
+def _as_kernels_make_them(node: onnx.NodeProto, sight: Seen, types: Sequence[Type]) -> list[Type]:
+    """Return the types with the shapes that ONNX Runtime's kernel makes."""
+    shapes = corrected(node.op_type, sight, sight.outputs)
+    pairs = zip(types, shapes, strict=True)
+    return [TensorType(type.elem, shape) if isinstance(type, TensorType) else type for type, shape in pairs]
 
 
 def _refuse_unknown(program: Program, node: onnx.NodeProto, domain: str, version: int) -> None:

@@ -34,13 +34,12 @@ from sublet.frontends.onnx.runtime_types import inferred_types, session_options,
 from sublet.frontends.onnx.types import TensorType, spec_of, write_type
 from sublet.frontends.onnx.weights import external_file, of_array
 from sublet.ir.model import Model
-from sublet.ir.recipe import Recipe
 from sublet.runtime.dtypes import packed
 
 if TYPE_CHECKING:
     import onnx
 
-FORMAT = "7"
+FORMAT = "8"
 CACHE = "optimized"
 MODEL, WEIGHTS, REFUSAL, WARNINGS = "model.onnx", "weights.bin", "refusal.txt", "warnings.json"
 ALL = "onnxruntime"
@@ -166,7 +165,8 @@ def _restored(folder: Path, dims: Mapping[str, int], level: str) -> Model:
             content = raw[offset : offset + spec.nbytes].view(NUMPY[spec.dtype]).reshape(spec.shape)
             weights[name] = of_array(content, spec)
     warnings = tuple(Finding(*told) for told in json.loads((folder / WARNINGS).read_text(encoding="utf-8")))
-    return replace(restored, weights=weights, dims=dict(dims), recipe=Recipe(level, depends_on()), warnings=warnings)
+    recipe = replace(restored.recipe, optimize=level, by=depends_on())
+    return replace(restored, weights=weights, dims=dict(dims), recipe=recipe, warnings=warnings)
 
 
 def _mappable(proto: onnx.ModelProto, folder: Path) -> Iterator[onnx.TensorProto]:

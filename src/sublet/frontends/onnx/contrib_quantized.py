@@ -1,0 +1,141 @@
+"""Output types of ONNX Runtime's products and quantized operators (domain com.microsoft), as the kernels make them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sublet.frontends.onnx.contrib_attention import Elements, OutputTypes, total, typed
+from sublet.frontends.onnx.rules.rule import Extents, Seen
+from sublet.frontends.onnx.types import Type
+
+U8, F32 = 2, 1
+
+
+def matrix_product(a: Extents | None, b: Extents | None) -> Extents | None:
+    """Return the shape of a product as NumPy's `matmul` makes it, None if an operand has no known rank or no axis."""
+    if not a or not b:
+        return None
+    batch = broadcast_shape([a[:-2], b[:-2]])
+    rows = (a[-2],) if len(a) > 1 else ()
+    columns = (b[-1],) if len(b) > 1 else ()
+    return None if batch is None else (*batch, *rows, *columns)
+
+
+def broadcast_shape(shapes: Sequence[Extents | None]) -> Extents | None:
+    """Return the shape that operands are broadcast to, None if the rank of one is unknown."""
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) < len(shapes):
+        return None
+    rank = max(map(len, known))
+    aligned = [(1,) * (rank - len(shape)) + shape for shape in known]
+    return tuple(_broadcast_extent(extents) for extents in zip(*aligned, strict=True))
+
+
+def _broadcast_extent(extents: Sequence[int | None]) -> int | None:
+    fixed = [extent for extent in extents if extent not in (1, None)]
+    return fixed[0] if fixed else None if None in extents else 1
+
+
+def _turned(seen: Seen, position: int, letter: str) -> Extents | None:
+    """Return the shape of an operand of FusedMatMul after its transpositions, None if the rank is unknown.
+
+    `transBatch` moves the first axis behind the batch axes; `trans` then swaps the last two axes.
+    """
+    shape = seen.shape(position)
+    if shape is None or len(shape) < 2:
+        return shape
+    if seen.whole(f"transBatch{letter}") and len(shape) > 2:
+        shape = (*shape[1:-1], shape[0], shape[-1])
+    return (*shape[:-2], shape[-1], shape[-2]) if seen.whole(f"trans{letter}") else shape
+
+
+def fused_product(seen: Seen, elems: Elements) -> list[Type]:
+    """Return the type of FusedMatMul: a product of operands that may be transposed."""
+    return [typed(elems[0], matrix_product(_turned(seen, 0, "A"), _turned(seen, 1, "B")))]
+
+
+def dynamic_product(seen: Seen, elems: Elements) -> list[Type]:
+    """Return the type of DynamicQuantizeMatMul: the product, of the first operand's element type."""
+    return [typed(elems[0], matrix_product(seen.shape(0), seen.shape(1)))]
+
+
+def rescaled_product(seen: Seen, elems: Elements) -> list[Type]:
+    """Return the type of MatMulIntegerToFloat: the product, of the scales' element type."""
+    return [typed(elems[2] if len(elems) > 2 else 0, matrix_product(seen.shape(0), seen.shape(1)))]
+
+
+def packed_product(seen: Seen, elems: Elements) -> list[Type]:
+    """Return the type of MatMulNBits: [..., K] becomes [..., N]."""
+    data, columns = seen.shape(0), seen.whole("N")
+    return [typed(elems[0], (*data[:-1], columns) if data and columns else None)]
+
+
+def quantized_gemm(seen: Seen, elems: Elements) -> list[Type]:
+    """Return the type of QGemm: quantized like the first operand if a scale of the output is given, else floats."""
+    a, b = seen.shape(0), seen.shape(3)
+    if a is None or b is None or len(a) != 2 or len(b) != 2:
+        return []
+    rows, columns = a[1 if seen.whole("transA") else 0], b[0 if seen.whole("transB") else 1]
+    return [typed(elems[0] if seen.present(7) else elems[1], (rows, columns))]
+
+
+def quantized_pair(seen: Seen, elems: Elements) -> list[Type]:
+    """Return the type of QLinearAdd and QLinearMul: both operands, broadcast."""
+    return [typed(elems[0], broadcast_shape([seen.shape(0), seen.shape(3)]))]
+
+
+def quantized_where(seen: Seen, elems: Elements) -> list[Type]:
+    """Return the type of QLinearWhere: the condition and both operands, broadcast."""
+    shapes = [seen.shape(0), seen.shape(1), seen.shape(4)]
+    return [typed(elems[1] if len(elems) > 1 else 0, broadcast_shape(shapes))]
+
+
+def quantized_concat(seen: Seen, elems: Elements) -> list[Type]:
+    """Return the type of QLinearConcat: a scale and a zero point, then three inputs for each operand."""
+    shapes = [seen.shape(position) for position in range(2, len(seen.inputs), 3)]
+    known = [shape for shape in shapes if shape is not None]
+    if not known or len(known) < len(shapes) or len({len(shape) for shape in known}) > 1:
+        return []
+    axis = seen.whole("axis") % max(len(known[0]), 1)
+    along: int | None = 0
+    for shape in known:
+        along = total(along, shape[axis])
+    dims = tuple(along if i == axis else extent for i, extent in enumerate(known[0]))
+    return [typed(elems[1], dims)]
+
+
+def quantized(seen: Seen, elems: Elements) -> list[Type]:
+    """Return the type of QuantizeLinear: the zero point's element type, u8 without a zero point."""
+    return [typed(elems[2] if len(elems) > 2 and elems[2] else 0 if seen.present(2) else U8, seen.shape(0))]
+
+
+def dequantized(seen: Seen, elems: Elements) -> list[Type]:
+    """Return the type of DequantizeLinear: the scale's element type."""
+    return [typed(elems[1] if len(elems) > 1 else 0, seen.shape(0))]
+
+
+def global_average(seen: Seen, elems: Elements) -> list[Type]:
+    """Return the type of QLinearGlobalAveragePool: every spatial extent is 1."""
+    data = seen.shape(0)
+    if data is None or len(data) < 3:
+        return []
+    ones = (1,) * (len(data) - 2)
+    dims = (data[0], *ones, data[-1]) if seen.whole("channels_last") else (data[0], data[1], *ones)
+    return [typed(elems[0], dims)]
+
+
+QUANTIZED_TYPES: Mapping[str, OutputTypes] = {
+    "FusedMatMul": fused_product,
+    "FusedMatMulActivation": fused_product,
+    "DynamicQuantizeMatMul": dynamic_product,
+    "MatMulIntegerToFloat": rescaled_product,
+    "MatMulNBits": packed_product,
+    "QGemm": quantized_gemm,
+    "QLinearAdd": quantized_pair,
+    "QLinearMul": quantized_pair,
+    "QLinearWhere": quantized_where,
+    "QLinearConcat": quantized_concat,
+    "QLinearGlobalAveragePool": global_average,
+    "QuantizeLinear": quantized,
+    "DequantizeLinear": dequantized,
+}

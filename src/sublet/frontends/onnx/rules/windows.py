@@ -1,0 +1,95 @@
+"""Extents of what operators with windows give, as ONNX Runtime's kernels make them.
+
+ONNX's own shape inference tells other extents for pools before version 22 of the operator set, if the extents are
+rounded up or padded automatically with dilations, and for transposed convolutions that are padded automatically.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from sublet.frontends.onnx.rules.rule import Extents, Seen
+
+Padding = tuple[int, int]
+"""Elements in front of an axis and behind it."""
+
+
+def pool_extents(seen: Seen) -> Extents | None:
+    """Return the shape of a pool's output, None where the window does not fit the operand's rank."""
+    data, window = seen.shape(0), seen.wholes("kernel_shape")
+    if data is None or window is None or len(data) != len(window) + 2:
+        return None
+    count = len(window)
+    strides, dilations = seen.wholes("strides") or (1,) * count, seen.wholes("dilations") or (1,) * count
+    pads = seen.wholes("pads") or (0,) * (2 * count)
+    if (len(strides), len(dilations), len(pads)) != (count, count, 2 * count) or min(strides) < 1:
+        return None
+    up, mode = seen.whole("ceil_mode") == 1, seen.text("auto_pad", "NOTSET")
+    extents: list[int | None] = []
+    for i, extent in enumerate(data[2:]):
+        if extent is None:
+            extents.append(None)
+            continue
+        padding = _padding(mode, extent, strides[i], window[i], (pads[i], pads[i + count]))
+        extents.append(_steps(extent, strides[i], dilations[i] * (window[i] - 1) + 1, padding, up))
+    return (*data[:2], *extents)
+
+
+def _padding(mode: str, extent: int, stride: int, taps: int, told: Padding) -> Padding:
+    """Return the padding of one axis of a pool. Automatic padding does not look at dilations."""
+    if mode == "VALID":
+        return 0, 0
+    if not mode.startswith("SAME"):
+        return told
+    needed = (-(-extent // stride) - 1) * stride + taps - extent
+    front = (needed + 1) // 2 if mode == "SAME_LOWER" else needed // 2
+    return front, needed - front
+
+
+def _steps(extent: int, stride: int, reach: int, padding: Padding, up: bool) -> int:
+    """Return the number of windows on one axis. The last window begins in the operand or in the padding in front."""
+    room = extent + sum(padding) - reach
+    if not up:
+        return (room // stride if room >= 0 else -(-room // stride)) + 1
+    steps = -(-room // stride) + 1
+    return steps - 1 if (steps - 1) * stride >= extent + padding[0] else steps
+
+
+def transposed_extents(seen: Seen) -> Extents | None:
+    """Return the shape of an automatically padded transposed convolution, None for another padding."""
+    data, kernel = seen.shape(0), seen.shape(1)
+    automatic = seen.text("auto_pad", "NOTSET").startswith("SAME") and seen.wholes("output_shape") is None
+    if not automatic or data is None or kernel is None or len(data) != len(kernel) or len(data) < 3:
+        return None
+    count = len(data) - 2
+    strides, dilations = seen.wholes("strides") or (1,) * count, seen.wholes("dilations") or (1,) * count
+    more = seen.wholes("output_padding") or (0,) * count
+    if {len(strides), len(dilations), len(more)} != {count}:
+        return None
+    extents: list[int | None] = []
+    for i, (extent, taps) in enumerate(zip(data[2:], kernel[2:], strict=True)):
+        if extent is None or taps is None:
+            extents.append(None)
+        else:
+            whole = (extent - 1) * strides[i] + more[i] + dilations[i] * (taps - 1) + 1
+            extents.append(min(whole, extent * strides[i]))
+    channels = None if kernel[1] is None else kernel[1] * seen.whole("group", 1)
+    return (data[0], channels, *extents)
+
+
+EXTENTS: Mapping[str, Callable[[Seen], Extents | None]] = {
+    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), pool_extents),
+    "ConvTranspose": transposed_extents,
+}
+"""Operator of ONNX's own domain -> the function that returns the shape of each of its outputs, or None."""
+
+
+def is_corrected(op_type: str, domain: str) -> bool:
+    """True if Sublet may tell other extents for the operator than ONNX's shape inference."""
+    return domain in ("", "ai.onnx") and op_type in EXTENTS
+
+
+def corrected(op_type: str, seen: Seen, inferred: Sequence[Extents | None]) -> list[Extents | None]:
+    """Return the shapes of the outputs: ONNX Runtime's where Sublet knows them, else the `inferred` ones."""
+    shape = EXTENTS[op_type](seen)
+    return list(inferred) if shape is None else [shape] * len(inferred)
