@@ -69,6 +69,7 @@ fuzz: $(VENV)/.installed build/check build/recompute build/ordering ## generated
 	$(BIN)/python -m tests.frontends.tflite.hostile --flips 10000
 	$(BIN)/python -m tests.frontends.pytorch.hostile --flips 10000
 	$(BIN)/python -m tests.frontends.pytorch.step_grid --count 2000
+	$(BIN)/python -m tests.frontends.pytorch.alias_fuzz --count 1500
 	$(BIN)/python -m tests.frontends.pytorch.mixed_grid
 	$(BIN)/python -m tests.frontends.tflite.in_tflm --networks 400
 	$(BIN)/python -m tests.fuzz_budget --count 1000

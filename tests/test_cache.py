@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sublet.base import cache
 from sublet.base.cache import add_entry, cache_root, entry, remove_entry
 
 
@@ -61,6 +62,16 @@ def test_the_oldest_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
             os.utime(made, (1000 + age, 1000 + age))
     assert [entry("things", key) is not None for key in ("a", "b", "c")] == [False, True, True]
     assert add_entry("things", "large", fill(bytes(300))) is None
+
+
+def test_few_entries_are_kept_however_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "MOST_ENTRIES", 2)
+    for age, key in enumerate(("a", "b", "c")):
+        made = add_entry("small", key, fill(bytes(1)))
+        assert made is not None
+        if key != "c":
+            os.utime(made, (1000 + age, 1000 + age))
+    assert [entry("small", key) is not None for key in ("a", "b", "c")] == [False, True, True]
 
 
 def test_no_cache_where_it_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

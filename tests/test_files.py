@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,3 +44,15 @@ def test_reading_what_is_no_text(tmp_path: Path) -> None:
         read_text(path, ModelError)
     with pytest.raises(ModelError, match="cannot be read"):
         read_text(tmp_path, ModelError)
+
+
+def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "a[1].json"
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left, alive = (tmp_path / f".{path.name}.{pid}.partial" for pid in (gone.pid, os.getppid()))
+    other, odd = tmp_path / f".b.json.{gone.pid}.partial", tmp_path / f".{path.name}.x.partial"
+    for each in (left, alive, other, odd):
+        each.write_bytes(b"half")
+    write(path, b"new")
+    assert sorted(tmp_path.iterdir()) == sorted([path, alive, other, odd])

@@ -18,7 +18,8 @@ Order = Literal["given", "less", "least"]
 AtCuts = Literal["arena", "apart"]
 
 CHOICES = {
-    "io": ("arena", "bound"), "weights": ("arena", "bound"), "order": (GIVEN, LESS, LEAST), "at_cuts": ("arena", "apart"),
+    "io": ("arena", "bound"), "weights": ("arena", "bound"), "order": (GIVEN, LESS, LEAST),
+    "at_cuts": ("arena", "apart"),
 }  # fmt: skip
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from threading import Lock
 from typing import Any
 
 from sublet.analysis.options import Options
@@ -12,6 +11,7 @@ from sublet.api.compiling import compile
 from sublet.base.arrays import array_of, torch_over
 from sublet.base.errors import RunError, SpecError
 from sublet.base.extras import require
+from sublet.base.forks import fork_lock
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value
 from sublet.ir.model import Model
@@ -130,7 +130,7 @@ class _Pass:
         given = Model(graph, weights=weights, inputs=tuple(self._inputs), outputs=tuple(self._outputs))
         options = replace(how.get("options") or Options(), io="bound")
         self.executable: Executable = compile(given, **{**how, "options": options}).outputs_as("torch")
-        self._lock = Lock()
+        self._lock = fork_lock()
 
     def run(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
         """The outputs, each in memory of its own."""

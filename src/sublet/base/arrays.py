@@ -6,7 +6,6 @@ same bytes, or one error says what to do. Every place that gives one away asks `
 
 from __future__ import annotations
 
-import sys
 import warnings
 from typing import Any
 
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from sublet.base.dlpack import taken
 from sublet.base.errors import RunError
-from sublet.base.extras import require
+from sublet.base.extras import imported, require
 from sublet.base.numpy_types import NUMPY
 from sublet.base.tensor import DType
 
@@ -87,7 +86,7 @@ def _array_of(given: Any) -> Array:
         return given
     if isinstance(given, np.generic):
         return np.asarray(given)
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     if torch is not None and isinstance(given, torch.Tensor):
         return _of_torch(given, torch)
     if hasattr(given, "__dlpack__"):
@@ -124,7 +123,7 @@ def torch_over(array: Array) -> Any:
 
     Raises RunError for types that PyTorch lacks.
     """
-    torch = sys.modules.get("torch") or require("torch", extra="torch")
+    torch = imported("torch") or require("torch", extra="torch")
     name = _NAME_OF.get(array.dtype)
     plain = array if name is None else array.view(STAND_INS[array.itemsize])
     try:

@@ -14,6 +14,9 @@ from pathlib import Path
 LIMIT_BYTES = 8 << 30
 """All entries of one cache together; the variable SUBLET_CACHE_BYTES overrides it, 0 turns the cache off."""
 
+MOST_ENTRIES = 1 << 14
+"""Entries of one cache: beyond these the ones that were used longest ago are removed, however small they are."""
+
 
 def cache_root() -> Path:
     """The folder of all caches: SUBLET_CACHE, or `sublet` below the user's cache folder."""
@@ -85,7 +88,8 @@ def _evict(root: Path, limit: int, keep: str) -> None:
             except OSError:  # gone meanwhile
                 continue
     total = sum(size for _, _, size in ages)
+    count = len(ages)
     for _, key, size in sorted(ages):
-        if total > limit and key != keep:
+        if (total > limit or count > MOST_ENTRIES) and key != keep:
             shutil.rmtree(root / key, ignore_errors=True)
-            total -= size
+            total, count = total - size, count - 1

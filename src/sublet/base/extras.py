@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -23,6 +24,21 @@ def require(module: str, extra: str) -> ModuleType:
     except ImportError as error:
         package = PACKAGES.get(extra, extra)
         raise MissingExtraError(f"this needs the package {package!r}: pip install 'sublet[{extra}]'") from error
+
+
+def imported(module: str) -> ModuleType | None:
+    """Return the top-level `module` if the process has imported it, completely; None otherwise.
+
+    `sys.modules` shows a module while another thread still executes the module's body. This function waits for that
+    thread by the lock of the import system.
+    """
+    found = sys.modules.get(module)
+    if found is None or not getattr(getattr(found, "__spec__", None), "_initializing", False):
+        return found
+    try:
+        return import_module(module)
+    except ImportError:  # the import failed in the other thread
+        return None
 
 
 def installed(module: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ def write_parts(path: str | Path, parts: Iterable[Any], error: type[SubletError]
             return
         target = Path(path).resolve()
         partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        _remove_partials(target)
         try:
             with partial.open("wb") as file:
                 file.writelines(parts)
@@ -54,6 +56,27 @@ def write_parts(path: str | Path, parts: Iterable[Any], error: type[SubletError]
             partial.unlink(missing_ok=True)
     except (OSError, ValueError) as cause:
         raise error(f"{path}: cannot be written: {getattr(cause, 'strerror', None) or cause}") from cause
+
+
+def _remove_partials(target: Path) -> None:
+    """Remove what writers of the same file left that were killed: partial files of processes that are gone."""
+    for left in target.parent.glob(f".{escape(target.name)}.*.partial"):
+        number = left.name.removeprefix(f".{target.name}.").removesuffix(".partial")
+        if number.isascii() and number.isdigit() and not _is_running(int(number)):
+            left.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    """True unless the process is known to be gone."""
+    if os.name != "posix":  # elsewhere os.kill would end the process
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # somebody else's process
+        return True
+    return True
 
 
 def make_folder(path: Path) -> None:

@@ -66,6 +66,7 @@ class Block(Levels):
 
     def push(self, what: str) -> Level:
         if len(self.open) == 1:
+            self._owner.presence.enter()
             self.outer, self._owner.calling = self._owner.calling, self
         return super().push(what)
 
@@ -73,6 +74,7 @@ class Block(Levels):
         level = super().pop()
         if len(self.open) == 1:
             self._owner.calling = self.outer
+            self._owner.presence.leave()
         return level
 
     def results(self, values: Sequence[Value]) -> list[Tensor]:

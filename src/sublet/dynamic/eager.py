@@ -161,11 +161,14 @@ class Eager:
         return found
 
     def _few_programs(self, key: Any, made: Used | Program) -> None:
-        """Keep the loops and branches that were met last: each has memory of its own."""
+        """Keep the commands that were met last; few loops and branches, each of which has memory of its own."""
         if isinstance(made, Program):
             self._programs.append(key)
             if len(self._programs) > MOST_PROGRAMS:
-                del self._used[self._programs.popleft()]
+                self._used.pop(self._programs.popleft(), None)
+        if len(self._used) > MOST_COMMANDS:
+            for old in list(self._used)[: MOST_COMMANDS // 2]:
+                self._used.pop(old, None)
 
     def literal(self, value: Value) -> tuple[Kind, Storage]:
         """The elements of a constant, in memory."""
@@ -284,6 +287,9 @@ NUMBERS = frozenset({int, float})
 
 MOST_PROGRAMS = 64
 """Loops and branches whose plans are kept, to compute them at once."""
+
+MOST_COMMANDS = 2048
+"""Commands whose kernels are kept, one for each combination of operands. Beyond these the older half is forgotten."""
 
 MOST_NUMBERS = 4096
 """Numbers of Python's that are kept as tensors."""

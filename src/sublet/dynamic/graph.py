@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from sublet.base.errors import GradientError, RunError, SpecError
+from sublet.base.forks import renew_in_children
 from sublet.base.tensor import DType
 from sublet.dynamic.block import Block
 from sublet.dynamic.call import Call
 from sublet.dynamic.declared import Declared
 from sublet.dynamic.eager import Eager
 from sublet.dynamic.gradients import Held, gradients
+from sublet.dynamic.presence import Presence, by_one_thread, holding
 from sublet.dynamic.remembered import Plans, Remembered
 from sublet.dynamic.storage import Storage
 from sublet.dynamic.tensor import EagerTensor, NumberTensor, Parameter, tensors_of
@@ -47,13 +49,15 @@ class DynamicGraph(Controlled):
     The body of a loop or branch is written, not computed: it is one command, computed when it is over.
     `jit` remembers what a function does, and does it by a proven plan from then on.
     `backend` is as for `sublet.compile`; `plans` is the number of plans that are kept. `training` is what layers and
-    modules ask for that differ in use; see `evaluation` too. It is for one thread at a time.
+    modules ask for that differ in use; see `evaluation` too. One thread at a time may use it: a second
+    one gets a RunError while the first computes, or is in a remembered function, a scope or a loop.
     """
 
     def __init__(
         self, backend: str | Backend | Sequence[str | Backend] = AUTO, *, plans: int = 32, training: bool = True
     ) -> None:
         self.training = training
+        self.presence = Presence()
         names = [name for name in names_of(backend) if backend != AUTO or name in NN_BACKENDS]
         self.backends = backends_of(names, Model(Plain("eager", (), (), ()))) if names else []
         quick = [small.Small()] if backend == AUTO and small.available() else []
@@ -61,6 +65,7 @@ class DynamicGraph(Controlled):
         self._declared = Declared(self, self._eager)
         self._plans = Plans(plans)
         self.calling: Call | Block | None = None
+        renew_in_children(self)
 
     def __enter__(self) -> DynamicGraph:
         return self
@@ -99,10 +104,12 @@ class DynamicGraph(Controlled):
         """Bytes that tensors took before, kept for the next ones."""
         return self._eager.pool.free_bytes
 
+    @by_one_thread
     def tensor(self, content: Any, dtype: DType | str | None = None) -> EagerTensor:
         """A tensor with a copy of an array, or of a number."""
         return self._eager.made(content, None if dtype is None else dtype_of(dtype))
 
+    @by_one_thread
     def constant(self, content: Any, dtype: DType | str | None = None) -> EagerTensor:
         """The same as `tensor`. A number may change from call to call of a remembered function."""
         kind = None if dtype is None else dtype_of(dtype)
@@ -111,6 +118,7 @@ class DynamicGraph(Controlled):
         like = self._eager.made(content, kind)
         return NumberTensor(self, like, content)
 
+    @by_one_thread
     def parameter(
         self, name: str, shape: Sequence[int] | None = None, dtype: DType | str = "f32", initial: Any = None
     ) -> Parameter:
@@ -121,6 +129,7 @@ class DynamicGraph(Controlled):
         """
         return self._declared.parameter(name, shape, dtype, initial, trained=True)
 
+    @by_one_thread
     def state(self, name: str, shape: Sequence[int] = (), dtype: DType | str = "f32", initial: Any = 0) -> Parameter:
         """The state of this name: like a parameter, but not among those that are trained."""
         return self._declared.parameter(name, shape, dtype, initial, trained=False)
@@ -135,6 +144,7 @@ class DynamicGraph(Controlled):
         """All parameters and states by name: to read, to set, and to save; see `Weights`."""
         return Weights(self, self._declared)
 
+    @by_one_thread
     def key(self, seed: int = 0) -> EagerTensor:
         """A key of random numbers, another one each time: a state of the name "key", which starts as `seed`."""
         with self._declared.anew(), self.calling.aside() if isinstance(self.calling, Block) else nullcontext():
@@ -143,6 +153,7 @@ class DynamicGraph(Controlled):
             self.update(state, state + RUN)
         return now
 
+    @by_one_thread
     def apply(self, op: str, *inputs: Operand, **attrs: Any) -> tuple[EagerTensor, ...]:
         """The outputs of a command, as "nn.relu". Numbers and arrays among the inputs become tensors.
 
@@ -153,6 +164,7 @@ class DynamicGraph(Controlled):
         made: tuple[EagerTensor, ...] = computing.apply(op, inputs, attrs)
         return made
 
+    @by_one_thread
     def update(self, target: Tensor, source: Tensor) -> None:
         """Let a parameter or state hold the content of `source` from now on."""
         self._outside("a parameter is updated")
@@ -167,6 +179,7 @@ class DynamicGraph(Controlled):
             self._eager.require_open()
             into.take(self._storage(value))
 
+    @by_one_thread
     def detached(self, tensor: EagerTensor) -> EagerTensor:
         """The same elements, through which no gradient goes; `tensor.detach()` is this."""
         if isinstance(self.calling, Block):
@@ -180,6 +193,7 @@ class DynamicGraph(Controlled):
         """The same as `tensor.detach()`."""
         return self.detached(tensor)
 
+    @holding
     @contextmanager
     def no_grad(self) -> Iterator[None]:
         """Inside, nothing is recorded: no gradient goes through what is computed there."""
@@ -189,6 +203,7 @@ class DynamicGraph(Controlled):
         finally:
             self._eager.recording = before
 
+    @by_one_thread
     def gradients(self, of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None) -> list[Tensor]:
         """What `sublet.gradients` gives: the gradients of a tensor by others. They are recorded too, for gradients of
         gradients, unless they are asked for in `no_grad`."""
@@ -208,6 +223,7 @@ class DynamicGraph(Controlled):
             made.append(EagerTensor(self, held.symbol.kind, held.storage, held.symbol))
         return made
 
+    @by_one_thread
     def minimize(self, loss: Tensor, optimizer: Optimizer, parameters: Sequence[Tensor] | None = None) -> None:
         """Let `optimizer` update the parameters, all there are unless said, by the gradients of `loss`.
 
@@ -223,10 +239,12 @@ class DynamicGraph(Controlled):
         with self.no_grad(), self._declared.anew(), self.scope("step"):
             optimizer.write(self, chosen, self.gradients(loss, chosen))
 
+    @holding
     def scope(self, name: str) -> AbstractContextManager[None]:
         """Names made inside begin with `name/`. Entered again, it finds the parameters that were made in it."""
         return self._declared.scope(name)
 
+    @holding
     def module(self, module: Named) -> AbstractContextManager[None]:
         """Around what a module computes: names begin with its scope, the same in every call."""
         return self._declared.module(module)
@@ -249,6 +267,18 @@ class DynamicGraph(Controlled):
         """What names begin with here: the scopes that are open."""
         return self._declared.prefix
 
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Inside, layers are as in use: running statistics normalise, nothing is dropped."""
+        with self.presence.held(), super().evaluation():
+            yield
+
+    def renew_in_child(self) -> None:
+        """Close the graph in the child of a fork if another thread was in the graph: half of its call is left."""
+        if self.presence.renewed():
+            self.calling = None
+            self.close()
+
     def _written(self) -> Block:
         """What the next loop or branch is written in: the one around it, or one of its own."""
         return self.calling if isinstance(self.calling, Block) else Block(self)
@@ -259,7 +289,10 @@ class DynamicGraph(Controlled):
 
     def observed(self, tensor: EagerTensor) -> Storage:
         """What a tensor holds, for the user to see."""
-        return self._storage(tensor) if self.calling is None else self.calling.looked_at(tensor)
+        if self.calling is None or (type(tensor) is EagerTensor and tensor._call is None):
+            return self._storage(tensor)
+        with self.presence.held():
+            return self._storage(tensor) if self.calling is None else self.calling.looked_at(tensor)
 
     @staticmethod
     def _storage(tensor: EagerTensor) -> Storage:

@@ -98,11 +98,13 @@ class Remembered:
         self.recorded_calls = 0
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        return self._called(args, named, replay=True)
+        with self._graph.presence.held():
+            return self._called(args, named, replay=True)
 
     def eagerly(self, *args: Any, **named: Any) -> Any:
         """The same, computed command by command; remembered all the same."""
-        return self._called(args, named, replay=False)
+        with self._graph.presence.held():
+            return self._called(args, named, replay=False)
 
     def _called(self, args: Sequence[Any], named: Mapping[str, Any], *, replay: bool) -> Any:
         graph = self._graph

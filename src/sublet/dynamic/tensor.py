@@ -10,6 +10,7 @@ import numpy as np
 from sublet.base.dlpack import CPU, Shared
 from sublet.base.errors import RunError, SpecError
 from sublet.base.tensor import INTEGERS, DType
+from sublet.dynamic.presence import Presence
 from sublet.dynamic.record import Symbol
 from sublet.dynamic.storage import Kind, Storage
 from sublet.ir.graph import Value
@@ -39,6 +40,10 @@ class Owner(Protocol):
     @property
     def calling(self) -> Any:
         """The remembered call that goes on."""
+
+    @property
+    def presence(self) -> Presence:
+        """The right to be in the graph."""
 
     @property
     def _eager(self) -> Computing:
@@ -92,7 +97,12 @@ class EagerTensor(Tensor):
 
     def _apply(self, op: str, *inputs: Any, **attrs: Any) -> Tensor:
         graph = self.graph
-        return (graph.calling or graph._eager).apply(op, inputs, attrs)[0]
+        presence = graph.presence
+        presence.enter()
+        try:
+            return (graph.calling or graph._eager).apply(op, inputs, attrs)[0]
+        finally:
+            presence.leave()
 
     @property
     def value(self) -> Value:  # type: ignore[override]

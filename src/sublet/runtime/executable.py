@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from threading import Lock
 from typing import Any, Self
 
 import numpy as np
 
 from sublet.base.arrays import array_of, contiguous
 from sublet.base.errors import RunError
+from sublet.base.forks import renew_in_children
 from sublet.base.printable import known_names, printable
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import Graph, Value
@@ -87,6 +87,7 @@ class Executable:
         self._make_kernels = make_kernels
         self._kernels: Kernels | None = None
         self._memory = Memory(graph, plan)
+        self._turn = self._memory.turns
         self.moments = moments(graph, plan, self._memory.pointers)
         self._state = State(graph, self._memory)
         self._contents = Contents(graph, self._memory, self._state, weights, self.inputs, self.outputs)
@@ -94,14 +95,14 @@ class Executable:
         self._workers = Workers()
         self._program: Program | None = None  # the one that ran last
         self._programs = Programs(self._memory, lambda: self._built(unwatched, self._workers))
-        self._lock = Lock()
         self._form: Form = as_it_is
         self._runs = 0  # how often what lies in its memory became something else
         self._there = False  # whether outputs of a run lie there
         self._kept = kept_bytes
         parts = self._contents, self._memory, self._state
-        self.weights = Weights(graph, *parts, constants, self.inputs, self._lock, self._forget)
+        self.weights = Weights(graph, *parts, constants, self.inputs, self._forget)
         self._allocated = Allocated(reason=NOT_YET)
+        renew_in_children(self)
 
     def __repr__(self) -> str:
         counts = f"inputs {len(self.inputs)}, outputs {len(self.outputs)}"
@@ -112,13 +113,13 @@ class Executable:
 
         Raises RunError for a wrong input, KernelError when a kernel fails.
         """
-        with self._lock:
+        with self._turn.own, self._turn.shared():
             self._run(by_name(inputs, named))
             return self._given(copy=True)
 
     def views(self, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> Views:
         """Like a call, but the outputs lie in the memory of the plan itself: they are good until the next run."""
-        with self._lock:
+        with self._turn.own, self._turn.shared():
             self._run(by_name(inputs, named))
             return Views(self._given(copy=False), lambda: self._runs, self.hold, repr(self))
 
@@ -137,7 +138,7 @@ class Executable:
         Nothing is copied. It is for outputs that were planned so (`io="bound"`), as they have memory of their own.
         Raises RunError for others: what a call gives is a copy.
         """
-        with self._lock:
+        with self._turn.own:
             value = self.outputs.get(name)
             if value is None:
                 raise RunError(f"there is no output {printable(name)!r}; there are {known_names(self.outputs)}")
@@ -156,7 +157,7 @@ class Executable:
 
     def prepare(self) -> None:
         """Choose the kernels, allocate and bind, which the first run would do otherwise."""
-        with self._lock:
+        with self._turn.own:
             self._program = self._programs.current()
 
     def bind(self, name: str, memory: Any) -> None:
@@ -167,16 +168,18 @@ class Executable:
         or output can be bound when it was planned so (`io="bound"`). Raises RunError when name, size, alignment,
         type or layout do not fit.
         """
-        with self._lock:
+        with self._turn.own:
             self._begin()
             if self._programs.patched(name, memory):
                 return
             if name in self._memory.arenas and name not in (*self.inputs, *self.outputs):
-                saved = self._state.save()
+                with self._turn.shared():
+                    saved = self._state.save()
                 raw = raw_bytes(contiguous(array_of(memory, f"the {name}"), f"the {name}"))
                 self._memory.bring(name, raw, f"the {name}", self.plan.alignment)
-                self._contents.load_weights()
-                self._state.restore(saved)
+                with self._turn.shared():  # maybe another lock: that of the memory brought
+                    self._contents.load_weights()
+                    self._state.restore(saved)
                 self._forget()
                 return
             value, other_weight = self._contents.bind(name, memory)
@@ -197,7 +200,7 @@ class Executable:
         After a run that failed it may be half of an update: the error's note names it. Raises RunError when `name`
         is not updated, or was not given yet.
         """
-        with self._lock:
+        with self._turn.own, self._turn.shared():
             found = self._held(self._state.readable(self._updated(name), name))
             return self._form(found) if isinstance(found, np.ndarray) else found
 
@@ -206,7 +209,7 @@ class Executable:
 
         Raises RunError when `name` is not updated, or when type or shape do not fit.
         """
-        with self._lock:
+        with self._turn.own, self._turn.shared():
             self._contents.give(self._updated(name), content, f"state {printable(name)}")
 
     @property
@@ -222,14 +225,14 @@ class Executable:
     @property
     def nodes_of_backends(self) -> dict[str, int]:
         """How many nodes each backend computes, sub-graphs included; under "" those that only move bytes."""
-        with self._lock:
+        with self._turn.own:
             names = [chosen.backend if chosen else "" for chosen in self._chosen().values()]
         return dict(Counter(names))
 
     @property
     def memory(self) -> Workspace:
         """All memory that running takes; what libraries take on their own only after `measured`."""
-        with self._lock:
+        with self._turn.own:
             scratch = [chosen.kernel.scratch for chosen in self._chosen().values() if chosen]
             contents = [cell.content for cell in self._memory.cells.values()]
             return workspace(self.plan, scratch, contents, self._allocated)
@@ -241,7 +244,7 @@ class Executable:
         from the same state.
         """
         given = by_name(inputs, named)
-        with self._lock, giving_back():
+        with self._turn.own, self._turn.shared(), giving_back():
             saved = self._state.save()
             self._run(given)
             self._state.restore(saved)
@@ -282,7 +285,7 @@ class Executable:
         thread. It starts from the state, which it does not change; what it would be afterwards comes into `left`.
         """
         arenas = arenas or {}
-        with self._lock, self._state.kept() as saved:
+        with self._turn.own, self._turn.shared(), self._turn.running(self.graph.name), self._state.kept() as saved:
             self._begin()
             before = {name: self._memory.raw(name) for name in arenas}
             try:
@@ -299,6 +302,12 @@ class Executable:
             finally:
                 for name, arena in before.items():
                     self._memory.bring(name, arena, f"the {name}", 1)
+
+    def renew_in_child(self) -> None:
+        """Free the locks in the child of a fork, and open anew what holds threads of the parent."""
+        if self._turn.renewed():
+            self._state.interrupted()
+        self._forget(content=True)
 
     def _forget(self, content: bool = False) -> None:
         """Programs, for memory is another one; and with another `content` of weights kernels, which know it."""
@@ -340,6 +349,10 @@ class Executable:
         self._there = False
 
     def _run(self, given: Mapping[str, Any]) -> None:
+        with self._turn.running(self.graph.name):
+            self._run_alone(given)
+
+    def _run_alone(self, given: Mapping[str, Any]) -> None:
         self._begin()
         self._contents.feed(given)
         if self._allocated.held_bytes is not None or self._kept is None:

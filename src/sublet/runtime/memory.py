@@ -17,6 +17,7 @@ from sublet.plan import OPEN, POINTER, Context, MemoryPlan, Placement, Region, S
 from sublet.plan.exchange import followers
 from sublet.runtime.dtypes import array_over
 from sublet.runtime.kernel import Array, Cell, Operand
+from sublet.runtime.turns import Turn
 
 Raw = NDArray[np.uint8]
 
@@ -94,6 +95,8 @@ class Memory:
         updated = {bound_to(value.name) for value in graph.updated}
         self._written = {s.name: None for s in plan.storages if s.kind not in READ_ONLY or s.name in updated}
         self._spans = Spans(self._written)
+        self.turns = Turn()
+        self._claimed = {s.name for s in plan.storages if s.kind == "weight"}.union(self.arenas, updated)
 
     def raw(self, storage: str) -> Raw:
         """The bytes of a storage; allocated when they are first asked for."""
@@ -130,6 +133,13 @@ class Memory:
             raise RunError(f"{what}: shares memory with {other!r}, and the network writes to one of them")
         self._raw[storage] = raw[:needed]
         self._spans.put(storage, address, address + needed)
+        if storage in self._claimed:
+            self.turns.claim(storage, address, address + needed, storage in self._written)
+
+    def lend(self, storage: str) -> None:
+        """Note that other executables may have the bytes of a storage too."""
+        address = self.raw(storage).ctypes.data
+        self.turns.claim(storage, address, address + self.raw(storage).size, storage in self._written)
 
     @property
     def stay(self) -> dict[str, str]:

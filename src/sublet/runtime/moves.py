@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from sublet.base.errors import RunError
+from sublet.base.forks import fork_lock
 from sublet.base.numpy_types import NUMPY
 from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import CaseOf, Value, While
@@ -27,7 +27,7 @@ class Moved:
 
     def __init__(self) -> None:
         self.nbytes = 0
-        self._lock = Lock()
+        self._lock = fork_lock()
 
     def add(self, nbytes: int) -> None:
         with self._lock:

@@ -35,7 +35,8 @@ class Pieces:
 
     def run(self, number: int) -> None:
         """Run one piece. The pieces before it must have run, since the first began."""
-        with self._executable._lock:
+        turn = self._executable._turn
+        with turn.own, turn.shared(), turn.running(self._executable.graph.name):
             if not number:
                 self._moved.nbytes = 0
             for call in self._pieces[number]:

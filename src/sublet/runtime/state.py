@@ -81,6 +81,11 @@ class State:
                 error.add_note(found.words)
             raise
 
+    def interrupted(self) -> None:
+        """Note that a run was broken off which cannot tell where: of a thread that a fork left behind."""
+        self._uncertain.update(self._known)
+        self._known.clear()
+
     def require(self, value: Value, name: str) -> None:
         """Raises RunError, which calls the value `name`, unless a run may start from its content."""
         self.require_certain(value, name)
@@ -90,8 +95,9 @@ class State:
         """Raises RunError when a failed run may have left the value half written."""
         if value in self._uncertain:
             raise RunError(
-                f"what {printable(name)!r} holds is uncertain, for a run failed while it was updated: set it by "
-                f"`set_state`, or take it as it is by set_state(name, executable.state(name))"
+                f"what {printable(name)!r} holds is uncertain, for a run failed while it was updated, "
+                "or the process forked meanwhile: set it by `set_state`, or "
+                "take it as it is by set_state(name, executable.state(name))"
             )
 
     def readable(self, value: Value, name: str) -> Value:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from threading import Event, Lock, Thread
+from threading import Event, Thread
 
+from sublet.base.forks import fork_lock, renew_in_children
 from sublet.plan.schedule import Step
 from sublet.runtime.calls import nothing
 from sublet.runtime.kernel import Call
@@ -33,7 +34,8 @@ class Workers:
 
     def __init__(self) -> None:
         self._idle: list[SimpleQueue[Job | None]] = []
-        self._lock = Lock()
+        self._lock = fork_lock()
+        renew_in_children(self)
 
     def start(self, job: Job) -> None:
         """Run `job`, which must not raise, in a thread of its own."""
@@ -49,6 +51,10 @@ class Workers:
             job()
             with self._lock:
                 self._idle.append(inbox)
+
+    def renew_in_child(self) -> None:
+        """Forget the threads, which a fork leaves behind in the parent."""
+        self._idle = []
 
     def close(self) -> None:
         """Let the idle threads end."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from threading import Lock
 from typing import Any
 
 from sublet.base.errors import RunError
@@ -36,7 +35,6 @@ class Weights(Mapping[str, Any]):
         state: State,
         constants: Collection[str],
         inputs: Mapping[str, Value],
-        lock: Lock,
         changed: Callable[[bool], None],
     ) -> None:
         """`changed` is told when memory is another one, and whether kernels were chosen for what it held."""
@@ -45,7 +43,7 @@ class Weights(Mapping[str, Any]):
         self._inputs = {name: value for name, value in inputs.items() if value in self._updated}
         self._values |= self._inputs
         self._contents, self._memory, self._state = contents, memory, state
-        self._lock, self._changed = lock, changed
+        self._turn, self._changed = memory.turns, changed
 
     def __repr__(self) -> str:
         return f"<Weights: {len(self)}, {sum(value.nbytes for value in self._there().values()):,} bytes>"
@@ -60,7 +58,7 @@ class Weights(Mapping[str, Any]):
         return name in self._there()
 
     def __getitem__(self, name: str) -> Any:
-        with self._lock:
+        with self._turn.own, self._turn.shared():
             found = self._array(self._named(name), name)
             return found.copy() if hasattr(found, "copy") else found
 
@@ -72,7 +70,7 @@ class Weights(Mapping[str, Any]):
 
         Raises RunError for an unknown name, or a type or shape that does not fit.
         """
-        with self._lock, uninterrupted():
+        with self._turn.own, self._turn.shared(), uninterrupted():
             values = {name: self._values[self._known(name)] for name in contents}
             given = {name: content_for(value, contents[name], f"weight {name}") for name, value in values.items()}
             for name, content in given.items():
@@ -86,7 +84,7 @@ class Weights(Mapping[str, Any]):
     @contextmanager
     def reading(self) -> Iterator[dict[str, Array]]:
         """All of them where they lie, while nobody runs."""
-        with self._lock:
+        with self._turn.own, self._turn.shared():
             yield {name: self._array(self._named(name), name) for name in self._there()}
 
     def lent(self, name: str) -> Array:
@@ -94,13 +92,14 @@ class Weights(Mapping[str, Any]):
 
         Raises RunError when it lies in the arena.
         """
-        with self._lock:
+        with self._turn.own:
             value = self._named(name)
             if bound_to(value.name) not in self._memory.storages:
                 raise RunError(f"weight {printable(name)!r} lies in the arena: plan with weights='bound' to share it")
             if any(value.name in cycle for cycle in self._memory.plan.exchanged):
                 self._memory.callers.add(bound_to(value.name))
                 self._changed(False)
+            self._memory.lend(bound_to(value.name))
             return self._memory.here().array(value)
 
     def later(self, contents: Mapping[str, Any]) -> None:

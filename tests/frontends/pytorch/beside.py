@@ -5,6 +5,8 @@
 Every operator of ATen's that the samples of its tests (`op_db`) and their gradients come to, with tensors as they are
 given, with axes in the opposite order, and with channels last, is traced and then run, by its `out=` too where there is
 one that we use; by that also with each of its operands laid out otherwise than the rest. It must compute the same.
+With `--mixed` types of results are compared too, and each operator that takes several tensors of a float type is run
+with some of them in another float type, as autocast gives them; operators of `probes.TABLE` are known to differ.
 """
 
 from __future__ import annotations
@@ -23,13 +25,17 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sublet.frontends.torch.extents import ASKED
+from sublet.frontends.torch.probes import TABLE
 from sublet.ops.aten.dialect import PREFIX, facts
 from tests.frontends.pytorch.find_facts import operator
 from tests.frontends.pytorch.laid import LAYOUTS, SEED, laid
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
+HALVES = (torch.bfloat16, torch.float16)
 MOST = 12
 """Calls of an operator of which operands are laid out otherwise than the rest."""
+MIXED = 3
+"""Calls of an operator with operands of some types that are run once more with two float types."""
 CLOSE = {torch.float32: 1e-3, torch.float64: 1e-6, torch.bfloat16: 0.05}
 """How far results may be from one another, by type: in another layout a kernel adds in another order."""
 
@@ -106,6 +112,56 @@ class Beside(TorchDispatchMode):
                     self.wrong.setdefault(name, f"{facts()[name].out} computes something else of strides {laid}")
 
 
+class Mixed(TorchDispatchMode):
+    """Traces each operator that runs, as it is called and with operands of two float types.
+
+    wrong   by operator what was found, with an example
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wrong: dict[str, str] = {}
+        self._calls: Counter[Any] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs the operator, and compares."""
+        given = args, kwargs or {}
+        results = self._compared(function, *given)
+        key = str(function), tuple(each.dtype for each in pytree.tree_leaves(given) if isinstance(each, torch.Tensor))
+        if not function._schema.is_mutable and self._calls[key] < MIXED:
+            self._calls[key] += 1
+            for other in _in_two_types(given):
+                with contextlib.suppress(RuntimeError, TypeError, ValueError):  # which eager PyTorch raises too
+                    self._compared(function, *other)
+        return results
+
+    def _compared(self, function: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        traced = None if function._schema.is_mutable or _is_known(function) else _traced(function, args, kwargs)
+        results = function(*args, **kwargs)
+        for i, (one, told) in enumerate(zip(pytree.tree_leaves(results), traced or (), strict=False)):
+            if isinstance(one, torch.Tensor) and one.dtype != told.dtype:
+                types = [str(each.dtype)[6:] for each in pytree.tree_leaves((args, kwargs)) if hasattr(each, "dtype")]
+                words = f"result {i} is {one.dtype}, traced {told.dtype}, of {', '.join(types)}"
+                self.wrong.setdefault(str(function).removeprefix(PREFIX), words)
+        return results
+
+
+def _is_known(function: Any) -> bool:
+    return str(function) in TABLE or str(function) in ASKED
+
+
+def _in_two_types(given: Any) -> Iterator[Any]:
+    """What an operator is given, with one tensor, all but the first, or all but the first two in another float type."""
+    leaves, tree = pytree.tree_flatten(given)
+    given = [each.detach() if isinstance(each, torch.Tensor) else each for each in leaves]
+    at = [i for i, each in enumerate(given) if isinstance(each, torch.Tensor) and each.is_floating_point()]
+    for chosen in ([i] for i in at) if len(at) > 1 else ():
+        for some in (chosen, [i for i in at if i not in chosen]):
+            first = given[some[0]].dtype
+            for dtype in (torch.float32,) if first in HALVES else HALVES[:1]:
+                yield pytree.tree_unflatten([x.to(dtype) if i in some else x for i, x in enumerate(given)], tree)
+
+
 def _draws(function: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in function.tags
 
@@ -177,13 +233,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ops", default="")
     parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--mixed", action="store_true")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
-    beside, count = Beside(), 0
+    beside: Beside | Mixed = Mixed() if asked.mixed else Beside()
+    count, dtypes = 0, (*DTYPES, torch.float16) if asked.mixed else DTYPES
     for op in op_db:
         if not op.name.startswith(tuple(asked.ops.split(","))):
             continue
-        for dtype in DTYPES:
+        for dtype in dtypes:
             for given in samples(op, dtype, asked.samples) if dtype in op.dtypes else ():
                 count += 1
                 try:
@@ -193,6 +251,9 @@ def main() -> None:
                     continue
     for name, words in sorted(beside.wrong.items()):
         print(f"{name}: {words}")
+    if isinstance(beside, Mixed):
+        print(f"{count} samples; {len(beside.wrong)} operators give other types than traced")
+        raise SystemExit(bool(beside.wrong) or not count)
     used = sum(bool(each.out) for each in facts().values())
     print(f"{count} samples; {len(beside.ran)} of {used} operators with `out=`; {len(beside.wrong)} wrong")
     raise SystemExit(bool(beside.wrong) or not beside.ran)

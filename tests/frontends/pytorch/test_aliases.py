@@ -11,6 +11,8 @@ import sublet  # noqa: F401  # registers the backend
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from tests.frontends.pytorch import alias_fuzz  # noqa: E402
+
 Function = Callable[[Any], Any]
 
 
@@ -81,3 +83,10 @@ def test_results_share_memory_as_eagerly(name: str, trained: bool, device: str) 
         for one, other in zip(right, mine, strict=True):
             same = torch.allclose(one, other, atol=1e-6) if isinstance(one, torch.Tensor) else one == other
             assert same, (one, other)
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.filterwarnings("ignore")
+def test_random_programs_are_eagers(seed: int) -> None:
+    """A part of `make fuzz`, which runs 1,500 of them."""
+    alias_fuzz.judge(seed)

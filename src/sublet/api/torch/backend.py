@@ -18,10 +18,11 @@ from sublet.api.torch.on_device import DevicePool
 from sublet.api.torch.partition import partition
 from sublet.api.torch.parts import Parts, in_parts
 from sublet.api.torch.reporting import Compiled, note
+from sublet.base.bytesize import parse_bytes
 from sublet.base.errors import ModelError, SubletError
 from sublet.base.extras import require
 from sublet.frontends.torch.devices import CPU, device_of
-from sublet.frontends.torch.exported import quietly
+from sublet.frontends.torch.exported import first_line, quietly
 from sublet.frontends.torch.tensors import torch
 from sublet.ir.recipe import LESS
 
@@ -37,7 +38,7 @@ class Planned:
 
     def once(self, args: Sequence[Any]) -> Sequence[Any]:
         """Run what has no backward: what it gives."""
-        flight = self.pool.take()
+        flight = self.pool.take(args)
         try:
             run = partial(self.pool.run, flight.arena, 0)
             return run(args) if self.parts is None else self.parts.run(run, args)
@@ -57,11 +58,11 @@ PLANNED = Options(alignment=64, order=LESS)
 def backend(module: Any, example: Sequence[Any], options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
     """What `torch.compile(backend="sublet", options=...)` calls with a graph of Dynamo's and example arguments.
 
-    options   "budget": bytes of an arena that no plan may need more than; "alignment", "order" and "strategy": see
-              `Options`; operators run in an order of less memory unless "order" is "given"; "samples": how many an
-              inference computes at a time, "all" or by default on the CPU as many as keep tensors small ("auto"), where
-              it computes sample by sample; "graphs": on CUDA, whether what runs without a decision in between is
-              captured as CUDA graphs
+    options   "budget": bytes of an arena that no plan may need more than, a number or "64MiB"; "alignment", "order"
+              and "strategy": see `Options`; operators run in an order of less memory unless "order" is "given";
+              "samples": how many an inference computes at a time, "all" or by default on the CPU as many as keep
+              tensors small ("auto"), where it computes sample by sample; "graphs": on CUDA, whether what runs without
+              a decision in between is captured as CUDA graphs
     Forward and backward are one plan in one arena, on the device that the tensors lie on; CUDA's is untested. What
     cannot be planned is left to PyTorch, with one warning; see `report`. Raises SubletError for an option that it does
     not know or that there is not on the device, and for a plan above the budget.
@@ -70,12 +71,21 @@ def backend(module: Any, example: Sequence[Any], options: Mapping[str, Any] | No
     unknown = [name for name in asked if name not in OPTIONS]
     if unknown:
         raise SubletError(f"options={{{unknown[0]!r}: ...}}: there are {', '.join(OPTIONS)}")
-    budget, samples = asked.pop("budget", None), asked.pop("samples", "auto")
+    budget, samples = _budget(asked.pop("budget", None)), asked.pop("samples", "auto")
     if samples not in SAMPLES and not (type(samples) is int and samples > 0):
         raise SubletError(f"samples={samples!r}: there are {', '.join(map(repr, SAMPLES))} and numbers from 1 on")
     graphs = bool(asked.pop("graphs", False))
     pair = Pair(replace(PLANNED, **asked), budget, graphs, samples)
     return compiled_by(pair, module, example)
+
+
+def _budget(asked: Any) -> int | None:
+    """Return a budget in bytes. Raises SubletError for what is no number of bytes."""
+    if isinstance(asked, str):
+        return parse_bytes(asked)
+    if asked is not None and (type(asked) is not int or asked < 0):
+        raise SubletError(f"options={{'budget': {asked!r}}}: expected a number of bytes, such as 67108864 or '64MiB'")
+    return asked
 
 
 def compiled_by(pair: Pair, module: Any, example: Sequence[Any]) -> Callable[..., Any]:
@@ -142,7 +152,10 @@ class Pair:
             captured, parts, whole = self._captured(args, device, device)
             pool = self._pool(captured, args, device)
         except SubletError as error:
-            self._leave(error)
+            self._leave(str(error))
+            return None
+        except Exception as error:  # a mistake of ours must not stop a program that PyTorch runs
+            self._leave(first_line(error))
             return None
         if self._recorded and not device.startswith(CUDA):
             raise SubletError(
@@ -181,11 +194,11 @@ class Pair:
         recorder = CudaGraphs if self._recorded else None
         return DevicePool(captured, self._options, device, recorder)
 
-    def _leave(self, error: SubletError) -> None:
+    def _leave(self, reason: str) -> None:
         """Leave the graphs to PyTorch."""
-        warnings.warn(f"sublet leaves a graph to PyTorch: {error}", stacklevel=2)
+        warnings.warn(f"sublet leaves a graph to PyTorch: {reason}", stacklevel=2)
         nodes = sum(node.op == "call_function" for module in self._modules for node in module.graph.nodes)
-        note(Compiled(self._name, nodes, reason=str(error)))
+        note(Compiled(self._name, nodes, reason=reason))
 
     def _run_once(self, *args: Any) -> Sequence[Any]:
         planned = self._planned(args)
@@ -196,7 +209,7 @@ class Pair:
         if planned is None:
             return self._modules[0](*args)  # type: ignore[no-any-return]
         pool = planned.pool
-        flight = pool.take()
+        flight = pool.take(args)
         try:
             found = pool.run(flight.arena, 0, args)
         except BaseException:

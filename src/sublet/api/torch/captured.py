@@ -93,12 +93,31 @@ class Piece:
 
 @dataclass(frozen=True)
 class Captured:
-    """The model, its pieces, and which arguments of the first are weights: their contents come with the first call."""
+    """A captured program.
+
+    weights   the arguments of the first piece that are weights, by position: their contents come with the first call
+    layouts   how the elements of these lay when the program was traced, which its kernels count on
+    """
 
     model: Model
     pieces: tuple[Piece, ...]
     weights: Mapping[int, Value]
     computed: Computed
+    layouts: Mapping[int, Strided] = field(default_factory=dict)
+
+    def laid_as_traced(self, position: int, tensor: Any) -> Any:
+        """Return a weight that lies as it was traced: the tensor itself, or a copy of a tensor that lies otherwise.
+
+        Dynamo's guards hold strides, but not of every version on every device: a weight that was replaced by one of
+        other strides would be read as if its bytes were in the old order.
+        """
+        t, layout = torch(), self.layouts[position]
+        if tensor.stride() == layout.stride:
+            return tensor
+        if Strided(tuple(tensor.shape), tuple(tensor.stride())).normal.stride == layout.normal.stride:
+            return tensor
+        made = t.empty_strided(layout.size, layout.stride, dtype=tensor.dtype, device=tensor.device)
+        return made.copy_(tensor.detach())
 
 
 def extents_of(forward: Any, args: Sequence[Any]) -> Extents:
@@ -128,7 +147,7 @@ def capture(
     name = "forward and backward" if backward else "forward"
     conversion = Conversion(where=name, extents=extents, device="" if runs_on == CPU else runs_on)
     level = conversion.root()
-    first, weights = Piece(), {}
+    first, weights, layouts = Piece(), {}, dict[int, Strided]()
     stands: list[Any] = []
     for position, node in enumerate(placeholders(forward)):
         fake = node.meta["val"]
@@ -138,7 +157,7 @@ def capture(
         _on(device, fake, node.name)
         if position in static and is_dense(fake):
             made = conversion.weight(node.name, fake)
-            weights[position] = made.value
+            weights[position], layouts[position] = made.value, made.layout
         else:
             made = first.given[position] = conversion.given(node.name, fake)
         stands.append(made)
@@ -163,7 +182,7 @@ def capture(
     inputs = [each.value for piece in pieces for each in piece.given.values() if each.value not in late]
     graph = level.whole_program(inputs, ())
     own = {value: tensor for value, tensor in conversion.weights.items() if value not in weights.values()}
-    return Captured(Model(graph, weights=held(own)), tuple(pieces), weights, computed)
+    return Captured(Model(graph, weights=held(own)), tuple(pieces), weights, computed, layouts)
 
 
 def _saved(names: Sequence[Any], backward: Any | None) -> set[int]:
@@ -223,7 +242,7 @@ def _take(
     """
     arguments = {stand: position for position, stand in held.items() if isinstance(stand, Tensor | Passed)}
     shared = _shared(level, results, arguments, saved) if sharing else {}
-    known = _elements_of_arguments(level, results, held, saved)
+    known = _elements_of_arguments(level, results, held, saved, sharing)
     for position, each in enumerate(results):
         if isinstance(each, Tensor | Passed) and each in arguments:
             piece.results.append(Result(each if isinstance(each, Tensor) else None, argument=arguments[each]))
@@ -242,19 +261,21 @@ def _take(
 
 
 def _elements_of_arguments(
-    level: Level, results: Sequence[Any], held: Mapping[int, Any], saved: set[int]
+    level: Level, results: Sequence[Any], held: Mapping[int, Any], saved: set[int], sharing: bool
 ) -> dict[int, Result]:
-    """The results, by position, that are only kept and are elements of arguments: these need no place.
+    """Return the results, by position, that are elements of arguments and need no place.
 
-    Of arguments other than weights only where something else is kept, by which the backward finds its arena.
+    With `sharing` these are all results of the caller's, as the parts of an argument that is split. What is only
+    `saved`, and is elements of another argument than a weight, needs no place only where something else is saved, by
+    which the backward finds its arena.
     """
     stands = {each.value: position for position, each in held.items() if isinstance(each, Tensor)}
-    homes = {i: level.conversion.home(results[i]) for i in saved if isinstance(results[i], Tensor)}
-    found = any(home.value not in stands for home in homes.values())
+    homes = {i: level.conversion.home(each) for i, each in enumerate(results) if isinstance(each, Tensor)}
+    found = any(homes[i].value not in stands for i in saved if i in homes)
     return {
         i: Result(home, argument=stands[home.value], whole=held[stands[home.value]])
         for i, home in homes.items()
-        if home.value in stands and (found or home.value in level.conversion.weights)
+        if home.value in stands and (sharing if i not in saved else found or home.value in level.conversion.weights)
     }
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
 
+from sublet.base.forks import fork_lock
 from sublet.base.ranges import merge
 from sublet.ops.cuts import CUT
 from sublet.plan import MemoryPlan, Placement
@@ -50,14 +50,14 @@ class Common:
     """Bytes for one run at a time, which holds the lock. Who needs more gets others, and so does who comes next."""
 
     raw: Any
-    lock: Any = field(default_factory=Lock)
+    lock: Any = field(default_factory=fork_lock)
 
 
 class Programs:
     """All programs of this process that may share memory."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = fork_lock()
         self._programs: WeakSet[Sharing] = WeakSet()
         self._commons: WeakSet[Common] = WeakSet()
 

@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from threading import Lock
 from typing import Any
 from weakref import WeakSet
 
@@ -18,6 +17,7 @@ from sublet.api.torch.captured import Captured, Result
 from sublet.api.torch.common import PROGRAMS, Common, Sizes, sizes_of
 from sublet.api.torch.taking import Taking
 from sublet.base.errors import KernelError
+from sublet.base.forks import fork_lock
 from sublet.frontends.torch.exported import Held, held
 from sublet.frontends.torch.tensors import Tensor
 from sublet.ir.graph import Value
@@ -57,6 +57,10 @@ class Arena:
     def turn(self) -> AbstractContextManager[Any]:
         """While nobody else runs in the same bytes."""
         return self.common.lock if self.common is not None else nullcontext()
+
+    def is_bound_to(self, args: Sequence[Any]) -> bool:
+        """True if the program reads the weights where they are in these arguments."""
+        return all(args[position].data_ptr() == address for position, address in self.bound.items())
 
     @property
     def is_free(self) -> bool:
@@ -101,7 +105,7 @@ class Pool:
     def __init__(self, captured: Captured, args: Sequence[Any], options: Options, shares: bool = True) -> None:
         contents = held({value: args[position] for position, value in captured.weights.items()})
         self.captured = replace(captured, model=replace(captured.model, weights={**captured.model.weights, **contents}))
-        self._lock = Lock()
+        self._lock = fork_lock()
         self._free: list[Arena] = []
         self._all: WeakSet[Arena] = WeakSet()
         self._options = options
@@ -124,13 +128,16 @@ class Pool:
         """Whether what it keeps lies apart."""
         return len(self.plan.arenas) > 1
 
-    def take(self) -> Flight:
-        """A call in an arena that no other is in."""
+    def take(self, args: Sequence[Any] = ()) -> Flight:
+        """Return a call in an arena that no other call is in: if there is one, in an arena that is bound to the weights
+        among `args`. A graph that several modules share, each with weights of its own, is bound once for each."""
         with self._lock:
             self._decide()
             self._free[:] = [each for each in self._free if self._is_current(each)]
-            free = next((i for i, each in enumerate(self._free) if each.is_free), None)
-            arena = self._made() if free is None else self._free.pop(free)
+            free = [i for i, each in enumerate(self._free) if each.is_free]
+            bound = (i for i in free if args and self._free[i].is_bound_to(args))
+            chosen = next(bound, free[0] if free else None)
+            arena = self._made() if chosen is None else self._free.pop(chosen)
         return Flight(self, arena)
 
     def release(self, arena: Arena) -> None:
@@ -206,7 +213,8 @@ class Pool:
 
     def _bind(self, arena: Arena, args: Sequence[Any]) -> None:
         """Use weights where they are now, if that is elsewhere than at the last call."""
-        moved = {at: args[at] for at, address in arena.bound.items() if args[at].data_ptr() != address}
+        given = {at: self.captured.laid_as_traced(at, args[at]) for at in arena.bound}
+        moved = {at: given[at] for at, address in arena.bound.items() if given[at].data_ptr() != address}
         for position, tensor in moved.items():
             name = self.captured.weights[position].name
             arena.run.bind(name, replace(self._held(self.captured.weights[position]), tensor=tensor).array())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any
 
 from sublet.analysis.options import Options
@@ -18,6 +17,7 @@ from sublet.api.torch.flights import Flight
 from sublet.api.torch.taking import COMPUTE, TAKE, Computed
 from sublet.base.arrays import torch_name
 from sublet.base.errors import KernelError, ModelError
+from sublet.base.forks import fork_lock
 from sublet.frontends.torch.exported import Held
 from sublet.frontends.torch.tensors import Tensor, torch
 from sublet.ir.graph import Node, Value
@@ -55,6 +55,10 @@ class DeviceArena:
     bound: dict[int, int] = field(default_factory=dict)
     turns: Turns = field(default_factory=Turns)
 
+    def is_bound_to(self, args: Sequence[Any]) -> bool:
+        """True if the program reads the weights where they are in these arguments."""
+        return all(args[position].data_ptr() == address for position, address in self.bound.items())
+
 
 class DevicePool:
     """The arenas of one captured program on a device, all of one plan; see `flights.Pool`.
@@ -74,13 +78,14 @@ class DevicePool:
         calls = (node for node in graph.walk() if node.op.startswith(PREFIX))
         self.copied = tuple((node.op, nbytes) for node in calls if (nbytes := DeviceKernel(node).allocates))
         self._piece_of = _pieces_of(graph.nodes)
-        self._lock = Lock()
+        self._lock = fork_lock()
         self._free: list[DeviceArena] = []
 
-    def take(self) -> Flight:
-        """A call in an arena that no other is in."""
+    def take(self, args: Sequence[Any] = ()) -> Flight:
+        """Return a call in an arena that no other call is in; see `flights.Pool.take`."""
         with self._lock:
-            arena = self._free.pop() if self._free else self._made()
+            bound = (i for i, each in enumerate(self._free) if args and each.is_bound_to(args))
+            arena = self._free.pop(next(bound, -1)) if self._free else self._made()
         return Flight(self, arena)
 
     def release(self, arena: DeviceArena) -> None:
@@ -134,11 +139,12 @@ class DevicePool:
 
     def _bind(self, arena: DeviceArena, args: Sequence[Any]) -> None:
         """The program over weights where they are now, if that is elsewhere than at the last call."""
-        addresses = {position: args[position].data_ptr() for position in self.captured.weights}
+        given = {at: self.captured.laid_as_traced(at, args[at]) for at in self.captured.weights}
+        addresses = {position: tensor.data_ptr() for position, tensor in given.items()}
         if arena.pieces and addresses == arena.bound:
             return
         for position, value in self.captured.weights.items():
-            arena.memory.use(bound_to(value.name), args[position])
+            arena.memory.use(bound_to(value.name), given[position])
         arena.taken = [{} for _ in self.captured.pieces]
         arena.pieces = between_cuts(self._program(arena))
         arena.places = [{at: _over(arena, each) for at, each in p.given.items()} for p in self.captured.pieces]

@@ -89,7 +89,7 @@ class Rule:
         """Return the tensors of a parameter's state, made where the optimizer has made no step."""
         t, own = torch(), optimizer.state[parameter]
         if self.counted and "step" not in own:
-            own["step"] = t.tensor(0.0, dtype=_step_dtype())
+            own["step"] = t.tensor(0.0, dtype=_step_dtype(), device="cpu")
         for key in self.keys(group):
             if own.get(key) is None:
                 own[key] = t.zeros_like(parameter, memory_format=t.preserve_format)
@@ -146,7 +146,7 @@ class Cohort:
         t = torch()
         dtype = t.float64 if self.double else t.float32
         for number in rule.values(optimizer.param_groups[self.group], self.steps):
-            yield t.tensor(number, dtype=dtype)
+            yield t.tensor(number, dtype=dtype, device="cpu")
 
 
 def cohorts_of(optimizer: Any, rule: Rule) -> tuple[list[Cohort], dict[Any, int]]:

@@ -195,7 +195,7 @@ class StepWriter:
         numbers: list[Tensor] = []
         inverse: list[Tensor] = []
         if self.gradients.scaled:
-            inverse = [self.conversion.given("inverse_scale", t.empty(()))]
+            inverse = [self.conversion.given("inverse_scale", t.empty((), device="cpu"))]
             numbers += inverse
         own: list[list[Tensor]] = []
         for i, cohort in enumerate(cohorts):

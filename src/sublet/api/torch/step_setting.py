@@ -80,13 +80,14 @@ def _require_no_hooks(owner: Any, registries: Sequence[str], where: str) -> None
 def _require_no_modes() -> None:
     """Raise ModelError in a mode that changes what operators compute or record."""
     t = torch()
-    c = t._C
+    c, stack = t._C, require("torch.overrides", extra="torch")._get_current_function_mode_stack
+    default = require("torch.utils._device", extra="torch").DeviceContext  # of `torch.set_default_device`
     modes = {
         "torch.inference_mode(), and a step needs gradients": t.is_inference_mode_enabled(),
         "torch.no_grad(), and a step needs gradients": not t.is_grad_enabled(),
         "torch.autograd.detect_anomaly(), and a plan looks for no NaN": t.is_anomaly_enabled(),
         "a transform of torch.func": c._functorch.peek_interpreter_stack() is not None,
-        "a TorchFunctionMode": c._len_torch_function_stack() > 0,
+        "a TorchFunctionMode": any(not isinstance(each, default) for each in stack()),
         "a TorchDispatchMode": c._len_torch_dispatch_stack() > 0,
         "saved_tensors_hooks": c._autograd._top_saved_tensors_default_hooks(True) is not None,
         "forward-mode differentiation": require("torch.autograd.forward_ad", extra="torch")._current_level >= 0,
@@ -114,6 +115,7 @@ def setting_of(module: Any, loss: Any, groups: Sequence[Any]) -> Setting:
         tensors.append((name, same, tensor_setting(each), each.requires_grad, members.get(id(each))))
     surroundings = (
         t.is_autocast_enabled("cpu"), t.get_autocast_dtype("cpu"), t.is_autocast_cache_enabled(), t.get_default_dtype(),
+        str(t.get_default_device()),
         t.are_deterministic_algorithms_enabled(), t.is_deterministic_algorithms_warn_only_enabled(),
         t.utils.deterministic.fill_uninitialized_memory, t.get_float32_matmul_precision(),
     )  # fmt: skip
@@ -132,18 +134,22 @@ def tensor_setting(tensor: Any) -> tuple[Any, ...]:
 
 
 def attributes_of(module: Any) -> tuple[tuple[str, Setting], ...]:
-    """Return what a module's Python may read: plain values, containers by length, all else by identity."""
+    """Return what a module's Python may read: plain values, containers by length and plain values, functions and
+    tensors by identity, all else by type."""
     return tuple((name, _value(each)) for name, each in vars(module).items() if name not in REGISTRIES)
 
 
 def _value(value: Any) -> Setting:
     if isinstance(value, PLAIN):
         return type(value), value
-    if isinstance(value, tuple):
-        return tuple(map(_value, value))
-    if isinstance(value, list | dict | set):
-        return id(value), len(value)
-    return id(value)
+    if isinstance(value, torch().Tensor):
+        return "tensor", id(value)
+    if isinstance(value, dict):
+        value = [each for pair in value.items() for each in pair]
+    if isinstance(value, list | tuple | set | frozenset):
+        plain = tuple((type(each), each) for each in value if isinstance(each, PLAIN))
+        return "container", len(value), plain if not isinstance(value, set | frozenset) else frozenset(plain)
+    return id(value) if callable(value) else type(value)
 
 
 def changed_attributes(module: Any, before: dict[str, tuple[tuple[str, Setting], ...]]) -> Iterator[str]:

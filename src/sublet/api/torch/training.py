@@ -169,9 +169,9 @@ class TrainStep:
         """Return the scale of the loss, and at the optimizer's step its inverse; nothing without a scaler."""
         if not self._gradients.scaled:
             return []
-        self._scaler.scale(torch().zeros(()))  # which makes the scale where there is none yet
+        self._scaler.scale(torch().zeros((), device="cpu"))  # which makes the scale where there is none yet
         scale = float(self._scaler.get_scale())
-        return [torch().tensor(each) for each in ((scale, 1.0 / scale) if self._is_last else (scale,))]
+        return [torch().tensor(each, device="cpu") for each in ((scale, 1.0 / scale) if self._is_last else (scale,))]
 
     def _bound(self, arguments: Arguments, cohorts: Sequence[Cohort], members: dict[Any, int]) -> _Bound:
         """Return the program of the setting, planned where there is none yet, over the tensors as they are now."""
@@ -213,7 +213,7 @@ class TrainStep:
         states = {each: dict(self._optimizer.state[each]) for each in members if each in self._optimizer.state}
         before = {path: attributes_of(each) for path, each in self._judged.named_modules()}
         results = Results()
-        scale = [torch().ones(())] if self._gradients.scaled else []
+        scale = [torch().ones((), device="cpu")] if self._gradients.scaled else []
         with traced_with(self._judged, arguments, results, self._gradients.scaled):
             traced = trace(self._judged, [*arguments.tensors, *scale])
         changed = next(changed_attributes(self._judged, before), None)
@@ -282,7 +282,7 @@ class TrainStep:
         """Let the scaler grow or shrink its scale, as after its own `step`."""
         t = torch()
         state = self._scaler._per_optimizer_states[id(self._optimizer)]
-        state["found_inf_per_device"] = {t.device("cpu"): t.tensor(float(infinite))}
+        state["found_inf_per_device"] = {t.device("cpu"): t.tensor(float(infinite), device="cpu")}
         self._scaler.update()
 
 
@@ -306,6 +306,6 @@ def require_apart(step: StepModel, given: Sequence[Any]) -> None:
 def _copied(like: Any, found: Any) -> Any:
     """Return a tensor with the layout that the eager loop gives, of a result's elements."""
     t = torch()
-    made = t.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+    made = t.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
     tensor = found if isinstance(found, t.Tensor) else torch_over(found)
     return made.copy_(tensor.reshape(like.shape))

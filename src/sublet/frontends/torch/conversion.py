@@ -8,7 +8,7 @@ from typing import Any
 
 from sublet.base.errors import ModelError
 from sublet.base.tensor import DType, TensorSpec
-from sublet.frontends.torch.tensors import Extents, Tensor, spec_and_layout, torch
+from sublet.frontends.torch.tensors import Extents, Tensor, layout_of, spec_and_layout, torch
 from sublet.ir.graph import Graph, Node, Value
 from sublet.ops.aten import AS_STRIDED, DEVICE, Argument, Call, Named, Strided, encode, other_version
 from sublet.ops.emitter import Emitter, Literals, Names
@@ -27,6 +27,8 @@ class Conversion:
     parts     the tensors that values with a name of their own are pieces of
     begun     what collectives that have begun may read until somebody waits for their results
     device    what its operators run on, "cuda:0": they stay PyTorch's own there; "" for the CPU
+    eager     of tensors that lie otherwise eagerly than they do here, or otherwise than they are traced: tensors of
+              PyTorch's that lie as they do eagerly
     """
 
     names: Names = field(default_factory=Names)
@@ -36,6 +38,7 @@ class Conversion:
     parts: dict[Value, Tensor] = field(default_factory=dict)
     begun: dict[Value, tuple[Tensor, ...]] = field(default_factory=dict)
     device: str = ""
+    eager: dict[Tensor, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.literals = Literals(self.names)
@@ -58,10 +61,22 @@ class Conversion:
         self.weights[made.value] = tensor
         return made
 
+    def note_eager(self, made: Any, eager: Any, corrected: bool) -> None:
+        """Keep how results lie eagerly: of a node that is traced wrongly all, else those that lie otherwise here."""
+        several = isinstance(made, list | tuple) and isinstance(eager, list | tuple)
+        for each, lies in zip(made, eager, strict=False) if several else ((made, eager),):
+            if not isinstance(each, Tensor) or not hasattr(lies, "stride"):
+                continue
+            if corrected or layout_of(lies, self.extents, self.where).normal.stride != each.layout.normal.stride:
+                self.eager[each] = lies
+
     def home(self, tensor: Tensor) -> Tensor:
         """The same elements, of the value that they were computed in."""
         while tensor.value in self.parts:
             whole, layout = self.parts[tensor.value], tensor.layout
+            if tensor.is_whole:  # with the steps of axes of one element, too
+                tensor = whole
+                continue
             tensor = Tensor(whole.value, Strided(layout.size, layout.stride, whole.layout.offset + layout.offset))
         return tensor
 
@@ -116,6 +131,21 @@ class Level:
         if tensor.spec == home.spec and tensor.layout.normal == home.layout.normal:
             return tensor
         return self._copied(tensor, "new", home.spec, home.layout)
+
+    def as_eager(self, tensor: Tensor) -> Tensor:
+        """Return a tensor with the same elements whose strides are those of the eager result."""
+        lies = self.conversion.eager.get(tensor)
+        if lies is None:
+            return tensor
+        layout = layout_of(lies, self.conversion.extents, tensor.value.name).normal
+        return self.laid_out(tensor, layout) if layout.is_dense and layout.size == tensor.layout.size else tensor
+
+    def laid_out(self, tensor: Tensor, layout: Strided) -> Tensor:
+        """Return a tensor with the same elements in a dense layout."""
+        if tensor.layout.normal.stride == layout.stride:
+            return tensor
+        shape = layout.size if layout.is_contiguous else layout.in_memory
+        return self._copied(tensor, "laid", TensorSpec(tensor.spec.dtype, shape), layout)
 
     def _copied(self, tensor: Tensor, hint: str, spec: TensorSpec, layout: Strided, source: str = "") -> Tensor:
         """A value with the elements of a tensor, laid out so; it may be the same bytes."""

@@ -107,11 +107,14 @@ def _view(level: Level, target: Any, name: str, args: Sequence[Any], kwargs: dic
     aten = torch().ops.aten
     if target in (aten.detach_.default, aten.detach.default, aten.alias.default):
         return base
-    meta = base.on_meta()
-    seen = target(meta, *args[1:], **kwargs)
+    try:
+        seen = target(base.on_meta(), *args[1:], **kwargs)
+    except (RuntimeError, ValueError):  # a view that the eager strides allow, of a tensor that lies otherwise here
+        base = level.as_eager(base)
+        seen = target(base.on_meta(), *args[1:], **kwargs)
     if isinstance(seen, list | tuple):
         return [_part(level, base, each, source) for each in seen]
-    if seen.dtype != meta.dtype:
+    if seen.dtype != base.on_meta().dtype:
         return level.call(f"{PREFIX}view_copy.dtype", name, (base, seen.dtype), {}, [seen], source)[0]
     return _part(level, base, seen, source)
 

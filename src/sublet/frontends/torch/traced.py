@@ -9,9 +9,10 @@ from typing import Any
 from sublet.base.errors import ModelError
 from sublet.frontends.torch.control import CONTROL
 from sublet.frontends.torch.conversion import Level
+from sublet.frontends.torch.eager_tensors import EagerTensors
 from sublet.frontends.torch.joined import add_joined, is_joined
 from sublet.frontends.torch.operators import add_operator
-from sublet.frontends.torch.tensors import fixed, torch
+from sublet.frontends.torch.tensors import Tensor, fixed, torch
 from sublet.frontends.torch.twins import twin
 from sublet.ops.aten import PREFIX
 from sublet.ops.aten.dialect import Facts, facts
@@ -27,16 +28,20 @@ INLINE = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "wrap")
 def convert_traced(level: Level, module: Any, given: Sequence[Any]) -> Any:
     """What the graph of a module gives for these arguments, in the order of its placeholders."""
     stands: dict[Any, Any] = {}
+    eager = EagerTensors(level.conversion.extents, level.conversion.device)
     arguments = iter(given)
     for node in module.graph.nodes:
         if node.op == "placeholder":
             stands[node] = next(arguments)
+            if isinstance(stands[node], Tensor) and stands[node] in level.conversion.eager:
+                eager.correct(node, level.conversion.eager[stands[node]])
         elif node.op == "get_attr":
             stands[node] = _attribute(level, module, node.target)
         elif node.op == "output":
             return _known(node.args[0], stands)
         elif node.op == "call_function":
-            stands[node] = _called(level, node, stands)
+            stands[node] = _called(level, node, stands, eager.of(node))
+            level.conversion.note_eager(stands[node], eager.of(node), eager.is_corrected(node))
         else:
             raise ModelError(f"{where(node)}: {node.op} of {node.target!r}: give a program traced to ATen operators")
     raise ModelError(f"{level.conversion.where}: a graph without an output")
@@ -74,16 +79,17 @@ def _known(argument: Any, stands: Mapping[Any, Any]) -> Any:
 
 
 def _attribute(level: Level, module: Any, name: str) -> Any:
-    """A module, or a tensor, which is a weight."""
+    """A tensor, which is a weight; a module or another thing that a graph holds, as it is."""
     found = module
     for part in name.split("."):
         found = getattr(found, part)
-    if isinstance(found, torch().nn.Module):
+    if not isinstance(found, torch().Tensor):
         return found
     return level.conversion.constant(name, found)
 
 
-def _called(level: Level, node: Any, stands: Mapping[Any, Any]) -> Any:
+def _called(level: Level, node: Any, stands: Mapping[Any, Any], eager: Any) -> Any:
+    """Return what a node stands for, and append the calls that it makes; its results lie as the `eager` tensors do."""
     joining = not level.conversion.device
     if joining and is_joined(node):
         return None  # who reads it computes it
@@ -104,7 +110,7 @@ def _called(level: Level, node: Any, stands: Mapping[Any, Any]) -> Any:
             only = twin(level, "aten.max_pool2d.default", node.name, args, kwargs, source)
             if only is not None:
                 return [only, None]
-        like = _that_are_read(node) if level.conversion.device else node.meta.get("val")
+        like = _that_are_read(node) if level.conversion.device else eager
         found = add_operator(level, target, node.name, args, kwargs, like, source)
         return _filled(level, node, found, source) if isinstance(found, list) else found
     if all(isinstance(each, NUMBERS) for each in _flat(args)):

@@ -75,6 +75,15 @@ def _of_image(value: Any, layout: str) -> Tensor:
     return Tensor(value, Strided(tuple(shape[axis] for axis in order), tuple(stride[axis] for axis in order)))
 
 
+def _as_weights_lie(level: Level, image: Any, weights: Any) -> Any:
+    """Return an image with channels last where the weights lie so: PyTorch's convolution computes so then."""
+    if _image(weights) != "nhwc" or _image(image) != "nchw" or image.spec.dtype is not weights.spec.dtype:
+        return image
+    rank, size = len(image.layout.size), image.layout.size
+    inner = Strided.contiguous((size[0], *size[2:], size[1])).stride
+    return level.laid_out(image, Strided(size, (inner[0], 1, *inner[1 : rank - 1])).normal)
+
+
 def _spread(numbers: Any, count: int) -> tuple[int, ...]:
     found = tuple(numbers) if isinstance(numbers, list | tuple) else (numbers,)
     return found * count if len(found) == 1 else found
@@ -122,6 +131,7 @@ def _convolved(
 ) -> Tensor | None:
     """A convolution of x with w, and b or None."""
     x, w, b = args
+    x = _as_weights_lie(level, x, w)
     layout = _image(x)
     if layout is None or not isinstance(w, Tensor) or w.spec.dtype is not x.spec.dtype:
         return None
@@ -207,6 +217,7 @@ def _convolution_gradient(level: Level, args: Sequence[Any]) -> Any:
     """`convolution_backward(dy, x, w, bias sizes, stride, padding, dilation, transposed, output padding, groups,
     wanted)` -> gradients by x, w and b. Transposed, dy is what was convolved to x."""
     dy, x, w, sizes, stride, pad, dilation, transposed, extra, groups, wanted = args
+    dy, x = (_as_weights_lie(level, each, w) for each in (dy, x))
     layout = _image(x)
     if layout is None or _image(dy) != layout or not _alike(x, dy, w):
         return None

@@ -9,6 +9,8 @@ branches and what other backends compute.
 
 from __future__ import annotations
 
+import os
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -36,10 +38,14 @@ from sublet.runtime.backends.onnxruntime.node import (
     through_arrays,
 )
 from sublet.runtime.backends.onnxruntime.scalars import MOST, scalar_call
-from sublet.runtime.backends.onnxruntime.session import Listing, Session, kernels_of
+from sublet.runtime.backends.onnxruntime.session import Listing, Session, kernels_of, leave_behind
 from sublet.runtime.calls import InTurn
 from sublet.runtime.copying import Copies
 from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
+
+MOST_SESSIONS = 32
+"""Sessions that one node keeps whose types are known only when it runs: one for each combination of shapes. Beyond
+these the session used longest ago is closed, and opened again when its shapes come again."""
 
 OUT_OF_TURN = ("Shape", "Size")
 """Operators that ONNX Runtime runs before others that are ready."""
@@ -53,7 +59,7 @@ class OnnxRuntime:
     threads: int = 0
     name: str = "onnxruntime"
     _kinds: dict[Key, bool | None] = field(default_factory=dict, repr=False)
-    _sessions: dict[tuple[str, ...], tuple[Key, Session]] = field(default_factory=dict, repr=False)
+    _sessions: dict[tuple[str, ...], tuple[tuple[int, Key], Session]] = field(default_factory=dict, repr=False)
 
     @property
     def prepared_bytes(self) -> int:
@@ -87,10 +93,12 @@ class OnnxRuntime:
 
     def session(self, names: tuple[str, ...], key: Key, listing: Listing, threads: int) -> Session:
         """The session over the nodes called `names`; the one there is unless `key` differs from what it was."""
-        held = self._sessions.get(names)
-        if held is None or held[0] != key:
+        held, now = self._sessions.get(names), (os.getpid(), key)  # the threads of a session stay behind in a fork
+        if held is not None and held[0][0] != now[0]:
+            leave_behind(held[1])
+        if held is None or held[0] != now:
             self._sessions.pop(names, None)
-            held = self._sessions[names] = (key, Session(listing, threads))
+            held = self._sessions[names] = (now, Session(listing, threads))
         return held[1]
 
 
@@ -208,7 +216,7 @@ class _LateKernel:
     threads: int
     scratch: int = 0
     keeps: bool = True
-    _sessions: dict[tuple[TensorSpec, ...], Session] = field(default_factory=dict, repr=False)
+    _sessions: OrderedDict[tuple[Any, ...], Session] = field(default_factory=OrderedDict, repr=False)
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
         read = placed(input_names(self.node), self.node.inputs, inputs, {})
@@ -222,7 +230,9 @@ class _LateKernel:
 
     def _session(self, read: Placed) -> Session:
         specs = {place.value: _spec_of(place) for place in read}
-        key = tuple(specs.values())
+        key = (os.getpid(), *specs.values())
+        for old in [old for old in self._sessions if old[0] != key[0]]:
+            leave_behind(self._sessions.pop(old))
         if key not in self._sessions:
             inputs = tuple(value and replace(value, spec=specs[value]) for value in self.node.inputs)
             form = form_of(replace(self.node, inputs=inputs, outputs=()), {})
@@ -232,6 +242,9 @@ class _LateKernel:
             whole = single_node(self.node, self.opsets)
             listing = Listing([whole], form.inputs, results, {}, form.imports(self.opsets))
             self._sessions[key] = Session(listing, self.threads)
+            while len(self._sessions) > MOST_SESSIONS:
+                self._sessions.popitem(last=False)
+        self._sessions.move_to_end(key)
         return self._sessions[key]
 
 

@@ -9,6 +9,7 @@ that are ready the first in the file goes first, and all are ready (Shape and Si
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -217,6 +218,11 @@ def _bare(bind: Bind, name: str, kind: int, shape: tuple[int, ...]) -> Callable[
     except AttributeError:
         return partial(bind, name, "cpu", 0, kind, shape)
     return partial(method, name, device, kind, shape)
+
+
+def leave_behind(session: Session) -> None:
+    """Never close a session that the parent of a fork opened: closing waits for threads that are only in the parent."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
 
 class Session:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Any
 
 from sublet.base.arrays import torch_over
 from sublet.base.errors import RunError
-from sublet.base.extras import require
+from sublet.base.extras import imported, require
 from sublet.base.tensor import DType
 from sublet.ir.graph import Node
 from sublet.ops.nn.command import spec_of
@@ -128,7 +127,7 @@ class Fast:
 
 def torch() -> ModuleType:
     """PyTorch. Raises MissingExtraError, which names the extra, when it is not installed."""
-    module: ModuleType = sys.modules.get("torch") or require("torch", extra="torch")
+    module: ModuleType = imported("torch") or require("torch", extra="torch")
     return module
 
 
