@@ -214,6 +214,8 @@ def test_every_exception_is_drawn() -> None:
         "docs/memory.md",
         "docs/paddle.md",
         "docs/patches.md",
+        "docs/security.md",
+        "docs/threads.md",
         "docs/proofs.md",
         "docs/text_form.md",
         "docs/torch.md",

@@ -130,7 +130,7 @@ def observed(function: Callable[..., Any], given: list[Any], backend: str | None
     gradients = [torch.zeros(()) if each.grad is None else each.grad.clone() for each in args]
     with torch.no_grad():
         for each in results:
-            if 0 not in each.stride():
+            if 0 not in _steps(each):
                 each.mul_(0.5).add_(1)
     after = [each.detach().clone() for each in (*results, *args)]
     return shared, about, [*values, *gradients, *after]

@@ -389,3 +389,61 @@ def test_a_budget_that_is_impossible_changes_nothing() -> None:
         sublet.torch.train_step(module, F.cross_entropy, optimizer, budget=64)(*digits())
     assert torch.equal(module.weight, before)
     assert not optimizer.state
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.cells = getattr(nn, kind)(6, 8, 2, batch_first=True, bidirectional=True)
+        self.last = nn.Linear(16, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.cells(x)[0][:, -1])
+
+
+class Sum(nn.Module):
+    """Its parameters have one gradient."""
+
+    def __init__(self, _: str) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(4, 5, 6)), nn.Parameter(torch.randn(4, 5, 6))
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.last((x + self.a + self.b).mean(1))
+
+
+@pytest.mark.parametrize(("network", "kind"), [(Recurrent, "LSTM"), (Recurrent, "GRU"), (Recurrent, "RNN"), (Sum, "")])
+def test_parameters_that_have_one_gradient(network: Any, kind: str) -> None:
+    """As the two biases of an LSTM; and a module that keeps lists of its parameters is planned once."""
+    torch.manual_seed(0)
+    module = network(kind)
+    other = copy.deepcopy(module)
+    sides = [(each, torch.optim.Adam(each.parameters(), 0.01)) for each in (module, other)]
+    step = sublet.torch.train_step(other, F.cross_entropy, sides[1][1])
+    x, labels = torch.randn(4, 5, 6), torch.randint(0, 3, (4,))
+    plans = set()
+    for _ in range(3):
+        right = eager_step(*sides[0], x, labels)
+        assert torch.allclose(step(x, labels), right, atol=1e-6)
+        plans.add(id(step.plan))
+    assert len(plans) == 1
+    for mine, wanted in zip(other.parameters(), module.parameters(), strict=True):
+        assert torch.allclose(mine, wanted, atol=1e-5)
+
+
+class Cached(nn.Linear):  # type: ignore[misc]
+    """Keeps a tensor of the last call."""
+
+    last: Any = None
+
+    def forward(self, x: Any) -> Any:
+        self.last = super().forward(x)
+        return self.last
+
+
+def test_a_tensor_that_forward_keeps_is_refused() -> None:
+    module = Cached(6, 3)
+    with pytest.raises(SubletError, match=r"network\.last changes in forward"):
+        step_of(module)(*digits())
+    assert module.last is None

@@ -246,7 +246,8 @@ def _over(pieces: Pieces, tensor: Tensor, flight: Flight | None = None) -> Any:
 
 def _result(result: Result, position: int, args: Sequence[Any], arena: Arena) -> Any:
     if result.shared is not None and result.tensor is not None:
-        return seen(arena.results[result.shared], result.tensor.strides)
+        # Not as a view of the other result for autograd: one of the two may be without a gradient.
+        return seen(arena.results[result.shared].detach(), result.tensor.strides)
     if result.taken:
         return arena.results[position]
     return result.of(args)

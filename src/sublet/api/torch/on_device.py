@@ -193,7 +193,7 @@ def _over(arena: DeviceArena, tensor: Tensor) -> Any:
 
 def _result(result: Result, position: int, args: Sequence[Any], taken: Mapping[int, Any]) -> Any:
     if result.shared is not None and result.tensor is not None:
-        return seen(taken[result.shared], result.tensor.strides)
+        return seen(taken[result.shared].detach(), result.tensor.strides)
     if result.taken:
         return taken[position]
     return result.of(args)

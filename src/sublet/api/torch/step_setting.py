@@ -149,7 +149,7 @@ def _value(value: Any) -> Setting:
     if isinstance(value, list | tuple | set | frozenset):
         plain = tuple((type(each), each) for each in value if isinstance(each, PLAIN))
         return "container", len(value), plain if not isinstance(value, set | frozenset) else frozenset(plain)
-    return id(value) if callable(value) else type(value)
+    return ("callable", id(value)) if callable(value) else ("type", type(value))
 
 
 def changed_attributes(module: Any, before: dict[str, tuple[tuple[str, Setting], ...]]) -> Iterator[str]:

@@ -67,6 +67,7 @@ def judged_module(module: Any, loss: Loss) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.network = module
+            self.__dict__["apart"] = False
             self.loss = loss
 
         @property
@@ -80,10 +81,17 @@ def judged_module(module: Any, loss: Loss) -> Any:
         def forward(self, *tensors: Any) -> Any:
             arguments, results, scaled = self.__dict__["traced"]
             args, targets, keywords = arguments.rebuilt(tensors)
-            loss, *others = results.flattened(self.loss(self.network(*args, **keywords), *targets))
+            called = self.network(*args, **keywords) if not self.apart else _with_views(self.network, args, keywords)
+            loss, *others = results.flattened(self.loss(called, *targets))
             return (loss * tensors[-1], loss.detach(), *others) if scaled else (loss, *others)
 
     return Judged()
+
+
+def _with_views(network: Any, args: Any, keywords: Any) -> Any:
+    """Call a module with a view of each parameter in its place, so that each has a gradient of its own."""
+    views = {name: each.view_as(each) for name, each in network.named_parameters()}
+    return torch().func.functional_call(network, views, args, keywords)
 
 
 @contextmanager
@@ -94,6 +102,7 @@ def traced_with(judged: Any, arguments: Arguments, results: Results, scaled: boo
         yield
     finally:
         del judged.__dict__["traced"]
+        judged.__dict__["apart"] = False
 
 
 class Results:
@@ -143,7 +152,15 @@ def trace(judged: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
         with quietly(), plain_checkpoints() as notes, torch().random.fork_rng(devices=[]):
             unused = _unused(judged, tensors)
             with _frozen(unused):
-                graph, signature = aot.aot_export_module(judged, tensors, trace_joint=True, output_loss_index=0)
+                try:
+                    found = aot.aot_export_module(judged, tensors, trace_joint=True, output_loss_index=0)
+                except AssertionError as error:  # two parameters whose gradients are one node, as two biases of an LSTM
+                    if "gradients_to_parameters" not in str(error):
+                        raise
+                    judged.__dict__["apart"] = True
+                    with torch().backends.mkldnn.flags(enabled=False):  # whose LSTM has no gradient by operators
+                        found = aot.aot_export_module(judged, tensors, trace_joint=True, output_loss_index=0)
+        graph, signature = found
     except SubletError:
         raise
     except Exception as error:  # whatever tracing a program of somebody else's meets

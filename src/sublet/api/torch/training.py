@@ -212,12 +212,16 @@ class TrainStep:
             require_cpu(str(tensor.device), "train_step")
         states = {each: dict(self._optimizer.state[each]) for each in members if each in self._optimizer.state}
         before = {path: attributes_of(each) for path, each in self._judged.named_modules()}
+        held = {path: dict(vars(each)) for path, each in self._judged.named_modules()}
         results = Results()
         scale = [torch().ones((), device="cpu")] if self._gradients.scaled else []
         with traced_with(self._judged, arguments, results, self._gradients.scaled):
             traced = trace(self._judged, [*arguments.tensors, *scale])
         changed = next(changed_attributes(self._judged, before), None)
         if changed is not None:
+            for path, each in self._judged.named_modules():
+                vars(each).clear()
+                vars(each).update(held[path])
             raise ModelError(f"{changed} changes in forward, and a module's Python runs only while a step is planned")
         self._make_gradients()
         try:
