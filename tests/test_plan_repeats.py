@@ -19,13 +19,12 @@ onnx = pytest.importorskip("onnx")
 TEXT = "graph @g(%x: f32[4]) {\n  %y: f32[4] = onnx.Neg(%x)\n  return %y\n}\n"
 
 
-@pytest.mark.parametrize("name", ["placements", "storages"])
-@pytest.mark.parametrize("times", [2, 20_000])
+@pytest.mark.parametrize(("name", "times"), [("placements", 2), ("placements", 20_000), ("storages", 20_000)])
 def test_a_list_that_repeats_is_refused(name: str, times: int) -> None:
     raw = json.loads(to_json(plan_memory(parse(TEXT))))
     assert from_json(json.dumps(raw)) == plan_memory(parse(TEXT))
     raw[name] *= times
-    with pytest.raises(PlanError, match=rf"plan: {name}\[\d\] is .* again, as {name}\[0\] is\. Expected each once"):
+    with pytest.raises(PlanError, match=rf"plan: {name}\[\d+\] is .* again, as {name}\[\d\] is\. Expected each once"):
         from_json(json.dumps(raw))
 
 

@@ -98,7 +98,8 @@ class EagerTensor(Tensor):
     def _apply(self, op: str, *inputs: Any, **attrs: Any) -> Tensor:
         graph = self.graph
         presence = graph.presence
-        presence.enter()
+        if not presence.acquire(False):
+            presence.enter()
         try:
             return (graph.calling or graph._eager).apply(op, inputs, attrs)[0]
         finally:

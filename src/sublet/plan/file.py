@@ -20,6 +20,9 @@ from sublet.ir.text import to_text
 from sublet.plan import FORMAT_VERSION, MemoryPlan
 from sublet.plan.schedule import Schedule
 
+MOST_REPEATED = 64
+"""Storages that a plan may list again: the checker says so of each."""
+
 LARGEST = 1 << 62
 """No size, offset or point in a plan is beyond this."""
 
@@ -48,9 +51,9 @@ def from_json(text: str, source: str = "plan") -> MemoryPlan:
 
 
 def _require_placed_once(plan: MemoryPlan, source: str) -> None:
-    """Raise PlanError for a plan that places a value twice in the same copies of loop bodies, or lists a storage twice.
+    """Raise PlanError for a plan that places a value twice in the same copies of loop bodies, or repeats many storages.
 
-    The checker reports every such entry. A list that repeats within the bound on JSON would take it minutes.
+    The checker reports every such entry, and needs minutes for a list of them that fills a file.
     """
     lists: dict[str, list[tuple[str, object]]] = {
         "placements": [(placement.value, placement.copies) for placement in plan.placements],
@@ -58,8 +61,10 @@ def _require_placed_once(plan: MemoryPlan, source: str) -> None:
     }
     for name, entries in lists.items():
         first: dict[tuple[str, object], int] = {}
+        repeated = 0
         for i, entry in enumerate(entries):
-            if first.setdefault(entry, i) != i:
+            repeated += first.setdefault(entry, i) != i
+            if repeated > (MOST_REPEATED if name == "storages" else 0):
                 raise PlanError(
                     f"{source}: {name}[{i}] is {printable(entry[0])[:80]!r} again, as {name}[{first[entry]}] is. "
                     "Expected each once. Plan the model again."
