@@ -89,7 +89,7 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
     "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
     "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda step: 0.9),
-    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.05, total_steps=20),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.05, total_steps=20, cycle_momentum=_has_momentum(o)),
     "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.001, 0.05, cycle_momentum=_has_momentum(o)),
     "SequentialLR": lambda o: lr_scheduler.SequentialLR(
         o, [lr_scheduler.ConstantLR(o, total_iters=1), lr_scheduler.ExponentialLR(o, 0.9)], [2]
