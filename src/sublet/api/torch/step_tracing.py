@@ -148,8 +148,10 @@ def trace(judged: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
     """Return forward and backward as one graph, and its signature. Raises ModelError for a step that has no trace."""
     aot = require("torch._functorch.aot_autograd", extra="torch")
     try:
-        # Tracing draws random numbers, which the eager loop does not.
-        with quietly(), plain_checkpoints() as notes, torch().random.fork_rng(devices=[]):
+        # Tracing draws random numbers, which the eager loop does not. oneDNN's LSTM is an operator that computes in
+        # memory of its own, and cannot be called again by its arguments.
+        without = torch().backends.mkldnn.flags(enabled=False)
+        with quietly(), plain_checkpoints() as notes, torch().random.fork_rng(devices=[]), without:
             unused = _unused(judged, tensors)
             with _frozen(unused):
                 try:
@@ -158,8 +160,7 @@ def trace(judged: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
                     if "gradients_to_parameters" not in str(error):
                         raise
                     judged.__dict__["apart"] = True
-                    with torch().backends.mkldnn.flags(enabled=False):  # whose LSTM has no gradient by operators
-                        found = aot.aot_export_module(judged, tensors, trace_joint=True, output_loss_index=0)
+                    found = aot.aot_export_module(judged, tensors, trace_joint=True, output_loss_index=0)
         graph, signature = found
     except SubletError:
         raise
