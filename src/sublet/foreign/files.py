@@ -43,7 +43,10 @@ def is_foreign_json(path: Path) -> bool:
 
 def plan_beside(path: Path) -> ForeignPlan:
     """The plan of a model in a file of its own. Raises PlanError when it cannot be read."""
-    return placed_from_json(read_text(path, PlanError), str(path))
+    try:
+        return placed_from_json(read_text(path, PlanError), str(path))
+    except PlanError as error:  # of the plan as a whole, which knows the tool's name and no file
+        raise error if str(path) in str(error) else PlanError(f"{path}: {error}") from None
 
 
 def judged_inside(model: Model, path: Path, capacity: int | None = None) -> Judgement:

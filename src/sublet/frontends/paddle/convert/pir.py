@@ -89,7 +89,7 @@ class _Conversion:
         return ()
 
     def _loop(self, op: PirOp) -> None:
-        body, inits = op.blocks[0], op.inputs[1:]
+        body, inits = self._body(op), op.inputs[1:]
         if not op.inputs or not len(body.args) == len(inits) == len(op.outputs):
             raise ModelError(f"{self.where}: a loop carries {len(inits)} values into {len(body.args)} arguments")
         state = [self._dims(number) for number in inits]
@@ -265,8 +265,14 @@ class _Conversion:
             raise ModelError(f"{self.where}: the condition of {op.type} is {spec}, not one bool")
         return value
 
+    def _body(self, op: PirOp) -> PirBlock:
+        """Return the one block of a loop. Raises ModelError for a loop with another number of blocks."""
+        if len(op.blocks) != 1:
+            raise ModelError(f"{self.where}: a loop has {len(op.blocks)} blocks; expected one, its body")
+        return op.blocks[0]
+
     def _while(self, op: PirOp) -> Node:
-        flag, body = self._flag(op), op.blocks[0]
+        flag, body = self._flag(op), self._body(op)
         name = self.fresh(f"while:{op.outputs[0].number if op.outputs else self.count}")
         goes_on = Value(self.fresh(f"{flag.name}.again"), flag.spec)
         counter = Value(self.fresh(f"{name}.round"), TensorSpec(DType.I64))
