@@ -255,9 +255,10 @@ class TrainStep:
         """Make the state and the gradients that the program updates, where they are missing."""
         self._make_gradients()
         if self._is_last:
+            updated = set(step.updated)  # a tensor's hash is its identity
             for group in self._optimizer.param_groups:
                 for parameter in group["params"]:
-                    if any(parameter is each for each in step.updated):
+                    if parameter in updated:
                         self._rule.state(self._optimizer, group, parameter)
 
     def _finish(self, bound: _Bound, infinite: bool) -> None:

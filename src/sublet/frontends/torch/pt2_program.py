@@ -16,6 +16,7 @@ from typing import Any
 from sublet.base.errors import ModelError
 from sublet.base.extras import require
 from sublet.frontends.torch.bounded_trace import MOST_RESULTS, bounded_fake_mode
+from sublet.frontends.torch.exported import first_line
 from sublet.frontends.torch.pt2_schema import MAJOR, error
 from sublet.frontends.torch.pt2_signature import Weights, call_signature
 from sublet.frontends.torch.pt2_tensors import STRIDED, Payload, dtype_numbered, dtype_of, layout_of
@@ -70,13 +71,7 @@ def build_program(record: Mapping[str, Any], payloads: Mapping[str, Payload], wh
     except ModelError:
         raise
     except Exception as cause:  # PyTorch's constructors raise errors of many types for a program that is none
-        raise ModelError(
-            f"{where}: PyTorch does not take the program: {type(cause).__name__}: {_line(cause)}"
-        ) from None
-
-
-def _line(cause: Exception) -> str:
-    return next((line.strip()[:200] for line in str(cause).splitlines() if line.strip()), "")
+        raise ModelError(f"{where}: PyTorch does not take the program: {first_line(cause)}") from None
 
 
 @dataclass
