@@ -7,6 +7,7 @@ recomputations, where that is small enough.
     python -m tests.fuzz_budget --count 300 --first 0
     python -m tests.fuzz_budget --count 300 --loops       # loops, stored in every way, beside the plain tape
     python -m tests.fuzz_budget --count 300 --pieces      # nodes at random in pieces, beside the program unsplit
+    python -m tests.fuzz_budget --count 300 --twice       # budgets of steps that compute values again already
 """
 
 from __future__ import annotations
@@ -127,12 +128,18 @@ def drawn(seed: int) -> tuple[random.Random, Step]:
     return rng, make(rng, seed)
 
 
-def check_budgets(seed: int, count: int = 3) -> Counter[str]:
-    """Some budgets of one step; how often each answer was given. Raises AssertionError that names the seed."""
+def check_budgets(seed: int, count: int = 3, *, twice: bool = False) -> Counter[str]:
+    """Some budgets of one step; how often each answer was given. Raises AssertionError that names the seed.
+
+    With `twice`, the step computes values again already, for a first budget.
+    """
     rng, step = drawn(seed)
     options = Options(io=rng.choice(("arena", "bound")), weights=rng.choice(("arena", "bound")))
     if rng.random() < 0.4:
         options = replace(options, regions=(Region("near", 1 << 50), Region("far", 1 << 50, rate=rng.choice(RATES))))
+    if twice:
+        first = Budgets(Model(step.graph), options, effort=EFFORT)
+        step = replace(step, graph=first.within(int(first.plain.nbytes * rng.uniform(0.5, 0.95))).point.model.graph)
     budgets = Budgets(Model(step.graph), options, effort=EFFORT)
     plain = budgets.plain.nbytes
     where = f"seed {seed}, {options}"
@@ -166,6 +173,11 @@ def _runs_the_same(where: str, step: Step, unplanned: Any, model: Model, options
     assert len([n for n in kept.nodes if n.again]) == len([n for n in graph.nodes if n.again]), f"{where}: merged"
     changed = replace(step, graph=graph)
     assert runs_right(step, unplanned, changed.compiled(options)), f"{where}: computed again, something else comes out"
+
+
+def check_twice(seed: int) -> Counter[str]:
+    """Budgets of a step that computes values again already. Raises AssertionError that names the seed."""
+    return Counter({f"{what}, of a step with clones": count for what, count in check_budgets(seed, twice=True).items()})
 
 
 def check_pieces(seed: int) -> Counter[str]:
@@ -231,6 +243,7 @@ def main() -> None:
     asked.add_argument("--first", type=int, default=0)
     asked.add_argument("--loops", action="store_true")
     asked.add_argument("--pieces", action="store_true", help="only nodes at random in pieces")
+    asked.add_argument("--twice", action="store_true", help="only budgets of steps with clones")
     chosen = asked.parse_args()
     told: Counter[str] = Counter()
     done = 0
@@ -238,6 +251,8 @@ def main() -> None:
         for seed in range(chosen.first, chosen.first + chosen.count):
             if chosen.loops:
                 told += Counter({"cut": int(check_seed(seed))})
+            elif chosen.twice:
+                told += check_twice(seed)
             else:
                 told += check_pieces(seed)
                 told += check_budgets(seed) if not chosen.pieces else Counter()

@@ -74,6 +74,65 @@ def test_a_step_is_written_for_a_budget() -> None:
         step(-1)
 
 
+def wide(budget: int | str | None = None) -> Model:
+    """Return a step of a chain whose loss has kernels with much scratch."""
+    g = sublet.Graph("wide")
+    h, labels = g.input("x", (256, 16)), g.input("labels", (256,), "i64")
+    for i in range(6):
+        h = nn.gelu(h @ g.parameter(f"w{i}", (16, 16), initial=layers.normal(0.3)))
+    loss = nn.softmax_cross_entropy(h, labels)[0].mean()
+    return sublet.train_step(loss, g.parameters, sublet.SGD(0.05), budget=budget)
+
+
+WIDE_FEEDS = {
+    "x": np.random.default_rng(0).normal(size=(256, 16)).astype("float32"),
+    "labels": np.arange(256) % 16,
+}
+
+
+@pytest.mark.parametrize("first", [90, 70])
+def test_a_step_written_for_a_budget_fits_a_smaller_one(first: int, tmp_path: Path) -> None:
+    """Clones in a graph are nodes like any others: a further budget clones more, or does nodes in pieces."""
+    plain = sublet.compile(wide())
+    given = wide(plain.arena_bytes * first // 100)
+    assert any(node.again for node in given.graph.nodes)
+    path, plan_path = tmp_path / "step.sublet", tmp_path / "plan.json"
+    path.write_text(sublet.to_text(given.graph))
+    for percent in (60, 40):
+        budget = plain.arena_bytes * percent // 100
+        less = sublet.compile(given, budget=budget)
+        assert less.arena_bytes <= budget
+        sublet.save(less.plan, plan_path)
+        assert CliRunner().invoke(app, ["check", str(path), str(plan_path)]).exit_code == 0
+        for name in plain.updated:
+            less.set_state(name, plain.state(name))
+        for _ in range(2):
+            np.testing.assert_allclose(less(WIDE_FEEDS)["loss"], plain(WIDE_FEEDS)["loss"], rtol=1e-5)
+        asked = ["plan", str(path), "--budget", str(budget), "--recompute", "--out", str(plan_path)]
+        done = CliRunner().invoke(app, asked)
+        assert done.exit_code == 0, done.output
+        assert CliRunner().invoke(app, ["check", str(path), str(plan_path)]).exit_code == 0
+    with pytest.raises(CapacityError, match=r"impossible|no program within 100 bytes was found; the least found needs"):
+        sublet.compile(given, budget=100)
+
+
+def test_a_model_of_a_plan_with_clones_fits_a_smaller_budget() -> None:
+    first = Budgets(step()).within(plan_memory(step()).arena_bytes * 80 // 100).point.model
+    assert first.recipe.again
+    budget = plan_memory(first).arena_bytes * 80 // 100
+    assert sublet.compile(first, backend="reference", budget=budget).arena_bytes <= budget
+
+
+@pytest.mark.parametrize("percent", [85, 60])
+def test_a_written_step_has_room_for_scratch_of_kernels(percent: int) -> None:
+    """The budget of `train_step` is that of the arena that the step runs in."""
+    plain = sublet.compile(wide())
+    scratch = sum(nbytes for _, nbytes in plain.plan.recipe.scratch)
+    assert scratch >= plain.arena_bytes // 50, "or the test shows nothing"
+    budget = plain.arena_bytes * percent // 100
+    assert sublet.compile(wide(budget)).arena_bytes <= budget
+
+
 def test_the_recipe_of_a_plan_is_done_again_to_check_it(tmp_path: Path) -> None:
     path = tmp_path / "step.sublet"
     path.write_text(sublet.to_text(step().graph))

@@ -1,47 +1,90 @@
-"""Several ways to write one step of training: the cheapest of them that fits a budget."""
+"""Selection among several ways to write one training step: the cheapest step within a memory budget."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
 
 from sublet.base.errors import CapacityError
+from sublet.base.numpy_types import NUMPY
+from sublet.base.tensor import TensorSpec
+from sublet.ir.graph import Value
 from sublet.ir.model import Model
+from sublet.ir.scratch import with_scratch
 from sublet.nn.graph import Graph
 from sublet.planning.budget.answers import Answer, Outcome, most
-from sublet.planning.budget.within import Budgets
+from sublet.planning.budget.within import Budgets, Ways, as_source
+from sublet.runtime.backends.by_name import AUTO, backends_of, names_of
+from sublet.runtime.kernel import Array
+from sublet.runtime.kernels import choose_kernels, scratch_of
 
 
 class _TakenBack(Exception):
-    """Ends the writing of what is only tried."""
+    """Raised to undo a trial writing."""
 
 
 def taken_back(graph: Graph, write: Callable[[], None], made: Callable[[Graph], Model]) -> Model:
-    """What is made of a graph when `write` has written to it; the graph is afterwards as it was before."""
-    found: list[Model] = []
+    """Let `write` write to a graph, return the result of `made` for the written graph, and undo the writing."""
+    models: list[Model] = []
     try:
         with graph.whole():
             write()
-            found.append(made(graph))
+            models.append(made(graph))
             raise _TakenBack
     except _TakenBack:
-        return found[0]
+        return models[0]
 
 
 def cheapest(ways: Mapping[str, Callable[[], Model]], budget: int | str) -> tuple[str, Model]:
-    """The way that fits so many bytes at the least predicted time, and its model with what is computed again.
+    """Return the name of the way with the least predicted time within a budget, and its model with recomputed nodes.
 
-    The first of the ways is the plainest: where it fits as it is, no other is tried. Raises CapacityError with the
-    argument of the way that needs the fewest bytes.
+    The budget bounds the arena planned by `sublet.compile` by default, with scratch memory of the kernels; the returned
+    model itself has no scratch. The first way is the plainest: if its plain plan fits, no other way is tried. Raises
+    CapacityError, with the reason, for the way with the smallest arena if no way fits.
     """
     answers: dict[str, Answer] = {}
+    sources: dict[str, Model] = {}
     for name, make in ways.items():
-        answers[name] = Budgets(make()).within(most(budget))
+        answers[name], sources[name] = _answer(make(), most(budget))
         if answers[name].outcome is Outcome.FITS and not answers[name].point.changed:
             break
     fitting = {name: answer.point for name, answer in answers.items() if answer.outcome is Outcome.FITS}
     if fitting:
         name = min(fitting, key=lambda name: (fitting[name].seconds, fitting[name].plan.arena_bytes))
-        return name, fitting[name].model
+        return name, as_source(sources[name]) if fitting[name].changed else sources[name]
     name = min(answers, key=lambda name: answers[name].point.plan.arena_bytes)
     which = "" if len(ways) == 1 else f" ({name}, the least of {len(ways)} ways)"
     raise CapacityError(f"{answers[name].words}{which}")
+
+
+def _answer(source: Model, budget: int) -> tuple[Answer, Model]:
+    """Return the result of the budget search, and the selected model without scratch."""
+    sources: dict[tuple[object, object], Model] = {}
+
+    def ready(model: Model) -> Model:
+        sources[model.recipe.split, model.recipe.again] = model
+        return with_kernel_scratch(model)
+
+    answer = Budgets(ready(source), ways=Ways(source, ready)).within(budget)
+    recipe = answer.point.model.recipe
+    return answer, sources[recipe.split, recipe.again]
+
+
+def with_kernel_scratch(model: Model) -> Model:
+    """Return the model with the scratch memory requested by the kernels of the installed backends."""
+    constants = {value: content for value in model.graph.constants if (content := _content(model, value)) is not None}
+    backends = backends_of(names_of(AUTO), model)
+    scratch = scratch_of(choose_kernels(model.graph, backends, constants, assumed=dict(model.recipe.conditions)))
+    recipe = replace(model.recipe, scratch=scratch)
+    return replace(model, graph=with_scratch(model.graph, dict(scratch)), recipe=recipe)
+
+
+def _content(model: Model, value: Value) -> Array | None:
+    """Return the elements of a constant; None for a weight without content."""
+    if value.name in model.weights:
+        return model.weights[value.name].array()
+    if value.literal is not None and isinstance(value.spec, TensorSpec):
+        return np.array(value.literal, NUMPY[value.spec.dtype]).reshape(value.spec.shape)
+    return None

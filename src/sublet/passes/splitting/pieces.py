@@ -1,9 +1,9 @@
-"""Which nodes are done in how many pieces, as data, and the one function that writes it into a graph.
+"""Splitting of nodes: the splits as data, and the function applying the splits to a graph.
 
-Requires a legal graph. Ensures the same results, but that sums over pieces are rounded in another order. Each entry
-(node, kind, pieces) cuts a node as `ways.py` knows; nodes that are cut alike run piece by piece together. A whole that
-somebody reads is the concatenation of its pieces, which are written in their places; one that is read in pieces is
-split, which is a view. Gradients of weights add up in place.
+Requires a legal graph. Ensures the same results, except that sums over pieces are rounded in a different order. Each
+entry (node, kind, pieces) splits a node by a rule of `split_rules.py`; nodes split alike run piece by piece together. A
+whole with a reader is the concatenation of its pieces, computed in place; a whole read in pieces is split by views.
+Gradients of weights accumulate in place.
 
     %y = nn.relu(%x)                  %x.1, %x.2 = nn.split(%x)
     %dw = gradient(%dy, %y)     ->    %y.1 = nn.relu(%x.1)
@@ -32,18 +32,18 @@ from sublet.passes.splitting.regions import Region, regions
 from sublet.passes.splitting.ways import EARLY, MOMENTUM, ONTO, Shape, Way, way
 
 Splits = tuple[tuple[str, str, int], ...]
-"""(node of the root level, kind of rows, pieces), by name."""
+"""Entries (node of the root level, kind of rows, pieces); nodes by name."""
 
 
 PRODUCTS = ("nn.matmul", "nn.gemm")
-"""Pieces of what these sum over are added to the sum by `nn.gemm`."""
+"""Ops whose pieces, summed over rows, `nn.gemm` adds to the sum so far."""
 
 
 @dataclass(frozen=True)
 class Splitted:
-    """A graph in which nodes are done in pieces.
+    """A graph with split nodes.
 
-    shares  by node of it the node of the graph before that it is a part of, and which share of its work it is
+    shares  by node of the graph, (original node, share of the work of the original node)
     """
 
     graph: Graph
@@ -51,27 +51,29 @@ class Splitted:
 
 
 def splitted(graph: Graph, splits: Splits) -> Splitted:
-    """The graph in which these nodes are done in pieces. The same graph for the same splits. Raises PlanError."""
+    """Return the graph with the nodes of `splits` in pieces. The result is deterministic. Raises PlanError."""
     if not splits:
         return Splitted(graph, {})
     return _Writer(graph, splits).written()
 
 
 def with_splits(model: Model, splits: Splits) -> Model:
-    """The model with nodes done in pieces, and its recipe."""
+    """Return the model with split nodes, and with the splits in the recipe."""
     recipe = replace(model.recipe, split=tuple(splits))
     return replace(model, graph=splitted(model.graph, splits).graph, recipe=recipe)
 
 
 @dataclass
 class _Pieces:
-    """A value in pieces: how many elements each has, and the pieces, in any shape."""
+    """A value in pieces: the number of elements of each piece, and the pieces, in any shape."""
 
     counts: tuple[int, ...]
     values: list[Value] = field(default_factory=list)
 
 
 class _Writer:
+    """Writer of a graph with split nodes."""
+
     def __init__(self, graph: Graph, splits: Splits) -> None:
         graph, self.taken_up = gathered(graph, [name for name, kind, _ in splits if kind == MOMENTUM])
         self.graph, self.emit = graph, Emitter.of(graph)
@@ -82,17 +84,18 @@ class _Writer:
         self.ways: dict[str, tuple[Way, str, int]] = {}
         self.early: set[str] = set()
         self.added: dict[str, Node] = {}
-        """By addition the lookup's gradient that is added onto the other operand."""
+        """By addition, the embedding gradient to be added in place to the remaining operand."""
         for entry in splits:
             self._enter(*entry)
         self.cuts: dict[tuple[Value, tuple[int, ...], Shape], list[Value]] = {}
         self.pieces: dict[Value, _Pieces] = {}
         self.whole: set[Value] = set()
         self.wanted = set(results(graph))
-        # A product onto a momentum takes as long as the one of its name took.
+        # A product accumulated in a momentum takes as long as the original product of the same name.
         self.shares = {node.name: (node.name, 1.0) for node in graph.nodes if node.op == "nn.gemm"}
 
     def _enter(self, name: str, kind: str, count: int) -> None:
+        """Check and record a split. Raises PlanError if the split is impossible or given twice."""
         node = self.by_name.get(name)
         if node is None or name in self.ways or name in self.added or name in self.early:
             raise PlanError(f"{name!r} cannot be split: the graph has no such node, or it is told twice")
@@ -107,12 +110,13 @@ class _Writer:
                 raise PlanError(f"{name!r} is no update that could run earlier")
             self.early.add(name)
             return
-        found = way(node, kind, count)
-        if found is None:
+        rule = way(node, kind, count)
+        if rule is None:
             raise PlanError(f"{name!r} cannot be done in {count} pieces by {kind}: {node.op} has no such rows here")
-        self.ways[name] = found, kind, count
+        self.ways[name] = rule, kind, count
 
     def written(self) -> Splitted:
+        """Return the graph with split nodes."""
         left_out = {node.name for node in self.added.values()}
         nodes = [node for node in early_order(self.graph, self.early | self.taken_up) if node.name not in left_out]
         nodes = [self._as_added(node) for node in nodes]
@@ -126,47 +130,54 @@ class _Writer:
         return Splitted(graph, self.shares)
 
     def _as_added(self, node: Node) -> Node:
-        """An addition that takes the lookup's operands in the place of its gradient, until it is written."""
+        """Return an addition reading the operands of the embedding gradient instead of the gradient.
+
+        The node is temporary: `_add_rows` writes the commands.
+        """
         looked_up = self.added.get(node.name)
         if looked_up is None:
             return node
         (other,) = [value for value in node.uses if value not in looked_up.defs]
         return replace(node, inputs=(other, *looked_up.inputs))
 
-    # What regions ask.
+    # Callbacks of `regions`.
 
     def _alike(self, node: Node) -> object:
+        """Return the number of pieces of a node; None for a node that is not split."""
         return self.ways[node.name][2] if node.name in self.ways else None
 
     def _in_rows(self, node: Node) -> set[Value]:
+        """Return the results of a split node whose pieces are rows."""
         if node.name not in self.ways:
             return set()
         gives = self.ways[node.name][0].gives
         return {v for v, row in zip(node.outputs, gives, strict=False) if v is not None and row is not None}
 
     def _read_whole(self, node: Node) -> set[Value]:
-        """What it reads whole, or in other pieces than those that are made."""
-        found, _, count = self.ways[node.name]
+        """Return the operands read whole, or in pieces different from the pieces defined."""
+        rule, _, count = self.ways[node.name]
         read: set[Value] = set()
-        for value, row in zip(node.inputs, found.reads, strict=False):
+        for value, row in zip(node.inputs, rule.reads, strict=False):
             if value is None:
                 continue
             made = self._counts_made(value)
-            if row is None or (made is not None and made != _counts(found, row, count)):
+            if row is None or (made is not None and made != _counts(rule, row, count)):
                 read.add(value)
         return read
 
     def _counts_made(self, value: Value) -> tuple[int, ...] | None:
+        """Return the elements of each piece of a value defined in pieces, else None."""
         node = self.maker.get(value)
         if node is None or node.name not in self.ways:
             return None
-        found, _, count = self.ways[node.name]
-        row = found.gives[node.outputs.index(value)]
-        return None if row is None else _counts(found, row, count)
+        rule, _, count = self.ways[node.name]
+        row = rule.gives[node.outputs.index(value)]
+        return None if row is None else _counts(rule, row, count)
 
-    # Writing.
+    # Writing of nodes.
 
     def _plain(self, node: Node) -> None:
+        """Write a node that is not split."""
         for value in needs(node):
             self._make_whole(value)
         if node.name in self.added:
@@ -175,7 +186,7 @@ class _Writer:
             self.emit.nodes.append(node)
 
     def _add_rows(self, node: Node) -> None:
-        """The rows of a gradient added where they were looked up, in place."""
+        """Write the addition of looked-up rows to a gradient, in place."""
         self.emit.scope, self.emit.source = f"{node.name}.", node.source
         other, dy, indices = (operand(node, i) for i in range(3))
         rows, width = prod(spec_of(indices).shape), spec_of(dy).shape[-1]
@@ -186,6 +197,7 @@ class _Writer:
         self._name_last(node.outputs[0], node.name)
 
     def _region(self, region: Region) -> None:
+        """Write all nodes of a region, piece by piece."""
         sums: dict[Value, Value] = {}
         _, _, count = self.ways[region[0].name]
         for i in range(count):
@@ -199,32 +211,33 @@ class _Writer:
                     self._make_whole(value)
 
     def _piece(self, node: Node, i: int, sums: dict[Value, Value]) -> None:
-        found, _, count = self.ways[node.name]
-        begin, end = found.bounds(count)[i]
+        """Write piece `i` of a node. `sums` holds the sums so far of results accumulated over pieces."""
+        rule, _, count = self.ways[node.name]
+        begin, end = rule.bounds(count)[i]
         self.emit.scope, self.emit.source = f"{node.name}.{i + 1}of{count}/", node.source
         operands = [
-            None if value is None else self._read(value, row, found, count, i)
-            for value, row in zip(node.inputs, found.reads, strict=False)
+            None if value is None else self._read(value, row, rule, count, i)
+            for value, row in zip(node.inputs, rule.reads, strict=False)
         ]
         last = i == count - 1
         (only, *_), several = node.outputs, len(node.outputs) > 1
         if not several and only in sums and node.op in PRODUCTS:
-            made: tuple[Value, ...] = self._onto(node, operands, sums[only], (end - begin) / found.extent)
+            made: tuple[Value, ...] = self._onto(node, operands, sums[only], (end - begin) / rule.extent)
         else:
-            made = self._made(node, found, operands, begin, end)
-        for value, row, piece in zip(node.outputs, found.gives, made, strict=False):
+            made = self._made(node, rule, operands, begin, end)
+        for value, row, piece in zip(node.outputs, rule.gives, made, strict=False):
             if value is None:
                 continue
             if row is None:
                 self._add_up(node, value, piece, sums, last)
             else:
-                counts = _counts(found, row, count)
+                counts = _counts(rule, row, count)
                 self.pieces.setdefault(value, _Pieces(counts)).values.append(piece)
 
     def _made(
         self, node: Node, found: Way, operands: Sequence[Value | None], begin: int, end: int
     ) -> tuple[Value, ...]:
-        """A piece of each result; of those that nobody has, a piece that nobody has."""
+        """Write the command for a piece; return a piece of each result, unread for results without readers."""
         if node.op == "nn.reshape":
             assert operands[0] is not None
             return (operands[0],)
@@ -237,19 +250,22 @@ class _Writer:
                 piece if value is not None else None for value, piece in zip(node.outputs, made, strict=False)
             )
             self.emit.nodes[-1] = replace(self.emit.nodes[-1], outputs=outputs)
-        for each in self.emit.nodes[first:]:
+        for i, each in enumerate(self.emit.nodes[first:], first):
             if each.op == node.op:
                 self.shares[each.name] = node.name, (end - begin) / found.extent
+                self.emit.nodes[i] = replace(each, again=node.again)
         return made
 
     def _onto(self, node: Node, operands: Sequence[Value | None], total: Value, share: float) -> tuple[Value, ...]:
-        """A product of matrices added to what was summed before."""
+        """Write a product of matrices added to the sum so far."""
         attrs = {key: content for key, content in node.attrs.items() if key != "beta"}
         made = self.emit.several("nn.gemm", *operands[:2], total, **attrs)
+        self.emit.nodes[-1] = replace(self.emit.nodes[-1], again=node.again)
         self.shares[made[0].name] = node.name, share
         return made
 
     def _add_up(self, node: Node, value: Value, piece: Value, sums: dict[Value, Value], last: bool) -> None:
+        """Add a piece to the sum so far."""
         if value in sums and node.op not in PRODUCTS:
             piece = self.emit("nn.add", sums[value], piece)
         sums[value] = piece
@@ -257,18 +273,19 @@ class _Writer:
             self._gives(value)
 
     def _gives(self, value: Value) -> None:
-        """The last node written gives this value, under its name, unless another node is called so."""
+        """Let the last written node define `value`, named like the value unless a different node has the name."""
         free = value.name == self.maker[value].name or value.name not in self.named
         self._name_last(value, value.name if free else self.emit.names.fresh(value.name))
 
     def _name_last(self, value: Value | None, name: str) -> None:
-        """The last node written gives this value, under this name."""
+        """Let the last written node define `value`, with `name` as the name of the node."""
         made = self.emit.nodes[-1]
         if made.name in self.shares:
             self.shares[name] = self.shares.pop(made.name)
         self.emit.nodes[-1] = replace(made, name=name, outputs=(value,))
 
     def _read(self, value: Value, row: Shape | None, found: Way, count: int, i: int) -> Value:
+        """Return piece `i` of an operand, or the whole operand if `row` is None."""
         if row is None:
             self._make_whole(value)
             return value
@@ -280,7 +297,7 @@ class _Writer:
         return reshaped(self.emit, piece, (counts[i] // max(1, prod(row)), *row))
 
     def _cut(self, value: Value, counts: tuple[int, ...], row: Shape) -> list[Value]:
-        """Views of a whole."""
+        """Return views of the pieces of a whole."""
         key = value, counts, row
         if key not in self.cuts:
             self._make_whole(value)
@@ -291,7 +308,7 @@ class _Writer:
         return self.cuts[key]
 
     def _make_whole(self, value: Value) -> None:
-        """The concatenation of its pieces, where it has any."""
+        """Write the concatenation of the pieces of a value, unless the value is whole already."""
         if value not in self.pieces or value in self.whole:
             return
         self.whole.add(value)
@@ -307,7 +324,7 @@ class _Writer:
         self._gives(value)
 
     def _row(self, value: Value) -> Shape:
-        """The extents of one row of what its pieces are joined in."""
+        """Return the extents of a row of the concatenation of the pieces."""
         node = self.maker[value]
         row = self.ways[node.name][0].gives[node.outputs.index(value)]
         assert row is not None
@@ -315,12 +332,12 @@ class _Writer:
 
 
 def _counts(found: Way, row: Shape, pieces: int) -> tuple[int, ...]:
-    """The elements of each piece, for so many a row."""
+    """Return the number of elements of each piece."""
     return tuple((end - begin) * prod(row) for begin, end in found.bounds(pieces))
 
 
 def onto(graph: Graph, node: Node, read: Mapping[Value, int]) -> Node | None:
-    """The gradient of a lookup in a table that only this addition reads, whose other operand may be written over."""
+    """Return the embedding gradient read only by this addition, if any, else None."""
     if node.op != "nn.add" or len(set(node.uses)) != 2:
         return None
     made = made_by(graph.nodes)
