@@ -1,4 +1,4 @@
-"""What an operator is called with, as data that a plan can hold: JSON in the attributes of a node."""
+"""Operator calls as data storable in a plan: the arguments as JSON in the attributes of a node."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from typing import Any
 from sublet.base.errors import Finding, GraphError
 from sublet.ir.graph import Attr, Node
 
+MOST_CALLS = 1 << 13
+"""Maximum decoded calls in the cache, about 2 KB each: more than one graph has. Beyond the limit, the least recently
+used call is dropped.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Strided:
-    """Elements of a value seen as a tensor: extents, steps and where it begins, all counted in elements."""
+    """A strided view of a value's elements: extents, strides and offset, all counted in elements."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -23,7 +28,7 @@ class Strided:
 
     @classmethod
     def contiguous(cls, size: Sequence[int], offset: int = 0) -> Strided:
-        """Row-major, without gaps."""
+        """Return a row-major view without gaps."""
         return cls(tuple(size), tuple(prod(max(n, 1) for n in size[axis + 1 :]) for axis in range(len(size))), offset)
 
     @property
@@ -32,20 +37,20 @@ class Strided:
 
     @property
     def is_contiguous(self) -> bool:
-        """Row-major, without gaps; the steps of axes with one element do not matter."""
+        """True for a row-major view without gaps; strides of axes with one element do not matter."""
         return not self.elements or (
             self.ordered == tuple(axis for axis, n in enumerate(self.size) if n != 1) and self.is_dense
         )
 
     @property
     def ordered(self) -> tuple[int, ...]:
-        """The axes with more than one element, from the longest step to the shortest."""
+        """The axes with more than one element, from the largest stride to the smallest."""
         axes = [axis for axis, n in enumerate(self.size) if n != 1]
         return tuple(sorted(axes, key=lambda axis: -self.stride[axis]))
 
     @property
     def is_dense(self) -> bool:
-        """Whether it is a run of elements, each once, in whatever order of axes."""
+        """True if the view covers a contiguous range, each element once, in any order of axes."""
         step = 1
         for axis in reversed(self.ordered):
             if self.stride[axis] != step:
@@ -55,13 +60,13 @@ class Strided:
 
     @property
     def in_memory(self) -> tuple[int, ...]:
-        """The extents in the order in which a dense one lies in memory."""
+        """The extents of a dense view in the order of memory."""
         ones = (1,) * sum(n == 1 for n in self.size)
         return (*ones, *(self.size[axis] for axis in self.ordered))
 
     @property
     def normal(self) -> Strided:
-        """The same elements, with steps that do not matter as those of a contiguous one."""
+        """The same view, with strides of one-element axes as in a contiguous view."""
         usual = Strided.contiguous(self.size).stride
         stride = tuple(own if n > 1 else other for n, own, other in zip(self.size, self.stride, usual, strict=True))
         return Strided(self.size, stride, self.offset)
@@ -69,7 +74,7 @@ class Strided:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """The node's input at this position, as a tensor of this layout; None: as its spec says."""
+    """A tensor argument: the node's input number `input`, viewed with `layout`; None for the layout of the spec."""
 
     input: int
     layout: Strided | None = None
@@ -77,7 +82,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A thing of PyTorch's that is no number: a dtype, device, layout or memory format, by name."""
+    """A named PyTorch constant: a dtype, device, layout or memory format."""
 
     kind: str
     name: str
@@ -89,14 +94,14 @@ KINDS = ("dtype", "device", "layout", "memory_format")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Arguments by position and by name, and the layouts of the outputs, None where these are as their specs say."""
+    """The positional and keyword arguments of a call, and the layouts of the outputs (None: the spec's layout)."""
 
     args: tuple[Argument, ...] = ()
     kwargs: tuple[tuple[str, Argument], ...] = ()
     outputs: tuple[Strided | None, ...] = ()
 
     def uses(self) -> Iterator[Use]:
-        """The tensors among the arguments, in order."""
+        """Yield the tensor arguments in order."""
         for argument in (*self.args, *(argument for _, argument in self.kwargs)):
             yield from _uses(argument)
 
@@ -110,7 +115,7 @@ def _uses(argument: Argument) -> Iterator[Use]:
 
 
 def encode(call: Call) -> dict[str, Attr]:
-    """The call as attributes of a node."""
+    """Return the call as attributes of a node."""
     record = {
         "args": [_encoded(argument) for argument in call.args],
         "kwargs": {name: _encoded(argument) for name, argument in call.kwargs},
@@ -120,7 +125,7 @@ def encode(call: Call) -> dict[str, Attr]:
 
 
 def decode(node: Node) -> Call:
-    """What a node is called with. Raises GraphError when its attributes do not say it."""
+    """Return the call of a node. Raises GraphError if the attributes hold no valid call."""
     text = node.attrs.get("call")
     if not isinstance(text, str):
         what = f"{node.op} has no attribute `call` that says what it is called with"
@@ -142,14 +147,14 @@ def _encoded(argument: Argument) -> Any:
     return argument
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=MOST_CALLS)
 def _decoded(text: str) -> Call:
     try:
         record = json.loads(text)
         return Call(
-            tuple(_argument(found) for found in record["args"]),
-            tuple((name, _argument(found)) for name, found in record["kwargs"].items()),
-            tuple(None if found is None else _strided(found) for found in record["outputs"]),
+            tuple(_argument(item) for item in record["args"]),
+            tuple((name, _argument(item)) for name, item in record["kwargs"].items()),
+            tuple(None if item is None else _strided(item) for item in record["outputs"]),
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise GraphError([Finding("call", "attribute `call`", f"{text[:80]!r} is no call: {error}")]) from None
@@ -165,7 +170,7 @@ def _argument(found: Any) -> Argument:
         if kind not in KINDS or not isinstance(name, str):
             raise ValueError(f"{kind!r} is not one of {', '.join(KINDS)}")
         return Named(kind, name)
-    return found  # type: ignore[no-any-return]  # what JSON knows besides: None, bool, int, float, str
+    return found  # type: ignore[no-any-return]  # the remaining JSON types: None, bool, int, float, str
 
 
 def _strided(found: Any) -> Strided:

@@ -1,10 +1,10 @@
-"""The ONNX Runtime backend: its kernels, run at the addresses of the plan.
+"""The ONNX Runtime backend: kernels of ONNX Runtime, run at the addresses of the plan.
 
-Results are bit for bit those of ONNX Runtime's own session over the same graph: the same kernels run on the
-same operands. That is so from an alignment of 64 bytes on; where a tensor begins elsewhere, as a row in its whole may,
-some kernels compute other elements one by one than in vectors, and the last bit of these may differ.
-Calls that follow one another are joined into one session, so that Python is left between them only for loops,
-branches and what other backends compute.
+Results equal ONNX Runtime's session over the same graph bit by bit: the same kernels run on the
+same operands. Equality holds from an alignment of 64 bytes on; at other addresses, such as a row inside its whole,
+some kernels vectorise other elements, with possible differences in the last bit.
+Neighbouring calls are merged into one session, so that Python runs between them only for loops,
+branches and nodes of other backends.
 """
 
 from __future__ import annotations
@@ -44,16 +44,19 @@ from sublet.runtime.copying import Copies
 from sublet.runtime.kernel import Array, Call, Cell, Kernel, Operand
 
 MOST_SESSIONS = 32
-"""Sessions that one node keeps whose types are known only when it runs: one for each combination of shapes. Beyond
-these the session used longest ago is closed, and opened again when its shapes come again."""
+"""Most sessions kept by a node with types known only at run time: one per combination of shapes. Beyond the limit, the
+least recently used session is closed, and reopened when its shapes recur."""
+
+MOST_KINDS = 4096
+"""Kinds of nodes (operator, attributes, types) to remember the kernel of. Beyond the limit, the oldest goes."""
 
 OUT_OF_TURN = ("Shape", "Size")
-"""Operators that ONNX Runtime runs before others that are ready."""
+"""Operators run by ONNX Runtime before all other ready nodes."""
 
 
 @dataclass
 class OnnxRuntime:
-    """`opsets` tells the version of each operator set; `threads` how many share the work, 0 for all cores."""
+    """The backend; `opsets` gives the version of each operator set, `threads` the threads used, 0 for all cores."""
 
     opsets: Mapping[str, int]
     threads: int = 0
@@ -63,11 +66,11 @@ class OnnxRuntime:
 
     @property
     def prepared_bytes(self) -> int:
-        """Bytes of the weights that kernels hold a rearranged copy of."""
+        """The bytes of weights held by kernels as a rearranged copy."""
         return sum(session.prepared_bytes for _, session in self._sessions.values())
 
     def kernel(self, node: Node, constants: Mapping[Value, Array]) -> Kernel | None:
-        """The kernel of an ONNX operator; None where ONNX Runtime has none for these types."""
+        """Return the kernel of an ONNX operator; None if ONNX Runtime has none for the types."""
         if not node.op.startswith(PREFIX) or _lacks_outputs(node):
             return None
         form = form_of(node, constants)
@@ -77,23 +80,26 @@ class OnnxRuntime:
         return None if joinable is None else _OrtKernel(form, self, joinable)
 
     def _joinable(self, form: Form) -> bool | None:
-        """Whether its kernel can stand in a listing of several; None when there is no kernel."""
+        """True if the kernel may be part of a listing of several nodes; None without a kernel."""
         if form.kind not in self._kinds:
             try:
                 ran = kernels_of(form.listing(self.opsets, constants=False))
                 if ran is None and form.constants:
                     ran = kernels_of(form.listing(self.opsets))
-            except Exception:  # an attribute that is not what the operator declares
+            except Exception:  # an attribute not matching the declaration of the operator
                 ran = None
             _, op_type = domain_and_type(form.node.op)
             plain = not any(isinstance(attr, bytes) for attr in form.node.attrs.values())
             alone = ran == (op_type,) and op_type not in OUT_OF_TURN
             self._kinds[form.kind] = None if ran is None else alone and plain and form.node.plannable
+            if len(self._kinds) > MOST_KINDS:
+                del self._kinds[next(iter(self._kinds))]
+            return None if ran is None else alone and plain and form.node.plannable
         return self._kinds[form.kind]
 
     def session(self, names: tuple[str, ...], key: Key, listing: Listing, threads: int) -> Session:
-        """The session over the nodes called `names`; the one there is unless `key` differs from what it was."""
-        held, now = self._sessions.get(names), (os.getpid(), key)  # the threads of a session stay behind in a fork
+        """Return the session over the nodes named `names`, reused if open with an equal `key`."""
+        held, now = self._sessions.get(names), (os.getpid(), key)  # a fork loses the threads of a session
         if held is not None and held[0][0] != now[0]:
             leave_behind(held[1])
         if held is None or held[0] != now:
@@ -103,13 +109,15 @@ class OnnxRuntime:
 
 
 def _lacks_outputs(node: Node) -> bool:
-    """Whether an output is left out that ONNX Runtime's kernel writes all the same."""
+    """True if an output is omitted that ONNX Runtime's kernel writes nevertheless."""
     given, present = [value is not None for value in node.inputs], {i for i, v in enumerate(node.outputs) if v}
     return not written_outputs(*domain_and_type(node.op), given, len(node.outputs)) <= present
 
 
 @dataclass(frozen=True)
 class _OrtKernel:
+    """The kernel of a node with types known before the run."""
+
     form: Form
     backend: OnnxRuntime
     joinable: bool
@@ -117,7 +125,7 @@ class _OrtKernel:
 
     @property
     def keeps(self) -> bool:
-        """Where values lie outside the plan, results are computed elsewhere and copied."""
+        """True with values outside the plan: results are then computed elsewhere and copied."""
         return not self.form.node.plannable
 
     def bind(self, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None], scratch: Array | None) -> Call:
@@ -129,7 +137,7 @@ class _OrtKernel:
         return _JoinableCall(self, read, written, scalar_call(node, inputs, outputs))
 
     def alone(self, read: Placed, written: Placed) -> Call:
-        """A call in a session of its own. A kernel that could be joined has a thread of its own then: its stream."""
+        """Return a call in a separate session; a mergeable kernel gets a single thread, the thread of its stream."""
         form, backend = self.form, self.backend
         threads = 1 if self.joinable else backend.threads
         session = backend.session((form.node.name,), form.key, form.listing(backend.opsets), threads)
@@ -144,7 +152,7 @@ class _OrtKernel:
 
 @dataclass(eq=False)
 class _JoinableCall:
-    """A call that waits to be joined with others. Called by itself it opens its own session first.
+    """A call waiting to be merged with others; run alone, the call first opens a separate session.
 
     `scalar` computes the node without a session.
     """
@@ -162,11 +170,11 @@ class _JoinableCall:
 
     @property
     def addresses(self) -> list[int]:
-        """Of what it reads, then of what it writes."""
+        """The addresses of the inputs, then of the outputs."""
         return [place.address[1] for place in (*self.read, *self.written)]
 
     def joined(self, following: Sequence[Call]) -> tuple[Call, int]:
-        """One call for this one and as many of the following as can be; and how many those are."""
+        """Return one call for this call and as many of `following` as possible; and their number."""
         backend = self.kernel.backend
         joint, names = Joint(backend.opsets), [self.kernel.form.node.name]
         joint.add(self.kernel.form, self.read, self.written)
@@ -190,7 +198,7 @@ class _JoinableCall:
 
 
 class _Scalars(InTurn):
-    """Nodes of few elements, computed without a session."""
+    """Several nodes on scalars, computed without a session."""
 
     __slots__ = ()
 
@@ -203,13 +211,13 @@ class _Scalars(InTurn):
 
 
 def contributed(node: Node) -> bool:
-    """Whether the operator is ONNX Runtime's own, so that nobody else has a kernel for it."""
+    """True if only ONNX Runtime has a kernel for the operator, as for the com.microsoft domain."""
     return node.op.startswith(f"{PREFIX}com.microsoft") or node.op == f"{PREFIX}SimplifiedLayerNormalization"
 
 
 @dataclass(frozen=True)
 class _LateKernel:
-    """A node some of whose types are known only when it runs: a session is made then, for what is there."""
+    """The kernel of a node with types known only during the run; each run opens or reuses a session for its types."""
 
     node: Node
     opsets: Mapping[str, int]
@@ -229,6 +237,7 @@ class _LateKernel:
         return run
 
     def _session(self, read: Placed) -> Session:
+        """Return the session for the types of the current inputs."""
         specs = {place.value: _spec_of(place) for place in read}
         key = (os.getpid(), *specs.values())
         for old in [old for old in self._sessions if old[0] != key[0]]:
@@ -249,7 +258,7 @@ class _LateKernel:
 
 
 def _result(name: str, value: Value) -> Any:
-    """The declaration of an output, of which not even the type need be known."""
+    """Return the declaration of an output with a type possibly unknown."""
     known = declared(name, value.spec) if isinstance(value.spec, Unplannable) else None
     return known or require("onnx.helper", extra="onnx").make_empty_tensor_value_info(name)
 

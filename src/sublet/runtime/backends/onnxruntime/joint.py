@@ -1,4 +1,4 @@
-"""Several nodes as one listing: their operands get names of the listing, and keep their addresses."""
+"""A listing of several nodes for one session: operands get names of the listing, and keep their addresses."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Joint:
-    """Grows node by node. No operand is called like another, unless nodes read the same value.
+    """A listing grown node by node. Every operand has a distinct name, unless nodes read the same value.
 
-    members   what tells this listing from others over the same nodes
-    owners    the value that each operand is
-    operands  for each node the names of what it reads and writes
+    members   the key of the listing among listings of the same nodes
+    owners    the value of each operand
+    operands  for each node the names of its inputs and outputs
     """
 
     opsets: Mapping[str, int]
@@ -62,7 +62,7 @@ class Joint:
         self.imports.update(form.imports(self.opsets))
 
     def add_copies(self, copies: Copies) -> None:
-        """Append the copies, each a node that gives out its bytes as they came in."""
+        """Append the copies, each as an Identity node over bytes."""
         make_node = require("onnx.helper", extra="onnx").make_node
         operands: list[str] = []
         for (source, to), (read, written) in zip(copies.pairs, copies.values, strict=True):
@@ -77,12 +77,14 @@ class Joint:
         self.operands.append(tuple(operands))
 
     def _read(self, what: Any, spec: TensorSpec, address: int, value: str) -> str:
+        """Add an input and return the name."""
         name = self._names.setdefault(what, f"r{len(self._names)}")
         self.inputs[name] = (name, spec), address
         self.owners[name] = value
         return name
 
     def _write(self, spec: TensorSpec, address: int, value: str) -> str:
+        """Add an output and return the name."""
         name = f"w{len(self.outputs)}"
         self.outputs[name] = (name, spec), address
         self.owners[name] = value
@@ -90,16 +92,16 @@ class Joint:
 
     @property
     def listing(self) -> Listing:
-        """What there is so far."""
+        """The listing of the nodes added so far."""
         inputs = [typed for typed, _ in self.inputs.values()]
         outputs = [typed for typed, _ in self.outputs.values()]
         return Listing(self.protos, inputs, outputs, self.constants, self.imports)
 
     def bound(self, session: Session) -> Call:
-        """A call of a session over this listing."""
+        """Return a call of a session over the listing."""
         return session.bound(list(self.inputs.values()), list(self.outputs.values()), self.owners, self.operands)
 
 
 def apart(copies: Copies) -> bool:
-    """Whether no copy reads bytes that it writes: ONNX Runtime copies those without looking."""
+    """True if no copy reads bytes written by the copies: ONNX Runtime copies without checking for overlap."""
     return not any(np.may_share_memory(source, to) for source, to in copies.pairs)

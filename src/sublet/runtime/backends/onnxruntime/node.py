@@ -1,4 +1,4 @@
-"""A node as an ONNX Runtime session sees it: types, constants its kernel may prepare, and where its operands lie."""
+"""A node as seen by an ONNX Runtime session: types, constants for preparation, and addresses of operands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import onnx
 
 NATIVE = frozenset("?bhilqBHILQefd")
-"""The kinds of NumPy arrays that ONNX Runtime takes as they are."""
+"""Type characters of the NumPy arrays accepted by ONNX Runtime without conversion."""
 
 NOTHING_PREPARED = frozenset(
     {
@@ -32,9 +32,9 @@ NOTHING_PREPARED = frozenset(
         *("com.microsoft.SkipLayerNormalization", "com.microsoft.BiasGelu", "com.microsoft.nchwc.Conv"),
     }
 )
-"""Operators whose kernels gain nothing from knowing a constant: the same bits in the same time. Every other is
-shown its constants, since it may prepare them (MatMul, Gemm and LSTM rearrange their weights, and are up to three
-times as fast for it) or insist on them. A convolution would only copy them."""
+"""Operators with kernels without benefit from constants: the same bits in the same time. Every other operator
+receives its constants, since the kernel may prepare them (MatMul, Gemm and LSTM rearrange their weights, and become
+up to three times as fast) or require them. A convolution would only copy the constants."""
 
 STRING = 8
 Key = tuple[Any, ...]
@@ -42,11 +42,11 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Form:
-    """A node as a session sees it.
+    """A node as seen by a session.
 
-    kind       what decides which kernels ONNX Runtime has for it
-    key        what decides whether two nodes can share a session: the kind, and the constants
-    constants  those the session holds, by the names of its inputs
+    kind       the key that decides whether ONNX Runtime has a kernel
+    key        the key of nodes able to share a session: the kind, and the constants
+    constants  the constants held by the session, by input name
     """
 
     node: Node
@@ -57,21 +57,24 @@ class Form:
     outputs: tuple[Any, ...]
 
     def listing(self, opsets: Mapping[str, int], *, constants: bool = True) -> Listing:
-        """The node alone, its operands named i0, i1, ... and o0, o1, ...; large constants as inputs on demand."""
+        """Return a listing of the node alone, operands named i0, i1, ... and o0, o1, ...
+
+        Without `constants`, large constants become inputs.
+        """
         held = {name: c for name, c in self.constants.items() if constants or inlined(c[0])}
         free = tuple((name, spec) for name, (spec, _) in self.constants.items() if name not in held)
         proto = single_node(self.node, opsets)
         return Listing([proto], (*self.inputs, *free), self.outputs, held, self.imports(opsets))
 
     def imports(self, opsets: Mapping[str, int]) -> dict[str, int]:
-        """The operator sets it needs: all, when an attribute may be a graph."""
+        """Return the operator sets needed by the node: all sets if an attribute may be a graph."""
         domain, _ = domain_and_type(self.node.op)
         whole = any(isinstance(attr, bytes) for attr in self.node.attrs.values())
         return {**(opsets if whole else {}), "": opsets.get("", 1), domain: opsets.get(domain, 1)}
 
 
 def form_of(node: Node, weights: Mapping[Value, Array]) -> Form | None:
-    """None when a type is not known, or one that ONNX Runtime takes only from its own memory."""
+    """Return the form of a node; None if a type is unknown, or accepted by ONNX Runtime only in its own memory."""
     constants = _shown(node, weights)
     inputs = _declarations(node, input_names(node), node.inputs, constants)
     outputs = _declarations(node, output_names(node), node.outputs, {})
@@ -86,7 +89,7 @@ def form_of(node: Node, weights: Mapping[Value, Array]) -> Form | None:
 
 
 def output_names(node: Node) -> tuple[str, ...]:
-    """What `single_node` calls each output, "" for an omitted one."""
+    """Return the name of each output in `single_node`, "" for an omitted output."""
     return tuple("" if value is None else f"o{i}" for i, value in enumerate(node.outputs))
 
 
@@ -95,7 +98,7 @@ def _type(value: Value) -> Any:
 
 
 def _shown(node: Node, weights: Mapping[Value, Array]) -> Constants:
-    """The constants that the session holds."""
+    """Return the constants held by the session."""
     if node.op.removeprefix(PREFIX) in NOTHING_PREPARED or captured_names(node):
         return {}
     shown: dict[str, tuple[TensorSpec, Array]] = {}
@@ -108,21 +111,22 @@ def _shown(node: Node, weights: Mapping[Value, Array]) -> Constants:
 def _declarations(
     node: Node, names: Sequence[str], values: Sequence[Value | None], held: Constants
 ) -> tuple[Any, ...] | None:
-    found: list[Any] = []
+    """Return the declarations of all values not held by the session; None if a type is unknown."""
+    declarations: list[Any] = []
     for name, value in zip(names, values, strict=True):
         if value is None or name in held:
             continue
         if isinstance(value.spec, Unplannable):
-            found.append(declared(name, value.spec))
+            declarations.append(declared(name, value.spec))
         elif not node.plannable and NUMPY[value.spec.dtype].char not in NATIVE:
             return None
         else:
-            found.append((name, value.spec))
-    return None if None in found else tuple(found)
+            declarations.append((name, value.spec))
+    return None if None in declarations else tuple(declarations)
 
 
 def declared(name: str, spec: Unplannable) -> onnx.ValueInfoProto | None:
-    """The declaration of a value whose type is text such as "f32[2,?]" or "seq(i64[...])"; None if it is not known."""
+    """Return the declaration of a value with a type in text form, "f32[2,?]" or "seq(i64[...])"; None if unknown."""
     type = _type_proto(spec.type)
     return None if type is None else require("onnx.helper", extra="onnx").make_value_info(name, type)
 
@@ -154,7 +158,7 @@ def _element(text: str) -> int | None:
 
 @dataclass(frozen=True)
 class Place:
-    """An operand that a session is given at each run."""
+    """An operand passed to a session at each run."""
 
     name: str
     value: Value
@@ -162,14 +166,14 @@ class Place:
 
     @property
     def address(self) -> tuple[Typed, int]:
-        """Name, spec and address of a planned operand."""
+        """The name, spec and address of a planned operand."""
         assert isinstance(self.value.spec, TensorSpec)
         assert not isinstance(self.operand, Cell)
         return (self.name, self.value.spec), self.operand.ctypes.data
 
     @property
     def content(self) -> Any:
-        """What lies there now."""
+        """The current content of the operand."""
         return self.operand.content if isinstance(self.operand, Cell) else self.operand
 
 
@@ -179,16 +183,16 @@ Placed = Sequence[Place]
 def placed(
     names: Sequence[str], values: Sequence[Value | None], operands: Sequence[Operand | None], held: Mapping[str, Any]
 ) -> Placed:
-    """The operands that are present, without the constants that the session holds."""
-    found: list[Place] = []
+    """Return the operands present, without constants held by the session."""
+    present: list[Place] = []
     for name, value, operand in zip(names, values, operands, strict=True):
         if value is not None and operand is not None and name not in held:
-            found.append(Place(name, value, operand))
-    return found
+            present.append(Place(name, value, operand))
+    return present
 
 
 def through_arrays(session: Session, read: Placed, written: Placed) -> Call:
-    """A call for a node with values outside the plan: ONNX Runtime allocates, what is planned is copied."""
+    """Return a call for a node with values outside the plan: ONNX Runtime allocates, planned results are copied."""
 
     def run() -> None:
         for content, place in zip(session.run({p.name: p.content for p in read}), written, strict=True):

@@ -1,4 +1,4 @@
-"""Comparisons and logic of single elements, without a session: a loop's condition costs less than the call of one."""
+"""Comparisons and logic of single elements without a session, at less cost: for conditions of loops."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "Or": operator.or_,
     "Xor": operator.xor,
 }
-"""Operators whose result is one bool, the same whoever computes it."""
+"""Operators with a single bool as result, the same in Python and in ONNX Runtime."""
 
 EXACT = (np.bool_, np.int32, np.int64, np.float32, np.float64)
-"""Element types whose values are Python's own."""
+"""Element types with an exact equivalent in Python."""
 
 MOST = 8
-"""With more nodes in a line, the session costs less."""
+"""Most neighbouring scalar nodes run in Python; with more, a session costs less."""
 
 
 def scalar_call(node: Node, inputs: Sequence[Operand | None], outputs: Sequence[Operand | None]) -> Call | None:
-    """A call that computes the node in Python; None unless it is one of these operators, of single elements."""
+    """Return a call computing the node in Python; None for other operators, or operands that are no scalars."""
     function = FUNCTIONS.get(node.op.removeprefix(PREFIX))
     operands = [
         operand

@@ -1,10 +1,10 @@
-"""ONNX Runtime sessions over addresses: nodes that know of each other only through the plan's memory.
+"""ONNX Runtime sessions over addresses: nodes without edges, connected only through planned memory.
 
 A session holds any number of nodes, and no edges: every operand is an input or an output of the session,
-bound to its bytes. ONNX Runtime then allocates no tensor, moves none and merges no two nodes; it is an
-interpreter of a list of kernels. It runs the list in order because, in its mode PRIORITY_BASED, of all nodes
-that are ready the first in the file goes first, and all are ready (Shape and Size would go before the others;
-`joinable` nodes are neither).
+bound to its bytes. ONNX Runtime then allocates no tensor, moves none and merges no nodes: ONNX Runtime becomes an
+interpreter of a list of kernels. The list runs in order, since the mode PRIORITY_BASED runs the first node in the
+file among all ready nodes, and all nodes are ready (Shape and Size would run before the others; `mergeable` nodes
+are neither).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     import onnx
 
 INLINE_BYTES = 1024
-"""Constants up to this size are written into the model of the node, where its shape rule can read them."""
+"""Largest constant, in bytes, written into the model of the node, where shape inference can read the constant."""
 
 IR_VERSION = 10
-"""Version of the file format that is written; nothing here needs a newer one."""
+"""Version of the ONNX file format written: no feature of a newer version is needed."""
 
 Typed = tuple[str, TensorSpec]
 """Name and spec of an operand."""
@@ -49,18 +49,18 @@ Declared = Sequence["Typed | onnx.ValueInfoProto"]
 
 @lru_cache(maxsize=256)
 def element_type(dtype: DType) -> int:
-    """ONNX's number of a data type."""
+    """Return ONNX's number of a data type."""
     return int(require("onnx.helper", extra="onnx").np_dtype_to_tensor_dtype(NUMPY[dtype]))
 
 
 def inlined(spec: TensorSpec) -> bool:
-    """Whether a constant of this spec is written into the model."""
+    """True if a constant of the given spec is written into the model."""
     return spec.nbytes <= INLINE_BYTES or spec.dtype.bits < 8
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What a session computes: nodes, their operands, their constants, the versions of their operator sets."""
+    """The content of a session: nodes, operands, constants, and versions of operator sets."""
 
     nodes: Sequence[onnx.NodeProto]
     inputs: Declared
@@ -69,7 +69,7 @@ class Listing:
     opsets: Mapping[str, int]
 
     def model(self) -> onnx.ModelProto:
-        """The model. Its constants lie in it when they are small, else they are only declared."""
+        """Return the model. Small constants are written into the model, large constants are only declared."""
         helper = require("onnx.helper", extra="onnx")
         graph = helper.make_graph(
             self.nodes,
@@ -84,6 +84,7 @@ class Listing:
 
 
 def _declared(value: Any) -> Any:
+    """Return the declaration of an operand given as name and spec, or already as a declaration."""
     if not isinstance(value, tuple):
         return value
     name, spec = value
@@ -91,6 +92,7 @@ def _declared(value: Any) -> Any:
 
 
 def _constant(name: str, spec: TensorSpec, array: Array) -> onnx.TensorProto:
+    """Return a constant as a TensorProto; large constants refer to external memory."""
     make = require("onnx", extra="onnx").TensorProto
     tensor: onnx.TensorProto = make(name=name, data_type=element_type(spec.dtype), dims=spec.shape)
     if inlined(spec):
@@ -103,7 +105,7 @@ def _constant(name: str, spec: TensorSpec, array: Array) -> onnx.TensorProto:
 
 
 def _options(threads: int) -> Any:
-    """Options for bare kernels: nothing to optimise, nothing to plan, no memory kept between runs."""
+    """Return options for bare kernels: no optimisation, no memory planning, no memory kept between runs."""
     ort = require("onnxruntime", extra="onnxruntime")
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -117,7 +119,7 @@ def _options(threads: int) -> Any:
 
 
 def _open(listing: Listing, options: Any) -> Any:
-    """The session, its large constants shared, not copied. Raises whatever ONNX Runtime raises."""
+    """Open a session that shares large constants without a copy. Raises the errors of ONNX Runtime."""
     ort = require("onnxruntime", extra="onnxruntime")
     large = {name: held for name, held in listing.constants.items() if not inlined(held[0])}
     if large:
@@ -128,9 +130,9 @@ def _open(listing: Listing, options: Any) -> Any:
 
 
 def kernels_of(listing: Listing) -> tuple[str, ...] | None:
-    """The operators that ONNX Runtime runs for the listing; None when it has no kernel for one of them.
+    """Return the operators run by ONNX Runtime for the listing; None if a kernel is missing.
 
-    They are others than those listed where it unfolds a function or converts types first.
+    The result differs from the listed operators where ONNX Runtime expands a function or converts types first.
     """
     load = require("onnx", extra="onnx").load
     with tempfile.TemporaryDirectory(prefix="sublet-", ignore_cleanup_errors=True) as folder:
@@ -139,14 +141,14 @@ def kernels_of(listing: Listing) -> tuple[str, ...] | None:
         options.optimized_model_filepath = str(path)
         try:
             _open(listing, options)
-            made = load(path, load_external_data=False)
-        except Exception:  # whatever is wrong with it, another backend may have a kernel
+            optimized = load(path, load_external_data=False)
+        except Exception:  # for any error: another backend may have a kernel
             return None
-    return tuple(node.op_type for node in made.graph.node)
+    return tuple(node.op_type for node in optimized.graph.node)
 
 
 def _unload(array: Array) -> None:
-    """Let the pages of an array that is mapped from a file go: whoever reads them again finds them there."""
+    """Drop the pages of an array mapped from a file; the next read loads them again."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -159,7 +161,7 @@ def _unload(array: Array) -> None:
 
 
 class _Bound:
-    """A run of a session with its operands at their addresses."""
+    """A run of a session with its operands bound to addresses."""
 
     __slots__ = ("_operands", "_owners", "_places", "_run")
 
@@ -179,7 +181,7 @@ class _Bound:
         self._run()
 
     def patch(self, number: int, call: Call) -> bool:
-        """See `kernel.Patchable`; `call` tells by `addresses` where its operands lie."""
+        """See `kernel.Patchable`; `call.addresses` lists the new addresses of the operands."""
         addresses = getattr(call, "addresses", None)
         if addresses is None or number >= len(self._operands):
             return False
@@ -191,7 +193,7 @@ class _Bound:
         return True
 
     def following(self, strides: Mapping[str, tuple[Stride, ...]], current: Mapping[str, int]) -> Call:
-        """A call that first binds the operands which move, see `kernel.Movable`."""
+        """Return a call that first binds the moving operands, see `kernel.Relocatable`."""
         moves = []
         for bind, (name, spec), address in self._places:
             for stride in strides.get(self._owners.get(name, ""), ())[-1:]:
@@ -211,7 +213,7 @@ class _Bound:
 
 
 def _bare(bind: Bind, name: str, kind: int, shape: tuple[int, ...]) -> Callable[[int], None]:
-    """The binding of one operand to an address; without what the public method does at each call, if possible."""
+    """Return a function that binds an operand to an address, without the overhead of the public method if possible."""
     try:
         device = require("onnxruntime", extra="onnxruntime").OrtDevice.make("cpu", 0)._get_c_device()
         method = getattr(bind.__self__._iobinding, bind.__name__)  # type: ignore[attr-defined]
@@ -221,7 +223,7 @@ def _bare(bind: Bind, name: str, kind: int, shape: tuple[int, ...]) -> Callable[
 
 
 def leave_behind(session: Session) -> None:
-    """Never close a session that the parent of a fork opened: closing waits for threads that are only in the parent."""
+    """Keep a session of the parent of a fork open forever: closing would wait for threads only the parent has."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
 
@@ -229,7 +231,7 @@ class Session:
     """An open session over a listing."""
 
     def __init__(self, listing: Listing, threads: int) -> None:
-        """`threads` share the work of a kernel; 0 for as many as ONNX Runtime finds fit."""
+        """Open the session; `threads` threads share the work of a kernel, 0 for the default of ONNX Runtime."""
         self._constants = dict(listing.constants)
         self._session = _open(listing, _options(threads))
         for spec, array in self._constants.values():
@@ -238,7 +240,7 @@ class Session:
 
     @property
     def prepared_bytes(self) -> int:
-        """Bytes of the large constants, which kernels may hold a second, rearranged time."""
+        """The bytes of the large constants, of which kernels may hold a second, rearranged copy."""
         return sum(spec.nbytes for spec, _ in self._constants.values() if not inlined(spec))
 
     def bound(
@@ -248,9 +250,9 @@ class Session:
         owners: Mapping[str, str] = MappingProxyType({}),
         operands: Sequence[Sequence[str]] = (),
     ) -> Call:
-        """A call that runs with every operand at its address.
+        """Return a call that runs with every operand at its address.
 
-        `owners` names the values that operands are, `operands` are the names of each node's.
+        `owners` maps operands to their values; `operands` lists the operand names of each node.
         """
         binding = self._session.io_binding()
         places = [(binding.bind_input, typed, address) for typed, address in inputs]
@@ -260,7 +262,7 @@ class Session:
         return _Bound(self._run(binding), places, owners, operands)
 
     def _run(self, binding: Any) -> Call:
-        # The public method looks, at each call, for devices other than the CPU: that costs more than a small node.
+        # The public method checks at each call for devices other than the CPU, at a higher cost than a small node.
         direct = getattr(getattr(self._session, "_sess", None), "run_with_iobinding", None)
         bare = getattr(binding, "_iobinding", None)
         if direct is None or bare is None:
@@ -268,5 +270,5 @@ class Session:
         return partial(direct, bare, None)
 
     def run(self, feeds: Mapping[str, Any]) -> list[Any]:
-        """The outputs as ONNX Runtime allocates them."""
+        """Return the outputs, allocated by ONNX Runtime."""
         return list(self._session.run(None, dict(feeds)))
