@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.torch.networks import Judged, Network
+from benchmarks.torch.network import Judged, Network
 
 ALLOWED = 2.0
 """So many times eager's own error a tensor may be off; what is added in another order is off elsewhere."""
@@ -94,7 +94,7 @@ def _quotients(network: Network, compiled: Callable[[Any], Any]) -> tuple[dict[s
         given = wide if side == "exact" else inputs
         other = copy.deepcopy(module).to(torch.float64 if side == "exact" else torch.float32).eval()
         infer.append(inference(compiled(other) if side == "ours" else other, given))
-        judged = Judged(other.train())
+        judged = Judged(other.train(), network.loss)
         train.append(step(judged, compiled(judged) if side == "ours" else judged, labels, given))
     torch._dynamo.reset()
     return quotients(*infer), quotients(*train)

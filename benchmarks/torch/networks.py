@@ -1,9 +1,8 @@
-"""The networks, with random weights: a module that gives logits, and the loss of a batch. Nothing in them is drawn."""
+"""The first thirteen networks, and NETWORKS: all that `benchmarks.torch` measures. No layer of theirs draws random numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -11,43 +10,13 @@ import torch
 import transformers
 from torch import nn
 
+from benchmarks.torch.network import Logits, Network
+from benchmarks.torch.second_networks import SECOND
 from benchmarks.torch.vision import torchvision
 
 F = nn.functional
 models = torchvision("models")
 StochasticDepth = torchvision("ops").StochasticDepth
-
-
-@dataclass(frozen=True)
-class Network:
-    """`make()` gives the module, `inputs()` its arguments, `labels()` the classes that its logits are judged by."""
-
-    make: Callable[[], nn.Module]
-    inputs: Callable[[], tuple[Any, ...]]
-    labels: Callable[[], Any]
-
-
-class Judged(nn.Module):
-    """A network with its loss."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, labels: Any, *inputs: Any) -> Any:
-        logits = self.network(*inputs)
-        return F.cross_entropy(logits.flatten(0, logits.dim() - 2) if logits.dim() < 4 else logits, labels)
-
-
-class Logits(nn.Module):
-    """A network of transformers', of which only the logits are asked for."""
-
-    def __init__(self, network: nn.Module, names: tuple[str, ...], **options: Any) -> None:
-        super().__init__()
-        self.network, self.names, self.options = network, names, options
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.network(**dict(zip(self.names, inputs, strict=True)), **self.options).logits
 
 
 class Double(nn.Module):
@@ -178,4 +147,5 @@ NETWORKS: dict[str, Network] = {
     "Whisper-tiny": Network(
         whisper, lambda: (torch.randn(1, 80, 3000), tokens(50000, 1, 32)), lambda: tokens(50000, 32)
     ),
+    **SECOND,
 }  # fmt: skip

@@ -22,7 +22,8 @@ import torch
 
 import sublet
 from benchmarks.torch.blocks import Blocks, peak
-from benchmarks.torch.networks import NETWORKS, Judged
+from benchmarks.torch.network import Judged
+from benchmarks.torch.networks import NETWORKS
 
 WARM = 2
 
@@ -40,7 +41,7 @@ def called(name: str, side: str, kind: str) -> tuple[Callable[[], Any], Callable
     torch.manual_seed(0)
     network = NETWORKS[name]
     module, inputs, labels = network.make(), network.inputs(), network.labels()
-    judged: Any = module.eval() if kind == "inference" else Judged(module.train())
+    judged: Any = module.eval() if kind == "inference" else Judged(module.train(), network.loss)
     run = judged if side == "eager" else torch.compile(judged, backend=side)
     if kind == "inference":
 
