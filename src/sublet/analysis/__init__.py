@@ -1,1 +1,1 @@
-"""Facts about a graph; nothing here decides anything."""
+"""Analyses from a graph to a packing problem: control flow, live ranges, buffer sharing and interference."""

@@ -1,9 +1,8 @@
-"""What the bytes of a value are copies of, so that two values may share bytes that are equal anyway.
+"""Byte provenance: for every value, the computed bytes copied into the value.
 
-A computed value has bytes of its own. The bytes of a view are those of its base, and the bytes of a
-concatenation are those of its operands. Views (NNC: "alias") and concatenations written in
-place rest on this: two values may lie on the same bytes at the same time exactly where their
-contents agree.
+A computed value is the origin of all its bytes. A view copies bytes of the base, and a concatenation copies bytes of
+the operands. Two values may share bytes while both are live if the provenance agrees wherever the values overlap;
+in-place views (NNC: "alias") and concatenations rely on the rule.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from sublet.ir.graph import Node, Value
 
 
 class Segment(NamedTuple):
-    """`nbytes` bytes that are those of value `token` from `start` on, placed at `offset`."""
+    """Bytes [offset, offset + nbytes) of a value, equal to the bytes of the value `origin` from `origin_offset` on."""
 
     offset: int
     nbytes: int
@@ -33,34 +32,35 @@ class Segment(NamedTuple):
 Content = tuple[Segment, ...]
 
 MAX_SEGMENTS = 1024
-"""A concatenation in more segments counts as computed, and its operands as copied."""
+"""Segments of a value. A concatenation with more counts as computed, and its operands as copied."""
 MAX_ALL_SEGMENTS = 1 << 20
+"""Segments of all values of a program together. Views and concatenations beyond count as computed."""
 
 
 def contents(flow: Flow) -> dict[Value, Content]:
-    """The content of every instance of a program, in segments by ascending offset.
+    """Return the provenance of every version, as segments by ascending offset.
 
-    One that is written at several points counts as computed; a pointer's is its source's.
+    A version with several definitions counts as computed. A renamed version has the provenance of the source.
     """
-    found: dict[Value, Content] = {value: _own(value) for value in flow.unrolling.instances}
+    provenance: dict[Value, Content] = {value: _own(value) for value in flow.unrolling.instances}
     writes = Counter(value for point in flow.points for value in point.defs)
     aliases = dict(flow.unrolling.aliases)
     total = 0
     for point in flow.points:
         for value in point.defs:
             if value in aliases:
-                found[value] = found[aliases[value]]
+                provenance[value] = provenance[aliases[value]]
         if point.node is None or point.facts is None:
             continue
-        for value, content in _derived(point.node, point.facts, found):
+        for value, content in _derived(point.node, point.facts, provenance):
             total += len(content)
             if len(content) <= MAX_SEGMENTS and total <= MAX_ALL_SEGMENTS and writes[value] == 1:
-                found[value] = content
-    return found
+                provenance[value] = content
+    return provenance
 
 
 def _derived(node: Node, facts: Facts, found: dict[Value, Content]) -> Iterator[tuple[Value, Content]]:
-    """The outputs of a node that are copies of its inputs, with what they are copies of."""
+    """Yield (output, provenance) for every view and concatenation computed by a node."""
     for share in facts.views:
         base, view = node.inputs[share.input], node.outputs[share.output]
         if base is not None and view is not None:
@@ -75,11 +75,12 @@ def _derived(node: Node, facts: Facts, found: dict[Value, Content]) -> Iterator[
 
 
 def _own(value: Value) -> Content:
+    """Return the provenance of a computed value: the value itself."""
     return (Segment(0, value.nbytes, value, 0),)
 
 
 def _slice(content: Content, offset: int, nbytes: int) -> Content:
-    """The segments of bytes [offset, offset + nbytes), moved to start at 0."""
+    """Return the provenance of bytes [offset, offset + nbytes), moved to offset 0."""
     cut = []
     for segment in content:
         begin, end = max(segment.offset, offset), min(segment.end, offset + nbytes)
@@ -89,11 +90,12 @@ def _slice(content: Content, offset: int, nbytes: int) -> Content:
 
 
 def _shift(content: Content, distance: int) -> Content:
+    """Return the provenance moved by `distance` bytes."""
     return tuple(Segment(s.offset + distance, s.nbytes, s.token, s.start) for s in content)
 
 
 def _cover(value: Value, parts: list[Segment]) -> Content:
-    """`parts` with the bytes they leave uncovered filled by the value's own."""
+    """Return `parts` with the gaps filled by bytes of `value` itself."""
     filled: list[Segment] = []
     position = 0
     for part in [*parts, Segment(value.nbytes, 0, value, 0)]:
@@ -106,7 +108,7 @@ def _cover(value: Value, parts: list[Segment]) -> Content:
 
 
 def agree(a: Content, a_offset: int, b: Content, b_offset: int) -> bool:
-    """Whether two contents, placed at these offsets, hold equal bytes wherever they overlap."""
+    """True if two provenances, placed at `a_offset` and `b_offset`, name the same bytes wherever the values overlap."""
     i = j = 0
     while i < len(a) and j < len(b):
         x, y = a[i], b[j]

@@ -1,4 +1,4 @@
-"""What loops, branches and updates copy all the same, and why; and what each pointer may stand for."""
+"""Residual copies of loops, branches and updates, with the reasons; and the possible bindings of renamed values."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from sublet.plan import UPDATE, CopiedMove, Edge
 from sublet.plan.exchange import followers
 
 SHOWN = 20
-"""Moves a message lists."""
+"""Moves listed in an error message."""
 
 
 def copied_moves(graph: Graph, layout: Layout, layouts: Layouts) -> tuple[CopiedMove, ...]:
-    """The moves that cost bytes in one of the layouts of a graph, each once, whatever the copies of the bodies around.
+    """Return the moves copying bytes in any body version; every move of the program appears once.
 
-    What goes to memory that is exchanged is told as going to the value whose memory that will be.
+    The destination of an update into swapped memory is the value owning the memory after the swap.
     """
-    becomes = {other: name for name, other in followers(layouts.exchanged).items()}
+    value_after_swap = {other: name for name, other in followers(layouts.exchanged).items()}
     bound = layouts.storages
     parameters = {p: f for node in _loops(graph) for p, f in zip(node.parameters, node.finals, strict=True)}
     tied = {*bound, *(parameter for parameter, final in parameters.items() if final in bound)}
-    found: dict[tuple[Edge, Value, Value], CopiedMove] = {}
+    residual: dict[tuple[Edge, Value, Value], CopiedMove] = {}
     moves = [
         *_carried(layout, tied, layouts.options),
         *_sliced(graph, layout, layouts.options),
     ]
     for edge, source, to, nbytes, why in moves:
         if nbytes:
-            name = becomes.get(to.name, to.name) if edge.kind == UPDATE else to.name
-            found.setdefault((edge, source, to), CopiedMove(edge, source.name, name, nbytes, why))
-    return tuple(found.values())
+            name = value_after_swap.get(to.name, to.name) if edge.kind == UPDATE else to.name
+            residual.setdefault((edge, source, to), CopiedMove(edge, source.name, name, nbytes, why))
+    return tuple(residual.values())
 
 
 def forbid(moves: tuple[CopiedMove, ...]) -> None:
-    """Raise PlanError, which names every move, unless there are none."""
+    """Raise PlanError if `moves` is not empty; the message lists up to MAX_LISTED_MOVES moves."""
     if not moves:
         return
     lines = [f"  {m.edge}: {m.nbytes:,} bytes from %{m.source} to %{m.destination}: {m.why}" for m in moves[:SHOWN]]
@@ -50,32 +50,35 @@ def forbid(moves: tuple[CopiedMove, ...]) -> None:
 
 
 def targets(graph: Graph, pointers: Collection[Value]) -> dict[Value, tuple[str, ...]]:
-    """For each pointer the names of the values with bytes that it may stand for, in the order they are assigned."""
+    """Map every renamed value to the names of the stored values it may be bound to, in order of assignment."""
     assigned = {to: sources for node in graph.walk() for to, sources in assignments(node)}
-    found: dict[Value, dict[Value, None]] = {pointer: {} for pointer in assigned if pointer in pointers}
+    bindings: dict[Value, dict[Value, None]] = {pointer: {} for pointer in assigned if pointer in pointers}
     users: dict[Value, list[Value]] = {}
-    for pointer, direct in found.items():
+    for pointer, direct in bindings.items():
         for source in assigned[pointer]:
             if source in pointers:
                 users.setdefault(source, []).append(pointer)
             else:
                 direct[source] = None
-    for source in (todo := list(found)):
+    for source in (todo := list(bindings)):
         for pointer in users.get(source, ()):
-            if not found[source].keys() <= found[pointer].keys():
-                found[pointer] |= found[source]
+            if not bindings[source].keys() <= bindings[pointer].keys():
+                bindings[pointer] |= bindings[source]
                 todo.append(pointer)
-    return {pointer: tuple(target.name for target in several) for pointer, several in found.items()}
+    return {pointer: tuple(target.name for target in bound) for pointer, bound in bindings.items()}
 
 
 Found = Iterator[tuple[Edge, Value, Value, int, str]]
 
 
 def _carried(layout: Layout, bound: Collection[Value], options: Options) -> Found:
-    """Carried values and results of branches that do not lie where they are needed."""
+    """Yield the loop-carried values and branch results that are copied.
+
+    Each item is (edge, source, destination, bytes, reason).
+    """
     instances = layout.flow.unrolling.instances
     for point, source, to in layout.copied:
-        # a pointer that may be one of several stays itself
+        # a value bound to any of several versions is no version itself
         start, end = (instances[value].base if value in instances else value for value in (source, to))
         if not options.share:
             why = "sharing is switched off"
@@ -89,7 +92,7 @@ def _carried(layout: Layout, bound: Collection[Value], options: Options) -> Foun
 
 
 def _of_update(layout: Layout, source: Value, target: Value) -> str:
-    """Why what updates a value was not born in its place."""
+    """Return the reason why the source of an update was not written straight into the target."""
     first, homes = layout.flow.points[0], {m.value: buffer.home for buffer in layout.buffers for m in buffer.members}
     if source in first.defs:
         return f"%{source.name} has a place of its own before the run"
@@ -101,30 +104,33 @@ def _of_update(layout: Layout, source: Value, target: Value) -> str:
 
 
 def _sliced(graph: Graph, layout: Layout, options: Options) -> Found:
-    """Slices of sequences, and rows of stacked outputs, that do not lie in them in every copy of the body."""
-    told: dict[tuple[str, str, Value, Value], bool] = {}
+    """Yield the slices of sequences and rows of stacked outputs copied in some body version.
+
+    Each item is (edge, source, destination, bytes, reason).
+    """
+    in_place: dict[tuple[str, str, Value, Value], bool] = {}
     instances = layout.flow.unrolling.instances
     for window in layout.flow.unrolling.windows:
         part, whole = (instances[value].base for value in (window.value, window.whole))
         key = (window.loop.name, window.kind, part, whole)
-        told[key] = told.get(key, True) and (window.value, window.whole) in layout.laid
+        in_place[key] = in_place.get(key, True) and (window.value, window.whole) in layout.laid
     for node in _loops(graph):
         for kind, part, whole, axis, _ in steps(node):
             key = (node.name, kind, part, whole)
-            if told.get(key, False):
+            if in_place.get(key, False):
                 continue
             why = obstacle(part, whole, axis, options.alignment, options.smallest)
             if not options.share:
                 why = "sharing is switched off"
             elif not why:
-                why = _otherwise_needed(kind, part, whole, pointing=key not in told)
+                why = _otherwise_needed(kind, part, whole, pointing=key not in in_place)
             edge, what = ("fetch", "a slice is copied") if kind == "slice" else ("next", "a row is copied")
             source, to = (whole, part) if kind == "slice" else (part, whole)
             yield Edge(edge, node.name), source, to, part.nbytes, f"{what}: {why}"
 
 
 def _otherwise_needed(kind: str, part: Value, whole: Value, *, pointing: bool) -> str:
-    """Why a slice or row that could lie in its whole does not."""
+    """Return the reason why a slice or row is copied although a view is possible; `pointing`: a renamed value."""
     if pointing:
         return f"%{part.name} or %{whole.name} stands for other values"
     if kind == "slice":
@@ -133,4 +139,5 @@ def _otherwise_needed(kind: str, part: Value, whole: Value, *, pointing: bool) -
 
 
 def _loops(graph: Graph) -> Iterable[While]:
+    """Return the loops of a graph, nested loops included."""
     return (node for node in graph.walk() if isinstance(node, While))

@@ -1,4 +1,7 @@
-"""Which updated values exchange their memory, so that their updates move no byte: see `plan.exchange`."""
+"""Storage swap: the choice of updated values with storages swapped after a run, instead of copies by the updates.
+
+See `plan.storage_swap` for the swap itself.
+"""
 
 from __future__ import annotations
 
@@ -11,40 +14,42 @@ from sublet.ops import lookup
 from sublet.plan.exchange import Cycle
 
 MOST_TURNS = 6
-"""After at most so many runs all memory has its first names again: a program is bound for each run until then."""
+"""Runs after which all storages have their first names again. A program is bound for each run of this period."""
 
 
 def cycles(graph: Graph, bound: Collection[Value]) -> tuple[Cycle, ...]:
-    """The exchanges that spare copies: an updated value becomes what another of the `bound` ones held.
+    """Return the cycles of updated values to swap: after a run, each value holds the former content of the next value.
 
-    Where the last of a row of such values becomes something else, that is made in the memory of the first.
+    Only values in `bound` are swapped. A chain of values is closed to a cycle: the last value receives a new content,
+    computed in the memory of the first. The function takes the largest cycles first (number of values times the bytes
+    of a value), while all storages return to their first names within MAX_PERIOD runs.
     """
-    kept: list[Cycle] = []
+    chosen: list[Cycle] = []
     turns = 1
     for cycle in sorted(_cycles(_becomes(graph, bound)), key=lambda cycle: -len(cycle) * cycle[0].nbytes):
         if lcm(turns, len(cycle)) <= MOST_TURNS:
             turns = lcm(turns, len(cycle))
-            kept.append(tuple(value.name for value in cycle))
-    return tuple(kept)
+            chosen.append(tuple(value.name for value in cycle))
+    return tuple(chosen)
 
 
 def _becomes(graph: Graph, bound: Collection[Value]) -> Mapping[Value, Value]:
-    """Of updated values which other one's content each takes over, no content taken twice."""
+    """Map each updated value to the updated value with the content to take over; no content is taken over twice."""
     updated = set(graph.updated)
-    made = {value: graph.nodes[i] for value, i in makers(graph.nodes).items()}
-    whole = {target: _origin(source, updated, made) for target, source in graph.updates if target in bound}
+    definer = {value: graph.nodes[i] for value, i in makers(graph.nodes).items()}
+    whole = {target: _origin(source, updated, definer) for target, source in graph.updates if target in bound}
     staying = {target for target, origin in whole.items() if target == origin}
-    found: dict[Value, Value] = {}
+    sources: dict[Value, Value] = {}
     taken = set(staying)
     for target, origin in whole.items():
         if target not in staying and origin in whole and origin not in taken and target.spec == origin.spec:
-            found[target] = origin
+            sources[target] = origin
             taken.add(origin)
-    return found
+    return sources
 
 
 def _origin(value: Value, updated: Collection[Value], made: Mapping[Value, Node]) -> Value:
-    """The value of which another is the same bytes: an updated one, or one that is made."""
+    """Return the base of `value` through views of the full size: an updated or a computed value."""
     while value not in updated and value in made:
         node = made[value]
         shares = () if node.subgraphs else lookup(node.op).views(node)
@@ -57,7 +62,7 @@ def _origin(value: Value, updated: Collection[Value], made: Mapping[Value, Node]
 
 
 def _cycles(becomes: Mapping[Value, Value]) -> Iterator[list[Value]]:
-    """The cycles, and the rows closed to cycles."""
+    """Yield the cycles of the mapping, and the chains closed to cycles."""
     taken, seen = set(becomes.values()), set[Value]()
     for first in (*(value for value in becomes if value not in taken), *becomes):
         cycle: list[Value] = []

@@ -1,22 +1,23 @@
-"""The control flow graph of a program under a schedule (as in PaddlePaddle's memory optimisation design).
+"""The control flow graph of a program under a schedule (after PaddlePaddle's memory optimisation design).
 
-The program is laid out as a list of points, sub-graphs included, so that loops and branches are
-only edges and every later analysis is one plain algorithm over points. Point 0 starts the run (it
-defines the inputs and weights), the last point ends it (it uses the outputs, and what was updated).
+The program is a list of points, sub-graphs included: loops and branches are only edges, and every later analysis is a
+plain algorithm over points. Point 0 starts the run and defines the inputs and weights. The last point ends the run and
+uses the outputs and the updated values. Besides "start", "run" (a node without sub-graphs) and "end", the kinds of
+points are:
 
     branch     start of a CaseOf; uses the index
-    yield      end of an arm, or of the way without an arm; moves its results to the outputs
+    yield      end of an arm, or of the fallback; moves the results to the outputs
     enter      start of a While; moves the initial values to the parameters
-    round      top of every round; defines the counter
+    round      top of every iteration; defines the counter
     check      reads the condition
-    fetch      takes one slice of every sequence
+    fetch      takes a slice of every sequence
     next       stores the rows; moves the updates to the parameters, all at once
     exit       moves the parameters to the outputs
     update     after all nodes: moves the sources of the graph's updates to their targets, all at once
 
-A value that is only ever assigned by such moves may be a *pointer* instead [NNC: multi-view tensor]: it has no
-bytes of its own, and nothing moves; it stands for whatever was assigned to it. A loop with pointers is
-unrolled for planning, see `analysis.unroll`: each copy of its body knows what they stand for.
+A value assigned only by moves may be *renamed* [NNC: multi-view tensor]. A renamed value owns no bytes and costs no
+move: the value is bound to the storage of the value assigned to it. For planning, a loop with renamed values is
+unrolled into body versions, see `analysis.loop_versions`; in each version the bindings are known.
 """
 
 from __future__ import annotations
@@ -38,14 +39,15 @@ Choices = tuple[tuple[Value, Targets], ...]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One moment of the run: first all `uses` are read, then all `defs` are written.
+    """A program point: first all `uses` are read, then all `defs` are written.
 
-    `moves` are the (source, destination) pairs of a parallel assignment among them. `path` names
-    the step of every graph level the point lies in, as (level, step) pairs from the root down.
-    `copies` tells in which copy of the body of each unrolled loop around it the point lies. After the point
-    nobody asks for what `forgotten` values were before: they are pointers to what was not chosen. `choices` are the
-    operands of the node that may be one of several instances, with these. `facts` are those of the op of a node without
-    sub-graphs as the program has it: `node` may read a literal where a pointer stands for one in some copies only.
+    moves     (source, destination) pairs of a parallel assignment, among the uses and defs
+    path      the step of every graph level around the point, as (level, step) pairs from the root down
+    context   the body version of each unrolled loop around the point
+    kills     aliases not chosen on the path through the point, hence dead after the point
+    choices   the operands of the node bound to any of several versions, each with the versions
+    facts     the sharing facts of the op of a node without sub-graphs, as in the program: `node` itself may read a
+              literal where a renamed value is bound to a literal in some body versions only
     """
 
     kind: str
@@ -61,7 +63,7 @@ class Point:
 
     @property
     def planned(self) -> PlanPoint:
-        """The point, as plans have it."""
+        """The point as recorded in plans."""
         return PlanPoint(self.kind, self.node.name if self.node else "", self.copies)
 
     def __str__(self) -> str:
@@ -70,21 +72,22 @@ class Point:
 
 @dataclass(frozen=True)
 class Unrolling:
-    """What the values of the points are, where loops are unrolled and pointers stand for other values.
+    """The versions of all values in a control flow graph: unrolled loops and renamed values.
 
-    instances  what the points use and define, in order of definition in the program: a value itself, or what
-               it is in certain copies of unrolled loops
-    aliases    (instance, source): a pointer's instance is the bytes of its source
-    ways       for each alias the loop or branch that it comes out of, and by which of its ends; for one of a
-               parameter the loop, and in which copy of its body
-    rolled     the unrolled loops
-    heads      of each of these what its pointers stand for when each copy begins; None for one of several instances
-    pointers   the values of the program that are pointers
-    alike      (first, later): what a parameter stands for in a copy that runs once, and in the copy of the
-               ring that would run in its place: if both are the same bytes, the copies are alike
-    windows    slices and rows that are bytes of wholes which lie in one place each
-    pointed    the instances that are assigned to pointers, and the edges on which they are
-    scopes     what is known of the program, for the next flow of it
+    versions         the values the points use and define, in order of definition in the program: a program value
+                     itself, or its version in certain body versions of unrolled loops
+    aliases          (version, source): the version of a renamed value shares the bytes of its source
+    exit_edges       for each alias the loop or branch it comes out of, and by which exit edges; for the entry binding
+                     of a parameter the loop, and the number of the body version
+    rolled_loops     the records of the unrolled loops
+    entry_bindings   for each of these loops and each body version the versions bound to the renamed parameters at
+                     entry; None for any of several versions
+    renamed_values   the renamed values of the program
+    prologue_pairs   (prologue, period): the version bound to a parameter in a prologue version, and in the version of
+                     the period that would run in its place; if each pair shares its bytes, both body versions are equal
+    loop_views       slices and rows that may be views of a whole with a fixed place
+    renamed_sources  the versions assigned to renamed values, with the edges of the assignments
+    facts            facts of the program, reused for its next control flow graph
     """
 
     instances: Mapping[Value, Instance]
@@ -101,10 +104,10 @@ class Unrolling:
 
 @dataclass(frozen=True)
 class Flow:
-    """Points in the order of the schedule, the points that may follow each, and the order between streams.
+    """Points in the order of the schedule, the successors of every point, and the order between streams.
 
-    `levels[k][i]` is the bit set of steps that happen before step i of graph level k; each copy of a body is a level
-    of its own, so that nothing in it runs beside anything of another.
+    `levels[k][i]` is the bit set of steps that happen before step i of graph level k. Each body version is a separate
+    level, so nothing in a body version runs concurrently with another body version.
     """
 
     points: tuple[Point, ...]
@@ -114,5 +117,5 @@ class Flow:
 
     @property
     def serial(self) -> bool:
-        """Whether every level is totally ordered, so that any two points are."""
+        """True if every level is totally ordered, hence any two points are ordered."""
         return all(mask == (1 << i) - 1 for level in self.levels for i, mask in enumerate(level))

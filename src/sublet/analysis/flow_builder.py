@@ -1,4 +1,4 @@
-"""Lays a program out as a flow: loops and branches become edges between points, and pointers what they stand for."""
+"""Construction of the control flow graph: loops and branches become edges, renamed values become bindings."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from sublet.plan import Context, Edge, Rolled
 from sublet.plan.schedule import Schedule, happens_before
 
 STEPS = 64
-"""Steps of the search for free places that count as one point."""
+"""Steps of the search for free versions that cost as much as one point."""
 
 MOST_TARGETS = 16
-"""A pointer that may stand for more at one moment is none."""
+"""Versions that may be bound to a renamed value at a point. A value with more is copied."""
 
 
 def flow(
@@ -31,11 +31,12 @@ def flow(
     most_added: int | None = None,
     scopes: Scopes | None = None,
 ) -> Flow:
-    """The control flow graph of `graph` when it runs as `schedule` says.
+    """Return the control flow graph of `graph` under `schedule`.
 
-    `pointers` are the parameters, finals and branch outputs that own no bytes; `reusable` tells which updates may
-    be written over which parameters in one round. At most `most_added` points are added by that. `scopes` are those of
-    another flow of the graph. Raises Refused when some pointers cannot be.
+    `pointers` are the renamed values: parameters, finals and branch outputs without bytes. `reusable(first, second)` is
+    true if the update `second` may overwrite the parameter `first` within an iteration. Renaming adds at most
+    `most_added` points. `scopes` are the program facts of an earlier control flow graph of `graph`. Raises
+    RenamingRefused if some values cannot be renamed.
     """
     builder = _Builder(scopes or Scopes(graph), pointers, reusable, most_added)
     builder.start(graph)
@@ -48,7 +49,7 @@ def flow(
 
 @dataclass(slots=True)
 class _Draft:
-    """A point of a flow that may still be given up."""
+    """A point under construction; later points may still change it, and a refused loop discards it."""
 
     kind: str
     node: Node | None
@@ -57,12 +58,12 @@ class _Draft:
     moves: Moves
     path: tuple[tuple[int, int], ...]
     copies: Context
-    operands: tuple[Value | None, ...] | None = None  # of a node without sub-graphs
+    operands: tuple[Value | None, ...] | None = None  # None for a node with sub-graphs
     choices: Choices = ()
     forgotten: tuple[Value, ...] = ()
 
     def point(self, scopes: Scopes) -> Point:
-        """The point, whose node uses and defines instances."""
+        """Return the finished point, with a node reading and writing versions."""
         node, facts = self.node, None
         if node is not None and self.operands is not None:
             facts = scopes.facts(node)
@@ -86,13 +87,15 @@ class _Draft:
 
 
 class _Builder:
+    """Builder of a control flow graph, with the current bindings and the open ends of the point list."""
+
     def __init__(self, scopes: Scopes, pointers: frozenset[Value], reusable: Reusable, most_added: int | None) -> None:
         self.scopes = scopes
         self.points: list[_Draft] = []
         self.followers: list[list[int]] = []
         self.levels: list[tuple[int, ...]] = []
-        self.open: list[int] = []  # points that the next point follows
-        self.orders: dict[int, list[Node]] = {}  # of the steps of each schedule, by its id
+        self.open: list[int] = []  # predecessors of the next point
+        self.orders: dict[int, list[Node]] = {}  # the nodes of each schedule in order, by id of the schedule
         self.path: tuple[tuple[int, int], ...] = ()
         self.now = Instances(pointers, reusable)
         self.ways: dict[Value, Way] = {}
@@ -103,11 +106,12 @@ class _Builder:
         self.windows: dict[tuple[str, Value, Value], Window] = {}
         self.pointed: dict[Value, set[Edge]] = {}
         self.most_added = most_added
-        self.length = 0  # points, all those included that were given up
-        self.added = 0  # of these in copies of bodies but the first, and what pointers may stand for
+        self.length = 0  # points built, discarded points included
+        self.added = 0  # points in body versions but the first; bindings of renamed values count too
         self.refused: list[AlsoPointer | Unrollable] = []
 
     def finished(self) -> Flow:
+        """Return the control flow graph. Raises RenamingRefused if any renaming failed."""
         if self.refused:
             raise Refused(self.refused, self.length)
         unrolling = Unrolling(
@@ -126,6 +130,7 @@ class _Builder:
         return Flow(points, tuple(map(tuple, self.followers)), tuple(self.levels), unrolling)
 
     def start(self, graph: Graph) -> None:
+        """Add the start point, which defines the inputs and weights."""
         self.emit("start", None, defs=(*graph.inputs, *graph.weights))
 
     def emit(
@@ -136,7 +141,7 @@ class _Builder:
         defs: Iterable[Value] = (),
         moves: Moves = (),
     ) -> int:
-        """Add a point that uses and defines values of the program."""
+        """Add a point using and defining values of the program, and return its index."""
         read = self.now.stand_for(uses)
         sources = [self.now.source(source) for source, _ in moves]
         written = {value: self.now.define(value) for value in defs}
@@ -150,7 +155,7 @@ class _Builder:
         self.add(_Draft("run", node, read, written, (), self.path, self.now.context, operands, choices))
 
     def add(self, draft: _Draft) -> int:
-        """Add a point after those that are open."""
+        """Add a point as successor of the open points, and return its index."""
         self.length += 1
         if any(number for _, number in draft.copies):
             self.lengthen(1)
@@ -163,7 +168,7 @@ class _Builder:
         return index
 
     def lengthen(self, by: int) -> None:
-        """Give the outermost loop of pointers up when too much would be added."""
+        """Charge `by` added points; beyond the limit, refuse to rename the parameters of the outermost renamed loop."""
         self.added += by
         if self.most_added is not None and self.added + self.now.steps // STEPS > self.most_added:
             outermost = next((copies for copies in self.active if copies.pointing), None)
@@ -171,15 +176,18 @@ class _Builder:
                 raise outermost.too_long()
 
     def graph(self, graph: Graph, schedule: Schedule, path: tuple[tuple[int, int], ...]) -> None:
+        """Add the points of a graph level under a schedule."""
         self.nodes(graph, schedule, self.level(schedule), 0, len(schedule.steps), path)
 
     def level(self, schedule: Schedule) -> int:
+        """Add a graph level with the happens-before order of the schedule, and return the number of the level."""
         self.levels.append(tuple(happens_before(schedule)))
         return len(self.levels) - 1
 
     def nodes(
         self, graph: Graph, schedule: Schedule, level: int, begin: int, end: int, path: tuple[tuple[int, int], ...]
     ) -> None:
+        """Add the points of the steps [begin, end) of a level."""
         order = self.orders.get(id(schedule))
         if order is None:
             by_name = {node.name: node for node in graph.nodes}
@@ -197,6 +205,7 @@ class _Builder:
             self.path = path
 
     def branch(self, node: CaseOf, bodies: tuple[Schedule, ...]) -> None:
+        """Add the points of a branch: the start, each arm, and a yield for each arm and for the fallback."""
         path = self.path
         start = self.emit("branch", node, uses=(node.index,))
         ends: list[int] = []
@@ -220,9 +229,10 @@ class _Builder:
         self.open = ends
 
     def phi(self, node: Node, pointer: Value, ends: list[int], sources: list[tuple[Value, ...]]) -> None:
-        """Let `pointer` stand for one of several sources, each assigned at one end of a loop or branch.
+        """Bind `pointer` to any of several sources, each assigned at the end of an arm or of a loop.
 
-        By which ways a source came to be what it is matters only where it decides which copy of a body comes next.
+        `sources[i]` are the versions assigned at the point `ends[i]`. The path by which a source was bound matters only
+        if the path decides the next body version; otherwise sources are merged by storage.
         """
         if not any(copies.pointing for copies in self.active):
             sources = [tuple(dict.fromkeys(map(self.now.root, several))) for several in sources]
@@ -244,15 +254,15 @@ class _Builder:
             self.points[end].forgotten += rest
 
     def loop(self, node: While, schedule: Schedule) -> None:
-        """A loop; when its pointers must be other ones, the program goes on as if it were not there."""
+        """Add the points of a loop; if renaming its parameters fails, record the refusal and skip the loop."""
         points, opened, path, active = len(self.points), self.open, self.path, len(self.active)
         context, rules = self.now.context, dict(self.now.rules)
         try:
             self.unrolled(node, schedule)
-        except (AlsoPointer, Unrollable) as found:
-            if isinstance(found, Unrollable) and found.loop != node.name:
+        except (AlsoPointer, Unrollable) as refusal:
+            if isinstance(refusal, Unrollable) and refusal.loop != node.name:
                 raise
-            self.refused.append(found)
+            self.refused.append(refusal)
             del self.points[points:], self.followers[points:], self.active[active:]
             self.open, self.path = opened, path
             self.now.context, self.now.rules = context, rules
@@ -260,6 +270,7 @@ class _Builder:
                 self.now.define(value)
 
     def unrolled(self, node: While, schedule: Schedule) -> None:
+        """Add the points of a loop: the entry, every body version with its transitions, and the exits."""
         path, before = self.path, tuple(happens_before(schedule))
         stacked = tuple(value for value in node.stacked if value is not None)
         enter = self.move("enter", node, node.inits, node.parameters, defs=stacked)
@@ -288,7 +299,7 @@ class _Builder:
     def round(
         self, node: While, schedule: Schedule, level: int, path: tuple[tuple[int, int], ...], stacked: tuple[Value, ...]
     ) -> int:
-        """One copy of the body; the point at which the loop may end."""
+        """Add the points of a body version, and return the point at which the loop may end."""
         self.emit("round", node, defs=(node.counter,))
         self.nodes(node.body, schedule, level, 0, node.check, path)
         self.path = path
@@ -307,7 +318,7 @@ class _Builder:
         return check
 
     def leave(self, node: While, copies: Copies, checks: list[int], stacked: tuple[Value, ...]) -> None:
-        """The ways out of the loop, one for every copy of its body."""
+        """Add the exit edges of a loop, one for each body version, and bind the renamed finals."""
         ends: list[int] = []
         for number, check in enumerate(checks):
             copies.recall(number)
@@ -327,7 +338,10 @@ class _Builder:
         uses: tuple[Value, ...] = (),
         defs: tuple[Value, ...] = (),
     ) -> int:
-        """A parallel assignment; pointers take no part in it, but what they will stand for is needed."""
+        """Add the point of a parallel assignment, and return its index.
+
+        A renamed destination takes no part in the assignment; its source is recorded as used and as bound.
+        """
         pairs = [(s, d) for s, d in zip(sources, destinations, strict=True) if d is not None]
         real = tuple((s, d) for s, d in pairs if d not in self.now.pointers)
         for source in self.now.stand_for(s for s, d in pairs if d in self.now.pointers):

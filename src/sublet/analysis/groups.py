@@ -1,7 +1,7 @@
-"""Groups of values that are one block of bytes, and which members of a group a newcomer may get in the way of.
+"""Coalesced buffers: sets of values in the same bytes, with an index of members by time and by bytes.
 
-A group of thousands of members is common: a chain of ops that each write over their input, the parts of a wide
-concatenation. So joining two touches only the smaller, and members are found by when and where they lie.
+A buffer of thousands of members is common: a chain of in-place ops, or the operands of a wide concatenation. A merge
+therefore touches the members of the smaller buffer only, and the index finds the members overlapping a candidate.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from sublet.base.ranges import merge
 from sublet.ir.graph import Value
 
 SHORT = 6
-"""Lives are looked up in cells of 2^SHORT half points."""
+"""Log2 of the size of a time cell, in slots."""
 
 MOST_CELLS = 8
-"""A life in more of them is looked up by its bytes instead."""
+"""Time cells of a member. A member with a longer live range is indexed by bytes instead."""
 
 
 class Member(NamedTuple):
-    """A value in a buffer: its offset there, how it came in, and whose bytes it took."""
+    """A value in a buffer: the offset in bytes, the reason of sharing, and the name of the value shared with."""
 
     value: Value
     offset: int
@@ -38,14 +38,14 @@ class Member(NamedTuple):
 
 Cell = tuple[str, int, int]
 Place = tuple[int, int, Member]
-"""The bytes [begin, end) of a member, as it was put there: how it came in may be told otherwise since."""
+"""Bytes [begin, end) of a member at the time of indexing; `members` may hold a newer reason of sharing."""
 Order = tuple["Order", "Order"] | Value
-"""Members in order, as a tree, so that joining two takes no time."""
+"""Members in order, as a binary tree, so that a merge takes constant time."""
 
 
 @dataclass(eq=False)
 class Group:
-    """Values that are one block: bytes [low, high) of a frame of its own, live at the points `live`."""
+    """An equivalence class of coalesced values: bytes [low, high) of a private frame, live at the points `live`."""
 
     members: dict[Value, Member]
     order: Order
@@ -53,24 +53,25 @@ class Group:
     high: int
     live: Pieces
     home: str = ""
-    writable: bool = True  # whether the network may write there
-    filled: bool = False  # whether the caller puts bytes there before the run
-    window: Window | None = None  # the bytes are those of another group, other ones every round
-    first: Value | None = None  # the member with bytes of its own, which the others share; none in those of a whole
+    writable: bool = True  # true if the network may write the bytes
+    filled: bool = False  # true if the caller fills the bytes before the run
+    window: Window | None = None  # set if the bytes are a slice or row of another buffer
+    first: Value | None = None  # the owner of the bytes, shared by all members; None in a loop view
     cells: dict[Cell, list[Place]] = field(default_factory=dict)
-    levels: set[int] = field(default_factory=set)  # of the cells by bytes
+    levels: set[int] = field(default_factory=set)  # log2 sizes of the byte cells
 
     @property
     def fixed(self) -> bool:
-        """Whether its bytes are there already, so that it needs none in the arena."""
+        """True if the bytes lie in bound storage or in another buffer, and need no bytes in the arena."""
         return bool(self.home) or self.window is not None
 
     @property
     def nbytes(self) -> int:
+        """The size of the buffer in bytes."""
         return self.high - self.low
 
     def put(self, member: Member, halves: Pieces) -> None:
-        """Add a member, or let it be looked up as it is now."""
+        """Add a member to the buffer and to the index, or index a changed member."""
         self.members[member.value] = member
         place = (member.offset, member.offset + member.value.nbytes, member)
         for cell in _cells(member.offset, member.value.nbytes, halves):
@@ -79,7 +80,10 @@ class Group:
                 self.levels.add(cell[1])
 
     def beside(self, offset: int, nbytes: int, halves: Pieces) -> Iterator[Member]:
-        """At least the members that share bytes with [offset, offset + nbytes) while they live, or just before."""
+        """Yield the members possibly overlapping bytes [offset, offset + nbytes) during the slot ranges `halves`.
+
+        The result is a superset: the index is coarse, and includes members live just before.
+        """
         levels = sorted(self.levels)
         times = (halves[-1][1] - halves[0][0] >> SHORT) + 1 if halves else 0
         if times + sum((nbytes >> level) + 2 for level in levels) >= len(self.members):
@@ -94,7 +98,7 @@ class Group:
                     yield member
 
     def in_order(self) -> Iterator[Member]:
-        """All members, those of a group before those of one that joined it."""
+        """Yield all members; the members of a receiving buffer precede the members of the buffers merged into it."""
         todo = [self.order]
         while todo:
             order = todo.pop()
@@ -105,7 +109,7 @@ class Group:
 
 
 def union(a: Group, b: Group, shift: int) -> Group:
-    """What the bytes of two groups are together when `b` is moved by `shift`; without the members."""
+    """Return the merger of two buffers with `b` moved by `shift` bytes, without members."""
     home = a if a.fixed else b
     return Group(
         members={},
@@ -121,14 +125,14 @@ def union(a: Group, b: Group, shift: int) -> Group:
 
 
 def add(curve: NDArray[np.int64], group: Group, sign: int, origin: int) -> None:
-    """Add the bytes of a group of the arena to the points of `curve`, which starts at `origin`."""
+    """Add `sign` times the size of an arena buffer to `curve` at the live points; `curve` starts at point `origin`."""
     if not group.fixed:
         for begin, end in group.live:
             curve[begin - origin : end - origin] += sign * group.nbytes
 
 
 def joined(curve: NDArray[np.int64], a: Group, b: Group, together: Group) -> None:
-    """Change the bytes of two groups in `curve` to those of both together."""
+    """Replace two buffers by the merged buffer in the curve of live bytes."""
     if a.fixed == b.fixed and a.nbytes == b.nbytes == together.nbytes:
         for begin, end in _common(a.live, b.live) if not a.fixed else ():
             curve[begin:end] -= together.nbytes
@@ -138,7 +142,7 @@ def joined(curve: NDArray[np.int64], a: Group, b: Group, together: Group) -> Non
 
 
 def _common(a: Pieces, b: Pieces) -> Iterator[tuple[int, int]]:
-    """The ranges that lie in both."""
+    """Yield the intersection of two lists of ranges."""
     many, few = (a, b) if len(a) >= len(b) else (b, a)
     for begin, end in few:
         for i in range(max(0, bisect_right(many, (begin, begin)) - 1), len(many)):
@@ -149,7 +153,7 @@ def _common(a: Pieces, b: Pieces) -> Iterator[tuple[int, int]]:
 
 
 def _cells(offset: int, nbytes: int, halves: Pieces) -> Iterator[Cell]:
-    """Where a member is looked up: by when it lives, or, when that is long, by its bytes."""
+    """Yield the index cells of a member: cells of time for a short live range, cells of bytes for a long range."""
     times = list(_times(halves, MOST_CELLS))
     if len(times) <= MOST_CELLS:
         yield from times
@@ -159,7 +163,7 @@ def _cells(offset: int, nbytes: int, halves: Pieces) -> Iterator[Cell]:
 
 
 def _times(halves: Pieces, most: int | None = None) -> Iterator[Cell]:
-    """The cells of half points of a life, ends included; a few more than `most` when there are more."""
+    """Yield the time cells of slot ranges, ends included; beyond `most` cells, only a few more."""
     last, count = -1, 0
     for begin, end in halves:
         for at in range(max(begin >> SHORT, last + 1), (end >> SHORT) + 1):
@@ -170,5 +174,5 @@ def _times(halves: Pieces, most: int | None = None) -> Iterator[Cell]:
 
 
 def _bytes(offset: int, nbytes: int, level: int) -> Iterator[Cell]:
-    """The cells of 2^level bytes that a range of bytes touches."""
+    """Return the cells of 2^level bytes touched by a range of bytes."""
     return (("bytes", level, at) for at in range(offset >> level, ((offset + nbytes - 1) >> level) + 1))

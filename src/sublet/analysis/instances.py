@@ -1,7 +1,7 @@
-"""What a value of the program is at one moment of an unrolled layout.
+"""Value versions: the binding of every program value at each moment of an unrolled program.
 
-In a program without unrolled loops every value is itself. In copy 2 of a loop's body the value `%t` is the
-instance `%t@2`, and a pointer is whatever it stands for there: one instance, or one of several.
+Without unrolled loops every value has a single version, the value itself. In body version 2 of a loop the value `%t`
+has the version `%t@2`. A renamed value is bound to a version of another value, or to any of several versions.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from sublet.ir.graph import Value
 from sublet.plan import Context
 
 Reusable = Callable[[Value, Value], bool]
-"""Whether the second value may be written over the first in one round of a loop."""
+"""True if the second value may overwrite the first within an iteration of a loop."""
 
 Targets = tuple[Value, ...]
-"""The instances a value may be at one moment; several only for a pointer."""
+"""The versions a value may be bound to at some point; several only for a renamed value."""
 
 
 def never(first: Value, second: Value) -> bool:
-    """No value may be written over another."""
+    """Return False: no value may overwrite another."""
     return False
 
 
 class Unrollable(Exception):
-    """These pointers cannot stand for what is assigned to them: it must be copied. All of them, or some of them.
+    """Raised when values cannot be renamed, and must be copied.
 
-    `loop` names the loop that they are parameters of; "" for what none may point at.
+    `pointers` are the values; with `some`, copying a part of the values may be enough. `loop` names the loop with these
+    parameters; "" for an output with too many possible bindings.
     """
 
     def __init__(self, pointers: Iterable[Value], why: str, loop: str = "", *, some: bool = False) -> None:
@@ -39,7 +40,7 @@ class Unrollable(Exception):
 
 
 class AlsoPointer(Exception):
-    """A pointer would stand for the bytes of this parameter, which change: it must be a pointer too."""
+    """Raised when a renamed value would be bound to a parameter with changing bytes, which must be renamed too."""
 
     def __init__(self, parameter: Value) -> None:
         self.parameter = parameter
@@ -47,7 +48,7 @@ class AlsoPointer(Exception):
 
 
 class Refused(Exception):
-    """The program cannot be laid out with these pointers, for all these reasons, as so many points have shown."""
+    """Raised when control flow cannot be built with the renamed values: all reasons, and the number of points built."""
 
     def __init__(self, reasons: Iterable[AlsoPointer | Unrollable], points: int) -> None:
         self.reasons = tuple(reasons)
@@ -57,38 +58,42 @@ class Refused(Exception):
 
 @dataclass
 class Instance:
-    """An instance of `base`, written in these contexts."""
+    """The base value of a version, and the contexts defining the version."""
 
     base: Value
     contexts: list[Context] = field(default_factory=list)
 
 
 class Instances:
-    """The instances made so far, and which of them each value is now."""
+    """All versions created so far, and the versions bound to every value at the current point."""
 
     def __init__(self, pointers: frozenset[Value], reusable: Reusable) -> None:
         self.pointers = pointers
         self.reusable = reusable
         self.context: Context = ()
         self.aliases: dict[Value, Value] = {}
-        self.heads: dict[Value, Value] = {}  # aliases as well: what a parameter is in a copy of its loop's body
-        self.rules: dict[Value, Callable[[Value], Value]] = {}  # how carried values are named
+        self.heads: dict[Value, Value] = {}  # entry bindings of parameters in body versions, aliases too
+        self.rules: dict[Value, Callable[[Value], Value]] = {}  # how to choose the version that a carried value writes
         self.made: dict[Value, Instance] = {}
-        self.steps = 0  # of the search for free instances
+        self.steps = 0  # of the search for free versions
         self._named: dict[tuple[Value, str], Value] = {}
         self._now: dict[Value, Targets] = {}
         self._several: dict[Targets, Value] = {}
         self._roots: dict[Value, Value] = {}
-        self._standing: dict[Value, list[Value]] = {}  # the outputs of loops and branches that stand for an instance
+        self._standing: dict[Value, list[Value]] = {}  # loop and branch outputs bound to a version
 
     def stand_for(self, values: Iterable[Value]) -> Targets:
-        """The instances that the values may be now, one after another."""
+        """Return the versions possibly bound to each of `values`, concatenated."""
         return tuple(target for value in values for target in self._now.get(value, (value,)))
 
     def operands(
         self, values: Sequence[Value | None]
     ) -> tuple[Targets, tuple[Value | None, ...], tuple[tuple[Value, Targets], ...]]:
-        """What a node reads, `operand` of each value that is present, and what those may be that may be several."""
+        """Return the versions a node reads, the operand of every input, and the choices among versions.
+
+        An input bound to any of several versions has a renamed value as operand; the choices are (operand, versions)
+        pairs.
+        """
         read: list[Value] = []
         operands: list[Value | None] = []
         choices: list[tuple[Value, Targets]] = []
@@ -106,24 +111,24 @@ class Instances:
         return tuple(read), tuple(operands), tuple(choices)
 
     def operand(self, value: Value) -> Value:
-        """The instance a value is; of several the pointer that was any of them first."""
+        """Return the version bound to a value; for several versions, the first renamed value bound to them."""
         targets = self._now.get(value, (value,))
         return targets[0] if len(targets) == 1 else self._several[targets]
 
     def source(self, value: Value) -> Value:
-        """The instance that a move takes; a pointer that may be one of several stays itself."""
+        """Return the version read by a move; a value bound to any of several versions stays itself."""
         targets = self._now.get(value, (value,))
         return targets[0] if len(targets) == 1 else value
 
     def define(self, value: Value) -> Value:
-        """The instance that a write to `value` makes here."""
+        """Return the version written by a definition of `value` here, and bind `value` to the version."""
         rule = self.rules.get(value)
         instance = rule(value) if rule else self.written(self.named(value, self.context), self.context)
         self._now[value] = (instance,)
         return instance
 
     def named(self, base: Value, context: Context, mark: str = "") -> Value:
-        """The instance of `base` for a context; the value itself where nothing is unrolled."""
+        """Return the version of `base` in a context; the value itself if no loop around is unrolled."""
         if not context and not mark:
             self.made.setdefault(base, Instance(base))
             return base
@@ -135,20 +140,20 @@ class Instances:
         return instance
 
     def written(self, instance: Value, context: Context) -> Value:
-        """The instance, noted as written in a context."""
+        """Record a write of a version in a context, and return the version."""
         contexts = self.made[instance].contexts
         if context not in contexts:
             contexts.append(context)
         return instance
 
     def let(self, value: Value, targets: Targets) -> None:
-        """From here on `value` is one of these."""
+        """Bind `value` to the versions `targets` from now on."""
         self._now[value] = targets
         if len(targets) > 1:
             self._several.setdefault(targets, value)
 
     def point_at(self, pointer: Value, sources: Targets) -> Targets:
-        """Let a pointer stand for one of several sources: one alias a source."""
+        """Bind a renamed value to any of `sources`, and return the aliases, an alias for each source."""
         names = [self.named(pointer, self.context, f"?{i}") for i in range(len(sources))]
         aliases = tuple(self.written(name, self.context) for name in names)
         for alias, source in zip(aliases, sources, strict=True):
@@ -159,32 +164,32 @@ class Instances:
         return aliases
 
     def head(self, parameter: Value, context: Context, source: Value) -> Value:
-        """What a pointer that stands for `source` is in a copy of the body: an alias with a life of its own."""
+        """Return the entry binding of a parameter in a body version: an alias of `source` with its own live range."""
         instance = self.written(self.named(parameter, context), context)
         self.heads[instance] = source
         self._roots[instance] = self.root(source)
         return instance
 
     def beneath(self, values: Targets) -> Targets:
-        """What the values are that are parameters in a copy of a body."""
+        """Replace the entry bindings among `values` by their sources."""
         return tuple(self.heads.get(value, value) for value in values)
 
     def root(self, instance: Value) -> Value:
-        """The instance whose bytes it is."""
+        """Return the version owning the bytes of `instance`."""
         return self._roots.get(instance, instance)
 
     def base(self, instance: Value) -> Value:
-        """The value of the program that it is an instance of."""
+        """Return the program value of a version."""
         return self.made[instance].base
 
     def pointing_at(self, instance: Value) -> Iterator[Value]:
-        """The outputs of loops and branches that stand for an instance in this copy of a body, or those around it."""
+        """Yield the loop and branch outputs bound to `instance` in the current or an enclosing context."""
         for alias in self._standing.get(instance, ()):
             made = self.made[alias]
             if any(self.context[: len(context)] == context for context in made.contexts):
                 yield made.base
 
     def ordered(self, position: Mapping[Value, int]) -> dict[Value, Instance]:
-        """All instances by the position of their values in the program."""
+        """Return all versions with their origins, sorted by the position of the base value in the program."""
         order = sorted(self.made, key=lambda instance: position[self.made[instance].base])
         return {instance: self.made[instance] for instance in order}

@@ -1,4 +1,4 @@
-"""From shared buffers to a packing problem: sizes, lifetimes, and who must not overlap whom."""
+"""Interference: the packing problem of shared buffers, with sizes, live ranges and conflicts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from sublet.ir.graph import Value
 from sublet.packing.problem import Buffer, Precedence, Problem
 
 SHOWN = 3
-"""Tensors that stand for a buffer in messages."""
+"""Tensors named for a buffer in messages."""
 
 MAX_BUFFERS = 8_192
-"""Buffers of a program with several streams: the distances of all pairs are held at once, 256 MiB."""
+"""Buffers of a program with several streams. The problem holds a 32-bit distance for every pair: 256 MiB."""
 
 
 def interference(buffers: tuple[SharedBuffer, ...], flow: Flow, *, alignment: int, name: str = "") -> Problem:
-    """The problem of placing `buffers` in one arena; ids are positions in `buffers`.
+    """Return the problem of placing `buffers` in an arena; the id of a buffer is the position in `buffers`.
 
-    In one stream two buffers conflict when they live at a common point. With several, they conflict
-    too when some access to one is not ordered with some access to the other. Raises ProblemError for
-    more than MAX_BUFFERS of them then.
+    In a single stream two buffers conflict if both are live at some point. In several streams two buffers also conflict
+    if an access to the first and an access to the second are unordered. Raises ProblemError for more than MAX_BUFFERS
+    buffers in several streams.
     """
     touched = Counter(value for point in flow.points for value in (*point.uses, *point.defs))
     items = tuple(_buffer(str(i), buffer, alignment, touched, flow) for i, buffer in enumerate(buffers))
@@ -43,7 +43,10 @@ def interference(buffers: tuple[SharedBuffer, ...], flow: Flow, *, alignment: in
 
 
 def _buffer(identity: str, buffer: SharedBuffer, alignment: int, touched: Mapping[Value, int], flow: Flow) -> Buffer:
-    """Accesses are the reads and writes of the buffer's values in the program, those in a loop counted once."""
+    """Return a buffer of the packing problem.
+
+    `accesses` counts the reads and writes of the members in the program; an access within a loop counts once.
+    """
     live = buffer.live
     accesses = sum(touched.get(member.value, 0) for member in buffer.members)
     gaps = tuple((end, begin) for (_, end), (begin, _) in pairwise(live))
@@ -52,16 +55,16 @@ def _buffer(identity: str, buffer: SharedBuffer, alignment: int, touched: Mappin
 
 
 def _label(buffer: SharedBuffer, flow: Flow) -> str:
-    """The tensors in a buffer, the largest first, as the program names them."""
-    made = (flow.unrolling.instances.get(member.value) for member in buffer.members)
-    values = [found.base if found else member.value for found, member in zip(made, buffer.members, strict=True)]
+    """Return the names of the program tensors in a buffer, largest first, for messages."""
+    origins = (flow.unrolling.instances.get(member.value) for member in buffer.members)
+    values = [origin.base if origin else member.value for origin, member in zip(origins, buffer.members, strict=True)]
     names = list(dict.fromkeys(f"%{value.name}" for value in sorted(values, key=lambda value: -value.nbytes)))
     more = f" and {len(names) - SHOWN} more" if names[SHOWN:] else ""
     return f"the buffer of {', '.join(names[:SHOWN])}{more}"
 
 
 def _precedence(buffers: tuple[SharedBuffer, ...], items: tuple[Buffer, ...], flow: Flow) -> Precedence:
-    """Buffer i precedes j when it dies before j is born and all their accesses are ordered."""
+    """Return the precedence relation: a buffer precedes another if dead before, with all accesses ordered."""
     unordered = _unordered(buffers, flow)
     overlaps = _Overlaps(items, len(flow.points))
     lower = np.array([item.lower for item in items], dtype=np.int32)
@@ -69,7 +72,7 @@ def _precedence(buffers: tuple[SharedBuffer, ...], items: tuple[Buffer, ...], fl
     compatible = np.zeros((len(items), len(items)), dtype=np.bool_)
     for i, (item, clash) in enumerate(zip(items, unordered, strict=True)):
         distance[i] = np.where((lower >= item.upper) & ~clash, lower - item.upper + 1, 0)
-        if item.gaps:  # two lives that span a common point without having one need a gap
+        if item.gaps:  # without gaps, ranges without a common point are in sequence: `distance` covers them
             apart = ~clash & ~overlaps.with_(item)
             compatible[i] |= apart
             compatible[:, i] |= apart
@@ -77,7 +80,7 @@ def _precedence(buffers: tuple[SharedBuffer, ...], items: tuple[Buffer, ...], fl
 
 
 def _unordered(buffers: tuple[SharedBuffer, ...], flow: Flow) -> Iterator[Mask]:
-    """For each buffer the buffers with an access that may happen at the same time as one to it."""
+    """Yield for every buffer a mask of the buffers with an access concurrent with an access to the buffer."""
     concurrency = Concurrency(flow)
     members = [[member.value for member in buffer.members] for buffer in buffers]
     accesses = [(point, j) for j, values in enumerate(members) for point in concurrency.touches(values)]
@@ -89,7 +92,7 @@ def _unordered(buffers: tuple[SharedBuffer, ...], flow: Flow) -> Iterator[Mask]:
 
 
 class _Overlaps:
-    """Which lives have a point in common with a given one."""
+    """The live ranges of all buffers, indexed for finding ranges with a point in common."""
 
     def __init__(self, items: tuple[Buffer, ...], points: int):
         pieces = [(begin, end, j) for j, item in enumerate(items) for begin, end in item.pieces]
@@ -97,8 +100,8 @@ class _Overlaps:
         self._count, self._points = len(items), points
 
     def with_(self, item: Buffer) -> Mask:
-        """True at each item alive at a point at which `item` is."""
-        alive_before = np.zeros(self._points + 1, dtype=np.int64)  # points of `item` before each point
+        """Return a mask, True at every buffer live at a point of `item`."""
+        alive_before = np.zeros(self._points + 1, dtype=np.int64)  # live points of `item` before each point
         for begin, end in item.pieces:
             alive_before[begin + 1 : end + 1] = 1
         alive_before = alive_before.cumsum()

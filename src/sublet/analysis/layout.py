@@ -1,4 +1,4 @@
-"""A flow with its lives and buffers: what a program needs when it runs in one order with some pointers."""
+"""The buffer assignment of a program: control flow with live ranges and shared buffers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from sublet.ir.graph import Value
 
 @dataclass(frozen=True)
 class Layout:
-    """A flow with its lives and buffers.
+    """Control flow of a program with live ranges and shared buffers.
 
-    copied   the moves that copy bytes all the same: (point, source, destination)
-    refused  what could not be a pointer, and why as far as that was looked for
+    residual_copies     the moves still copying bytes: (point, source, destination)
+    renaming_obstacles  the values excluded from renaming, each with the reason, "" where the reason is unknown
     """
 
     flow: Flow
@@ -28,24 +28,24 @@ class Layout:
 
     @property
     def packed(self) -> tuple[SharedBuffer, ...]:
-        """The buffers that need bytes of an arena."""
+        """The buffers with bytes in an arena."""
         return tuple(buffer for buffer in self.buffers if buffer.packed)
 
     @cached_property
     def moved(self) -> int:
-        """The bytes that are copied, each move of the program counted once; slices and rows too."""
+        """The bytes copied by moves, slices and rows; body versions of the same move count once."""
         bases = self.flow.unrolling.instances
         once = {(point.kind, bases[to].base): to.nbytes for point, _, to in self.copied}
         return sum(once.values()) + sum(self.copied_windows.values())
 
     @cached_property
     def laid(self) -> frozenset[tuple[Value, Value]]:
-        """The slices and rows that are bytes of their wholes: (slice or row, whole)."""
+        """The slices and rows placed as views of their wholes: (slice or row, whole)."""
         return frozenset((buffer.window.value, buffer.window.whole) for buffer in self.buffers if buffer.window)
 
     @cached_property
     def copied_windows(self) -> Mapping[tuple[str, Value, Value], int]:
-        """The bytes of each slice and row that could be bytes of a whole, and is not."""
+        """The bytes of every slice and row still copied, by (kind, slice or row, whole)."""
         base = self.flow.unrolling.instances
         return {
             (window.kind, base[window.value].base, base[window.whole].base): window.value.nbytes

@@ -1,4 +1,7 @@
-"""How a program in one order is laid out: its flow, lives and buffers, with ever more pointers."""
+"""Buffer assignment for one schedule: control flow, live ranges and shared buffers.
+
+The planner assigns buffers repeatedly, with more and more loop-carried values renamed instead of copied.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,11 @@ NOT_FOLLOWED = "the checker could not follow what it points at"
 
 
 class Layouts:
-    """The layouts of a graph as a schedule and options say.
+    """Planner of storage aliases: the buffer assignments of a graph under a schedule and options.
 
-    bound      the values with memory of their own outside the arena, each with the kind of its storage
-    storages   the storages of those of them that are planned
-    exchanged  the updated values that take over each other's memory when a run has ended
+    bound_kinds  the kind of storage ("weight", "input" or "output") of every value with memory outside the arena
+    storages     the storage of every plannable value in `bound_kinds`
+    swap_cycles  cycles of updated values whose storages are swapped after a run
     """
 
     def __init__(self, graph: Graph, schedule: Schedule, options: Options) -> None:
@@ -43,7 +46,7 @@ class Layouts:
         self._schedule = schedule
 
     def of(self, timeline: Flow) -> Layout:
-        """The layout of a flow: liveness, then sharing."""
+        """Return the buffer assignment of a control flow graph: compute live ranges, then share buffers."""
         ranges = _always_live(liveness(timeline), self._graph.constants, len(timeline.points))
         return self.shared(timeline, ranges)
 
@@ -55,9 +58,11 @@ class Layouts:
         blocks: bool = True,
         placed: Mapping[Value, int] | None = None,
     ) -> Layout:
-        """The layout of a flow with these lives; not as `blocks` with all that may be the same bytes.
+        """Return the buffer assignment of a control flow graph with the live ranges `ranges`.
 
-        Values may be `placed` at offsets: those at others are not the same bytes.
+        With `blocks`, the packer places every buffer as a rectangle, needed whole while any member is live; a merge
+        must then not raise the peak of live bytes. Without `blocks`, every legal merge is made. `placed` fixes the
+        offsets of some values, in bytes: a merge contradicting a fixed offset is not made.
         """
         buffers = share(
             self._graph,
@@ -74,24 +79,28 @@ class Layouts:
 
     @cached_property
     def plain(self) -> Layout:
-        """The layout without pointers; without sharing every value has bytes of its own."""
+        """The buffer assignment without renamed values. If `options.share` is false, every value has separate bytes."""
         return self.of(flow(self._graph, self._schedule))
 
     @cached_property
     def _reusable(self) -> Reusable:
+        """The reuse predicate of the assignment without renaming, see `carry_renaming.reuse_predicate`."""
         return reusable_in(self.plain)
 
     def _may_reuse(self, first: Value, second: Value) -> bool:
+        """True if `second` may overwrite `first` within an iteration."""
         return self._reusable(first, second)
 
     def settled(self, copied: Collection[Value] = ()) -> Layout:
-        """The layout that copies the fewest bytes, in which the `copied` values are no pointers.
+        """Return the buffer assignment with the fewest copied bytes, without renaming any value in `copied`.
 
-        A row that is also carried is bytes of its whole where a pointer stands for it, if that copies less.
+        A row of a stacked output may also update a loop parameter. In a second attempt the planner renames these
+        parameters, and the rows may become views of the stacked outputs. The second attempt wins only with fewer copied
+        bytes.
         """
         if not self.options.share:
             return self.plain
-        # what is bound must have bytes of its own, such as outputs in memory of the caller
+        # A bound value, such as an output in memory of the caller, must have bytes: it cannot be renamed.
         known = {**dict.fromkeys(self._homes, ""), **dict.fromkeys(copied, NOT_FOLLOWED)}
         best = self._pointing(known, frozenset())
         carried = frozenset(carried_rows(self._graph, self._may_be_window))
@@ -100,7 +109,12 @@ class Layouts:
         return best
 
     def _pointing(self, known: Mapping[Value, str], carried: frozenset[Value]) -> Layout:
-        """The best layout with what is copied as pointers, and with the `carried` parameters."""
+        """Return the best assignment found when the destinations of residual copies are renamed, attempt by attempt.
+
+        `known` maps values excluded from renaming to the reason. The parameters in `carried` are renamed from the first
+        attempt on; the assignment without renaming is then no candidate. Among assignments with equally many copied
+        bytes the last attempt wins. In several streams the attempts end at more than MAX_BUFFERS arena buffers.
+        """
         if not self.plain.copied and not carried:
             return self.plain
         pointing = Pointing(self._graph, self._schedule, self.plain, self._may_reuse, known, carried)
@@ -109,17 +123,20 @@ class Layouts:
             current = self.of(timeline)
             if not timeline.serial and sum(buffer.packed for buffer in current.buffers) > MAX_BUFFERS:
                 break
-            tried.insert(0, current)  # of those that copy as much the last one is taken
+            tried.insert(0, current)  # so that `min` prefers the last attempt among equals
         best = min(tried, key=lambda layout: layout.moved, default=self.plain)
         return replace(best, refused=pointing.refused)
 
     def _may_be_window(self, row: Value, whole: Value, axis: int) -> bool:
-        """Whether a row could be bytes of its whole, which is stacked along an axis."""
+        """True if `row` may be a view of `whole`, an output stacked along `axis`."""
         return not obstacle(row, whole, axis, self.options.alignment, self.options.smallest)
 
 
 def _bound_values(graph: Graph, *, io_bound: bool, weights_bound: bool) -> dict[Value, str]:
-    """The values that have memory of their own outside the arena, each with the kind of its storage."""
+    """Map every value with memory outside the arena to the kind of storage: "weight", "input" or "output".
+
+    A value both read from the caller and returned counts as a weight or an input.
+    """
     kinds: dict[Value, str] = {}
     if weights_bound:
         kinds |= dict.fromkeys(graph.weights, "weight")
@@ -130,16 +147,16 @@ def _bound_values(graph: Graph, *, io_bound: bool, weights_bound: bool) -> dict[
 
 
 def _storages_of(bound: Mapping[Value, str]) -> dict[Value, Storage]:
-    """The storages of those of them that are planned."""
+    """Return the storage of every plannable value in `bound`."""
     return {v: Storage(bound_to(v.name), kind, v.nbytes) for v, kind in bound.items() if v.plannable}
 
 
 def _homes_of(graph: Graph, storages: Mapping[Value, Storage]) -> dict[Value, tuple[str, bool]]:
-    """For each bound value the name of its storage, and whether the network may write there."""
+    """Map every bound value to the name of the storage, and to True if the network may write into the storage."""
     updated = set(graph.updated)
     return {value: (s.name, s.kind == "output" or value in updated) for value, s in storages.items()}
 
 
 def _always_live(ranges: LiveRanges[Value], values: tuple[Value, ...], points: int) -> LiveRanges[Value]:
-    """`ranges` with `values` alive from the first point to the last: they serve the next run too."""
+    """Return `ranges` with `values` live from the first point to the last, because the next run reads `values` too."""
     return replace(ranges, halves={**ranges.halves, **dict.fromkeys(values, ((0, 2 * points),))})

@@ -1,11 +1,11 @@
 """Liveness of every value, by the dataflow equations (Appel, ch. 10) solved to a fixpoint.
 
     live_in(n)  = use(n) | (live_out(n) - def(n))
-    live_out(n) = union of live_in(s) over the points s that may follow n
+    live_out(n) = union of live_in(s) over the successors s of n
 
-The equations are solved on basic blocks with bit sets; a scan inside each block then gives the
-ranges. Time is counted in half points: at point t values are read at 2t and written at 2t + 1, so
-that "read for the last time" and "written for the first time" at one point can be told apart.
+The equations are solved on basic blocks with bit sets; a scan inside each block then gives the ranges. Time is counted
+in slots: point t reads values in slot 2t and writes values in slot 2t + 1 (as LLVM's slot indexes). A last use and a
+first write at the same point are therefore distinct times.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ V_co = TypeVar("V_co", bound=Hashable, covariant=True)
 
 
 class Moment(Protocol[V_co]):
-    """What liveness asks of a point: all `uses` are read, then all `defs` are written, then some are `forgotten`."""
+    """A point as liveness needs it: all `uses` are read, then all `defs` are written, then all `kills` end."""
 
     @property
     def uses(self) -> tuple[V_co, ...]: ...
@@ -37,7 +37,7 @@ class Moment(Protocol[V_co]):
 
 
 class Timeline(Protocol[V_co]):
-    """Points, and those that may follow each: of any program, whatever its variables are."""
+    """Points and their successors, for programs with variables of any hashable type."""
 
     @property
     def points(self) -> Sequence[Moment[V_co]]: ...
@@ -48,26 +48,26 @@ class Timeline(Protocol[V_co]):
 
 @dataclass(frozen=True)
 class LiveRanges(Generic[V]):
-    """For every value the half-open ranges of half points during which its bytes are needed.
+    """The live range of every value, as half-open ranges of slots in which the bytes are needed.
 
-    Invariant: the pieces of a value are sorted, disjoint and not adjacent. A value written at point
-    d and read last at point u lives in [2d + 1, 2u + 1); one that is never read in [2d + 1, 2d + 2).
+    Invariant: the ranges of a value are sorted, disjoint and not adjacent. A value written at point d and last used at
+    point u is live in [2d + 1, 2u + 1); a value never read is live in [2d + 1, 2d + 2).
     """
 
     halves: dict[V, Pieces]
 
     def points(self, value: V) -> Pieces:
-        """Half-open ranges of whole points at which the bytes are needed, reads and writes included."""
+        """Return the half-open ranges of points at which the bytes are needed, reads and writes included."""
         return whole_points(self.halves.get(value, ()))
 
 
 def whole_points(halves: Pieces) -> Pieces:
-    """Ranges of half points, widened to the points they touch and merged."""
+    """Return ranges of slots as merged ranges of all points touched."""
     return merge((begin // 2, (end + 1) // 2) for begin, end in halves)
 
 
 def liveness(flow: Timeline[V]) -> LiveRanges[V]:
-    """Live ranges of every value that any point uses or defines."""
+    """Return the live range of every value that some point uses or defines."""
     blocks = _basic_blocks(flow)
     values: dict[V, int] = {}
     for point in flow.points:
@@ -78,11 +78,11 @@ def liveness(flow: Timeline[V]) -> LiveRanges[V]:
     pieces: dict[V, list[tuple[int, int]]] = {value: [] for value in values}
     for (begin, end), mask in zip(blocks, live_out, strict=True):
         _scan(flow, begin, end, [names[i] for i in _bits(mask)], pieces)
-    return LiveRanges({value: merge(found) for value, found in pieces.items()})
+    return LiveRanges({value: merge(ranges) for value, ranges in pieces.items()})
 
 
 def live_sets(flow: Timeline[V]) -> tuple[tuple[frozenset[V], frozenset[V]], ...]:
-    """Of every point what is live-in and what is live-out."""
+    """Return the sets (live-in, live-out) of every point."""
     into: list[set[V]] = [set() for _ in flow.points]
     for value, pieces in liveness(flow).halves.items():
         for begin, end in pieces:
@@ -95,7 +95,7 @@ def live_sets(flow: Timeline[V]) -> tuple[tuple[frozenset[V], frozenset[V]], ...
 
 
 def _basic_blocks(flow: Timeline[V]) -> list[tuple[int, int]]:
-    """Maximal runs [begin, end) of points that are only ever executed one after another."""
+    """Return the basic blocks: maximal runs [begin, end) of points always executed one after another."""
     leaders = {0}
     for i, followers in enumerate(flow.followers):
         if followers != (i + 1,):
@@ -106,7 +106,7 @@ def _basic_blocks(flow: Timeline[V]) -> list[tuple[int, int]]:
 
 
 def _solve(flow: Timeline[V], blocks: list[tuple[int, int]], values: dict[V, int]) -> list[int]:
-    """The set of values live at the end of each block, as bit sets."""
+    """Return the set of values live at the end of each block, as bit sets."""
     use, define = [], []
     for begin, end in blocks:
         used = defined = 0
@@ -134,7 +134,7 @@ def _solve(flow: Timeline[V], blocks: list[tuple[int, int]], values: dict[V, int
 
 
 def _scan(flow: Timeline[V], begin: int, end: int, live_out: list[V], pieces: dict[V, list[tuple[int, int]]]) -> None:
-    """Add the ranges inside one block, walking it backwards."""
+    """Add the live ranges inside a block to `pieces`, scanning the block backwards."""
     ends = dict.fromkeys(live_out, 2 * end)
     for t in reversed(range(begin, end)):
         point = flow.points[t]
@@ -151,6 +151,7 @@ def _scan(flow: Timeline[V], begin: int, end: int, live_out: list[V], pieces: di
 
 
 def _mask(values: tuple[V, ...], index: dict[V, int]) -> int:
+    """Return the bit set of `values`."""
     mask = 0
     for value in values:
         mask |= 1 << index[value]
@@ -158,7 +159,7 @@ def _mask(values: tuple[V, ...], index: dict[V, int]) -> int:
 
 
 def _bits(mask: int) -> list[int]:
-    """Positions of the set bits, ascending."""
+    """Return the positions of the set bits, ascending."""
     packed = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), dtype=np.uint8)
     positions: list[int] = np.flatnonzero(np.unpackbits(packed, bitorder="little")).tolist()
     return positions

@@ -1,4 +1,4 @@
-"""How to plan."""
+"""The options of planning."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sublet.packing.problem import MAX_ALIGNMENT
 
 Where = Literal["arena", "bound"]
 SMALLEST = 256 << 10
-"""Bytes of a slice or row from which on a copy costs more than telling every step of a round where it is."""
+"""Bytes of a slice or row. A smaller one is copied: a copy costs less than passing a new address every iteration."""
 
 Order = Literal["given", "less", "least"]
 AtCuts = Literal["arena", "apart"]
@@ -25,28 +25,28 @@ CHOICES = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to plan.
+    """The options of planning.
 
-    strategy   a name of `sublet.STRATEGIES`, or "auto" for the best of them
-    alignment  the offset of every tensor is a multiple of this many bytes, from 1 on. Below the size of the elements
-               some kernels compute in memory of their own and copy
-    io         whether inputs and outputs lie in the arena, or are bound to memory of the caller
+    strategy   a name of `sublet.STRATEGIES`, or "auto" for the best of all
+    alignment  the offset of every tensor is a multiple of this number, from 1 to 2^32. Below the size of an element,
+               some kernels compute in private memory and copy
+    io         "arena": inputs and outputs lie in the arena; "bound": the caller provides their memory
     weights    the same for weights
-    streams    how many streams may run at the same time
+    streams    the number of streams that may run at the same time
     timeout    seconds after which "auto" takes the best packing so far; None for no limit
-    regions    memory regions to spread the arena over, one arena in each; none for one arena without a limit
-    share      whether views, in-place outputs and carries may be the same bytes; with strategy "no_reuse"
-               and share=False every tensor has bytes of its own, for debugging
+    regions    memory regions to spread the arena over, an arena in each; empty for a single arena without a limit
+    share      if true, views, in-place outputs and carries may share bytes; with strategy "no_reuse" and share=False
+               every tensor has separate bytes, for debugging
     forbid_copies   refuse a plan in which loops, branches or updates move bytes
-    order      "given": the order of the graph, with what depends on no input computed on demand; "less": another one
-               where that gives a smaller arena; "least": where that is above the bound on all orders, CP-SAT decides
+    order      "given": the order of the graph, with nodes that depend on no input run on demand; "less": another order
+               if it gives a smaller arena; "least": if the arena is still above the bound on all orders, CP-SAT decides
                order, sharing and offsets together, which may take half a minute (the extra `exact`)
-    in_place_from   slices and rows of loops of at least so many bytes are read and written where they lie in the
-                    whole; None for where that costs less than a copy, or for 0 where copies are forbidden
-    at_cuts    where that lies which a program in pieces keeps from one to the next: in the arena, or apart, in an arena
-               of its own, so that between the pieces the other one holds nothing
+    in_place_from   slices and rows of loops of at least this many bytes are read and written in place in the whole;
+                    None for the size from which a copy costs more, or for 0 if copies are forbidden
+    at_cuts    where values kept across a suspension point lie: in the arena, or "apart", in a separate arena, so that
+               the first arena is free while the program is suspended
 
-    Raises ProblemError for an alignment or a number of streams that makes no sense.
+    Raises ProblemError for an alignment or a number of streams out of range, and for an unknown choice.
     """
 
     strategy: str = "auto"
@@ -76,7 +76,7 @@ class Options:
 
     @property
     def smallest(self) -> int:
-        """Bytes from which on a slice or row lies in its whole."""
+        """The least bytes of a slice or row placed as a view of the whole."""
         if self.in_place_from is not None:
             return self.in_place_from
         return 0 if self.forbid_copies else SMALLEST

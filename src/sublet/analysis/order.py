@@ -1,4 +1,4 @@
-"""Which points of a flow may run at the same time when there are several streams."""
+"""Concurrency: the points of a control flow graph that may run at the same time in several streams."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from sublet.analysis.flow import Flow
 from sublet.ir.graph import Value
 
 Mask = NDArray[np.bool_]
-BLOCK = 1024  # steps taken at once; a multiple of 8
+BLOCK = 1024  # steps of a block of the relation; a multiple of 8, since the bits are packed in bytes
 
 
 class Concurrency:
-    """Points that no stream order, wait or round boundary puts one before the other.
+    """Pairs of points not ordered by a stream, a wait or the end of an iteration.
 
-    Arms of one branch never run together, and the points of one step run in order, so only points
-    below two unordered steps of one level are concurrent.
+    Arms of a branch never run together, and the points of a step run in order. Two points are therefore concurrent only
+    below two unordered steps of the same level.
     """
 
     def __init__(self, flow: Flow):
@@ -39,23 +39,23 @@ class Concurrency:
                 self._meets_write[value] |= concurrent[t]
 
     def may_meet(self, a: Value, b: Value) -> bool:
-        """Whether an access to `a` may happen at the same time as an access to `b`."""
+        """True if an access to `a` may happen at the same time as an access to `b`."""
         return bool(self._meets[a] & self._touches[b]) if not self.serial else False
 
     def may_write_during(self, a: Value, b: Value) -> bool:
-        """Whether `a` may be written at the same time as an access to `b`."""
+        """True if `a` may be written at the same time as an access to `b`."""
         return bool(self._meets_write[a] & self._touches[b]) if not self.serial else False
 
     def touches(self, values: Iterable[Value]) -> list[int]:
-        """The points that access any of `values`, ascending."""
+        """Return the points accessing any of `values`, ascending."""
         return [int(point) for point in np.flatnonzero(self._row(self._touches, values))]
 
     def meets(self, values: Iterable[Value]) -> Mask:
-        """The points that may run at the same time as an access to any of `values`: True at them."""
+        """Return a mask, True at every point that may run at the same time as an access to any of `values`."""
         return self._row(self._meets, values)
 
     def _row(self, bits: Mapping[Value, int], values: Iterable[Value]) -> Mask:
-        """The bit sets of all `values` together, as one bool for each point."""
+        """Return the union of the bit sets of `values`, as a bool for each point."""
         together = 0
         for value in values:
             together |= bits[value]
@@ -64,9 +64,9 @@ class Concurrency:
 
 
 def _concurrent_points(flow: Flow) -> list[int]:
-    """For each point the bit set of points that may run at the same time."""
+    """Return for each point the bit set of points that may run at the same time."""
     count = len(flow.points)
-    step_at = np.full((len(flow.levels), count), -1, dtype=np.int32)  # the step of each level a point lies below
+    step_at = np.full((len(flow.levels), count), -1, dtype=np.int32)  # by level and point: the step around the point
     for t, point in enumerate(flow.points):
         for level, step in point.path:
             step_at[level, t] = step
@@ -86,9 +86,9 @@ def _concurrent_points(flow: Flow) -> list[int]:
 
 
 def _beside(before: tuple[int, ...]) -> Iterator[Mask]:
-    """For each step of one level the steps that are not ordered with it, as one bool for each step.
+    """Yield for each step of a level the unordered steps, as a bool for each step.
 
-    Works on blocks of steps, because the relation of all pairs as bools is large.
+    The function works on blocks of steps, because a dense matrix of all pairs would be large.
     """
     count = len(before)
     packed = _packed(before, count)
@@ -102,12 +102,12 @@ def _beside(before: tuple[int, ...]) -> Iterator[Mask]:
 
 
 def _packed(bit_sets: Sequence[int], count: int) -> NDArray[np.uint8]:
-    """One row of bytes for each bit set of `count` bits, the low bits first."""
+    """Return a row of bytes for each bit set of `count` bits, low bits first."""
     width = (count + 7) // 8
     joined = b"".join(bits.to_bytes(width, "little") for bits in bit_sets)
     return np.frombuffer(joined, dtype=np.uint8).reshape(len(bit_sets), width)
 
 
 def _unpacked(bit_sets: Sequence[int], count: int) -> NDArray[np.uint8]:
-    """One row of `count` zeros and ones for each bit set."""
+    """Return a row of `count` zeros and ones for each bit set."""
     return np.unpackbits(_packed(bit_sets, count), axis=1, count=count, bitorder="little")

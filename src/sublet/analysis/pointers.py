@@ -1,8 +1,9 @@
-"""Which values are pointers, so that control flow copies as little as possible.
+"""Carry renaming: the choice of loop-carried values and branch outputs to bind to other values instead of copying.
 
-First every value has bytes of its own, and sharing lets the ends of most moves be the same bytes. What would
-still be copied becomes a pointer, its loop is unrolled for planning, and the program is laid out anew, until
-nothing changes. A pointer whose target depends on choices of earlier rounds cannot be one: it is copied.
+At first no value is renamed, and buffer sharing gives most moves the same bytes at both ends. The destination of every
+move still copying bytes is then renamed, the loop is unrolled into body versions, and buffers are assigned again, until
+the renamed values no longer change. A value cannot be renamed if the binding depends on choices of earlier iterations;
+the plan copies the value instead.
 """
 
 from __future__ import annotations
@@ -25,26 +26,27 @@ from sublet.plan.schedule import Schedule
 TOO_LONG = "the program is too long to be laid out with pointers"
 
 MOST_TRIES = 8
-"""So often is a program laid out with more pointers; what is still copied then is copied."""
+"""Attempts to rename more values in a program. Moves still copying after the last attempt stay copies."""
 
 MOST_POINTED = 4_000
-"""A program of more points is laid out once, without pointers, so that planning it takes seconds."""
+"""Points of a program. A longer program is planned without renaming, so that planning takes seconds."""
 
 MOST_LAID_OUT = 9_000
-"""Points after which a program is not laid out once more, and what is too dear is given up at once."""
+"""Points built in all attempts. Beyond the limit no attempt starts, and values too dear are dropped all at once."""
 
 SHORT_ENOUGH = 2048
-"""Points that unrolling may add to any program, to a longer one as many as it has."""
+"""Points that unrolling may add to a program; a program with more points may double."""
 
 MOST_ADDED = 4096
-"""But no more than this."""
+"""Points that unrolling may add to any program, however long."""
 
 
 class Pointing:
-    """Chooses the pointers for one layout after another, each from what the one before still copies.
+    """Search for the values to rename, attempt by attempt, each from the copies left in the last buffer assignment.
 
-    `plain` is the layout without pointers, `reusable` what may be written over what in it. The `known` values can be
-    none, and why. The `wanted` parameters are, as far as can be, whether they are copied or not.
+    `plain` is the assignment without renaming. `reusable(first, second)` is true if `second` may overwrite `first` in
+    `plain`. `known` maps values excluded from renaming to the reason. The parameters in `wanted` are renamed as far as
+    possible, copied or not.
     """
 
     def __init__(
@@ -70,10 +72,13 @@ class Pointing:
         self._most_added = min(max(len(plain.flow.points), SHORT_ENOUGH), MOST_ADDED)
         self._scopes = plain.flow.unrolling.scopes
         self._tries = 0
-        self._points = 0  # laid out so far, those included that were given up
+        self._points = 0  # built so far, discarded points included
 
     def flow(self, current: Layout) -> Flow | None:
-        """A flow with more pointers than the `current` layout has; None when that would not help, or take too long."""
+        """Return the control flow with more renamed values than `current`; None at the end of the search.
+
+        The search ends if no further value can be renamed, or if another attempt would take too long.
+        """
         self._points += len(current.flow.points)
         if self._too_long or self._tries == MOST_TRIES or (self._tries and self._points > MOST_LAID_OUT):
             return None
@@ -86,15 +91,15 @@ class Pointing:
         for attempt in count():
             try:
                 return flow(self._graph, self._schedule, pointers, self._reusable, self._most_added, self._scopes)
-            except Refused as found:
-                self._points += found.points
+            except Refused as refusal:
+                self._points += refusal.points
                 halving = attempt < MOST_TRIES and self._points <= MOST_LAID_OUT
-                pointers = roles.without(found, pointers, self.refused, halving=halving)
+                pointers = roles.without(refusal, pointers, self.refused, halving=halving)
         raise AssertionError("unreachable")
 
 
 def carried_rows(graph: Graph, may_be_window: Callable[[Value, Value, int], bool]) -> Iterator[Value]:
-    """The parameters updated by rows which could be bytes of their wholes, as (row, whole, axis) tells."""
+    """Yield the loop parameters updated by a row that may be a view, as `may_be_window(row, whole, axis)` decides."""
     for node in graph.walk():
         if isinstance(node, While):
             for kind, part, whole, axis, _ in steps(node):
@@ -104,9 +109,11 @@ def carried_rows(graph: Graph, may_be_window: Callable[[Value, Value, int], bool
 
 
 def reusable_in(plain: Layout) -> Reusable:
-    """Which value may be written over which in one round, as lives and streams in the layout without pointers tell.
+    """Return a predicate of two values: True if the second may overwrite the first within an iteration.
 
-    A move to a pointer writes nothing, so there a value may end that another begins.
+    The predicate reads live ranges and streams of `plain`, the assignment without renaming. Views of the first value
+    count as uses of the first value. A move to a renamed value writes no bytes: a value may end at the move where
+    another begins.
     """
     base, ranges = plain.flow, plain.ranges
     ends = {(t, s, d) for t, point in enumerate(base.points) for s, _ in point.moves for _, d in point.moves}
@@ -127,7 +134,7 @@ def reusable_in(plain: Layout) -> Reusable:
 
 
 class _Roles:
-    """Which values control flow assigns: parameters with their finals, and outputs of branches."""
+    """The values assigned by control flow: loop parameters with their finals, and branch outputs."""
 
     def __init__(self, graph: Graph) -> None:
         self._final: dict[Value, Value] = {}
@@ -144,7 +151,7 @@ class _Roles:
                 self._parameter.update((final, parameter) for parameter, final in ends)
 
     def outlasting_updates(self, graph: Graph) -> set[Value]:
-        """The outputs that may be an input or weight which is updated before they are read."""
+        """Return the outputs possibly bound to an input or weight updated before the outputs are read."""
         found: set[Value] = set()
         for output in graph.outputs:
             reached = {output: None}
@@ -159,9 +166,10 @@ class _Roles:
     def without(
         self, found: Refused, pointers: frozenset[Value], refused: dict[Value, str], *, halving: bool
     ) -> frozenset[Value]:
-        """The pointers, with those that were asked for, and without those that cannot be, which join `refused`.
+        """Return `pointers` without the refused values, and with the parameters that must be renamed too.
 
-        Of those that are too dear only half are given up, if `halving`.
+        `refused` receives the refused values with the reasons. With `halving`, only the cheaper half of the values
+        refused for their cost is dropped.
         """
         wanted = set(pointers)
         for reason in found.reasons:
@@ -179,29 +187,32 @@ class _Roles:
         return self.with_finals(wanted, refused)
 
     def _handed_on(self, parameter: Value, pointers: frozenset[Value]) -> set[Value]:
-        """A parameter, and those of its loop that it, or one that it stands for, takes in the next round."""
-        found, todo, seen = {parameter}, [self._sources[parameter][1]], set[Value]()
+        """Return `parameter` and the parameters of the same loop flowing into `parameter` over iterations.
+
+        A value may flow directly or through renamed values.
+        """
+        parameters, todo, seen = {parameter}, [self._sources[parameter][1]], set[Value]()
         for value in todo:
             if value in seen:
                 continue
             seen.add(value)
-            if value in self._beside[parameter] and value not in found:
-                found.add(value)
+            if value in self._beside[parameter] and value not in parameters:
+                parameters.add(value)
                 todo.append(self._sources[value][1])
             elif value in pointers:
                 todo += self._sources[value]
-        return found
+        return parameters
 
     def _cheaper_half(self, pointers: Iterable[Value]) -> list[Value]:
-        """Half of the groups of parameters that are handed on to each other: those with fewer bytes."""
+        """Return half of the connected groups of renamed values: the groups with fewer bytes."""
         groups: dict[Value, list[Value]] = {}
         for pointer in pointers:
             groups.setdefault(self._linked(pointer), []).append(pointer)
-        dear = sorted(groups.values(), key=lambda group: -sum(value.nbytes for value in group))
-        return [value for group in dear[len(dear) // 2 :] for value in group]
+        by_bytes = sorted(groups.values(), key=lambda group: -sum(value.nbytes for value in group))
+        return [value for group in by_bytes[len(by_bytes) // 2 :] for value in group]
 
     def _linked(self, value: Value) -> Value:
-        """One of the values of control flow that a value is handed on to or from, the same for all of them."""
+        """Return the representative of all control-flow values connected to `value` by assignments (union-find)."""
         if not self._links:
             for to, sources in self._sources.items():
                 for source in sources[1:] if to in self._beside else sources:
@@ -210,18 +221,19 @@ class _Roles:
         return self._top(value)
 
     def _top(self, value: Value) -> Value:
+        """Return the union-find root of `value`, and shorten the path."""
         while (above := self._links.setdefault(value, value)) != value:
             self._links[value] = self._links.setdefault(above, above)
             value = above
         return value
 
     def with_finals(self, wanted: Iterable[Value], refused: Mapping[Value, str]) -> frozenset[Value]:
-        """The wanted pointers that are not refused; a parameter and its final only together."""
+        """Return the plannable values of `wanted` not in `refused`; a parameter and its final only together."""
         together = [self._with_final(value) for value in wanted]
         kept = [both for both in together if both.isdisjoint(refused) and all(value.plannable for value in both)]
         return frozenset().union(*kept)
 
     def _with_final(self, value: Value) -> frozenset[Value]:
-        """A parameter and its final, given either; an output of a branch alone."""
+        """Return a parameter and the matching final, given either; a branch output alone."""
         parameter = self._parameter.get(value, value)
         return frozenset((parameter, self._final.get(parameter, parameter)))

@@ -1,4 +1,4 @@
-"""What is known of a whole program before it is laid out, found once for all its layouts."""
+"""Program facts: properties of the whole program, computed once for all control flow graphs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from sublet.ops import Share, lookup
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the op of a node may share, by position; they hold of its instances too, whatever these read."""
+    """The values an op may share, by position of inputs and outputs.
+
+    The facts of a node hold for all versions of the node, whatever versions of its inputs they read.
+    """
 
     views: tuple[Share, ...]
     parts: tuple[Share, ...]
@@ -20,15 +23,15 @@ class Facts:
 
 
 class Scopes:
-    """Where a program defines its values, what its loops and branches assign, what its ops may share.
+    """Facts of a program: the order of definitions, the assignments of loops and branches, the sharing facts of ops.
 
-    position   of each value in the order of definition, in which the values of a body follow one another
+    position   of each value in the order of definition; the values of a loop body are consecutive
     """
 
     def __init__(self, graph: Graph) -> None:
         self.position = {value: i for i, value in enumerate(graph.values())}
         self._sources: dict[Value, tuple[Value, ...]] = {}
-        self._ends: dict[str, int] = {}  # for each loop the position after the last value of its body
+        self._ends: dict[str, int] = {}  # by loop, the position after the last value of the body
         self._facts: dict[str, Facts] = {}
         for node in graph.walk():
             self._sources.update(assignments(node))
@@ -37,19 +40,19 @@ class Scopes:
                 self._ends[node.name] = self.position[last] + 1
 
     def facts(self, node: Node) -> Facts:
-        """What the op of a node of the program may share."""
-        found = self._facts.get(node.name)
-        if found is None:
+        """Return the sharing facts of a program node."""
+        facts = self._facts.get(node.name)
+        if facts is None:
             op = lookup(node.op)
-            found = self._facts[node.name] = Facts(op.views(node), op.parts(node), op.inplace(node))
-        return found
+            facts = self._facts[node.name] = Facts(op.views(node), op.parts(node), op.inplace(node))
+        return facts
 
     def carried(self, node: While, positions: Iterable[int], pointers: frozenset[Value]) -> frozenset[Value]:
-        """The values of a loop's body whose bytes the pointer parameters at these positions may come to stand for."""
+        """Return the values of a loop body with bytes that the renamed parameters at `positions` may be bound to."""
         begin, end = self.position[node.counter], self._ends[node.name]
         todo = [node.updates[i] for i in positions]
         seen: set[Value] = set(node.parameters)
-        found: set[Value] = set()
+        carried: set[Value] = set()
         while todo:
             value = todo.pop()
             if value in seen or not begin <= self.position[value] < end:
@@ -58,5 +61,5 @@ class Scopes:
             if value in pointers:
                 todo += self._sources[value]
             else:
-                found.add(value)
-        return frozenset(found)
+                carried.add(value)
+        return frozenset(carried)

@@ -1,7 +1,8 @@
-"""Shared buffers as the strips of bytes that are needed at one time, for programs in one stream.
+"""Segmented buffers: shared buffers as segments of bytes with a live range each, for programs in a single stream.
 
-A buffer of several strips is several items of a packing problem at fixed distances, so that others may lie where none
-of its values needs bytes: where the operands of a concatenation will be, and where the base of a view has been.
+A buffer of several segments becomes several items of a packing problem at fixed distances. Other buffers may then lie
+where none of its values needs bytes: where the operands of a concatenation will be, and where the base of a view has
+been.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sublet.packing.problem import Buffer, Companion, Packing, Problem
 
 @dataclass(frozen=True)
 class Shapes:
-    """A packing problem of strips: of each the position of its buffer, and where in it that begins."""
+    """A packing problem of segments, with the buffer of each segment and the begin of the segment in its buffer."""
 
     problem: Problem
     buffers: tuple[int, ...]
@@ -28,17 +29,17 @@ class Shapes:
 
     @property
     def rigid(self) -> bool:
-        """Whether every buffer is one strip, needed as a whole: a block."""
+        """True if every buffer is a single segment, needed as a whole, and no buffer is pinned."""
         return not self.problem.companions and not self.problem.pinned
 
     def offsets(self, packing: Packing) -> tuple[int, ...]:
-        """The offsets of the buffers in a packing of the strips."""
+        """Return the offsets of the buffers, in bytes, in a packing of the segments."""
         of_strips = zip(self.buffers, packing.offsets, self.begins, strict=True)
-        found = {buffer: offset - begin for buffer, offset, begin in of_strips}
-        return tuple(found[buffer] for buffer in sorted(found))
+        offset_of = {buffer: offset - begin for buffer, offset, begin in of_strips}
+        return tuple(offset_of[buffer] for buffer in sorted(offset_of))
 
     def of_buffers(self, bound: Bound) -> Bound:
-        """A bound that strips prove, as one that their buffers prove."""
+        """Return a bound proven by segments as a bound proven by their buffers."""
         return replace(bound, members=tuple(sorted({self.buffers[strip] for strip in bound.members})))
 
 
@@ -49,9 +50,10 @@ def shapes(
     alignment: int,
     placed: Mapping[Value, int] | None = None,
 ) -> Shapes:
-    """The problem of placing `buffers` by what they need at each point; `problem` is that of placing them as blocks.
+    """Return the problem of placing `buffers` by the bytes needed at each point.
 
-    Without the lives of their values they are blocks, each of one strip. Buffers with `placed` values are pinned.
+    `problem` is the problem of placing the same buffers as rectangles. Without live `ranges` every buffer is a single
+    segment. Buffers with values in `placed` are pinned to the fixed offset, in bytes.
     """
     if ranges is None:
         return Shapes(problem, tuple(range(len(buffers))), (0,) * len(buffers))
@@ -74,7 +76,7 @@ def shapes(
 
 
 def _strips(buffer: SharedBuffer, ranges: LiveRanges[Value], alignment: int) -> tuple[Strip, ...]:
-    """The strips of a buffer; a value that never lives is needed as long as the others are."""
+    """Return the segments of a buffer; a member without live range is needed as long as the buffer is."""
     members = (
         Strip(member.offset, member.offset + member.value.nbytes, ranges.points(member.value) or buffer.live)
         for member in buffer.members
@@ -83,7 +85,7 @@ def _strips(buffer: SharedBuffer, ranges: LiveRanges[Value], alignment: int) -> 
 
 
 def _item(block: Buffer, strip: Strip, number: int) -> Buffer:
-    """A strip as an item: the first has the name of the buffer."""
+    """Return a segment as an item of the packing problem: the first segment keeps the id of the buffer."""
     identity = f"{block.id}.{number}" if number else block.id
     live = strip.live
     return replace(block, id=identity, size=strip.nbytes, lower=live[0][0], upper=live[-1][1], gaps=gaps(live))

@@ -1,15 +1,17 @@
-"""Which values are the same bytes on purpose: views, parts of a concatenation, in-place, carries.
+"""Buffer sharing: coalesces aliases, views, concatenation operands, in-place outputs and carries, in a fixed order.
 
-Starting from one buffer a value, buffers are merged, in this order, wherever `merging` allows it:
+Every value starts in a separate buffer. Buffers are merged in the following order, wherever `analysis.coalescing` finds
+a merge legal and profitable:
 
-    pointer  an instance of a pointer and what it stands for there; always
-    window   a slice or row that is bytes of its whole in every round, see `windows`
-    view     an output that is bytes of an input
-    part     a concatenation's operand, written at its place in the output
-    carry    what updates an input or weight born in its place
-    inplace  an output that takes over an input's bytes
-    carry    the source of a control flow move (a carried update, an arm's result) born where it goes
-    part     once more: what raised the peak may not, now that updates take no bytes of their own
+    pointer     a version of a renamed value with the source bound to the version; always, whatever the cost
+    slice, row  a slice or row as a strided view of the whole in every iteration, see `analysis.loop_views`
+    view        a view with the base
+    part        a concatenation operand, written in place in the result
+    carry       the source of an update, written straight into the updated input or weight
+    inplace     an output written over an input at the last use of the input
+    carry       the source of a control-flow move (the update of a parameter, the result of an arm), written straight
+                into the destination; then the bindings of a prologue version with the bindings of the period
+    part        once more: an operand rejected for raising the peak may fit, now that updates take no separate bytes
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ from sublet.plan import Edge
 
 @dataclass(frozen=True)
 class SharedBuffer:
-    """Values that live in one block of `nbytes`.
+    """A set of values sharing a block of `nbytes` bytes.
 
-    `home` names the bound storage the block is, "" for the arena; with a `window` the block is bytes of another,
-    other ones every round. Invariant: at any time the bytes that several members cover are equal for all members
-    alive then.
+    `bound_storage` names the storage outside the arena, "" for the arena. A buffer with a `loop_view` owns no bytes: in
+    every iteration the buffer is a different slice or row of another buffer. Invariant: bytes covered by several
+    members live at the same time are equal for all these members.
     """
 
     members: tuple[Member, ...]
@@ -50,7 +52,7 @@ class SharedBuffer:
 
     @property
     def packed(self) -> bool:
-        """Whether it needs bytes of the arena."""
+        """True if the buffer needs bytes in the arena."""
         return not self.home and self.window is None
 
 
@@ -66,12 +68,13 @@ def share(
     placed: Mapping[Value, int] | None = None,
     smallest: int = SMALLEST,
 ) -> tuple[SharedBuffer, ...]:
-    """Merge the values of a program into buffers, in order of definition; without `merging`, one a value.
+    """Coalesce the values of a program into buffers and return the buffers, in order of definition.
 
-    `homes` gives the values bound outside the arena: the name of the storage and whether the network may write it.
-    Unless buffers are placed as `blocks`, whatever may be merged is, but for what is to be `placed` at other offsets.
-    Slices and rows of fewer than `smallest` bytes are not windows. Values of zero bytes and values that cannot be
-    planned get no buffer.
+    `homes` maps values bound outside the arena to the name of the storage, and to True if the network may write there.
+    Without `merging`, only renamed values are merged, with the values bound to them. With `blocks`, a merge must not
+    raise the peak of live bytes; without, every legal merge is made, but for merges contradicting the fixed offsets in
+    `placed` (bytes). Slices and rows below `smallest` bytes are not placed as views. Offsets of views and operands must
+    be multiples of `alignment` bytes. Values of zero bytes and unplannable values get no buffer.
     """
     merger = _start(graph, flow, ranges, alignment, homes or {})
     merger.blocks, merger.placed = blocks, placed or {}
@@ -99,14 +102,14 @@ def share(
 
 
 def _lay_parts(merger: Merger, nodes: list[tuple[Node, Facts]]) -> None:
-    """Let operands of concatenations lie in them."""
+    """Merge the operands of concatenations into the results."""
     for node, facts in nodes:
         for whole, part, offset in _pairs(node, facts.parts):
             merger.merge("part", part, whole, offset)
 
 
 def copying(flow: Flow, buffers: tuple[SharedBuffer, ...]) -> list[tuple[Point, Value, Value]]:
-    """The control flow moves that copy bytes: (point, source, destination) whose places differ."""
+    """Return the control-flow moves between different places: (point, source, destination)."""
     places = {member.value: (i, member.offset) for i, buffer in enumerate(buffers) for member in buffer.members}
     return [
         (point, source, to)
@@ -119,7 +122,7 @@ def copying(flow: Flow, buffers: tuple[SharedBuffer, ...]) -> list[tuple[Point, 
 def _start(
     graph: Graph, flow: Flow, ranges: LiveRanges[Value], alignment: int, homes: Mapping[Value, tuple[str, bool]]
 ) -> Merger:
-    """Every value in a group of its own."""
+    """Return a coalescer with every value in a separate buffer."""
     curve = np.zeros(len(flow.points), dtype=np.int64)
     groups: dict[Value, Group] = {}
     filled = {*graph.inputs, *graph.weights}
@@ -148,10 +151,11 @@ def _start(
 
 
 def _lay_windows(merger: Merger, flow: Flow, alignment: int, smallest: int) -> None:
-    """Let slices and rows lie in their wholes, but not what control flow hands on.
+    """Place slices and rows as views of their wholes, unless control flow assigns their bytes to a value.
 
-    The exception is a row that is an update, and what the loop leaves in it: pointers of that loop may stand for it.
-    In several streams the latter may be read beside what is written over the whole, so that there it is none.
+    Exception: a row may be the update of a renamed parameter, and also the final value of the loop. In several streams
+    a node may read the final value while another node overwrites the whole; a row assigned on an exit edge is then
+    copied.
     """
     edges = ("next", "exit") if flow.serial else ("next",)
     handed: dict[Value, set[tuple[Value, Edge]]] = {}
@@ -183,9 +187,11 @@ def _stays_a_row(
     ranges: LiveRanges[Value],
     replaced: Collection[tuple[Value, int]],
 ) -> bool:
-    """Whether only the row itself is handed on, to the next round and out of the loop, and while its whole lives.
+    """True if control flow carries only the row itself, and only while the whole is live.
 
-    Nor is it read for the last time where something may be written over the whole: `replaced` tells of what and when.
+    The row may be carried to the next iteration and out of the loop. `on` holds the (value, edge) pairs assigning bytes
+    of the row, `edges` the permitted kinds of edges. A last use of the row must not coincide with an overwrite of the
+    whole: `replaced` holds the (value, slot) pairs of permitted overwrites.
     """
     row, loop, whole = window.value, window.loop.name, ranges.halves[window.whole]
     standing = aliases.get(row, [])
@@ -204,7 +210,7 @@ def _stays_a_row(
 
 
 def _pairs(node: Node, shares: tuple[Share, ...]) -> Iterator[tuple[Value, Value, int]]:
-    """The (output, input, offset) of each share whose values are present."""
+    """Yield (output, input, offset in bytes) for every entry of `shares` with both values present."""
     for share in shares:
         output, source = node.outputs[share.output], node.inputs[share.input]
         if output is not None and source is not None:
@@ -212,11 +218,16 @@ def _pairs(node: Node, shares: tuple[Share, ...]) -> Iterator[tuple[Value, Value
 
 
 def permitted(flow: Flow) -> Permitted:
-    """Where ops and moves may write a value over another, or where nothing is written: a pointer begins."""
+    """Return the points where a value may overwrite another at the last use: (point, value read, value written).
+
+    Ops and moves permit an overwrite. The definition of a renamed value writes no bytes, hence may coincide with the
+    last use of any value read at the same point.
+    """
     return frozenset(_permitted(flow))
 
 
 def _permitted(flow: Flow) -> Iterator[tuple[int, Value, Value]]:
+    """Yield the entries of `allowed_overwrites`: definitions of renamed values, moves, in-place outputs."""
     aliases = {alias for alias, _ in flow.unrolling.aliases}
     for t, point in enumerate(flow.points):
         yield from ((t, source, alias) for alias in point.defs if alias in aliases for source in point.uses)
@@ -225,17 +236,17 @@ def _permitted(flow: Flow) -> Iterator[tuple[int, Value, Value]]:
 
 
 def _rewritten(flow: Flow) -> dict[Value, tuple[int, ...]]:
-    """The points at which each value is written that is written at several."""
+    """Return the defining points of every value with several definitions."""
     points: dict[Value, list[int]] = {}
     for t, point in enumerate(flow.points):
         for value in point.defs:
             points.setdefault(value, []).append(t)
-    return {value: tuple(several) for value, several in points.items() if len(several) > 1}
+    return {value: tuple(defining) for value, defining in points.items() if len(defining) > 1}
 
 
 def _copies(flow: Flow) -> dict[tuple[Value, Value], tuple[Copy, ...]]:
-    """For each (input, output) of a view or concatenation, all that its node may copy into the output, by place."""
-    found: dict[tuple[Value, Value], tuple[Copy, ...]] = {}
+    """Map (operand, output) of every view or concatenation to the copies made into the output, by offset."""
+    by_pair: dict[tuple[Value, Value], tuple[Copy, ...]] = {}
     for point in flow.points:
         node, facts = point.node, point.facts
         if node is None or facts is None or not (facts.views or facts.parts):
@@ -245,17 +256,17 @@ def _copies(flow: Flow) -> dict[tuple[Value, Value], tuple[Copy, ...]]:
             copies.setdefault(output, []).append(Copy(base, -offset, 0, output.nbytes))
         for output, part, offset in _pairs(node, facts.parts):
             copies.setdefault(output, []).append(Copy(part, offset, offset, offset + part.nbytes))
-        for output, several in copies.items():
-            made = tuple(sorted(several, key=lambda copy: copy.begin))
-            found.update(dict.fromkeys(((operand, output) for operand in node.uses), made))
-    return found
+        for output, of_output in copies.items():
+            by_offset = tuple(sorted(of_output, key=lambda copy: copy.begin))
+            by_pair.update(dict.fromkeys(((operand, output) for operand in node.uses), by_offset))
+    return by_pair
 
 
 def _inplace(point: Point) -> list[tuple[Value, Value]]:
-    """The (output, input) pairs of a node of which the first may overwrite the second.
+    """Return the (output, input) pairs of a node where the output may overwrite the input.
 
-    An input that is given twice may be overwritten only if the op allows it at both positions. An operand that may
-    be one of several instances counts as each of them: over those it is not at the time nothing is lost.
+    An input passed at several positions must permit the overwrite at all positions. An operand bound to any of several
+    versions counts as each version: overwriting a version not bound at run time loses no data.
     """
     if point.node is None or point.facts is None or not point.facts.inplace:
         return []
@@ -270,7 +281,7 @@ def _inplace(point: Point) -> list[tuple[Value, Value]]:
 
 
 def _take_over(merger: Merger, point: Point) -> None:
-    """Let each output take over the first input it can."""
+    """Merge each output of a node into the first possible input to overwrite."""
     done: set[Value] = set()
     for output, source in _inplace(point):
         if output not in done and merger.merge("inplace", output, source, 0):
@@ -278,7 +289,7 @@ def _take_over(merger: Merger, point: Point) -> None:
 
 
 def _carry(merger: Merger, point: Point) -> None:
-    """Let both ends of control flow moves be the same bytes, so that nothing moves."""
+    """Merge source and destination of every control-flow move at a point, which makes the move free."""
     for source, destination in point.moves:
         born_here = point.kind in ("next", "yield", "update")
         child, parent = (source, destination) if born_here else (destination, source)
@@ -287,6 +298,7 @@ def _carry(merger: Merger, point: Point) -> None:
 
 
 def _finish(merger: Merger) -> tuple[SharedBuffer, ...]:
+    """Return the coalesced buffers as `SharedBuffer` records, in order of definition."""
     buffers: list[SharedBuffer] = []
     seen: set[int] = set()
     for group in merger.groups.values():

@@ -1,4 +1,4 @@
-"""Assigns the nodes of a graph to a given number of streams, and says who waits for whom."""
+"""Stream assignment: the stream of every node of a graph, and the nodes to wait for."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from sublet.ir.walk import makers, needs
 from sublet.plan.schedule import Schedule, Step
 
 MAX_NODES = 32_768
-"""Nodes of a program with several streams: who comes before whom is held for all pairs, in bits."""
+"""Nodes of a program with several streams. The happens-before relation takes a bit for each pair of nodes: 128 MiB."""
 
 
 def streamed(graph: Graph, streams: int, check: int = 0) -> Schedule:
-    """The graph's own order spread over at most `streams` streams, sub-graphs too.
+    """Return the graph's order spread over at most `streams` streams, sub-graphs included.
 
-    A node goes on the stream that ran the last of the nodes it needs, if nothing came after it there,
-    else on the stream that has been left alone longest. It waits for what it needs from other streams.
-    The first `check` nodes of a loop's body, its evaluation nodes, all come before the others.
-    Raises ProblemError for more than MAX_NODES nodes in several streams.
+    A node follows the latest needed node still last on a stream, else goes to the stream idle for longest. The node
+    waits for needed nodes on other streams. The first `check` nodes of a loop body compute the condition and precede
+    all others. Raises ProblemError for more than MAX_NODES nodes in several streams.
     """
     count = _count_nodes(graph)
     if streams > 1 and count > MAX_NODES:
@@ -31,12 +30,14 @@ def streamed(graph: Graph, streams: int, check: int = 0) -> Schedule:
 
 
 def _count_nodes(graph: Graph) -> int:
+    """Return the number of nodes, sub-graphs included."""
     return len(graph.nodes) + sum(_count_nodes(sub) for node in graph.nodes for sub in node.subgraphs)
 
 
 def _streamed(graph: Graph, streams: int, check: int) -> Schedule:
+    """Return the schedule of a graph and, recursively, of the sub-graphs."""
     useful = max(1, min(streams, len(graph.nodes)))
-    last: OrderedDict[int, str] = OrderedDict.fromkeys(range(useful), "")  # node by stream, longest alone first
+    last: OrderedDict[int, str] = OrderedDict.fromkeys(range(useful), "")  # last node by stream, longest idle first
     steps: list[Step] = []
     stream_of: dict[str, int] = {}
     for node, first in dependencies(graph, check):
@@ -56,16 +57,17 @@ def _streamed(graph: Graph, streams: int, check: int) -> Schedule:
 
 
 def _evaluation_nodes(node: Node) -> int:
+    """Return the number of nodes computing the condition of a loop; 0 for a node without condition."""
     return node.check if isinstance(node, While) else 0
 
 
 def dependencies(graph: Graph, check: int) -> list[tuple[Node, list[str]]]:
-    """Each node with the names of the nodes of this graph it needs, in graph order."""
+    """Return every node with the names of the needed nodes of the same graph, in graph order."""
     made = makers(graph.nodes)
-    found = []
+    needed = []
     for i, node in enumerate(graph.nodes):
         first = {made[value] for value in needs(node) if value in made}
         if i >= check:
             first.update(range(check))
-        found.append((node, [graph.nodes[j].name for j in sorted(first)]))
-    return found
+        needed.append((node, [graph.nodes[j].name for j in sorted(first)]))
+    return needed

@@ -1,16 +1,17 @@
-"""Unrolling a loop for planning, so that no byte is moved to carry a value into the next round.
+"""Modulo variable expansion of a loop (Lam 1988): body versions, in which no byte is moved to the next iteration.
 
-In each copy of the body a pointer parameter stands for an instance made in an earlier copy, or for the
-initial value. A carried value is written to the first of its instances that nobody stands for any more. So the
-copies come to a state that was there before, and repeat: `first` copies run once, the others in a ring [NNC: the
-unrolled loop; type II and type I multi-view tensors]. Swaps, rotations, delay lines and several updates by one
-value need nothing else, and each carried value has as many instances as it needs.
+In each body version a renamed parameter is bound to a version of a value from an earlier body version, or to the
+initial value. A definition of a carried value goes to the first of its versions that no binding needs any more. The
+bindings therefore return to an earlier state, and the body versions repeat: `first` body versions, the prologue, run
+once, and the remaining `ring` body versions form the period [NNC: the unrolled loop; type II and type I multi-view
+tensors]. Swaps, rotations, delay lines and several parameters updated by the same value need nothing more, and each
+carried value has as many versions as it needs.
 
-Where the target of an update depends on how an inner loop ended or which arm a branch took, each such way leads to
-a copy of its own: the states are those of a finite automaton.
+If the binding of an update depends on the exit of an inner loop or on the arm of a branch, each path leads to a
+separate body version: the states are the states of a finite automaton.
 
-A parameter is an alias in each copy, its *head*, which is born where the copy is jumped to. So what it stands for is
-alive on its behalf in those copies only that it is reached in, and not wherever the jump is left from.
+A renamed parameter is an alias in each body version, the *entry binding*, defined on the transition into the body
+version. An alias keeps its target live only in body versions that can reach the alias.
 """
 
 from __future__ import annotations
@@ -24,31 +25,30 @@ from sublet.ir.graph import Value, While
 from sublet.plan import Context, Jump, Rolled
 
 MAX_COPIES = 64
-"""A loop that needs more copies of its body is not unrolled."""
+"""Body versions of a loop. A loop with more is not unrolled: its carried values are copied."""
 
 MOST_JUMPS = 16
-"""Nor is one with a copy that can end in more ways."""
+"""Transitions out of a body version. A loop with more is not unrolled either."""
 
 TOO_MANY_COPIES = f"pointing would take more than {MAX_COPIES} copies of the body"
 TOO_MANY_JUMPS = f"a round can end in more than {MOST_JUMPS} ways"
 TOO_LONG = "pointing would make the plan too long"
 
 Way = tuple[str, Context, frozenset[int]]
-"""Of an alias: the loop or branch it comes out of, in which copies around, and by which of its ends."""
+"""The origin of an alias: a loop or branch, the context of body versions around, and the exit edges."""
 
 State = tuple[Targets, ...]
-"""What each pointer parameter stands for."""
-
+"""The binding of each renamed parameter at the entry of a body version."""
 
 Ways = Mapping[str, frozenset[int]]
-"""How loops and branches of a body were left: any of these ways each."""
+"""A path condition: for each loop or branch of a body, the exit edges any of which was taken."""
 
 Handed = tuple[Ways, Targets]
-"""What an update may be, and when."""
+"""A possible binding of an update, with the path condition."""
 
 
 class Copies:
-    """The copies of one loop's body, made one after another until they repeat."""
+    """The body versions of a loop, built in sequence until the entry states repeat."""
 
     def __init__(
         self, node: While, now: Instances, ways: dict[Value, Way], active: list[Copies], scopes: Scopes
@@ -68,7 +68,7 @@ class Copies:
         active.append(self)
 
     def begin(self) -> bool:
-        """Start the next copy, if there is one more."""
+        """Start the next body version; return False if all are built."""
         number = len(self._jumps)
         if number == len(self._states):
             self._finish()
@@ -83,7 +83,7 @@ class Copies:
         return True
 
     def end(self) -> list[int]:
-        """The copy is laid out. The copies that may follow."""
+        """Record the transitions out of the current body version, and return the body versions that may follow."""
         jumps: list[Jump] = []
         for together, state in self._ends():
             for ways in _single(together):
@@ -94,7 +94,7 @@ class Copies:
         return sorted({jump.next for jump in jumps})
 
     def _ends(self) -> list[tuple[Ways, State]]:
-        """What the parameters may be in the next round, all together, and when that can be."""
+        """Return the possible entry states of the next iteration, each with the path condition."""
         ends: list[tuple[Ways, State]] = [({}, ())]
         for position in self._positions:
             handed = self._handed_on(position)
@@ -105,19 +105,20 @@ class Copies:
         return ends
 
     def _too_dear(self, why: str) -> Unrollable:
+        """Return the exception refusing to rename the parameters of the loop because of the cost."""
         return Unrollable(self._parameters, why, self._node.name, some=True)
 
     def too_long(self) -> Unrollable:
-        """Why the loop, with all its copies, is not laid out."""
+        """Return the exception for a loop with too many points in all body versions together."""
         return self._too_dear(TOO_LONG)
 
     @property
     def pointing(self) -> bool:
-        """Whether any parameter is a pointer."""
+        """True if any parameter is renamed."""
         return bool(self._parameters)
 
     def _number(self, state: State) -> int:
-        """The copy of a state, a new one if need be."""
+        """Return the number of the body version for an entry state, adding a body version for a new state."""
         if state not in self._numbers:
             if len(self._states) == MAX_COPIES:
                 raise self._too_dear(TOO_MANY_COPIES)
@@ -126,7 +127,10 @@ class Copies:
         return self._numbers[state]
 
     def rolled(self) -> Rolled | None:
-        """The record of the loop; None when it has no pointers."""
+        """Return the record of the loop for plans; None for a loop without renamed parameters.
+
+        The record gives prologue and period if each body version has a single successor, else a list of transitions.
+        """
         if not self._parameters:
             return None
         copies = len(self._states)
@@ -138,12 +142,12 @@ class Copies:
         return Rolled(self._node.name, self._outer, 0, copies, tuple(jumps))
 
     def begun(self) -> Iterator[tuple[Value | None, ...]]:
-        """What the pointers are when each copy begins: an instance with bytes, or None for one of several."""
+        """Yield the entry bindings of each body version: versions owning bytes, or None for any of several."""
         for state in self._states:
             yield tuple(self._now.root(several[0]) if len(several) == 1 else None for several in state)
 
     def recall(self, number: int) -> None:
-        """Let the parameters be what they are in a copy."""
+        """Bind the renamed parameters to the entry state of a body version."""
         context = (*self._outer, (self._node.name, number))
         for parameter, targets in zip(self._parameters, self._states[number], strict=True):
             if len(targets) == 1:
@@ -154,20 +158,21 @@ class Copies:
             self._now.let(parameter, targets)
 
     def heads(self, copies: Iterable[int]) -> tuple[Value, ...]:
-        """What the parameters are in some copies, all of which are laid out."""
+        """Return the entry bindings defined on transitions into `copies`, all of which must be built."""
         return tuple(head for number in copies for head in self._heads.get(number, ()))
 
     def _initial(self, init: Value) -> Targets:
+        """Return the binding of a parameter in the first iteration."""
         targets = self._now.stand_for([init])
         return (self._now.root(targets[0]),) if len(targets) == 1 else targets
 
     def stood_for(self, position: int) -> list[Targets]:
-        """What a pointer parameter stood for in each copy."""
+        """Return the binding of the renamed parameter at `position`, for each body version."""
         index = self._positions.index(position)
         return [state[index] for state in self._states]
 
     def alike(self, rolled: Rolled) -> Iterator[tuple[Value, Value]]:
-        """What a parameter stands for in a copy that runs once, and in others that could be like it."""
+        """Yield the versions bound to a parameter in a prologue version and in a possible replacement."""
         for number in reversed(range(1 if rolled.jumps else rolled.first)):
             later = number + rolled.ring * -(-(rolled.first - number) // rolled.ring)
             for other in range(1, len(self._states)) if rolled.jumps else [later]:
@@ -176,17 +181,18 @@ class Copies:
                         yield self._now.root(first[0]), self._now.root(repeated[0])
 
     def _finish(self) -> None:
+        """Leave the loop: restore the context around it, and drop the naming rules of its values."""
         self._active.remove(self)
         self._now.context = self._outer
         for value in (*self._carried, *self._node.parameters):
             self._now.rules.pop(value, None)
 
     def _fixed(self, parameter: Value) -> Value:
-        """A parameter that owns bytes has the same ones in every copy."""
+        """Return the version of a copied parameter: the same in every body version."""
         return self._now.written(self._now.named(parameter, self._outer), self._outer)
 
     def _first_free(self, value: Value) -> Value:
-        """The first instance of a carried value that may be written here; all loops that carry it have a say."""
+        """Return the first version of a carried value free for a write here, for all loops carrying the value."""
         holders = [copies for copies in self._active if value in copies._carried]
         for i in count():
             instance = self._now.named(value, holders[0]._outer, f"~{i}")
@@ -195,7 +201,7 @@ class Copies:
         raise AssertionError("unreachable")
 
     def _busy(self, instance: Value, value: Value) -> bool:
-        """Whether somebody who stands for `instance` still needs it when `value` is written."""
+        """True if a definition of `value` in `instance` would destroy bytes still needed by a bound value."""
         users = [
             parameter
             for parameter, targets in zip(self._parameters, self._state, strict=True)
@@ -206,38 +212,41 @@ class Copies:
         return any(not self._now.reusable(user, value) for user in users)
 
     def _handed_on(self, position: int) -> list[Handed]:
-        """What the parameter at a position may stand for in the next round."""
+        """Return the bindings possible for the parameter at `position` in the next iteration, by path condition.
+
+        Raises MustRenameToo if the update is a copied parameter of the loop.
+        """
         now = self._now
         targets = now.stand_for([self._node.updates[position]])
         for root in map(now.root, targets):
             if now.base(root) in self._node.parameters:
                 raise AlsoPointer(now.base(root))
-        found: dict[tuple[tuple[str, frozenset[int]], ...], list[Value]] = {}
+        by_path: dict[tuple[tuple[str, frozenset[int]], ...], list[Value]] = {}
         for target in targets:
             ways, instance = self._ways_to(target)
-            found.setdefault(tuple(ways.items()), []).append(instance)
-        # Which of several it is was chosen before the loop: the state keeps them all, as the first one does.
+            by_path.setdefault(tuple(ways.items()), []).append(instance)
+        # A choice among several versions was made before the loop: the state keeps all, as the first state does.
         return [
             (dict(ways), (now.root(several[0]),) if len(several) == 1 else tuple(several))
-            for ways, several in found.items()
+            for ways, several in by_path.items()
         ]
 
     def _way(self, instance: Value) -> tuple[str, frozenset[int]] | None:
-        """The loop or branch of this copy that an alias comes out of, and by which ends."""
+        """Return the loop or branch of this body version with an alias as result, and the exit edges, or None."""
         way = self._ways.get(instance)
         return None if way is None or way[1] != self._now.context else (way[0], way[2])
 
     def _ways_to(self, instance: Value) -> tuple[Ways, Value]:
-        """How loops and branches of this copy must have been left for an alias, and what it is an alias of then."""
+        """Return the path condition of an alias in the current body version, and the version bound on the path."""
         ways: dict[str, frozenset[int]] = {}
-        while found := self._way(instance):
-            ways[found[0]] = found[1]
+        while exits := self._way(instance):
+            ways[exits[0]] = exits[1]
             instance = self._now.aliases[instance]
         return ways, instance
 
 
 def _both(one: Ways, other: Ways) -> Ways | None:
-    """How loops and branches were left when both hold; None when that cannot be."""
+    """Return the conjunction of two path conditions; None if they contradict each other."""
     both = dict(one)
     for name, numbers in other.items():
         both[name] = both.get(name, numbers) & numbers
@@ -247,6 +256,6 @@ def _both(one: Ways, other: Ways) -> Ways | None:
 
 
 def _single(ways: Ways) -> Iterator[tuple[tuple[str, int], ...]]:
-    """Each combination of single ways."""
+    """Yield every combination of single exit edges allowed by a path condition."""
     for combination in product(*(sorted(numbers) for numbers in ways.values())):
         yield tuple(zip(ways, combination, strict=True))

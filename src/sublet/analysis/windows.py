@@ -1,11 +1,12 @@
-"""Slices read, and rows written, where they lie in the whole: at its beginning in round 0, a step further every round.
+"""Loop views: slices and rows as strided views of the whole, at a different offset in every iteration.
 
-A slice along the leading axis is a run of bytes of its sequence, and a row one of its stacked output. As a *window*
-it has no bytes of its own: round k finds it at base + k * stride, or from the far end when it is reversed. What
-shares its bytes within the round (a view of the slice; what the row is computed over) lies there with it.
+A slice along the leading axis is a contiguous run of bytes of the sequence, and a row a contiguous run of bytes of the
+stacked output. A *loop view* owns no bytes: iteration k finds the view at base + k * stride, or from the far end if
+reversed. Values sharing bytes with the view within an iteration (a view of the slice, an operand the row is written
+over) lie at the same place.
 
-A row stays where it is. So a parameter of the loop may be a pointer to it: it stands for the row of the round before,
-and the output of the loop for the row of the last round [an LSTM's h].
+A row stays in place after the iteration. A loop parameter may therefore be renamed and bound to the row of the previous
+iteration, and the output of the loop to the row of the last iteration [an LSTM's h].
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from sublet.plan import Stride
 
 @dataclass(frozen=True)
 class Window:
-    """The place of a slice or a row in the copies of a loop's body that have it.
+    """A slice or row as a strided view of the whole, in all body versions with the slice or row.
 
     kind    "slice" or "row"
-    value   the instance that could lie in `whole`, the instance of the sequence or of the stacked output
-    spans   half points: whatever lies in the window must live after the first and up to the second of one of these
+    value   the version of the slice or row
+    whole   the version of the sequence or of the stacked output
+    spans   slot ranges, an iteration each: members of the view must live after the first and up to the second slot
     """
 
     kind: str
@@ -36,26 +38,29 @@ class Window:
 
     @property
     def read_only(self) -> bool:
-        """Whether the bytes are still needed as those of the whole."""
+        """True if the whole still needs the bytes, as for a slice."""
         return self.kind == "slice"
 
     @property
     def start(self) -> int:
-        """Where round 0 finds it in the whole."""
+        """The offset of iteration 0 in the whole, in bytes."""
         return self.whole.nbytes - self.value.nbytes if self.backwards else 0
 
     @property
     def stride(self) -> Stride:
-        """How it moves from round to round."""
+        """The distance from iteration to iteration."""
         return Stride(self.loop.name, self.value.nbytes, self.backwards)
 
     def holds(self, pieces: tuple[tuple[int, int], ...]) -> bool:
-        """Whether a value that lives in these half points lives within one round."""
+        """True if every range of `pieces`, in slots, lies within a single iteration."""
         return all(any(first < begin and end <= last for first, last in self.spans) for begin, end in pieces)
 
 
 def obstacle(part: Value, whole: Value, axis: int, alignment: int, smallest: int) -> str:
-    """Why a slice or row cannot lie in the whole, or should not; "" if it may."""
+    """Return the reason why a slice or row must or should be copied, or "" if a view of `whole` is possible.
+
+    A view must be contiguous, a multiple of `alignment` bytes long, and at least `smallest` bytes long.
+    """
     if not isinstance(whole.spec, TensorSpec):
         return f"%{whole.name} has no place in the plan"
     if not isinstance(part.spec, TensorSpec):

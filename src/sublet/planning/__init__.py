@@ -1,1 +1,1 @@
-"""From a graph to a proven memory plan: `pipeline` is the table of contents."""
+"""Planning: from a graph to a memory plan proven by the checker; `pipeline` is the table of contents."""

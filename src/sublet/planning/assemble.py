@@ -1,4 +1,4 @@
-"""The last stage before the checker: offsets of buffers become regions of values."""
+"""Assembly of the plan, the last stage before the checker: offsets of buffers become regions of values."""
 
 from __future__ import annotations
 
@@ -41,7 +41,13 @@ from sublet.plan.slots import peak
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Where the buffers without a home are: for each the name of an arena and an offset in it."""
+    """The placement of all arena buffers: for each buffer the name of an arena and the offset in it.
+
+    arena_names  the name of the arena of each buffer
+    offsets      the offset of each buffer in the arena, in bytes
+    bound        the lower bound on the bytes of all arenas
+    stopped      "timeout" or "interrupt" if the search was cut short, else ""
+    """
 
     arenas: tuple[Storage, ...]
     homes: tuple[str, ...]
@@ -57,7 +63,7 @@ class Packed:
 
 
 def in_one_arena(report: Report, shapes: Shapes | None = None) -> Packed:
-    """The packing of blocks in a report, or of `shapes`."""
+    """Return the placement in a single arena, from a packing of rectangular buffers or of the segments in `shapes`."""
     packing, bound = report.packing, report.bound
     offsets = shapes.offsets(packing) if shapes else packing.offsets
     arenas = (Storage(ARENA, ARENA, packing.arena_bytes),)
@@ -66,14 +72,17 @@ def in_one_arena(report: Report, shapes: Shapes | None = None) -> Packed:
 
 
 def in_several_arenas(shapes: Shapes, packing: RegionPacking) -> Packed:
-    """An arena in every memory region. Their bytes together are bounded without padding between buffers."""
+    """Return the placement in an arena for each memory region.
+
+    The lower bound sums the sizes of the buffers that prove it, without padding between buffers.
+    """
     arenas = tuple(
         Storage(s.region.name, ARENA, s.arena_bytes, s.region.capacity, s.region.rate) for s in packing.shares
     )
     strategies = dict.fromkeys(share.strategy for share in packing.shares if share.members)
-    found = lower_bound(shapes.problem)
-    nbytes = sum(shapes.problem.buffers[member].size for member in found.members)
-    bound = replace(shapes.of_buffers(found), bytes=nbytes)
+    proof = lower_bound(shapes.problem)
+    nbytes = sum(shapes.problem.buffers[member].size for member in proof.members)
+    bound = replace(shapes.of_buffers(proof), bytes=nbytes)
     return Packed(arenas, packing.names(), packing.offsets, ", ".join(strategies), bound, packing.stopped)
 
 
@@ -85,7 +94,7 @@ def assemble(
     packed: Packed,
     moves: tuple[CopiedMove, ...],
 ) -> MemoryPlan:
-    """The plan, from the packing of those buffers that have no home."""
+    """Return the plan of a graph, from the placement of its arena buffers."""
     timeline, lives, storages = layout.flow, _lives(layout), layouts.storages
     numbered = list(_placements(graph, layout, lives, storages, packed))
     placements = tuple(placement for _, placement in numbered)
@@ -116,7 +125,7 @@ def assemble(
 
 
 def _lives(layout: Layout) -> dict[Value, Pieces]:
-    """The ranges of points at which the bytes of an instance are needed: by it, or by a pointer that stands for it."""
+    """Return the live range, in points, of every version with bytes; the live ranges of its aliases are included."""
     roots = _roots(layout)
     halves: dict[Value, Pieces] = {}
     for instance, pieces in layout.ranges.halves.items():
@@ -126,7 +135,7 @@ def _lives(layout: Layout) -> dict[Value, Pieces]:
 
 
 def _roots(layout: Layout) -> dict[Value, Value]:
-    """For each instance the one with bytes that it is, or that it stands for."""
+    """Return for each version the version owning its bytes."""
     aliases = dict(layout.flow.unrolling.aliases)
     roots: dict[Value, Value] = {}
     for instance in layout.flow.unrolling.instances:
@@ -138,7 +147,7 @@ def _roots(layout: Layout) -> dict[Value, Value]:
 
 
 class Sums(TypedDict):
-    """The fields of a plan that are sums over values, each once, in arenas or pointed at."""
+    """The plan fields with sums of bytes over the values in arenas and the renamed values, each value once."""
 
     total_bytes: int
     view_bytes: int
@@ -146,7 +155,7 @@ class Sums(TypedDict):
 
 
 def sums(placements: Sequence[Placement], arenas: Collection[str]) -> Sums:
-    """The bytes of all values in these arenas, and of those that need none of their own."""
+    """Return the bytes of all values in `arenas`, and of the values sharing bytes as views or in place."""
     kinds: dict[str, set[str]] = {}
     sizes: dict[str, int] = {}
     for place in placements:
@@ -161,10 +170,10 @@ def sums(placements: Sequence[Placement], arenas: Collection[str]) -> Sums:
 
 
 def _rolled(timeline: Flow, numbers: Mapping[Value | None, int]) -> Iterator[Rolled]:
-    """The unrolled loops, with the numbers of the placements that their pointers begin with."""
+    """Yield the records of the unrolled loops, with entry bindings as numbers of placements."""
     for record, heads in zip(timeline.unrolling.rolled, timeline.unrolling.heads, strict=True):
-        told = tuple(tuple(OPEN if head is None else numbers[head] for head in copy) for copy in heads)
-        yield replace(record, heads=told)
+        entries = tuple(tuple(OPEN if head is None else numbers[head] for head in copy) for copy in heads)
+        yield replace(record, heads=entries)
 
 
 def _placements(
@@ -174,22 +183,25 @@ def _placements(
     storages: Mapping[Value, Storage],
     packed: Packed,
 ) -> Iterator[tuple[Value | None, Placement]]:
-    """One placement an instance of a plannable value, in order of definition; one for each pointer, as of None."""
+    """Yield (version, placement) for every version of a plannable value, in order of definition.
+
+    A renamed value has a single placement without storage, and None as version.
+    """
     producer = {value: node.name for node in graph.walk() for value in node.defs}
     where = _places(layout.buffers, packed)
     stands_for = targets(graph, layout.flow.unrolling.pointers)
     instances: dict[Value, list[Value]] = {}
     names = {value.name: layout.flow.unrolling.instances[root].base.name for value, root in _roots(layout).items()}
-    for instance, made in layout.flow.unrolling.instances.items():
-        if made.base not in layout.flow.unrolling.pointers:
-            instances.setdefault(made.base, []).append(instance)
+    for instance, origin in layout.flow.unrolling.instances.items():
+        if origin.base not in layout.flow.unrolling.pointers:
+            instances.setdefault(origin.base, []).append(instance)
     for value in graph.values():
         if not isinstance(value.spec, TensorSpec):
             continue
         if value in layout.flow.unrolling.pointers:
             nowhere = Region("", 0, value.nbytes)
-            told, by = stands_for[value], producer.get(value, "")
-            yield None, Placement(value.name, str(value.spec), nowhere, (), -1, POINTER, "", by, stands_for=told)
+            bindings, by = stands_for[value], producer.get(value, "")
+            yield None, Placement(value.name, str(value.spec), nowhere, (), -1, POINTER, "", by, stands_for=bindings)
         for instance in instances.get(value, ()):
             home = storages[value].name if value in storages else packed.arenas[0].name
             member, place = where.get(instance, (Member(value, 0), _Place(home, 0, -1)))
@@ -213,7 +225,7 @@ def _placements(
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A storage, the offset in it in round 0, the number of the buffer, and how it moves from round to round."""
+    """The place of a version: storage, offset in iteration 0, buffer number, strides of the loops around."""
 
     storage: str
     offset: int
@@ -222,33 +234,35 @@ class _Place:
 
 
 def _places(buffers: tuple[SharedBuffer, ...], packed: Packed) -> dict[Value, tuple[Member, _Place]]:
-    """Of each instance: how it came into its buffer, and where it lies."""
+    """Return for each version the member of its buffer, and the place."""
     bases: dict[int, _Place] = {}
-    found: dict[Value, tuple[int, Member]] = {}
+    member_of: dict[Value, tuple[int, Member]] = {}
     index = 0
     for i, buffer in enumerate(buffers):
-        found.update((member.value, (i, member)) for member in buffer.members)
+        member_of.update((member.value, (i, member)) for member in buffer.members)
         if buffer.packed:
             bases[i] = _Place(packed.homes[index], packed.offsets[index], index)
             index += 1
         elif buffer.home:
             bases[i] = _Place(buffer.home, 0, -1)
 
-    def base(i: int) -> _Place:
+    def place_of(i: int) -> _Place:
         window = buffers[i].window
         if i not in bases and window is not None:
-            around, whole = found[window.whole]
-            place = base(around)
+            around, whole = member_of[window.whole]
+            place = place_of(around)
             offset = place.offset + whole.offset + window.start
             bases[i] = _Place(place.storage, offset, place.buffer, (*place.strides, window.stride))
         return bases[i]
 
     return {
-        value: (member, replace(base(i), offset=base(i).offset + member.offset)) for value, (i, member) in found.items()
+        value: (member, replace(place_of(i), offset=place_of(i).offset + member.offset))
+        for value, (i, member) in member_of.items()
     }
 
 
 def _outside(graph: Graph, bound: Mapping[Value, str]) -> Iterator[Outside]:
+    """Yield the records of the unplannable values."""
     for value in graph.values():
         if isinstance(value.spec, Unplannable):
             yield Outside.of(value.name, value.spec, value in bound)

@@ -1,12 +1,12 @@
-"""Order, sharing and places of a stretch of nodes, decided at once by OR-Tools' CP-SAT, where that is installed.
+"""Joint ordering, coalescing and offset assignment of a region of nodes by CP-SAT (OR-Tools), if installed.
 
-Orders are searched by the bytes that are alive, where an operand counts as part of all concatenations that read it. No
-layout may reach that: an operand lies in one place, and buffers leave gaps. Where a plan needs more than the bound on
-all orders, this asks of the stretches that need more: is there an order of their nodes, a choice of the operands that
-lie in their concatenations and of the results that are written over operands, and an offset for each value, in fewer
-bytes? The planner makes the plan of the answer, and the checker proves it, as any other.
+The search for an order counts live bytes, and counts a concatenation operand as part of every concatenation that reads
+it. No plan may reach this count: an operand lies in a single place, and buffers leave gaps. If a plan needs more than
+the bound on all orders, this module asks for each region of nodes above the bound: is there an order of the nodes, a
+choice of the operands in place in their concatenations and of the results written over operands, and an offset for each
+value, within fewer bytes? The planner turns the solution into a plan, and the checker proves it like any other plan.
 
-Offsets are constrained as in Sekiyama et al. 2018, with the order as variables as well.
+The offset constraints follow Sekiyama et al. 2018, with the order as additional variables.
 """
 
 from __future__ import annotations
@@ -28,26 +28,28 @@ from sublet.passes.ordering.search import least_live
 from sublet.plan import MemoryPlan
 
 MOST_NODES = 150
-"""Nodes of a stretch."""
+"""Nodes of a region. A larger region keeps its order and offsets."""
 FEW_NODES = 48
-"""So many nodes are one stretch."""
+"""Nodes of a graph solved as a single region, without looking for fixed positions."""
 EFFORT = 10.0
-"""What CP-SAT may take for a stretch, in its own measure of work: seconds, more or less."""
+"""Limit of CP-SAT for a region, in deterministic time: about seconds."""
 
 
 @dataclass(frozen=True)
 class Joint:
-    """A graph in another order, and where some of its values are to lie."""
+    """A graph in another order, with the offsets of some values in bytes."""
 
     graph: Graph
     offsets: Mapping[Value, int]
 
 
 def jointly(graph: Graph, plan: MemoryPlan, outside: Collection[Value], timeout: float | None = None) -> Joint | None:
-    """A way to need less than a plan in one stream and one arena; None where none is found, or there is none.
+    """Return an order and offsets that need fewer bytes than `plan`; None if none is found.
 
-    The graph is in the order of the plan; one with control flow or updates is not asked. Values `outside` have no bytes
-    in the arena. What is found depends on the clock where there is a `timeout`, in seconds for a stretch.
+    The plan must have a single stream and a single arena, and `graph` must be in the order of the plan. The function
+    returns None at once for graphs with control flow or updates, without OR-Tools, and for plans that already reach the
+    bound. Values in `outside` have no bytes in the arena. `timeout` limits each region, in seconds, and makes the
+    result depend on the clock; without it the result is deterministic.
     """
     if not installed("ortools") or graph.updates or any(node.subgraphs for node in graph.nodes):
         return None
@@ -60,26 +62,27 @@ def jointly(graph: Graph, plan: MemoryPlan, outside: Collection[Value], timeout:
         if not above.isdisjoint(range(first, last + 1)):
             stretch = _Stretch(graph, nodes, first, last, outside, plan.alignment)
             if not stretch.values:
-                continue  # nothing of the stretch lies in the arena
-            found = stretch.solved(known.bound, plan.arena_bytes - 1, offsets, timeout)
-            if found is None:
+                continue  # no value of the region lies in the arena
+            solution = stretch.solved(known.bound, plan.arena_bytes - 1, offsets, timeout)
+            if solution is None:
                 return None
-            nodes[first : last + 1], placed = found
+            nodes[first : last + 1], placed = solution
             offsets |= placed
     return Joint(replace(graph, nodes=tuple(nodes)), offsets) if offsets else None
 
 
 def _above(plan: MemoryPlan, bound: int, places: Mapping[str, int]) -> set[int]:
-    """The nodes at which something lies beyond so many bytes."""
+    """Return the positions of the nodes at which some value ends beyond `bound` bytes."""
     lives = [piece for place in plan.in_arenas if place.region.end > bound for piece in place.live]
     names = {plan.points[point].node for begin, end in lives for point in range(begin, end)}
     return {places[name] for name in names if name in places}
 
 
 def _stretches(graph: Graph, nodes: Sequence[Node]) -> list[tuple[int, int]]:
-    """From a node that comes at the same place in every order to the next, both included, if these are not too many.
+    """Return the regions of nodes to solve: (first, last) positions, both included.
 
-    Nodes that depend on no input may come anywhere, and are not asked.
+    A region extends between two neighbouring nodes with the same position in every order; regions of MAX_REGION_NODES
+    nodes or more are skipped. Nodes that depend on no input may run anywhere, and do not count as positions.
     """
     if len(nodes) <= FEW_NODES:
         return [(0, len(nodes) - 1)]
@@ -100,11 +103,7 @@ def _stretches(graph: Graph, nodes: Sequence[Node]) -> list[tuple[int, int]]:
 
 
 class _Stretch:
-    """The nodes first to last of a graph, as a constraint problem: time is the position of a node among them.
-
-    A value is a rectangle of positions by bytes. An operand that lies in a concatenation is needed as long as that is,
-    and for one that is copied there, the concatenation has a rectangle of its own.
-    """
+    """The constraint model of a region of nodes: time is the position of a node in the region."""
 
     def __init__(
         self, graph: Graph, nodes: Sequence[Node], first: int, last: int, outside: Collection[Value], alignment: int
@@ -131,7 +130,7 @@ class _Stretch:
         self.rectangles: list[tuple[Any, Any, int]] = []
 
     def _bases(self) -> dict[Value, tuple[Value, int]]:
-        """What each value is bytes of, and where: itself, or the base of a view."""
+        """Return the base of each value and the offset in the base, in bytes; (value, 0) except for views."""
         bases = {value: (value, 0) for value in self.values}
         for node in self.nodes:
             for view, base, shift in shared(node, lookup(node.op).views(node)):
@@ -142,9 +141,9 @@ class _Stretch:
     def solved(
         self, least: int, most: int, fixed: Mapping[Value, int], timeout: float | None
     ) -> tuple[list[Node], dict[Value, int]] | None:
-        """An order of the nodes, and offsets of the values, within `most` bytes; `least` is enough. None if not found.
+        """Return an order of the nodes and the offsets of the values within `most` bytes, or None if none is found.
 
-        Values that are `fixed` have their offsets already.
+        The solver stops minimizing at `least` bytes. Values in `fixed` keep their offsets.
         """
         cp = require("ortools.sat.python.cp_model", "exact")
         self.model = model = cp.CpModel()
@@ -183,7 +182,7 @@ class _Stretch:
         return [self.nodes[i] for i in order], offsets
 
     def _in_order(self) -> None:
-        """One node after the other, each after those that it reads; the order that there is, is a hint."""
+        """Constrain nodes to distinct positions after their operands, with the present order as hint."""
         self.model.add_all_different(self.at)
         for i, several in enumerate(data_flow(self.nodes).before):
             for j in several:
@@ -192,7 +191,7 @@ class _Stretch:
             self.model.add_hint(position, i)
 
     def _place(self, value: Value, fixed: Mapping[Value, int]) -> Any:
-        """The offset of a value, in units."""
+        """Return the offset of a value, in units: a constant, an offset in the base, or a new variable."""
         base, shift = self.bases[value]
         if value in fixed:
             return self.model.new_constant(fixed[value] // self.unit)
@@ -201,11 +200,11 @@ class _Stretch:
         return self.model.new_int_var(0, self.most, f"offset of {value.name}")
 
     def _made(self, value: Value) -> Any:
-        """The position from which on a value is needed."""
+        """Return the position from which on a value is live."""
         return self.at[self.maker[value]] if value in self.maker else 0
 
     def _keep(self, base: Value) -> None:
-        """A value is needed up to its last reader, or to before it, where that writes a result over it."""
+        """Constrain the last use of a value: after its last reader, or at a reader that overwrites it with a result."""
         self.model.add(self.end[base] >= self._made(base) + 1)
         if base in self.kept:
             self.model.add(self.end[base] == len(self.nodes))
@@ -219,7 +218,7 @@ class _Stretch:
             self.model.add(self.end[base] >= self.at[i] + 1).only_enforce_if([~each for each in over])
 
     def _concatenate(self, whole: Value, parts: Sequence[tuple[Value, int]]) -> None:
-        """Each operand lies in its place in the result, or is copied there."""
+        """Add the rectangles of a concatenation: each operand lies in place in the result, or is copied into it."""
         count, offset = len(self.nodes), self.offset[whole]
         end = count if whole in self.kept else self.model.new_int_var(0, count, f"end of {whole.name}")
         if whole not in self.kept:
@@ -233,13 +232,13 @@ class _Stretch:
                 self.model.add(self.end[base] >= end).only_enforce_if(~copied)
             self._occupy(self._made(whole), end, offset + shift // self.unit, part.nbytes, copied)
         taken = merge([(-1, 0), *((s, s + part.nbytes) for part, s in parts), (whole.nbytes, whole.nbytes + 1)])
-        for first, last in gaps(taken):  # where a cell ends that an operand has begun
+        for first, last in gaps(taken):  # the bytes between operands; an operand also takes the rest of its last unit
             begin = -(-first // self.unit)
             if begin * self.unit < last:
                 self._occupy(self._made(whole), end, offset + begin, last - begin * self.unit)
 
     def _occupy(self, start: Any, end: Any, offset: Any, nbytes: int, present: Any = True) -> None:
-        """A rectangle, if it is present."""
+        """Add a rectangle of time and bytes, taken only if `present`."""
         size = -(-nbytes // self.unit)
         length = self.model.new_int_var(0, len(self.nodes), "")
         x = self.model.new_optional_interval_var(start, length, end, present, "")

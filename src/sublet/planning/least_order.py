@@ -1,4 +1,4 @@
-"""What no order of a model's nodes can go below, told beside a plan in an order of less memory."""
+"""Order bound: the lower bound on all orders of a model's nodes, reported beside a plan in an order of less memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ EXACT = "Order, sharing and places are searched at once with: pip install 'suble
 
 @dataclass(frozen=True, slots=True)
 class LeastOrder:
-    """A bound on all orders of the nodes as they are, each run once.
+    """A lower bound on all orders of the given nodes, each node run once.
 
-    nbytes       no plan of any order needs fewer; None where that is not known
-    by           "cut": any order needs so many at `node`; "search": every peak below was refuted; "start": the inputs
-    live_bytes   alive at the peak of the order that the search found
-    arena_bytes  of the plan
+    nbytes       no plan of any order needs fewer bytes; None if unknown
+    proof_kind   "cut": a minimum cut at `node`; "search": a refutation of smaller peaks; "start": the inputs alone
+    node         the node of the minimum cut
+    live_bytes   the peak of live bytes in the order found by the search
+    arena_bytes  the arena of the plan
     """
 
     nbytes: int | None
@@ -34,7 +35,7 @@ class LeastOrder:
 
     @property
     def optimal(self) -> bool:
-        """Whether no order of the nodes can be planned in fewer bytes than this plan."""
+        """True if no order of the nodes can be planned in fewer bytes than the plan."""
         return self.nbytes is not None and self.arena_bytes <= self.nbytes
 
     @property
@@ -45,14 +46,14 @@ class LeastOrder:
         at = {"cut": f", at node {self.node}", "search": " (by search)"}.get(self.by, ", for the inputs alone")
         if self.optimal:
             return f"The order is optimal: no order of these nodes needs fewer bytes than this arena{at}."
-        told = (
+        text = (
             f"No order of these nodes needs fewer than {self.nbytes:,} bytes{at}; this arena has {self.arena_bytes:,}."
         )
-        return told if installed("ortools") else f"{told} {EXACT}"
+        return text if installed("ortools") else f"{text} {EXACT}"
 
     @property
     def content(self) -> dict[str, Any]:
-        """For programs."""
+        """The bound as a JSON object."""
         return {
             "lower_bound_bytes": self.nbytes,
             "by": self.by if self.nbytes is not None else None,
@@ -64,7 +65,11 @@ class LeastOrder:
 
 
 def least_order(model: Model, options: Options, plan: MemoryPlan) -> LeastOrder:
-    """The bound on all orders of a model, beside a plan of one."""
+    """Return the bound on all orders of a model, with the arena of `plan` for comparison.
+
+    The bound is unknown for bound inputs and outputs, several streams, memory regions, and programs with estimated live
+    bytes.
+    """
     _, known = least_live(on_demand(model.graph), outside(model.graph, options))
     said = known.proven and options.io == "arena" and options.streams == 1 and not options.regions
     by = "search" if known.searched else "cut" if known.node else "start"

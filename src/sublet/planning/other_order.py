@@ -1,4 +1,4 @@
-"""Whether another order would need less: planned, never guessed, and not at all where that could take long."""
+"""Order advice: the arena of alternative orders, from real plans, skipped if planning could take long."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from sublet.planning.pipeline import plan_memory, schedules
 from sublet.planning.placing import Progress
 
 MOST_NODES = 4000
-"""A larger program is planned in one order."""
+"""Nodes of a program. For a larger program, other orders are not tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class OtherOrder:
-    """What came of another order.
+    """The result of planning alternative orders.
 
-    arena_bytes   what it needs; None when none was planned
-    words         what happened
-    least         what no order goes below, where an order of less memory was asked for
+    arena_bytes   the smallest arena of the other orders; None if none was planned
+    words         the result, for people
+    order_bound   the lower bound on all orders, if an order of less memory was asked for
     """
 
     arena_bytes: int | None
@@ -34,13 +34,16 @@ class OtherOrder:
 
     @property
     def content(self) -> dict[str, Any]:
-        """For programs."""
+        """The result as a JSON object."""
         least = None if self.least is None else self.least.content
         return {"arena_bytes": self.arena_bytes, "words": self.words, "least": least}
 
 
 def other_order(model: Model, options: Options, plan: MemoryPlan, progress: Progress | None = None) -> OtherOrder:
-    """What the order of `--order less` needs, where the plan is in the model's own."""
+    """Return the arena of the orders behind `--order less`, for a plan in the model's own order.
+
+    If the options already ask for an order of less memory, the result holds the lower bound on all orders instead.
+    """
     if options.order != GIVEN:
         least = least_order(model, options, plan)
         own = "No order that needs less was found: the order is the model's own."
@@ -59,7 +62,7 @@ def other_order(model: Model, options: Options, plan: MemoryPlan, progress: Prog
 
 
 def _needed(model: Model, options: Options, order: Schedule, progress: Progress | None) -> int | None:
-    """What an order needs; None where it moves bytes, and that is forbidden."""
+    """Return the arena bytes of a plan in `order`; None if the plan would move bytes although moves are forbidden."""
     try:
         return plan_memory(model, options, schedule=order, progress=progress).arena_bytes
     except PlanError:
@@ -67,6 +70,7 @@ def _needed(model: Model, options: Options, order: Schedule, progress: Progress 
 
 
 def _too_dear(model: Model, options: Options) -> str:
+    """Return the reason for not trying other orders, "" for none."""
     if options.timeout is not None:
         return "there is a time limit"
     if options.regions:

@@ -1,10 +1,11 @@
-"""The table of contents: from a graph to a proven memory plan, one stage after another.
+"""The pipeline from a graph to a proven memory plan, stage by stage.
 
-verify -> schedule -> (flow -> liveness -> share) -> interference -> shapes -> pack -> assemble -> check
+verify -> schedule -> (control flow -> live ranges -> sharing) -> interference -> segments -> packing -> assembly ->
+check
 
-The stages in brackets are done again with more pointers, while that spares copies; interference to pack once more
-(`placing`) where shapes may need less than blocks; and all of them with fewer pointers when the checker cannot follow
-where a plan points.
+The stages in brackets run again with more renamed values, as long as renaming saves copies. Interference to packing run
+again (`place_buffers`) if segmented buffers may need less than rectangles. All stages run again with fewer renamed
+values if the checker cannot follow a binding.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ def plan_memory(
     max_trips: Mapping[str, int] | None = None,
     progress: Progress | None = None,
 ) -> MemoryPlan:
-    """The memory plan of a graph or model, proven by the checker.
+    """Return the memory plan of a graph or model, proven by the checker.
 
-    `schedule` overrides the order of the graph; `dims` and `max_trips` are what a graph was read with, to be
-    recorded, as a model's own are; `progress` is told each strategy tried and the bytes it needs.
-    Raises GraphError for an illegal graph, ProblemError for an unknown strategy, CapacityError when the
-    memory regions are too small, PlanError when control flow would move bytes and that is forbidden (either one
-    in every order that is planned), and PlanViolation if the checker refuses even the plan without pointers of
-    any order, which would be a mistake of Sublet's.
+    `schedule` replaces the order of the graph. `dims` and `max_trips` are the bindings the graph was read with,
+    recorded in the plan; by default those of the model. `progress` is called with each strategy tried and the bytes it
+    needs. Raises GraphError for an illegal graph, ProblemError for an unknown strategy, CapacityError if the memory
+    regions are too small, and PlanError if control flow would move bytes although moves are forbidden (the last two
+    only if every planned order fails). Raises PlanViolation if the checker rejects even the plan without renaming,
+    which is a bug in Sublet.
     """
     model = as_model(network)
     options = options or Options()
@@ -75,7 +76,7 @@ def plan_memory(
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without garbage collection: planning makes millions of records and hardly a cycle, and would wait for it."""
+    """Disable garbage collection: planning allocates millions of records and hardly any cycle."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -86,9 +87,10 @@ def _uncollected() -> Iterator[None]:
 
 
 def schedules(graph: Graph, options: Options) -> tuple[Schedule, ...]:
-    """The orders that are planned: the graph's own, and others that may need less where that is asked for.
+    """Return the schedules to plan: the graph's own order, and other orders if the options ask for less memory.
 
-    The others are the best greedy one, and what searches make of it: which of them packs best is seen when planned.
+    The other orders are the best greedy order and the orders found by searches from it. Only plans show the order with
+    the smallest arena.
     """
     own = on_demand(graph)
     orders = [own]
@@ -99,7 +101,7 @@ def schedules(graph: Graph, options: Options) -> tuple[Schedule, ...]:
 
 
 def outside(graph: Graph, options: Options) -> frozenset[Value]:
-    """The values that lie in memory of the caller."""
+    """Return the values in memory of the caller."""
     ends = (*graph.inputs, *graph.outputs) if options.io == "bound" else ()
     return frozenset((*ends, *(graph.weights if options.weights == "bound" else ())))
 
@@ -107,11 +109,12 @@ def outside(graph: Graph, options: Options) -> frozenset[Value]:
 def _of_least(
     graph: Graph, orders: Sequence[Schedule], options: Options, progress: Progress | None
 ) -> tuple[MemoryPlan, int]:
-    """The plan that needs least of those in these orders, and which order that is.
+    """Return the plan with the smallest arena over all orders, and the number of its order.
 
-    One order may fit the memory regions, or move nothing, where another does not: that one is passed over. What the
-    checker refuses is a mistake in whichever order, and is told. The graph's own order, the first, is planned last: it
-    is taken where it needs no more than the others, and not searched for where its bound is above what they need.
+    An order may exceed the memory regions, or move bytes although moves are forbidden; such orders are skipped, and the
+    error is raised only if every order fails. A plan rejected by the checker is a bug whatever the order, and the error
+    propagates. The graph's own order, the first, is planned last: it wins ties, and the packer need not improve it once
+    its bound is above the smallest arena. With order="least", CP-SAT may add one more order, numbered `len(orders)`.
     """
     plans: dict[int, MemoryPlan] = {}
     failed: dict[int, CapacityError | PlanError] = {}
@@ -138,7 +141,7 @@ def _of_least(
 
 
 def _jointly(graph: Graph, plan: MemoryPlan, options: Options) -> Joint | None:
-    """Another order, and where values are to lie in it, if that may need less than a plan in one stream and arena."""
+    """Return the joint solution of CP-SAT for a plan in a single stream and arena; None if unavailable or no better."""
     asked = options.strategy == AUTO and options.share and not options.regions
     if not asked or not is_serial(plan.schedule) or len(plan.arenas) != 1:
         return None
@@ -155,10 +158,10 @@ def _planned(
     least: int | None,
     placed: Mapping[Value, int] = MappingProxyType({}),
 ) -> MemoryPlan:
-    """The plan of a graph in one order. What the checker cannot follow where it is pointed at is copied.
+    """Return the plan of a graph in one order; values the checker cannot follow are copied in the next attempt.
 
-    `least` is what a plan in another order needs: an arena larger than that may be any. Values that are `placed` lie
-    there, if that needs less.
+    `least` is the arena of the best plan in another order: a larger arena need not be improved. `placed` fixes offsets
+    of values, in bytes; the offsets are used only if they lower the arena.
     """
     copied: frozenset[Value] = frozenset()
     named, begin, left = 0, time.monotonic(), options
@@ -171,7 +174,7 @@ def _planned(
             if more == copied:
                 raise
             copied, named = more, named + 1
-            if options.timeout is not None:  # what was spent does not count anew
+            if options.timeout is not None:  # attempts share the time limit
                 left = replace(options, timeout=max(0.0, begin + options.timeout - time.monotonic()))
 
 
@@ -185,7 +188,11 @@ def _proven(
     least: int | None,
     placed: Mapping[Value, int],
 ) -> MemoryPlan:
-    """The plan of a graph in one order, in which the `copied` values are no pointers."""
+    """Return the checked plan of a graph in one order, without renaming any value in `copied`.
+
+    If the checker cannot prove the bound of the plan, the plan claims the bound proven by the checker, unless a search
+    over exactly the live ranges that the checker found gave the bound.
+    """
     layout = layouts.settled(copied)
     moves = copied_moves(graph, layout, layouts)
     if options.forbid_copies:

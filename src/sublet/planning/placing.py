@@ -1,8 +1,8 @@
-"""Where the buffers of a layout lie: as blocks in one arena or several, or as shapes in one where that needs less.
+"""Placement of shared buffers: as rectangles in one or several arenas, or as segments in one arena if smaller.
 
-A block is needed whole as long as any value in it is. Blocks are placed first: theirs is the simpler question, and
-mostly no shapes need less. Where fewer bytes live than the blocks take, their shapes are placed, and then those of
-buffers that hold whatever may be the same bytes.
+A rectangle is needed whole while any member is live. Rectangles are placed first: the problem is simpler, and segments
+seldom need less. If fewer bytes are live than the rectangles take, the planner places segments, and then the segments
+of buffers with every legal merge.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ def place(
     least: int | None,
     placed: Mapping[Value, int],
 ) -> tuple[Layout, Packed]:
-    """The layout, or one of fewer buffers that copies no more, and where its buffers lie.
+    """Return the buffer assignment, or one with fewer buffers and no more copies, and the placement of its buffers.
 
-    What is offloaded lies in the memory region that only transfers touch, and what is kept at a cut in an arena of its
-    own, if that is asked for. `least` is what a plan in another order needs: an arena larger than that may be any.
-    Values that are `placed` lie there in one arena, if that needs less.
+    Offloaded values go to the memory region reserved for transfers. Values kept across a suspension point go to a
+    separate arena, if the options ask for one. `least` is the arena of the best plan in another order: a larger arena
+    need not be improved. `placed` fixes offsets of values in a single arena, in bytes; the offsets are used only if
+    they lower the arena.
     """
     regions, own, away = options.regions, None, set[int]()
     if options.at_cuts == APART:
@@ -72,11 +73,12 @@ def _in_one_arena(
     least: int | None,
     placed: Mapping[Value, int],
 ) -> tuple[Layout, Packed]:
+    """Return the assignment with the smallest arena, and the placement: as rectangles, or as segments."""
     begin = time.monotonic()
     problem = _blocks(name, layout, options)
     form = _shapes(problem, layout, options)
-    found = pack(problem, options.strategy, timeout=options.timeout, progress=progress, useful=least)
-    packed = [(layout, in_one_arena(found) if form.rigid else _bounded(in_one_arena(found), form))]
+    report = pack(problem, options.strategy, timeout=options.timeout, progress=progress, useful=least)
+    packed = [(layout, in_one_arena(report) if form.rigid else _bounded(in_one_arena(report), form))]
     if options.strategy != AUTO or not options.share or not layout.flow.serial:
         return packed[0]
     for other, pins in _candidates(layout, layouts, placed):
@@ -85,27 +87,28 @@ def _in_one_arena(
         arena = min(each.arena_bytes for _, each in packed)
         useful = arena if least is None else min(arena, least + 1)
         as_blocks = other is layout and form.rigid
-        if as_blocks or found.stopped or lower_bound(form.problem).bytes >= useful:
+        if as_blocks or report.stopped or lower_bound(form.problem).bytes >= useful:
             continue
         left = options.timeout and max(0.0, begin + options.timeout - time.monotonic())
-        with suppress(ProblemError) if pins else nullcontext():  # places that contradict each other are of no use
+        with suppress(ProblemError) if pins else nullcontext():  # contradicting pins: skip the candidate
             pinned = _shapes(problem, other, options, pins)
-            found = pack(pinned.problem, timeout=left, progress=progress)
-            packed.append((other, _bounded(in_one_arena(found, pinned), form) if pins else in_one_arena(found, form)))
+            report = pack(pinned.problem, timeout=left, progress=progress)
+            packed.append((other, _bounded(in_one_arena(report, pinned), form) if pins else in_one_arena(report, form)))
     return min(packed, key=lambda pair: pair[1].arena_bytes)
 
 
 def _bounded(packed: Packed, form: Shapes) -> Packed:
-    """Blocks, or shapes of which some are pinned, beside what no packing of the shapes needs less than."""
+    """Return a placement with the lower bound of the segments, for rectangles or for segments with pins."""
     return replace(packed, bound=form.of_buffers(lower_bound(form.problem)))
 
 
 def _candidates(
     layout: Layout, layouts: Layouts, placed: Mapping[Value, int]
 ) -> Iterator[tuple[Layout, Mapping[Value, int]]]:
-    """Layouts whose shapes may need less than the blocks of one, and where values in them are to lie.
+    """Yield candidate assignments, with the fixed offsets of values for each.
 
-    These are itself, one with all that may be the same bytes, and one with what is as it is to be placed.
+    The candidates are the given assignment; one with every legal merge; and one with every legal merge that respects
+    the fixed offsets in `placed`.
     """
     yield layout, {}
     for pins in ({}, placed) if placed else ({},):
@@ -115,15 +118,19 @@ def _candidates(
 
 
 def _blocks(name: str, layout: Layout, options: Options) -> Problem:
+    """Return the packing problem of the buffers as rectangles."""
     return interference(layout.packed, layout.flow, alignment=options.alignment, name=name)
 
 
 def _shapes(problem: Problem, layout: Layout, options: Options, placed: Mapping[Value, int] | None = None) -> Shapes:
-    """The shapes of buffers, which are blocks in a program of several streams: others may touch them at any time."""
+    """Return the problem of the buffers in segments; in several streams each buffer is a single segment.
+
+    In several streams a concurrent access may touch a buffer at any time of its live range.
+    """
     return shapes(problem, layout.packed, layout.ranges if layout.flow.serial else None, options.alignment, placed)
 
 
 def _is_kept(buffer: SharedBuffer, flow: Flow) -> bool:
-    """Whether a buffer is there from one piece of a program to the next."""
+    """True if a buffer is live across a suspension point."""
     cuts = [t for t, point in enumerate(flow.points) if point.node is not None and point.node.op == CUT]
     return any(begin < cut < end for begin, end in buffer.live for cut in cuts)

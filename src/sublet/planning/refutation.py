@@ -1,7 +1,7 @@
-"""The lower bound that a search found, refuted again: no placement of the same buffers is smaller.
+"""Repeated proof of a lower bound that a search found: no placement of the same buffers is smaller.
 
-The checker follows proofs by sets of buffers. What a search excluded, only a search can exclude; this one asks the
-packing core once more, about the buffers as the checker found them to be needed.
+The checker follows proofs by sets of buffers. Smaller arenas that a search refuted can only be refuted by another
+search: this module runs the packing core again, on the buffers with the live ranges found by the checker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ BOUND = "lower_bound_bytes"
 
 
 def refuted(plan: MemoryPlan, judged: Judgement) -> Judgement:
-    """The judgement with the bound proven, false, or unproven for a better reason; as it is when nothing is open."""
+    """Return the judgement with the bound proven, false, or unproven for a better reason.
+
+    The judgement is returned unchanged if it has findings or if its bound is settled.
+    """
     needed = judged.bound.needed
     if judged.findings or not judged.bound.why or not needed:
         return judged
@@ -34,16 +37,17 @@ def refuted(plan: MemoryPlan, judged: Judgement) -> Judgement:
     ]
     problem = plain(Problem(tuple(buffers))).problem
     known = Packing(tuple(strip.low for (strip,) in strips), plan.arena_bytes, plan.strategy)
-    found = reach(problem, plan.lower_bound_bytes - 1, lower_bound(problem), known, Limits())
-    if found.packing.arena_bytes < plan.lower_bound_bytes:
-        what = f"claims that no packing is below {plan.lower_bound_bytes} bytes, and there is one of "
-        finding = Finding("false-bound", "the lower bound", what + f"{found.packing.arena_bytes}")
+    repeated = reach(problem, plan.lower_bound_bytes - 1, lower_bound(problem), known, Limits())
+    if repeated.packing.arena_bytes < plan.lower_bound_bytes:
+        claim = f"claims that no packing is below {plan.lower_bound_bytes} bytes, and there is one of "
+        finding = Finding("false-bound", "the lower bound", claim + f"{repeated.packing.arena_bytes}")
         return replace(judged, findings=(finding,))
-    if found.bound.bytes >= plan.lower_bound_bytes:
+    if repeated.bound.bytes >= plan.lower_bound_bytes:
         unproven = {name: why for name, why in judged.unproven.items() if name != BOUND}
         return replace(judged, unproven=unproven, bound=replace(judged.bound, why=""))
     return _unproven(judged, f"the {SEARCH} ended before it had refuted {plan.lower_bound_bytes - 1} bytes")
 
 
 def _unproven(judged: Judgement, why: str) -> Judgement:
+    """Return the judgement with an unproven bound and the reason `why`."""
     return replace(judged, unproven={**judged.unproven, BOUND: why}, bound=replace(judged.bound, why=why))

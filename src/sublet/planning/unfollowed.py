@@ -1,4 +1,4 @@
-"""What is copied in the next plan because the checker could not follow where this one points."""
+"""Fallback after a failed check: the choice of renamed values to copy, with bindings the checker could not follow."""
 
 from __future__ import annotations
 
@@ -11,23 +11,28 @@ from sublet.ir.walk import assignments
 from sublet.plan import MemoryPlan
 
 MOST_NAMED = 3
-"""So often only the pointers that findings name are given up; then all are."""
+"""Attempts that copy only the renamed values named by findings. The next attempt copies all of them."""
 
 
 def unfollowed(
     graph: Graph, findings: Sequence[Finding], before: Collection[Value], *, by_name: bool
 ) -> frozenset[Value]:
-    """What may be no pointer: what loops and branches assign that the findings name, and what was none `before`.
+    """Return the loop-carried values to copy in the next attempt: the values named by findings, plus all in `before`.
 
-    When they name nothing new, or `by_name` is false, nothing may be a pointer.
+    `before` holds the values already copied. If the findings name no new value, or with `by_name` false, all values
+    assigned by loops and branches are returned.
     """
     assigned = {node.name: frozenset(to for to, _ in assignments(node)) for node in graph.walk() if node.subgraphs}
-    told = {name for finding in findings for name in finding.names}
-    named = [values for name, values in assigned.items() if not told.isdisjoint({name, *(v.name for v in values)})]
+    named_in_findings = {name for finding in findings for name in finding.names}
+    named = [
+        values
+        for name, values in assigned.items()
+        if not named_in_findings.isdisjoint({name, *(v.name for v in values)})
+    ]
     more = frozenset(before).union(*named)
     return more if by_name and more != frozenset(before) else frozenset().union(*assigned.values())
 
 
 def followed(plan: MemoryPlan) -> bool:
-    """Whether the checker could follow all that planning would have pointed at."""
+    """True if the checker could follow every binding the planner wanted."""
     return all(move.why != NOT_FOLLOWED for move in plan.moves)

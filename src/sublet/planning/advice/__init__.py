@@ -1,1 +1,1 @@
-"""What to change so that an arena gets smaller: every figure is that of a plan of the changed graph."""
+"""Advice for a smaller arena: changes of options and graph, each judged by a plan of the changed graph."""

@@ -1,13 +1,13 @@
-"""A stretch of nodes around the peak computed in two halves, one after the other: the same results from less memory.
+"""Region split: a region of nodes around the peak, computed in two halves for equal results in less memory.
 
     %a = onnx.Conv(%x, %w)                 %x0 = onnx.Slice(%x, ...)     %x1 = onnx.Slice(%x, ...)
     %b = onnx.Relu(%a)             ->      %a0 = onnx.Conv(%x0, %w)      %a1 = onnx.Conv(%x1, %w)
     %c = onnx.MaxPool(%b)                  %b0 = onnx.Relu(%a0)          ...
                                            %c0 = onnx.MaxPool(%b0)       %c = onnx.Concat(%c0, %c1)
 
-Halves are taken along the batch, the channels or the rows. What a half of the last node needs of those before it is
-worked out backwards (`pieces`); rows that both halves need are computed twice. A weight of which a half needs a part
-is cut into two weights.
+Halves are taken along the batch, the channels or the rows. Slice propagation (`slice_propagation`) derives the inputs
+of each half backwards from the last node; rows needed by both halves are computed twice. If a half needs only a part of
+a weight, the weight is cut into two weights.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ from sublet.passes.rewriting import readers
 from sublet.planning.advice.pieces import Cut, Piece, piece
 
 REACH = 6
-"""Nodes before and after the peak that a stretch may have."""
+"""Nodes of a region before the peak, and after the peak."""
 MANY, SHORT_REACH = 2000, 2
-"""The same in a graph of so many nodes."""
+"""Nodes of a large graph, and the reach in a large graph: the number of regions is quadratic in the reach."""
 TRIED = 3
-"""Stretches that are planned: those of the lowest estimated peak."""
+"""Splits to plan: those with the lowest estimated peak."""
 AXES = ("the batch", "the channels", "the rows")
 
 
 @dataclass(frozen=True, slots=True)
 class Halved:
-    """A graph with a stretch in two halves; `cuts` tells of which weight, and where, the new ones are parts."""
+    """A graph with a region in two halves.
+
+    weight_slices  for each new weight the name of the original weight and the slice taken
+    """
 
     what: str
     how: str
@@ -43,27 +46,35 @@ class Halved:
 
 
 def halves(graph: Graph, name: str) -> Iterator[Halved]:
-    """The most promising ways to compute a stretch of nodes with the named one in two halves, the shortest of each."""
+    """Yield the splits with the lowest estimated peaks of a region around the node `name`.
+
+    Among regions with the same estimate, the shortest is taken. At most PLANNED_SPLITS splits are yielded.
+    """
     place = next((i for i, node in enumerate(graph.nodes) if node.name == name), None)
     if place is None or graph.nodes[place].subgraphs:
         return
-    found: dict[int, Halved] = {}
+    splits: dict[int, Halved] = {}
     chain, middle = _chain(graph, place)
     spans = [(first, last) for first in range(middle + 1) for last in range(middle, len(chain))]
     for first, last in sorted(spans, key=lambda span: span[1] - span[0]):
         for axis in range(len(AXES)):
-            made = halved(graph, chain[first : last + 1], axis)
-            if made is not None:
-                found.setdefault(_estimate(made.graph), made)
-    yield from (found[estimate] for estimate in sorted(found)[:TRIED])
+            split = halved(graph, chain[first : last + 1], axis)
+            if split is not None:
+                splits.setdefault(_estimate(split.graph), split)
+    yield from (splits[estimate] for estimate in sorted(splits)[:TRIED])
 
 
 def _estimate(graph: Graph) -> int:
+    """Return the estimated peak of live bytes of a graph."""
     return blocks_of(graph, graph.nodes, results(graph), {}).peak(range(len(graph.nodes)))[0]
 
 
 def _chain(graph: Graph, place: int) -> tuple[list[Node], int]:
-    """The nodes around one that hand on one value each, which nobody else reads; and where the one is among them."""
+    """Return a chain of nodes around a node, and the position of the node in the chain.
+
+    Each node passes a single value to the next, read by no other node. The chain has at most MAX_REACH nodes before and
+    after the node.
+    """
     maker = made_by(graph.nodes)
     counts = readers(graph)
     by_reader = {value: node for node in graph.nodes for value in node.uses}
@@ -88,7 +99,7 @@ def _chain(graph: Graph, place: int) -> tuple[list[Node], int]:
 
 
 def halved(graph: Graph, stretch: list[Node], axis: int) -> Halved | None:
-    """The graph with a chain of nodes in two halves along an axis; None where that is not known to be the same."""
+    """Return the graph with a chain of nodes in two halves along `axis`; None if equal results are not known."""
     result = stretch[-1].outputs[0] if stretch[-1].outputs else None
     if result is None or not isinstance(result.spec, TensorSpec) or len(result.spec.shape) <= axis:
         return None
@@ -122,7 +133,7 @@ def halved(graph: Graph, stretch: list[Node], axis: int) -> Halved | None:
 
 @dataclass
 class _Writer:
-    """Writes the nodes of the halves, and the weights they need."""
+    """Writer of the nodes of both halves, and of the weights they need."""
 
     graph: Graph
     names: Names
@@ -131,39 +142,41 @@ class _Writer:
     cuts: dict[str, tuple[str, Cut]] = field(default_factory=dict)
 
     def half(self, stretch: list[Node], cut: Cut, half: int) -> Value | None:
-        """Write one half; its result, or None when a node cannot be halved."""
+        """Write a half and return its result; None if some node cannot be halved."""
         wanted: list[tuple[Node, Cut, Piece]] = []
         for i, node in reversed(list(enumerate(stretch))):
-            found = piece(node, cut)
-            if found is None:
+            needed = piece(node, cut)
+            if needed is None:
                 return None
-            wanted.insert(0, (node, cut, found))
+            wanted.insert(0, (node, cut, needed))
             if i:
-                handed = [found.cuts.get(k) for k, v in enumerate(node.inputs) if v == stretch[i - 1].outputs[0]]
-                if not handed or handed[0] is None or any(each != handed[0] for each in handed):
+                passed = [needed.cuts.get(k) for k, v in enumerate(node.inputs) if v == stretch[i - 1].outputs[0]]
+                if not passed or passed[0] is None or any(each != passed[0] for each in passed):
                     return None
-                if handed[0].axis != cut.axis:
+                if passed[0].axis != cut.axis:
                     return None
-                cut = handed[0]
-        made: dict[Value, Value] = {}
-        for node, part, found in wanted:
+                cut = passed[0]
+        written: dict[Value, Value] = {}
+        for node, part, needed in wanted:
             inputs: list[Value | None] = []
             for k, value in enumerate(node.inputs):
-                given = made.get(value) if value is not None else None
-                cut_of = found.cuts.get(k)
-                inputs.append(given or (value if value is None or cut_of is None else self.cut(value, cut_of, half)))
+                half_value = written.get(value) if value is not None else None
+                cut_of = needed.cuts.get(k)
+                inputs.append(
+                    half_value or (value if value is None or cut_of is None else self.cut(value, cut_of, half))
+                )
             if any(now is None and was is not None for now, was in zip(inputs, node.inputs, strict=True)):
                 return None
             (output,) = node.defs
             assert isinstance(output.spec, TensorSpec)
             value = Value(self.names.fresh(f"{output.name}.{half}"), part.of(output.spec))
             name = self.names.fresh(f"{node.name}.{half}")
-            self.nodes.append(Node(name, node.op, tuple(inputs), (value,), {**node.attrs, **found.attrs}))
-            made[output] = value
-        return made[stretch[-1].defs[0]]
+            self.nodes.append(Node(name, node.op, tuple(inputs), (value,), {**node.attrs, **needed.attrs}))
+            written[output] = value
+        return written[stretch[-1].defs[0]]
 
     def cut(self, value: Value, cut: Cut, half: int) -> Value | None:
-        """A part of a weight as a weight of its own, of another value by a Slice."""
+        """Return a slice of a weight as a new weight, or of another value by a Slice node; None if impossible."""
         assert isinstance(value.spec, TensorSpec)
         if cut.begin == 0 and cut.end == value.spec.shape[cut.axis]:
             return value
@@ -182,12 +195,12 @@ class _Writer:
         return made
 
     def number(self, number: int) -> Value:
-        """A list of one integer as a weight."""
+        """Return a list of a single integer as a weight."""
         if (number,) not in self.weights:
             name = self.names.fresh(f"at.{number}")
             self.weights[(number,)] = Value(name, TensorSpec(DType.I64, (1,)), (number,))
         return self.weights[(number,)]
 
     def replaced(self, weight: Value) -> bool:
-        """Whether the weight was cut."""
+        """True if the weight was cut."""
         return any(name == weight.name for name, _ in self.cuts.values())

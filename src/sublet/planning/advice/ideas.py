@@ -1,4 +1,4 @@
-"""The changes that are tried: other options, and other graphs."""
+"""Candidates for advice: alternative options, and alternative graphs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from sublet.planning.advice.what_ifs import as_scheduled, halved_precision, over
 
 SMALL_ALIGNMENT = 16
 MAKERS = 8
-"""Nodes of which it is tried what writing over an operand would save."""
+"""Nodes at the peak for which an overwrite of an operand is tried."""
 
 Reread = Callable[[str], Model]
-"""Reads the model again, rewritten by a level of the optimiser, or by nobody."""
+"""Reads the model again, rewritten by a level of the optimizer, or unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Idea:
-    """A change that can be planned: `make` gives the model and the options with it."""
+    """A change to plan: `make` returns the model and the options with the change."""
 
     kind: Kind
     what: str
@@ -37,7 +37,7 @@ class Idea:
 def ideas(
     model: Model, options: Options, plan: MemoryPlan, reread: Reread | None, levels: tuple[str, ...]
 ) -> Iterator[Idea]:
-    """Every change there is to try, what costs least to do first."""
+    """Yield every candidate, the cheapest to realize first."""
     yield from _orders(model, options)
     if reread is not None:
         yield from _levels(model, options, reread, levels)
@@ -47,12 +47,14 @@ def ideas(
 
 
 def _orders(model: Model, options: Options) -> Iterator[Idea]:
+    """Yield the candidate of an order with less memory."""
     if options.order == GIVEN:
         less = replace(options, order=LESS)
         yield Idea("option", "another order", "--order less", lambda: (model, less))
 
 
 def _levels(model: Model, options: Options, reread: Reread, levels: tuple[str, ...]) -> Iterator[Idea]:
+    """Yield candidates with the graph as in the file, and from the optimizer at each level."""
     less = replace(options, order=LESS)
     for level in (AS_IS, *levels):
         if level == model.recipe.optimize:
@@ -66,10 +68,12 @@ def _levels(model: Model, options: Options, reread: Reread, levels: tuple[str, .
 
 
 def _reread(reread: Reread, level: str, options: Options) -> tuple[Model, Options]:
+    """Return the model read again at an optimizer level, with the options."""
     return reread(level), options
 
 
 def _choices(model: Model, options: Options) -> Iterator[Idea]:
+    """Yield candidates with other options: memory of the caller, alignment, streams."""
     if options.io == "arena":
         bound = replace(options, io="bound")
         yield Idea("option", "inputs and outputs in memory of the caller", "--io bound", lambda: (model, bound))
@@ -86,7 +90,7 @@ def _choices(model: Model, options: Options) -> Iterator[Idea]:
 
 
 def _around(plan: MemoryPlan) -> list[str]:
-    """The node at the peak, then those that made what is alive there, the largest first."""
+    """Return the node at the peak, then the producers of the values live there, the largest value first."""
     alive = set(plan.peak.values)
     made = [place for place in plan.in_arenas if place.value in alive and place.producer]
     makers = (place.producer for place in sorted(made, key=lambda place: -place.region.nbytes))
@@ -94,7 +98,7 @@ def _around(plan: MemoryPlan) -> list[str]:
 
 
 def _graphs(model: Model, options: Options, plan: MemoryPlan) -> Iterator[Idea]:
-    """Changes of the graph, in the order that was planned."""
+    """Yield candidates with a changed graph, in the order that was planned."""
     given = replace(options, order=GIVEN)
     graph = as_scheduled(model.graph, plan.schedule)
 

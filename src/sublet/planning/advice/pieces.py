@@ -1,4 +1,4 @@
-"""What part of its inputs an ONNX operator needs to compute a part of its output, along one axis."""
+"""Slice propagation for ONNX: the slices of the inputs an operator needs for a slice of its output, along one axis."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from sublet.ops.onnx_inplace import BINARY, EXTREMES, UNARY, VARIADIC
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Elements [begin, end) along an axis."""
+    """The elements [begin, end) along an axis."""
 
     axis: int
     begin: int
     end: int
 
     def of(self, spec: TensorSpec) -> TensorSpec:
-        """The spec of what is cut out."""
+        """Return the spec of the slice of a tensor with the given spec."""
         shape = (*spec.shape[: self.axis], self.end - self.begin, *spec.shape[self.axis + 1 :])
         return TensorSpec(spec.dtype, shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The inputs, by position, of which a part is enough (the others are needed as they are); changed attributes."""
+    """The slices of the inputs, by position, and the changed attributes; inputs not listed are needed whole."""
 
     cuts: Mapping[int, Cut]
     attrs: Mapping[str, Attr] = field(default_factory=dict)
@@ -40,7 +40,7 @@ QUANTIZING = frozenset(("DequantizeLinear", "QuantizeLinear"))
 
 
 def piece(node: Node, cut: Cut) -> Piece | None:
-    """What a part of output 0 needs; None where that is not known or not exact."""
+    """Return the slices of the inputs needed for a slice of output 0; None if unknown or inexact."""
     name = node.op.removeprefix("onnx.")
     specs = [value.spec if value is not None else None for value in node.inputs]
     if not node.op.startswith("onnx.") or not specs or len([v for v in node.outputs if v is not None]) != 1:
@@ -69,6 +69,7 @@ def piece(node: Node, cut: Cut) -> Piece | None:
 
 
 def _elementwise(name: str, specs: list[TensorSpec | None], result: TensorSpec, cut: Cut) -> Piece | None:
+    """Return the slices for an element-wise operator; broadcast inputs are needed whole along the axis."""
     if name in QUANTIZING and any(spec is not None and spec.size != 1 for spec in specs[1:]):
         return None
     cuts: dict[int, Cut] = {}
@@ -82,6 +83,7 @@ def _elementwise(name: str, specs: list[TensorSpec | None], result: TensorSpec, 
 
 
 def _conv(node: Node, specs: list[TensorSpec | None], cut: Cut) -> Piece | None:
+    """Return the slices for a convolution: batch, output channels (with the filters) or rows."""
     source, weight = specs[0], specs[1]
     if source is None or weight is None:
         return None
@@ -99,7 +101,7 @@ def _conv(node: Node, specs: list[TensorSpec | None], cut: Cut) -> Piece | None:
 
 
 def _rows(node: Node, source: TensorSpec, cut: Cut, kernel: int | None = None) -> Piece | None:
-    """A sliding window: the rows it needs, and the padding that is left at the ends."""
+    """Return the rows needed by a sliding window, and the padding left at both ends."""
     axis, rank = cut.axis - 2, len(source.shape) - 2
     if node.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", b"NOTSET") or node.attrs.get("ceil_mode", 0):
         return None
@@ -118,13 +120,13 @@ def _rows(node: Node, source: TensorSpec, cut: Cut, kernel: int | None = None) -
 
 
 def _number(node: Node, name: str, axis: int) -> int:
-    """What an attribute says of an axis; 1 where it says nothing."""
-    found = node.attrs.get(name)
-    return int(found[axis]) if isinstance(found, tuple) and axis < len(found) else 1
+    """Return the entry of an attribute for an axis; 1 if the attribute is missing."""
+    entries = node.attrs.get(name)
+    return int(entries[axis]) if isinstance(entries, tuple) and axis < len(entries) else 1
 
 
 def _product(name: str, node: Node, specs: list[TensorSpec | None], cut: Cut) -> Piece | None:
-    """A part of the rows of a product needs that part of the rows of its first factor."""
+    """Return the slices for rows of a matrix product: the same rows of the first factor."""
     first, second = specs[0], specs[1] if len(specs) > 1 else None
     if first is None or second is None or len(second.shape) != 2 or cut.axis > len(first.shape) - 2:
         return None

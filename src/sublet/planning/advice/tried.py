@@ -1,4 +1,4 @@
-"""Tries changes by planning each, as long as there is time."""
+"""Evaluation of candidates: plans each change, within a time limit."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from sublet.planning.advice.ideas import Idea
 from sublet.planning.pipeline import plan_memory
 
 SECONDS = 120.0
-"""After so long no other change is begun."""
+"""Seconds of an evaluation. Afterwards no candidate starts."""
 
 Trying = Callable[[Idea, tuple[Advice, ...]], None]
 
 
 def tried(plan: MemoryPlan, ideas: Iterable[Idea], seconds: float = SECONDS, trying: Trying | None = None) -> Advised:
-    """What each idea gives, the best first. An interrupt ends it, and what was found is kept.
+    """Plan each candidate and return the advice, the smallest arena first.
 
-    What cannot be planned is listed with the reason. `trying` is told which idea comes next, and what was found so far.
+    Candidates that cannot be planned are listed with the reason. No candidate starts after `seconds`. An interrupt ends
+    the evaluation and keeps the advice found until then. `trying` is called with each next candidate and the advice
+    found until then.
     """
-    found: list[Advice] = []
+    advice: list[Advice] = []
     failed: list[str] = []
     reason, end = "", monotonic() + seconds
     try:
@@ -31,20 +33,20 @@ def tried(plan: MemoryPlan, ideas: Iterable[Idea], seconds: float = SECONDS, try
                 reason = f"{seconds:g} seconds are over"
                 break
             if trying is not None:
-                trying(idea, tuple(found))
+                trying(idea, tuple(advice))
             try:
-                found += _measured(plan, idea)
+                advice += _measured(plan, idea)
             except SubletError as error:
                 failed.append(f"{idea.what}: {error}")
     except KeyboardInterrupt:
         reason = "interrupted"
-    return Advised(tuple(sorted(found, key=lambda each: each.arena_bytes)), tuple(failed), reason)
+    return Advised(tuple(sorted(advice, key=lambda each: each.arena_bytes)), tuple(failed), reason)
 
 
 def _measured(plan: MemoryPlan, idea: Idea) -> list[Advice]:
-    """The advice that planning an idea gives; none where the plan is the very same.
+    """Return the advice from planning a candidate; empty if the plan is unchanged.
 
-    Raises KeyboardInterrupt when the search was interrupted.
+    Raises KeyboardInterrupt if the search was interrupted.
     """
     changed = plan_memory(*idea.make())
     if changed.stopped == "interrupt":

@@ -1,4 +1,4 @@
-"""Graphs that differ from a graph in one thing, to see what that is worth."""
+"""Hypothetical graphs: variants of a graph with a single change, to measure the memory the change would save."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A changed graph, what was changed, and how that is done."""
+    """A changed graph, the change, and the way to make the change."""
 
     what: str
     how: str
@@ -30,7 +30,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A graph whose constants are weights: how many are read, and the bytes of all weights before and after."""
+    """A graph with constants stored as weights: the number of new weights, and the bytes of all weights."""
 
     graph: Graph
     count: int
@@ -39,12 +39,13 @@ class Stored:
 
 
 def as_scheduled(graph: Graph, schedule: Schedule) -> Graph:
-    """The graph with its nodes, on every level, in the order of a serial schedule."""
+    """Return the graph with its nodes, on every level, in the order of a serial schedule."""
     nodes = {node.name: node for node in graph.nodes}
     return replace(graph, nodes=tuple(_inside(nodes[step.node], schedule) for step in schedule.steps))
 
 
 def _inside(node: Node, schedule: Schedule) -> Node:
+    """Return a loop or branch with scheduled sub-graphs; other nodes unchanged."""
     bodies = schedule.bodies.get(node.name, ())
     if isinstance(node, While):
         return replace(node, body=as_scheduled(node.body, bodies[0]))
@@ -55,7 +56,10 @@ def _inside(node: Node, schedule: Schedule) -> Node:
 
 
 def stored_constants(graph: Graph) -> Stored | None:
-    """The graph with what its root computes from constants alone as weights; None when that is nothing."""
+    """Return the graph with values computed from constants alone as weights; None if no value qualifies.
+
+    Values of the root level only. None as well if a stored value would be an output or is unplannable.
+    """
     computed = computed_from_constants(graph)
     rest = tuple(node for node in graph.nodes if node.name not in computed)
     wanted = {*results(graph), *(value for pair in graph.updates for value in pair)}
@@ -69,12 +73,15 @@ def stored_constants(graph: Graph) -> Stored | None:
 
 
 def _bytes(values: tuple[Value, ...]) -> int:
+    """Return the bytes of all values together."""
     return sum(value.nbytes for value in values)
 
 
 def overwritten(graph: Graph, name: str) -> Iterator[Changed]:
-    """For each operand that a node could write over, but for its later readers: the graph in which these read the
-    result instead."""
+    """Yield the graphs in which the node `name` overwrites an operand that later nodes read today.
+
+    In each graph the later readers of one operand read the result of the node instead.
+    """
     place = next((i for i, node in enumerate(graph.nodes) if node.name == name and not node.subgraphs), None)
     if place is None:
         return
@@ -93,7 +100,10 @@ def overwritten(graph: Graph, name: str) -> Iterator[Changed]:
 
 
 def halved_precision(graph: Graph, plan: MemoryPlan) -> Changed | None:
-    """The graph with the largest buffer alive at the peak in f16, as far as it is f32; None when it is not."""
+    """Return the graph with the largest buffer at the peak in f16 instead of f32; None if impossible.
+
+    All f32 values sharing the buffer change. Impossible for updated values and weights.
+    """
     alive = buffers_at_peak(plan)
     if not alive:
         return None

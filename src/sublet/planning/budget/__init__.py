@@ -1,1 +1,1 @@
-"""A number of bytes: the cheapest program found that fits, or the argument that none does."""
+"""Memory budgets: the cheapest program found within a number of bytes, or the proof that no program fits."""

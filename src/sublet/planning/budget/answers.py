@@ -1,4 +1,4 @@
-"""What is known of a network and a number of bytes, and how it is said."""
+"""The result of a budget search, and its text for people."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sublet.plan import MemoryPlan
 
 
 class Outcome(StrEnum):
-    """What is known of a network and a number of bytes."""
+    """The verdict on a network and a number of bytes: a program fits, none was found, or none exists."""
 
     FITS = "fits"
     NOT_FOUND = "not_found"
@@ -24,8 +24,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Point:
-    """A program that was planned and checked: with these nodes in pieces or computed again, in so many bytes and
-    seconds."""
+    """A planned and checked program, with nodes split into pieces or computed again; `seconds` is the time of a run."""
 
     model: Model
     plan: MemoryPlan
@@ -33,7 +32,7 @@ class Point:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the arena that the network runs in."""
+        """The bytes of the arena in the memory the network runs in."""
         return self.plan.arenas[0].nbytes
 
     @property
@@ -43,27 +42,27 @@ class Point:
 
     @property
     def brought_back(self) -> int:
-        """How often a value is brought back from the slow memory."""
+        """The number of reloads of values from the slow memory."""
         return sum(node.op == RELOAD for node in self.model.graph.nodes)
 
     @property
     def again(self) -> int:
-        """How many nodes are computed once more, or later."""
+        """The number of nodes computed once more, or later."""
         return len(self.model.recipe.again) - self.brought_back
 
     @property
     def split(self) -> int:
-        """How many nodes are done in pieces."""
+        """The number of nodes split into pieces."""
         return len(self.model.recipe.split)
 
     @property
     def changed(self) -> bool:
-        """Whether it is another program than the plain one."""
+        """True if the program differs from the plain program."""
         return bool(self.model.recipe.again or self.split)
 
     @property
     def done(self) -> str:
-        """What was done to the nodes, for people."""
+        """The changes to the nodes, for people."""
         said = [split_words(self.model.recipe.split)] if self.split else []
         if self.again:
             said.append(f"{self.again} nodes are computed once more, or later")
@@ -74,12 +73,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a budget: the cheapest point found within it, or the one that needs fewest bytes.
+    """The result of a budget: the cheapest program found within the budget, or the program with the fewest bytes.
 
-    floor  what no program of the nodes needs less than, as they are given
-    finer  the same of the nodes in pieces, of those tried the one that needs least; None where none was tried
-    least_seconds  no program in the order of the point, each node run where it stands, takes less; None where that is
-                   not known, or where the point is none of these and takes less
+    floor        the lower bound on any program of the given nodes
+    split_floor  the smallest such bound of all splits tried; None if none was tried
+    least_seconds  a lower bound on the time of every program in the same order, each node run at its position; None if
+                   unknown, or if the program found is not of this kind and takes less time
     """
 
     budget: int
@@ -94,19 +93,19 @@ class Answer:
 
     @property
     def least_extra(self) -> float | None:
-        """As `extra`, a bound: no program in this order, each node run where it stands, costs less. None: not known."""
+        """The lower bound on `extra_time` in the same order, each node run at its position; None if unknown."""
         if self.least_seconds is None or not self.plain.seconds:
             return None
         return self.least_seconds / self.plain.seconds - 1
 
     @property
     def extra(self) -> float:
-        """The seconds more than those of the plain program, as a share of these."""
+        """The time beyond the plain program, as a share of the plain program's time."""
         return self.point.seconds / self.plain.seconds - 1 if self.plain.seconds else 0.0
 
     @property
     def words(self) -> str:
-        """The answer, for people."""
+        """The result, for people."""
         least = f"{self.point.nbytes:,} bytes"
         if self.outcome is Outcome.IMPOSSIBLE:
             return f"{self.budget:,} bytes are impossible: {self.claim}"
@@ -116,20 +115,20 @@ class Answer:
             return f"no program within {self.budget:,} bytes was found{ended}; {found}; {self.claim}"
         if not self.point.changed:
             return f"the arena fits: {least}, nothing is computed again"
-        told = f"the arena fits: {least} instead of {self.plain.nbytes:,}; {self.point.done}"
+        text = f"the arena fits: {least} instead of {self.plain.nbytes:,}; {self.point.done}"
         bound = "" if self.least_extra is None else f", no less than {self.least_extra:.1%} in this order"
-        return f"{told}: {self.extra:.1%} more time predicted{bound} ({self.costs})"
+        return f"{text}: {self.extra:.1%} more time predicted{bound} ({self.costs})"
 
     @property
     def claim(self) -> str:
-        """What cannot be, and of which nodes that is said."""
+        """The lower bounds, and the nodes they hold for, for people."""
         if self.finer is None:
             return self.floor.words
         return f"{self.floor.words}; of the ways tried to do nodes in pieces, {self.finer.words}"
 
 
 def most(budget: int | str) -> int:
-    """The bytes of a budget, which may be written as "400MiB". Raises SubletError for what is none."""
+    """Return the bytes of a budget, a number or text such as "400MiB". Raises PlanError for anything else."""
     nbytes = parse_bytes(budget) if isinstance(budget, str) else budget
     if type(nbytes) is not int or nbytes < 0:
         raise PlanError(f"budget={budget!r} must be a number of bytes, or text such as '400MiB'")

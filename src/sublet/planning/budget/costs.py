@@ -1,6 +1,6 @@
-"""Seconds that each node takes, where nobody measures them: what it computes and what it moves, at fixed rates.
+"""Cost model: the seconds of each node, if not measured, from operations and bytes at fixed rates.
 
-The rates are those of a desktop processor. Only ratios matter: what is computed again is told as a share of the run.
+The rates are those of a desktop processor. Only ratios matter: recomputation is reported as a share of the run.
 """
 
 from __future__ import annotations
@@ -14,38 +14,45 @@ from sublet.ops import lookup
 from sublet.passes.autodiff import rounds_of
 
 OPERATIONS = 100e9
+"""Operations a second."""
+
 BYTES = 10e9
-"""A second."""
+"""Bytes a second, read or written."""
 
 MODELLED = "by a model of operations and bytes, not measured"
 
 CALL = 2e-6
-"""Seconds of any call."""
+"""Seconds of any call, whatever it computes."""
 
 
 def modelled(graph: Graph) -> dict[str, float]:
-    """Seconds of each node of the root level by name; of a branch those of all arms, of a loop those of its rounds.
+    """Return the seconds of each node of the root level, by name.
 
-    Where only a run tells the number of rounds, one is counted.
+    A branch costs the sum over all arms. A loop costs the body times the trip count, or once if only a run knows the
+    count.
     """
     return {node.name: _seconds(node) for node in graph.nodes}
 
 
 def _seconds(node: Node) -> float:
+    """Return the seconds of a node, sub-graphs included; views are free, and a concatenation in place costs a call."""
     if node.subgraphs:
         rounds = rounds_of(node) if isinstance(node, While) else None
         return CALL + (1 if rounds is None else rounds) * sum(_seconds(n) for sub in node.subgraphs for n in sub.nodes)
     op = lookup(node.op)
     if op.views(node):
         return 0.0
-    if node.uses and len(op.parts(node)) == len(node.uses):  # what it joins is written in its place
+    if node.uses and len(op.parts(node)) == len(node.uses):  # a concatenation: the operands are written in place
         return CALL
     nbytes = sum(value.nbytes for value in {*node.uses, *node.defs})
     return max(operations(node) / OPERATIONS, nbytes / BYTES) + CALL
 
 
 def operations(node: Node) -> float:
-    """Multiplications and additions of a node, as far as products of matrices and convolutions go; an element else."""
+    """Return the multiplications and additions of a node; one per output element except for products.
+
+    Products are matrix products, convolutions and attentions.
+    """
     name = node.op.rpartition(".")[2].lower()
     count = _PRODUCTS.get(name)
     if count is not None and len(node.uses) >= 2:
@@ -54,36 +61,40 @@ def operations(node: Node) -> float:
 
 
 def products(node: Node) -> float:
-    """As `operations`, of convolutions and products of matrices alone."""
+    """Return the multiplications and additions of a product or convolution; 0 for other nodes."""
     return operations(node) if node.op.rpartition(".")[2].lower() in _PRODUCTS else 0.0
 
 
 def _size(value: Value | None) -> int:
+    """Return the number of elements of a tensor, 0 for no tensor."""
     return prod(value.spec.shape) if value is not None and isinstance(value.spec, TensorSpec) else 0
 
 
 def _shape(value: Value | None) -> tuple[int, ...]:
+    """Return the shape of a tensor, () for no tensor."""
     return value.spec.shape if value is not None and isinstance(value.spec, TensorSpec) else ()
 
 
 def _convolution(node: Node) -> float:
-    """Twice the elements of the output times those of the weight a channel of it."""
+    """Return two operations per output element and weight element of its channel."""
     weight = _shape(node.inputs[1])
     return 2.0 * _size(node.outputs[0]) * prod(weight[1:])
 
 
 def _input_gradient(node: Node) -> float:
+    """Return two operations per element of the output gradient and weight element of its channel."""
     weight = _shape(node.inputs[1])
     return 2.0 * _size(node.inputs[0]) * prod(weight[1:])
 
 
 def _weight_gradient(node: Node) -> float:
+    """Return two operations per element of the first operand and weight element of a channel."""
     weight = _shape(node.outputs[0])
     return 2.0 * _size(node.inputs[0]) * prod(weight[1:])
 
 
 def _matmul(node: Node) -> float:
-    """Every element of the output is a sum along the last axis of the first operand, or one like it."""
+    """Return two operations per multiplication of a batched matrix product, from the sizes of operands and result."""
     first, second, made = _size(node.inputs[0]), _size(node.inputs[1]), _size(node.outputs[0])
     batch = prod(_shape(node.outputs[0])[:-2])
     if not made or not batch:
@@ -92,15 +103,18 @@ def _matmul(node: Node) -> float:
 
 
 def _linear(node: Node) -> float:
+    """Return two operations per input element and output feature."""
     return 2.0 * _size(node.inputs[0]) * (_shape(node.inputs[1])[:1] or (1,))[0]
 
 
 def _attention(node: Node) -> float:
+    """Return the operations of both products of an attention: four per query element and key row."""
     query, key = _shape(node.inputs[0]), _shape(node.inputs[1])
     return 4.0 * _size(node.inputs[0]) * key[-2] if len(key) >= 2 and query else 0.0
 
 
 def _attention_gradient(node: Node) -> float:
+    """Return an estimate: ten operations per element of the largest operand and row."""
     shapes = [_shape(value) for value in node.uses]
     rows = max((shape[-2] for shape in shapes if len(shape) >= 2), default=1)
     return 10.0 * max(map(_size, node.uses), default=0) * rows
@@ -119,4 +133,4 @@ _PRODUCTS: Mapping[str, Callable[[Node], float]] = {
     "attention": _attention,
     "attention_gradient": _attention_gradient,
 }
-"""By the name of the operator, in any dialect."""
+"""By the name of the operator in lower case, in any dialect."""

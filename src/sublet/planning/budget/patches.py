@@ -1,7 +1,8 @@
-"""Patch-wise execution of a front, chosen: up to where, and in how many patches, judged by plans.
+"""Choice of patches for patch-wise execution of the front of a network: its last node and the grid, judged by plans.
 
-A front ends where its output is no larger than any before. Of each grid the bytes alive are counted first, then the
-best few are planned. The halo of each patch is computed twice, but no more multiplications and additions than asked.
+A front may end at a node whose output is no larger than any output before. For each grid the live bytes are counted
+first; then the few best grids are planned. Patches compute their halos twice, up to a limit of extra multiplications
+and additions.
 """
 
 from __future__ import annotations
@@ -23,29 +24,29 @@ from sublet.planning.pipeline import outside, plan_memory
 
 AUTO = "auto"
 MOST_EXTRA = 0.15
-"""Multiplications and additions more than those of the model, as a share, that chosen patches may take."""
+"""Additional multiplications and additions of chosen patches, as a share of those of the model."""
 
 GRIDS = (
     tuple((parts, 1) for parts in (2, 3, 4, 6, 8, 12, 16)),
     tuple((parts, parts) for parts in (2, 3, 4, 5, 6, 7, 8)),
 )
-"""Rows and columns: bands, squares. Of each kind more of them compute more twice."""
+"""Grids (rows, columns) of each kind: bands, squares. Within a kind, a finer grid recomputes more."""
 
 FIRST_OPSET = 10
-"""Of ONNX: from there on Slice takes its numbers as operands."""
+"""The first ONNX operator set in which Slice takes its bounds as operands."""
 
 PLANNED = 2
-"""Candidates that are planned."""
+"""Candidates to plan: those with the fewest live bytes."""
 
 
 @dataclass(frozen=True)
 class InPatches:
-    """A model whose front is computed in patches, or as it was where none of them need less.
+    """A model with the front computed in patches, or unchanged if no patches need less.
 
-    text    which patches; "" for none
-    before  bytes of the arena of the model as it was
-    after   bytes of the arena now
-    extra   multiplications and additions more, as a share
+    patches       the patches as text; "" for none
+    bytes_before  the arena of the unchanged model
+    bytes_after   the arena now
+    extra_share   additional multiplications and additions, as a share
     """
 
     model: Model
@@ -56,7 +57,7 @@ class InPatches:
 
     @property
     def words(self) -> str:
-        """What was done, for people."""
+        """The result, for people."""
         if not self.text:
             return "No patches were found that need less."
         more = f"{self.extra:.1%} more multiplications and additions"
@@ -64,9 +65,12 @@ class InPatches:
 
 
 def in_patches(model: Model, options: Options, text: str) -> InPatches:
-    """The model with its front in patches as told, "4x4@NODE", or with "auto" in those that need least.
+    """Return the model with its front in the patches `text`, such as "4x4@NODE".
 
-    Raises PlanError for patches that the model cannot have.
+    For "auto", the planned candidate with the smallest arena is returned, or the unchanged model.
+
+    Raises PlanError for patches that do not fit the model, and for a model that was changed or recomputes values
+    already.
     """
     if model.recipe.changed not in ("", "simplify") or model.recipe.again:
         raise PlanError(f"patches are made before anything else: this model was {model.recipe.words}")
@@ -81,7 +85,7 @@ def in_patches(model: Model, options: Options, text: str) -> InPatches:
 
 
 def with_patches(model: Model, text: str) -> Model:
-    """The model with its front in patches as told, and that in its recipe."""
+    """Return the model with its front in the patches `text`, also recorded in the recipe."""
     if model.opsets.get("", FIRST_OPSET) < FIRST_OPSET:
         raise PlanError(f"patches need operator set {FIRST_OPSET} or above: convert the model")
     done = ", ".join([*filter(None, [model.recipe.changed]), PATCHES + text])
@@ -89,22 +93,22 @@ def with_patches(model: Model, text: str) -> Model:
 
 
 def _likely(graph: Graph, options: Options) -> list[str]:
-    """The patches with the fewest bytes alive."""
-    found: list[tuple[int, float, str]] = []
+    """Return the patches with the fewest live bytes, at most PLANNED_CANDIDATES."""
+    ranked: list[tuple[int, float, str]] = []
     least = sum(products(node) for node in graph.walk())
     for name, front in _fronts(graph):
         for grid in _grids(front, MOST_EXTRA * least):
             text = str(Patches(*grid, name))
             changed = patched(graph, text)
             alive = live_bytes(on_demand(changed), outside(changed, options))
-            found.append((alive, _extra(graph, changed), text))
-    return [text for _, _, text in sorted(found)[:PLANNED]]
+            ranked.append((alive, _extra(graph, changed), text))
+    return [text for _, _, text in sorted(ranked)[:PLANNED]]
 
 
 def _fronts(graph: Graph) -> list[tuple[str, Front]]:
-    """The fronts with an output no larger than any computed before; of neighbours that make as much, the last."""
+    """Return the fronts with an output no larger than any computed before; of neighbours of equal size, the last."""
     least: float = float("inf")
-    found: dict[tuple[int, int], tuple[str, Front]] = {}
+    fronts: dict[tuple[int, int], tuple[str, Front]] = {}
     run = 0
     for node in graph.nodes:
         nbytes = sum(value.nbytes for value in node.defs)
@@ -113,12 +117,12 @@ def _fronts(graph: Graph) -> list[tuple[str, Front]]:
         elif nbytes:
             front = front_to(graph, node.name)
             if not isinstance(front, str) and any(axes_of(each) for each in front.nodes):
-                least, found[run, nbytes] = nbytes, (node.name, front)
-    return list(found.values())
+                least, fronts[run, nbytes] = nbytes, (node.name, front)
+    return list(fronts.values())
 
 
 def _grids(front: Front, most: float) -> Iterator[tuple[int, int]]:
-    """Of each kind the two finest grids in which no more than `most` operations are made twice."""
+    """Yield the two finest grids of each kind within `most` repeated operations."""
     size = extents(front.result, front.axes)
     cost = {node.name: products(node) for node in front.nodes}
     for kind in GRIDS:
@@ -134,6 +138,6 @@ def _grids(front: Front, most: float) -> Iterator[tuple[int, int]]:
 
 
 def _extra(before: Graph, after: Graph) -> float:
-    """Multiplications and additions of `after` more than of `before`, as a share."""
+    """Return the additional multiplications and additions of `after`, as a share of those of `before`."""
     least = sum(products(node) for node in before.walk())
     return sum(products(node) for node in after.walk()) / least - 1 if least else 0.0
