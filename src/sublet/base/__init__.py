@@ -1,1 +1,1 @@
-"""What everything stands on: files, optional packages, a cache on disk, sizes and names in words."""
+"""Foundations of all packages: files, optional imports, a disk cache, sizes and names as text, tensor types, ranges."""

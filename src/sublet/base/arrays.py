@@ -1,7 +1,8 @@
-"""What may be given for an array, and what is given back: memory of NumPy, PyTorch, anything with DLPack or buffers.
+"""Conversion between array objects without copies: NumPy, PyTorch, DLPack, and the buffer protocol.
 
-Nothing is copied. Every place that takes an array asks `array_of`: memory of any of these becomes an array over the
-same bytes, or one error says what to do. Every place that gives one away asks `torch_over`, or gives a `Shared`.
+Every function with an array parameter calls `array_of`: the memory of any supported object becomes an array over the
+same bytes, or an error says what to do. Every function with an array result calls `torch_over`, or returns a
+`SharedArray`.
 """
 
 from __future__ import annotations
@@ -28,22 +29,23 @@ NAMES = {
     DType.F8E5M2FNUZ: "float8_e5m2fnuz",
     DType.F8E8M0FNU: "float8_e8m0fnu",
 }
-"""What PyTorch calls the types that NumPy has no word for, and ml_dtypes has."""
+"""PyTorch's names of the types that NumPy lacks and ml_dtypes provides."""
 
 STAND_INS: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.int16)}
-"""By size, as which types such elements pass between the two."""
+"""By item size in bytes, the types that carry these elements between NumPy and PyTorch."""
 
 
 def torch_name(dtype: DType) -> str:
-    """What PyTorch calls a type of elements."""
+    """Return PyTorch's name of an element type."""
     return NAMES.get(dtype) or np.dtype(NUMPY[dtype]).name
 
 
 def array_of(given: Any, what: str) -> Array:
-    """An array over the memory of what is given: a NumPy array, a tensor of PyTorch's, anything with DLPack or the
-    buffer protocol. Nothing is copied; strides are kept, and so is that memory is read-only.
+    """Return an array over the memory of a NumPy array, a PyTorch tensor, or any object with DLPack or buffer protocol.
 
-    Raises RunError, which calls it `what`, where there is no such memory, and says what to do.
+    The function copies no bytes; the array keeps the strides, and is read-only where the memory is.
+
+    Raises RunError for an object without accessible memory; the message calls the object `what` and says what to do.
     """
     try:
         array = _array_of(given)
@@ -55,7 +57,7 @@ def array_of(given: Any, what: str) -> Array:
 
 
 def gives_memory(given: Any) -> bool:
-    """Whether `array_of` knows what to do with it; numbers and lists have no memory of their own."""
+    """True if `array_of` accepts the object; numbers and lists have no memory to share."""
     if isinstance(given, np.ndarray | np.generic) or hasattr(given, "__dlpack__"):
         return True
     if hasattr(given, "__array_interface__"):
@@ -68,12 +70,12 @@ def gives_memory(given: Any) -> bool:
 
 
 def has_shape(given: Any) -> bool:
-    """Whether it has a shape to be held to; what only has bytes in a row has none."""
+    """True if the object has a shape to validate; an object with the buffer protocol alone has only bytes in a row."""
     return isinstance(given, np.ndarray | np.generic) or hasattr(given, "__dlpack__")
 
 
 def contiguous(array: Array, what: str) -> Array:
-    """The array. Raises RunError unless its elements lie one after another."""
+    """Return the array. Raises RunError unless the elements lie one after another."""
     if not array.flags.c_contiguous:
         raise RunError(f"{what}: its elements do not lie one after another; give a contiguous array")
     return array
@@ -99,7 +101,7 @@ def _array_of(given: Any) -> Array:
 
 
 def _of_torch(tensor: Any, torch: Any) -> Array:
-    """An array over a tensor, detached from its history."""
+    """Return an array over the memory of a tensor, detached from the autograd history."""
     if tensor.device.type != "cpu":
         raise BufferError(f"it lies on the device {tensor.device}: copy it to the CPU first, as by .cpu()")
     if tensor.layout is not torch.strided:
@@ -119,9 +121,9 @@ _NAME_OF = {NUMPY[dtype]: name for dtype, name in NAMES.items()}
 
 
 def torch_over(array: Array) -> Any:
-    """A tensor of PyTorch's over the memory of an array; who has it must not write where the array is read-only.
+    """Return a PyTorch tensor over the memory of an array; the caller must not write to memory of a read-only array.
 
-    Raises RunError for types that PyTorch lacks.
+    Raises RunError for types unknown to PyTorch.
     """
     torch = imported("torch") or require("torch", extra="torch")
     name = _NAME_OF.get(array.dtype)
@@ -134,7 +136,7 @@ def torch_over(array: Array) -> Any:
 
 
 def _quietly(make: Any, array: Array) -> Any:
-    """PyTorch warns of read-only memory each time."""
+    """Call `make` without PyTorch's warning about read-only memory, which PyTorch repeats on each call."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return make(array)

@@ -1,4 +1,4 @@
-"""Numbers of bytes as people write them: `"1.5 MiB"` out, `"256KiB"` or `"256K"` in."""
+"""Numbers of bytes as text: `"1.5 MiB"` as output, `"256KiB"` or `"256K"` as input."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _UNITS = {
     **{unit.replace("i", ""): 1000**power for power, unit in enumerate(_BINARY_UNITS, start=1)},
 }
 _SHORT_UNITS = {unit[0]: _UNITS[unit] for unit in _BINARY_UNITS}
-"""K, M, ... alone are powers of 1024, as linkers and most tools mean them."""
+"""K, M, ... alone are powers of 1024, as in linkers and most tools."""
 _BY_LOWER_CASE = {unit.lower(): factor for unit, factor in {**_UNITS, **_SHORT_UNITS}.items()}
 _QUANTITY = re.compile(r"([0-9][0-9_]{0,29}(?:\.[0-9]{1,30})?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 
 
 def human(nbytes: int) -> str:
-    """Three significant digits and a binary unit: `1536` -> `"1.5 KiB"`. Below 1 KiB it is exact.
+    """Return three significant digits and a binary unit: `1536` -> `"1.5 KiB"`. Below 1 KiB the text is exact.
 
-    Trailing zeros are dropped and halves are rounded up, as the HTML page does in its own code.
+    The function drops trailing zeros and rounds halves up, like the code of the HTML page.
     """
     if nbytes < 0:
         return f"-{human(-nbytes)}"
@@ -39,7 +39,7 @@ def human(nbytes: int) -> str:
 
 
 def percent(part: float) -> str:
-    """A part as per cent: `"0 %"` only for nothing at all, `"<0.01 %"` for next to nothing."""
+    """Return a fraction as per cent: `"0 %"` only for exactly 0, `"<0.01 %"` for a fraction below 1e-4."""
     if part == 0:
         return "0 %"
     return "<0.01 %" if part < 1e-4 else f"{100 * part:.2f} %"
@@ -56,7 +56,7 @@ def _decimal(scaled: int, digits: int) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """A quantity such as `"256KiB"`, `"256K"`, `"1.5 MB"` or `"1048576"` in bytes, rounded down.
+    """Return the bytes of a quantity like `"256KiB"`, `"256K"`, `"1.5 MB"` or `"1048576"`, rounded down.
 
     KB, MB, ... are powers of 1000; KiB, MiB, ... and K, M, ... powers of 1024; case does not matter.
     Raises SubletError when the text is not a quantity of bytes.

@@ -1,6 +1,6 @@
-"""A cache on disk: folders by key, written whole or not at all, the oldest removed when they grow too many.
+"""A cache on disk: folders by key, written whole or not at all, with eviction of the least recently used folders.
 
-It holds only what can be made again. Where it cannot be written it is as if it were empty.
+The cache holds only reproducible data. An unwritable cache behaves like an empty cache.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 LIMIT_BYTES = 8 << 30
-"""All entries of one cache together; the variable SUBLET_CACHE_BYTES overrides it, 0 turns the cache off."""
+"""Bytes of all entries of one cache. The variable SUBLET_CACHE_BYTES overrides the limit; 0 turns the cache off."""
 
 MOST_ENTRIES = 1 << 14
-"""Entries of one cache: beyond these the ones that were used longest ago are removed, however small they are."""
+"""Entries of one cache. Beyond this number the cache evicts the least recently used entries, even small entries."""
 
 
 def cache_root() -> Path:
-    """The folder of all caches: SUBLET_CACHE, or `sublet` below the user's cache folder."""
+    """Return the folder of all caches: SUBLET_CACHE, or `sublet` below the user's cache folder."""
     chosen = os.environ.get("SUBLET_CACHE")
     if chosen:
         return Path(chosen)
@@ -27,13 +27,13 @@ def cache_root() -> Path:
 
 
 def limit_bytes() -> int:
-    """How large a cache may grow."""
+    """Return the largest size of a cache in bytes."""
     text = os.environ.get("SUBLET_CACHE_BYTES", "")
     return int(text) if text.isascii() and text.isdigit() else LIMIT_BYTES
 
 
 def entry(name: str, key: str) -> Path | None:
-    """The folder of `key` in the cache called `name`, marked as used now; None when there is none."""
+    """Return the folder of `key` in the cache called `name`, and mark the folder as used now; None if absent."""
     folder = cache_root() / name / key
     try:
         os.utime(folder)
@@ -43,9 +43,9 @@ def entry(name: str, key: str) -> Path | None:
 
 
 def add_entry(name: str, key: str, fill: Callable[[Path], None]) -> Path | None:
-    """The folder of `key`, filled by `fill` unless another process was faster; None where it cannot be kept.
+    """Return the folder of `key`, filled by `fill` unless another process was faster; None if the cache cannot keep it.
 
-    Readers see it once it is complete. What `fill` raises, but for OSError, is passed on.
+    Readers see only complete folders. All exceptions of `fill` except for OSError pass to the caller.
     """
     root = cache_root() / name
     limit = limit_bytes()
@@ -61,7 +61,7 @@ def add_entry(name: str, key: str, fill: Callable[[Path], None]) -> Path | None:
                 return None
             try:
                 fresh.rename(root / key)
-            except OSError:  # it is there already
+            except OSError:  # the entry exists already
                 return entry(name, key)
         _evict(root, limit, keep=key)
     except OSError:
@@ -70,7 +70,7 @@ def add_entry(name: str, key: str, fill: Callable[[Path], None]) -> Path | None:
 
 
 def remove_entry(name: str, key: str) -> None:
-    """Forget an entry that turned out to be broken."""
+    """Remove a broken entry."""
     shutil.rmtree(cache_root() / name / key, ignore_errors=True)
 
 
@@ -79,13 +79,13 @@ def _size(folder: Path) -> int:
 
 
 def _evict(root: Path, limit: int, keep: str) -> None:
-    """Remove the entries that were used longest ago until the rest fits; other processes may do the same."""
+    """Remove the least recently used entries until the rest fits; other processes may evict concurrently."""
     ages: list[tuple[float, str, int]] = []
     for folder in root.iterdir():
         if not folder.name.startswith("."):
             try:
                 ages.append((folder.stat().st_mtime, folder.name, _size(folder)))
-            except OSError:  # gone meanwhile
+            except OSError:  # another process removed the folder
                 continue
     total = sum(size for _, _, size in ages)
     count = len(ages)

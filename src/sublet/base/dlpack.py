@@ -1,7 +1,8 @@
 """DLPack in both directions: memory of another library as an array, and an array as memory for another library.
 
-NumPy speaks DLPack for its own types only. Here are all that Sublet knows, by the versioned protocol where the other
-side knows it (it tells of read-only memory), else by the one before. The layouts are those of `dlpack.h`, version 1.1.
+NumPy supports DLPack for NumPy's own types only. This module supports all types of Sublet, by the versioned protocol
+if the peer has the versioned protocol (with a flag for read-only memory), else by the unversioned protocol. The
+layouts are those of `dlpack.h`, version 1.1.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ Array = NDArray[Any]
 
 VERSION = (1, 1)
 READ_ONLY, COPIED, PADDED = 1, 2, 4
-"""Flags: nobody may write there; the giver made a copy; elements of less than a byte take a whole one."""
+"""Flags: the memory is read-only; the producer made a copy; each sub-byte element takes a whole byte."""
 
 CPU, PINNED_CUDA, PINNED_ROCM, MANAGED_CUDA = 1, 3, 11, 13
 READABLE = (CPU, PINNED_CUDA, PINNED_ROCM, MANAGED_CUDA)
-"""Kinds of devices whose memory the processor reads as its own."""
+"""Kinds of devices with memory addressable by the CPU."""
 
 INT, UINT, FLOAT, BFLOAT, COMPLEX, BOOL = 0, 1, 2, 4, 5, 6
 CODES: dict[tuple[int, int], DType] = {
@@ -41,7 +42,7 @@ CODES: dict[tuple[int, int], DType] = {
     (14, 8): DType.F8E8M0FNU,
     (17, 4): DType.F4E2M1,
 }
-"""What a code and a number of bits stand for."""
+"""The data type of each (type code, bits) pair."""
 
 CODE_OF = {dtype: code for code, dtype in CODES.items()}
 DTYPE_OF = {kind: dtype for dtype, kind in NUMPY.items()}
@@ -82,7 +83,7 @@ class _Versioned(ctypes.Structure):
 
 VERSIONED, PLAIN = b"dltensor_versioned", b"dltensor"
 USED = {VERSIONED: b"used_dltensor_versioned", PLAIN: b"used_dltensor"}
-"""The names of capsules, and what they are called once somebody has taken what is in them. They must stay in memory."""
+"""The names of capsules before and after consumption. The bytes must stay in memory: capsules keep pointers to them."""
 
 _DESTRUCTOR = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _api = ctypes.pythonapi
@@ -94,13 +95,13 @@ _rename = _api.PyCapsule_SetName
 _rename.argtypes, _rename.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_int
 _new = _api.PyCapsule_New
 _new.argtypes, _new.restype = [ctypes.c_void_p, ctypes.c_char_p, _DESTRUCTOR], ctypes.py_object
-_PROTOTYPE = ctypes.PYFUNCTYPE  # holds the interpreter's lock, as functions on objects ask for
+_PROTOTYPE = ctypes.PYFUNCTYPE  # keeps the interpreter's lock, as required by functions on objects
 _dying_is_valid = _PROTOTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
 _dying_pointer = _PROTOTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
 
 
 class Taken:
-    """Memory that another library gave. It is given back when no array over it is left."""
+    """Memory lent by another library; released when the last array over the memory is gone."""
 
     def __init__(self, managed: _Managed | _Versioned, interface: dict[str, Any]) -> None:
         self._managed = managed
@@ -112,17 +113,17 @@ class Taken:
 
 
 def taken(giver: Any) -> Array:
-    """An array over the memory of an object with `__dlpack__`; elements that share a byte come as bytes.
+    """Return an array over the memory of an object with `__dlpack__`; packed sub-byte elements come as bytes.
 
-    Raises BufferError for memory, types and layouts that the processor cannot read where they are, and whatever the
-    giver raises.
+    Raises BufferError for memory, types and layouts inaccessible to the processor, and passes on all exceptions of the
+    object.
     """
     kind, _ = giver.__dlpack_device__() if hasattr(giver, "__dlpack_device__") else (CPU, 0)
     if int(kind) not in READABLE:
         raise BufferError("its memory is that of a device: copy it to the CPU first")
     try:
         capsule = giver.__dlpack__(max_version=VERSION)
-    except TypeError:  # it knows only the protocol before versions
+    except TypeError:  # the producer has only the unversioned protocol
         capsule = giver.__dlpack__()
     name = next((name for name in (VERSIONED, PLAIN) if _is_valid(capsule, name)), None)
     if name is None:
@@ -169,7 +170,7 @@ def _compact(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class _Given:
-    """What must stay in memory until the other library gives an array back."""
+    """An array lent to another library, with the DLPack structures kept alive until the library's release."""
 
     def __init__(self, array: Array, dtype: DType, versioned: bool) -> None:
         self.array = array
@@ -188,7 +189,7 @@ class _Given:
 
 
 _lent: dict[int, _Given] = {}
-"""What other libraries hold, by its address."""
+"""The arrays lent to other libraries, by address of the DLPack structure."""
 
 
 def _back(address: int) -> None:
@@ -196,7 +197,7 @@ def _back(address: int) -> None:
 
 
 def _unused(capsule: int) -> None:
-    """Nobody took what is in a capsule."""
+    """Release the array of a capsule that no library consumed."""
     for name in USED:
         if _dying_is_valid(capsule, name):
             _back(_dying_pointer(capsule, name))
@@ -206,7 +207,7 @@ _give_back, _dropped = _DELETER(_back), _DESTRUCTOR(_unused)
 
 
 class Shared:
-    """An array that any library with DLPack takes without a copy, as by its `from_dlpack`; NumPy by `np.asarray`."""
+    """An array exported without a copy to any library with DLPack, as by `from_dlpack`, or to NumPy by `np.asarray`."""
 
     def __init__(self, array: Array) -> None:
         self._array = array
@@ -217,7 +218,7 @@ class Shared:
 
     @property
     def dtype(self) -> DType:
-        """The type, one of Sublet's."""
+        """The type, as one of Sublet's."""
         return DTYPE_OF[self._array.dtype]
 
     def __repr__(self) -> str:
@@ -237,7 +238,10 @@ class Shared:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """A capsule. Raises BufferError for what DLPack has no words for, or the other side could misuse."""
+        """Return a capsule.
+
+        Raises BufferError for arrays not expressible in DLPack, and for arrays that the consumer could misuse.
+        """
         if dl_device not in (None, (CPU, 0)):
             raise BufferError("it lies in the memory of the CPU, and is given from there only")
         versioned = max_version is not None and max_version[0] >= VERSION[0]

@@ -4,18 +4,18 @@
     ├── MissingExtraError        an optional dependency is not installed
     ├── ModelError               a model file is malformed, unreadable or unsafe
     ├── GraphError               a graph breaks a rule of `ops.verify`; carries all findings
-    ├── SpecError                values of such shapes or types cannot be given to an op
-    ├── GradientError            something has no gradient
+    ├── SpecError                an op does not accept values of the given shapes or types
+    ├── GradientError            the requested gradient does not exist
     ├── TextError                the text form of a graph does not parse; carries the line
     ├── ProblemError             a packing problem is malformed
     ├── CapacityError            buffers do not fit the capacities of the memory regions
     ├── PackingError             a packing breaks its problem; carries all findings
     ├── PlanError                a plan file is malformed, or was made for another graph
     ├── PlanViolation            the checker refused a plan; carries all violations
-    └── RunError                 a run went wrong, or what it was given is wrong
+    └── RunError                 a run failed, or an argument of the run is invalid
         └── KernelError          a kernel raised; names its node
 
-A message says where, what, and what to do about it.
+A message says where the error is, what was expected and found, and what to do.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from dataclasses import dataclass
 
 
 class SubletError(Exception):
-    """Base of all of Sublet's own errors."""
+    """Base of all errors raised by Sublet."""
 
 
 class MissingExtraError(SubletError, ImportError):
-    """An optional dependency is missing; the message names the extra that brings it."""
+    """An optional dependency is missing; the message names the extra that installs the dependency."""
 
 
 class ModelError(SubletError):
@@ -37,11 +37,11 @@ class ModelError(SubletError):
 
 
 class SpecError(SubletError):
-    """Values of such shapes, types or attributes cannot be given to an op."""
+    """An op does not accept values of the given shapes, types or attributes."""
 
 
 class GradientError(SubletError):
-    """A gradient was asked for where there is none: of an integer, of a random value, through an op without a rule."""
+    """The requested gradient does not exist: of an integer, of a random value, or through an op without a rule."""
 
 
 class TextError(SubletError):
@@ -53,7 +53,7 @@ class ProblemError(SubletError):
 
 
 class CapacityError(SubletError):
-    """No way was found to fit all buffers into the capacities of the memory regions."""
+    """The planner found no way to fit all buffers into the capacities of the memory regions."""
 
 
 class PlanError(SubletError):
@@ -62,10 +62,10 @@ class PlanError(SubletError):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong: where it is, what it is, and what to do.
+    """A rule violation: the place, a description, and advice.
 
-    `rule` is a short stable name (`"undefined-value"`, `"overlap"`), for tests and tools. `names` are the values and
-    nodes it is about, as far as a plan may be made again with fewer pointers because of them.
+    `rule` is a short stable name (`"undefined-value"`, `"overlap"`), for tests and tools. `names` are the affected
+    values and nodes; the planner may copy the loop-carried values among them, instead of renaming, in the next attempt.
     """
 
     rule: str
@@ -80,7 +80,7 @@ class Finding:
 
 
 SHOWN = 20
-"""Findings a message lists; `findings` holds all."""
+"""Findings listed in a message; `findings` holds all."""
 
 
 class FindingsError(SubletError):
@@ -115,8 +115,8 @@ class PlanViolation(FindingsError):
 
 
 class RunError(SubletError):
-    """A run went wrong, or an input or memory given to an executable is wrong. The executable stays usable."""
+    """A run failed, or an input or memory passed to an executable is invalid. The executable stays usable."""
 
 
 class KernelError(RunError):
-    """A kernel raised while it computed a node; the cause is attached."""
+    """A kernel raised while computing a node; the cause is attached."""

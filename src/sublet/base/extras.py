@@ -1,4 +1,4 @@
-"""Optional dependencies: imported where they are needed, with an error that names the extra."""
+"""Optional dependencies: imported on demand, with an error that names the extra to install."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PACKAGES = {"exact": "ortools", "png": "matplotlib"}
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import `module`, or raise MissingExtraError naming the extra that installs it.
+    """Import `module`, or raise MissingExtraError naming the extra that installs the module.
 
-    The package is named that the extra is about, not one that comes with it (`google.protobuf` with onnx).
+    The error names the package of the extra, not a dependency of the package (`google.protobuf` with onnx).
     """
     try:
         return import_module(module)
@@ -27,14 +27,14 @@ def require(module: str, extra: str) -> ModuleType:
 
 
 def imported(module: str) -> ModuleType | None:
-    """Return the top-level `module` if the process has imported it, completely; None otherwise.
+    """Return the top-level `module` if the process has imported the module completely; None otherwise.
 
     `sys.modules` shows a module while another thread still executes the module's body. This function waits for that
     thread by the lock of the import system.
     """
-    found = sys.modules.get(module)
-    if found is None or not getattr(getattr(found, "__spec__", None), "_initializing", False):
-        return found
+    loaded = sys.modules.get(module)
+    if loaded is None or not getattr(getattr(loaded, "__spec__", None), "_initializing", False):
+        return loaded
     try:
         return import_module(module)
     except ImportError:  # the import failed in the other thread
@@ -42,12 +42,12 @@ def imported(module: str) -> ModuleType | None:
 
 
 def installed(module: str) -> bool:
-    """Whether the top-level `module` can be imported."""
+    """True if the top-level `module` can be imported."""
     return find_spec(module) is not None
 
 
 def version_of(package: str) -> str:
-    """The version of a package; "" when it is not installed."""
+    """Return the version of a package; "" when the package is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

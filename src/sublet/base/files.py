@@ -1,4 +1,4 @@
-"""Files, read with clear errors and written whole or not at all."""
+"""File access with clear errors and atomic writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sublet.base.errors import SubletError
 
 
 def read_bytes(path: str | Path, error: type[SubletError]) -> bytes:
-    """The bytes of a file. Raises `error` when it cannot be read."""
+    """Return the bytes of a file. Raises `error` for an unreadable file."""
     try:
         return Path(path).read_bytes()
     except OSError as cause:
@@ -20,7 +20,7 @@ def read_bytes(path: str | Path, error: type[SubletError]) -> bytes:
 
 
 def read_text(path: str | Path, error: type[SubletError]) -> str:
-    """The text of a file. Raises `error` when it cannot be read, or is not text."""
+    """Return the text of a file. Raises `error` for a file that cannot be read, or is not UTF-8."""
     try:
         return Path(path).read_bytes().decode("utf-8-sig")
     except (OSError, ValueError) as cause:
@@ -30,16 +30,17 @@ def read_text(path: str | Path, error: type[SubletError]) -> str:
 
 
 def write(path: str | Path, content: str | bytes, error: type[SubletError] = SubletError) -> None:
-    """Replace a file in one step, so that no reader and no failure ever sees half of it.
+    """Replace a file in one step: neither a reader nor a failure leaves a half-written file.
 
-    Raises `error` when it cannot be written.
+    Raises `error` if the write fails.
     """
-    parts = (part.encode() if isinstance(part, str) else part for part in (content,))  # what cannot be encoded is told
+    # A generator: encoding errors occur inside `write_parts`, which reports them as `error`.
+    parts = (part.encode() if isinstance(part, str) else part for part in (content,))
     write_parts(path, parts, error)
 
 
 def write_parts(path: str | Path, parts: Iterable[Any], error: type[SubletError] = SubletError) -> None:
-    """The same, from bytes or arrays of bytes one after another."""
+    """Replace a file in one step by consecutive bytes or arrays of bytes. Raises `error` if the write fails."""
     try:
         if Path(path).exists() and not Path(path).is_file():
             with Path(path).open("wb") as pipe:  # a pipe or terminal cannot be replaced
@@ -59,7 +60,7 @@ def write_parts(path: str | Path, parts: Iterable[Any], error: type[SubletError]
 
 
 def _remove_partials(target: Path) -> None:
-    """Remove what writers of the same file left that were killed: partial files of processes that are gone."""
+    """Remove partial files of the same target left by dead processes."""
     for left in target.parent.glob(f".{escape(target.name)}.*.partial"):
         number = left.name.removeprefix(f".{target.name}.").removesuffix(".partial")
         if number.isascii() and number.isdigit() and not _is_running(int(number)):
@@ -68,19 +69,19 @@ def _remove_partials(target: Path) -> None:
 
 def _is_running(process: int) -> bool:
     """True unless the process is known to be gone."""
-    if os.name != "posix":  # elsewhere os.kill would end the process
+    if os.name != "posix":  # on Windows os.kill would end the process
         return True
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):  # somebody else's process
+    except (OSError, OverflowError):  # a process of another user
         return True
     return True
 
 
 def make_folder(path: Path) -> None:
-    """The folder, and those around it, made where they are missing. Raises SubletError when that cannot be."""
+    """Create a folder with its missing parents. Raises SubletError on failure."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as cause:

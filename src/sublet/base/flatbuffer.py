@@ -1,7 +1,7 @@
-"""FlatBuffers read in bounds: tables by the numbers of their fields, every offset checked before it is followed.
+"""A reader of FlatBuffers within bounds: tables by field numbers, with every offset checked before use.
 
-Nothing here knows what a field means. A file may say that a table stands anywhere, also that a million tables are the
-same one: what is read in all is therefore limited to a small multiple of the file's own bytes.
+The reader does not know the meaning of any field. A malicious file may place a million tables at the same bytes: a
+small multiple of the file's size therefore bounds the total number of bytes read.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from sublet.base.errors import ModelError
 
 READ_PER_BYTE = 8
-"""How often a byte of an honest file is read at most; names and vectors may be shared, though writers do not."""
+"""Reads of a byte of a well-formed file, at most. Tables may share names and vectors, although writers do not share."""
 
 FIXED = 1 << 16
-"""Bytes that any file may have read."""
+"""Bytes readable from a file of any size, in addition to READ_PER_BYTE."""
 
 
 @dataclass(slots=True)
 class Wire:
-    """The bytes of a file, and how many more of them may be read; `advice` ends every error."""
+    """The bytes of a file, and the number of bytes that may still be read; `advice` ends every error."""
 
     data: bytes
     where: str
@@ -32,17 +32,17 @@ class Wire:
         self.left = READ_PER_BYTE * len(self.data) + FIXED
 
     def broken(self, at: int, what: str) -> ModelError:
-        """The error that says where bytes are wrong."""
+        """Return the error for wrong bytes at address `at`."""
         return ModelError(f"{self.where}: at byte {at}: {what} ({self.advice})")
 
     def number(self, kind: str, at: int, what: str) -> int:
-        """One little-endian number. Raises ModelError where the file ends before it."""
+        """Return one little-endian number. Raises ModelError at the end of the file."""
         width = struct.calcsize(f"<{kind}")
         self.span(at, width, what)
         return int(struct.unpack_from(f"<{kind}", self.data, at)[0])
 
     def span(self, at: int, nbytes: int, what: str) -> None:
-        """Account for bytes that are about to be read. Raises ModelError when they are not there."""
+        """Account for a read of `nbytes` bytes. Raises ModelError beyond the file, or beyond the total bound."""
         if at < 0 or at + nbytes > len(self.data):
             raise self.broken(at, f"{what} has {nbytes} bytes, of which {max(0, len(self.data) - at)} are there")
         self.left -= nbytes
@@ -50,7 +50,7 @@ class Wire:
             raise self.broken(at, "the file says the same bytes again and again")
 
     def root(self, identifier: bytes) -> Table:
-        """The table that the file begins with. Raises ModelError when it says to be of another kind."""
+        """Return the root table. Raises ModelError for a file of another kind."""
         if self.data[4:8] != identifier:
             raise self.broken(4, f"{identifier.decode()!r} should stand here, which marks such a file")
         return Table(self, self.number("I", 0, "the offset of the first table"))
@@ -58,7 +58,7 @@ class Wire:
 
 @dataclass(slots=True)
 class Table:
-    """A table where it stands. Fields that are not there have their defaults, as the format wants it."""
+    """A table at an address. Absent fields have defaults, as in the FlatBuffers format."""
 
     wire: Wire
     at: int
@@ -79,11 +79,11 @@ class Table:
 
     @property
     def fields(self) -> tuple[int, ...]:
-        """The numbers of the fields that are there."""
+        """The numbers of the present fields."""
         return tuple(number for number in range(self._count) if self.place(number, 1) is not None)
 
     def place(self, number: int, width: int) -> int | None:
-        """Where a field of so many bytes stands; None when it is not there."""
+        """Return the address of a field of `width` bytes; None for an absent field."""
         if number >= self._count:
             return None
         offset = struct.unpack_from("<H", self.wire.data, self._fields + 4 + 2 * number)[0]
@@ -94,22 +94,22 @@ class Table:
         return self.at + int(offset)
 
     def integer(self, number: int, kind: str, default: int = 0) -> int:
-        """A number in a field."""
+        """Return a number in a field."""
         at = self.place(number, struct.calcsize(f"<{kind}"))
         return default if at is None else int(struct.unpack_from(f"<{kind}", self.wire.data, at)[0])
 
     def target(self, number: int) -> int | None:
-        """Where the offset in a field points."""
+        """Return the address referenced by the offset in a field; None for an absent field."""
         at = self.place(number, 4)
         return None if at is None else at + int(struct.unpack_from("<I", self.wire.data, at)[0])
 
     def table(self, number: int) -> Table | None:
-        """A table in a field."""
+        """Return the table referenced by a field."""
         at = self.target(number)
         return None if at is None else Table(self.wire, at)
 
     def block(self, number: int, width: int) -> tuple[int, int]:
-        """Where the elements of a vector stand, and how many there are."""
+        """Return the address of the elements of a vector, and the number of elements."""
         at = self.target(number)
         if at is None:
             return 0, 0
@@ -118,28 +118,28 @@ class Table:
         return at + 4, count
 
     def raw(self, number: int) -> memoryview | None:
-        """The bytes of a vector; None when the field is not there."""
+        """Return the bytes of a vector; None for an absent field."""
         if self.place(number, 4) is None:
             return None
         at, count = self.block(number, 1)
         return memoryview(self.wire.data)[at : at + count]
 
     def text(self, number: int) -> str:
-        """A string; what is no UTF-8 in it comes as escapes."""
+        """Return a string; invalid UTF-8 becomes escapes."""
         return bytes(self.raw(number) or b"").decode("utf-8", "backslashreplace")
 
     def integers(self, number: int, kind: str) -> tuple[int, ...]:
-        """A vector of numbers."""
+        """Return a vector of numbers."""
         at, count = self.block(number, struct.calcsize(f"<{kind}"))
         return struct.unpack_from(f"<{count}{kind}", self.wire.data, at) if count else ()
 
     def reals(self, number: int) -> tuple[float, ...]:
-        """A vector of floats."""
+        """Return a vector of floats."""
         at, count = self.block(number, 4)
         return struct.unpack_from(f"<{count}f", self.wire.data, at) if count else ()
 
     def tables(self, number: int) -> Iterator[Table]:
-        """A vector of tables."""
+        """Yield the tables of a vector."""
         at, count = self.block(number, 4)
         for place in range(at, at + 4 * count, 4):
             yield Table(self.wire, place + int(struct.unpack_from("<I", self.wire.data, place)[0]))

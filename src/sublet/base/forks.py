@@ -1,7 +1,7 @@
-"""What a child process of `os.fork` renews: locks whose holders are threads of the parent, and threads themselves.
+"""Repair of locks and threads in a child process of `os.fork`.
 
-A fork copies one thread only. A lock that another thread held at that moment stays locked in the child for ever,
-unless the child makes the lock anew.
+A fork copies one thread only. A lock held by another thread at the time of the fork stays locked in the child for
+ever, unless the child replaces the lock.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from sublet.base.extras import imported
 
 
 class Renewable(Protocol):
-    """An object with locks or threads of its own."""
+    """An object owning locks or threads."""
 
     def renew_in_child(self) -> None:
-        """Let the object work in the child of a fork, or say why not."""
+        """Make the object usable in the child of a fork, or raise an error with the reason."""
 
 
 _LOCKS: WeakSet[Any] = WeakSet()
@@ -26,10 +26,10 @@ _RENEWED: WeakSet[Renewable] = WeakSet()
 
 
 def fork_lock() -> Lock:
-    """Return a lock that is free in the child of a fork, whoever held the lock in the parent."""
-    made = Lock()
-    _LOCKS.add(made)
-    return made
+    """Return a lock released in the child of a fork, even if a thread of the parent held the lock."""
+    lock = Lock()
+    _LOCKS.add(lock)
+    return lock
 
 
 def renew_in_children(renewable: Renewable) -> None:
@@ -38,7 +38,7 @@ def renew_in_children(renewable: Renewable) -> None:
 
 
 def freed(lock: Any) -> bool:
-    """Free a re-entrant lock that a thread of the parent holds; True if the lock was held by such a thread."""
+    """Release a re-entrant lock held by a thread of the parent; True if a thread of the parent held the lock."""
     if lock.acquire(blocking=False):
         lock.release()
         return False

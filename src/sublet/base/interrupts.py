@@ -1,4 +1,4 @@
-"""Ctrl-C at a time when nothing is half done."""
+"""Context managers to delay Ctrl-C until a consistent state."""
 
 from __future__ import annotations
 
@@ -11,37 +11,45 @@ from typing import Any
 
 @contextmanager
 def uninterrupted() -> Iterator[list[Any]]:
-    """An interrupt waits until what is inside is done; it is told of those that came."""
-    came: list[Any] = []
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is None:  # None is not from Python
-        yield came
+    """Defer interrupts (SIGINT) until the block ends; yield the list of interrupts received until now.
+
+    When the block ends the previous handler runs once for the first interrupt. Outside of the main thread the context
+    manager does nothing.
+    """
+    received: list[Any] = []
+    previous = signal.getsignal(signal.SIGINT)
+    # None: the handler was not installed from Python, so Python cannot restore the handler.
+    if threading.current_thread() is not threading.main_thread() or previous is None:
+        yield received
         return
-    signal.signal(signal.SIGINT, lambda *given: came.append(given))
+    signal.signal(signal.SIGINT, lambda *given: received.append(given))
     try:
-        yield came
+        yield received
     finally:
-        signal.signal(signal.SIGINT, before)
-        if came and callable(before):
-            before(*came[0])
+        signal.signal(signal.SIGINT, previous)
+        if received and callable(previous):
+            previous(*received[0])
 
 
 @contextmanager
 def awaited() -> Iterator[list[Any]]:
-    """The first interrupt is only told, for who is inside to end in order; the second interrupts."""
-    came: list[Any] = []
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is None:
-        yield came
+    """Record the first interrupt, for an orderly end of the block; raise KeyboardInterrupt at the second interrupt.
+
+    Yields the list of interrupts received until now. Outside of the main thread the context manager does nothing.
+    """
+    received: list[Any] = []
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or previous is None:
+        yield received
         return
 
-    def noted(*given: Any) -> None:
-        came.append(given)
-        if len(came) > 1:
+    def note_interrupt(*given: Any) -> None:
+        received.append(given)
+        if len(received) > 1:
             raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, noted)
+    signal.signal(signal.SIGINT, note_interrupt)
     try:
-        yield came
+        yield received
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)

@@ -1,4 +1,4 @@
-"""Sublet's data types as NumPy's, with ml_dtypes for those NumPy lacks."""
+"""NumPy data types for Sublet's data types; ml_dtypes provides the types that NumPy lacks."""
 
 from __future__ import annotations
 
@@ -39,4 +39,4 @@ NUMPY: dict[DType, np.dtype[Any]] = {
         DType.C128: np.complex128,
     }.items()
 }
-"""One element of a type with fewer than 8 bits takes a whole byte in such an array."""
+"""The NumPy type of each data type. In an array each sub-byte element takes a whole byte."""

@@ -1,4 +1,4 @@
-"""Text for people: that of strangers made safe to print, as names in a model may hold terminal escapes; long lists."""
+"""Escapes for untrusted text, as names in a model may hold terminal escapes; abbreviated lists of names."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 HIDDEN = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}
-"""Unicode categories that steer a terminal or cannot be seen: controls, bidirectional marks, surrogates."""
+"""Unicode categories that control a terminal or are invisible: controls, bidirectional marks, surrogates."""
 
 KNOWN = 20
-"""Names that a message lists for who asked for one that is not there."""
+"""Existing names listed by an error about an unknown name."""
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """`text` with every character that is not plainly visible written as its escape; `keep` stays."""
+    """Return `text` with escapes for all characters not plainly visible, except for the characters in `keep`."""
     return "".join(
         character if character in keep or unicodedata.category(character) not in HIDDEN else _escape(character)
         for character in text
@@ -22,13 +22,13 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def listed(texts: Sequence[str], most: int) -> str:
-    """The first of some texts, and how many more there are."""
+    """Return the first `most` texts, separated by commas, and the number of texts left out."""
     more = f" and {len(texts) - most} more" if len(texts) > most else ""
     return ", ".join(texts[:most]) + more
 
 
 def known_names(names: Iterable[str]) -> str:
-    """The first of the names that there are, for who asked for another one."""
+    """Return the first of the existing names, for an error about an unknown name; "none" without any name."""
     return ", ".join(repr(printable(name)) for name in islice(names, KNOWN)) or "none"
 
 

@@ -1,4 +1,4 @@
-"""Half-open ranges of numbers: points of time, or bytes."""
+"""Operations on half-open ranges of integers: points of a plan, or bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 def merge(pieces: Iterable[tuple[int, int]]) -> Ranges:
-    """Sorted, disjoint, non-adjacent ranges that cover the same numbers."""
+    """Return sorted, disjoint, non-adjacent ranges covering the same numbers."""
     merged: list[tuple[int, int]] = []
     for begin, end in sorted(pieces):
         if merged and begin <= merged[-1][1]:
@@ -20,22 +20,25 @@ def merge(pieces: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def gaps(pieces: Sequence[tuple[int, int]]) -> Ranges:
-    """What lies between ranges that are sorted and disjoint."""
+    """Return the gaps between sorted, disjoint ranges."""
     return tuple((end, begin) for (_, end), (begin, _) in pairwise(pieces))
 
 
 def holds(pieces: Iterable[tuple[int, int]], number: int) -> bool:
-    """Whether a number lies in one of the ranges."""
+    """True if any of the ranges contains `number`."""
     return any(begin <= number < end for begin, end in pieces)
 
 
 def divided(extent: int, parts: int) -> Ranges:
-    """The numbers from 0 to `extent` in so many ranges, as long as each other but for one."""
+    """Split the numbers from 0 to `extent` into `parts` ranges with lengths that differ by at most 1."""
     return tuple((extent * i // parts, extent * (i + 1) // parts) for i in range(parts))
 
 
 def levels(held: Iterable[tuple[Ranges, int]]) -> list[tuple[int, int]]:
-    """(time, bytes held from there on) wherever that changes, of things held in ranges of time; it ends at 0 bytes."""
+    """Return (time, bytes live from then on) at every change, for (live ranges, bytes) pairs.
+
+    The last level is 0 bytes.
+    """
     change: dict[int, int] = {}
     for ranges, nbytes in held:
         for begin, end in ranges:
@@ -50,12 +53,12 @@ def levels(held: Iterable[tuple[Ranges, int]]) -> list[tuple[int, int]]:
 
 
 def highest(steps: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """The first of the `levels` with the most bytes, (0, 0) when nothing is ever held."""
+    """Return the first of the `levels` with the most bytes; (0, 0) without any level."""
     return max(steps, key=lambda step: step[1], default=(0, 0))
 
 
 def overlap(one: Ranges, other: Ranges) -> bool:
-    """Whether two lists of ranges, each sorted and disjoint, have a number in common."""
+    """True if two sorted lists of disjoint ranges have a number in common."""
     i = j = 0
     while i < len(one) and j < len(other):
         if one[i][0] < other[j][1] and other[j][0] < one[i][1]:

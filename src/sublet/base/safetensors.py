@@ -1,6 +1,7 @@
-"""The safetensors format: a header in JSON that says where the bytes of each tensor lie, and the bytes.
+"""The safetensors format: a JSON header with the type, shape and byte range of each tensor, followed by the bytes.
 
-A file is a stranger's: its header is held against its length before a tensor is looked at, and nothing in it is run.
+Files are untrusted: the reader validates the header against the length of the file before any access to a tensor, and
+never executes content of the file.
 """
 
 from __future__ import annotations
@@ -50,27 +51,28 @@ TYPES: dict[str, np.dtype[Any]] = {
 NAMES = {dtype: name for name, dtype in TYPES.items()}
 METADATA = "__metadata__"
 MAX_HEADER = 100_000_000
-"""Bytes of a header, as the reference implementation bounds it."""
+"""Bytes of a header, the limit of the reference implementation."""
 MAX_AXES = 64
 LENGTH = 8
-"""Bytes that tell the length of the header."""
+"""Bytes of the header's length field."""
 
 
 class Tensors(Mapping[str, Array]):
-    """The tensors of a file, read-only and mapped: only what is looked at is read.
+    """The tensors of a file, read-only and memory-mapped: the operating system reads only accessed pages.
 
-    The file must stay as it is while they are used; one that is replaced as a whole, as `write_tensors` does it, does.
+    The file must not change in place while the tensors are in use. Replacing the whole file, as `write_tensors` does,
+    is safe.
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Raises ModelError when the file cannot be read or its header does not fit it."""
+        """Map the file. Raises ModelError for an unreadable file, or a header inconsistent with the file's length."""
         self.path = path
         self._map = _mapped(path)
         try:
             size = int.from_bytes(self._map[:LENGTH], "little")
             self._begin = LENGTH + size
             header = _header(self._map, size)
-            self._entries = {name: _Entry(name, told) for name, told in header.items() if name != METADATA}
+            self._entries = {name: _Entry(name, record) for name, record in header.items() if name != METADATA}
             _require_cover(self._entries.values(), len(self._map) - self._begin)
         except _Wrong as error:
             raise ModelError(f"{path}: no valid safetensors file: {error}") from None
@@ -91,11 +93,11 @@ class Tensors(Mapping[str, Array]):
 
 
 class _Wrong(Exception):
-    """What is wrong with a header."""
+    """An error in a header."""
 
 
 class _Entry:
-    """What the header says of one tensor."""
+    """The header's record of one tensor."""
 
     def __init__(self, name: str, told: Any) -> None:
         self.name = printable(name)
@@ -131,10 +133,10 @@ def _header(content: mmap.mmap, size: int) -> dict[str, Any]:
         raise _Wrong(f"it has {len(content):,} bytes, too few for the header it tells of")
     if size > MAX_HEADER:
         raise _Wrong(f"its header has {size:,} bytes, more than {MAX_HEADER:,}")
-    found = parse_json(content[LENGTH : LENGTH + size], "its header", _Wrong)
-    if not isinstance(found, dict):
+    header = parse_json(content[LENGTH : LENGTH + size], "its header", _Wrong)
+    if not isinstance(header, dict):
         raise _Wrong("its header is no object of JSON")
-    return found
+    return header
 
 
 def _require_cover(entries: Any, nbytes: int) -> None:
@@ -150,7 +152,10 @@ def _require_cover(entries: Any, nbytes: int) -> None:
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Array]) -> None:
-    """Write a file, whole or not at all, the widest types first. Raises ModelError where that cannot be."""
+    """Write a file atomically, the widest types first.
+
+    Raises ModelError for unsupported types, or if the write fails.
+    """
     for name, array in tensors.items():
         if array.dtype not in NAMES:
             raise ModelError(f"{path}: {printable(name)!r} is of {array.dtype}, which safetensors does not have")

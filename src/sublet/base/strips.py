@@ -1,8 +1,8 @@
-"""The shape of a buffer: which of its bytes are needed when.
+"""The live segments of a buffer: runs of bytes with one live range each.
 
-A concatenation is written part by part, and a view outlives its base: not all bytes of a buffer are needed as long as
-any of them is. So a buffer is *strips*, runs of bytes with one life each, that keep their distances. What is no part of
-a strip at some point is free for other buffers there.
+A concatenation is written operand by operand, and a view outlives its base: some bytes of a buffer are live while
+the remaining bytes are dead. A buffer is therefore a list of segments at fixed distances, each segment with its own
+live range. At points outside of a segment's live range, the planner may place another buffer over the segment.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sublet.base.ranges import Ranges, merge
 
 
 class Strip(NamedTuple):
-    """Bytes [begin, end) of a buffer, and the points at which they are needed."""
+    """Bytes [begin, end) of a buffer, and the points where the bytes are live."""
 
     begin: int
     end: int
@@ -23,19 +23,21 @@ class Strip(NamedTuple):
 
     @property
     def nbytes(self) -> int:
+        """The size of the segment."""
         return self.end - self.begin
 
 
 def strips(members: Iterable[Strip], alignment: int) -> tuple[Strip, ...]:
-    """The bytes that some of these need, as few strips from the lowest on; each begins at a multiple of `alignment`.
+    """Return the fewest segments covering the live bytes of `members`, in ascending order.
 
-    Cells of so many bytes are needed as a whole, but for what lies above the last member in the highest of a strip.
-    What none ever needs is in none.
+    Each segment begins at a multiple of `alignment` (in bytes). A cell of `alignment` bytes counts as live in whole if
+    any byte of the cell is live, except for the bytes above the last member in the top cell of a segment. Bytes never
+    live belong to no segment.
     """
     placed = sorted(member for member in members if member.live)
     first = [member.begin // alignment * alignment for member in placed]
     last = [-(-member.end // alignment) * alignment for member in placed]
-    found: list[Strip] = []
+    segments: list[Strip] = []
     inside: list[int] = []
     waiting = 0
     for low, high in pairwise(sorted({*first, *last})):
@@ -47,15 +49,15 @@ def strips(members: Iterable[Strip], alignment: int) -> tuple[Strip, ...]:
             continue
         live = merge(piece for i in inside for piece in placed[i].live)
         end = min(high, max(placed[i].end for i in inside))
-        if found and found[-1].live == live and -(-found[-1].end // alignment) * alignment == low:
-            found[-1] = Strip(found[-1].begin, end, live)
+        if segments and segments[-1].live == live and -(-segments[-1].end // alignment) * alignment == low:
+            segments[-1] = Strip(segments[-1].begin, end, live)
         else:
-            found.append(Strip(low, end, live))
-    return tuple(found)
+            segments.append(Strip(low, end, live))
+    return tuple(segments)
 
 
 def whole(members: Iterable[Strip]) -> tuple[Strip, ...]:
-    """The one strip from the first byte to the last of these, needed as long as any of them is."""
+    """Return a single segment from the first to the last byte of `members`, live when any member is live."""
     placed = [member for member in members if member.live]
     if not placed:
         return ()

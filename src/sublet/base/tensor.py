@@ -1,7 +1,7 @@
-"""What a tensor is before it has bytes: a data type and a shape.
+"""Tensor types: a data type and a shape, before any bytes are assigned.
 
-`TensorSpec` describes a tensor the planner can place; `Unplannable` describes a value it cannot
-(a sequence, a string, a shape that depends on data), with the reason.
+`TensorSpec` describes a tensor that the planner can place. `Unplannable` describes a value that the planner cannot
+place (a sequence, a string, a data-dependent shape), with the reason.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from math import prod
 from sublet.base.errors import SubletError
 
 MAX_BYTES = 1 << 56
-"""No single tensor may be larger: offsets then stay exact in 64-bit arithmetic, sums included."""
+"""Bytes of a single tensor, at most: offsets and their sums then stay exact in 64-bit arithmetic."""
 
 MAX_AXES = 64
-"""Axes of a tensor: NumPy and PyTorch have no more."""
+"""Axes of a tensor, the limit of NumPy and PyTorch."""
 
 
 class DType(Enum):
-    """A data type: its short name and the bits one element takes.
+    """A data type: a short name and the bits of one element.
 
     4-bit types are packed two to a byte, as in ONNX and ml_dtypes' serialised form.
     """
@@ -62,7 +62,7 @@ class DType(Enum):
 
     @classmethod
     def parse(cls, text: str) -> DType:
-        """The type with this short name. Raises SubletError for an unknown name."""
+        """Return the type with the given short name. Raises SubletError for an unknown name."""
         try:
             return _BY_TEXT[text]
         except KeyError:
@@ -73,7 +73,7 @@ class DType(Enum):
 _BY_TEXT = {dtype.text: dtype for dtype in DType}
 
 INTEGERS = (DType.I8, DType.I16, DType.I32, DType.I64, DType.U8, DType.U16, DType.U32, DType.U64)
-"""Of whole bytes."""
+"""The integer types of whole bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,12 @@ class TensorSpec:
 
     `nbytes` are the bytes of the elements, sub-byte types packed and rounded up to a whole byte.
     Invariant: at most `MAX_AXES` dimensions, each an int >= 0, and `nbytes` is at most `MAX_BYTES`.
-    Raises SubletError when that does not hold.
+    Raises SubletError when the invariant does not hold.
     """
 
     dtype: DType
     shape: tuple[int, ...] = ()
-    nbytes: int = field(init=False, repr=False, compare=False)  # kept, as planning asks for it all the time
+    nbytes: int = field(init=False, repr=False, compare=False)  # cached: the planner reads the size very often
 
     def __post_init__(self) -> None:
         if len(self.shape) > MAX_AXES:
@@ -108,28 +108,28 @@ class TensorSpec:
 
 
 Dims = tuple[int | None, ...] | None
-"""Extents as far as they are known: None stands for an open one, or for all of them when not even the rank is known."""
+"""Known extents, with None for each open extent; None instead of a tuple for an unknown rank."""
 
 
 def shown(dims: Sequence[int | None] | None) -> str:
-    """Extents as text: "[2,?]", or "[...]" when not even the rank is known."""
+    """Return extents as text: "[2,?]", or "[...]" when not even the rank is known."""
     return "[...]" if dims is None else f"[{','.join('?' if extent is None else str(extent) for extent in dims)}]"
 
 
 _TENSOR = re.compile(r"([a-z0-9]{1,16})\[(\.\.\.|(?:(?:\?|[0-9]{1,19})(?:,(?:\?|[0-9]{1,19}))*)?)\]", re.ASCII)
 
 MOST_EXTENT = 10**18
-"""What is longer is not reckoned with."""
+"""Elements along an axis. `Unplannable.dtype_and_dims` treats a longer extent as unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unplannable:
-    """A value that cannot be given bytes ahead of time.
+    """The type of a value without a byte size known ahead of time.
 
-    reason    why
-    element   of a tensor the short name of the type of its elements ("f32", or "str", which is no `DType`)
-    dims      its extents
-    other     how the source names what is no tensor ("seq(i64[...])")
+    reason    why the size is unknown
+    element   of a tensor the short name of the element type ("f32", or "str", which is no `DType`)
+    dims      the extents, None for each unknown extent
+    other     the type in the words of the source, for a value that is no tensor ("seq(i64[...])")
     """
 
     reason: str
@@ -139,7 +139,7 @@ class Unplannable:
 
     @classmethod
     def parse(cls, type: str, reason: str) -> Unplannable:
-        """What a text such as "i64[2,?]", "f32[...]" or "seq(i64[...])" means."""
+        """Return the type described by a text like "i64[2,?]", "f32[...]" or "seq(i64[...])"."""
         match = _TENSOR.fullmatch(type)
         if match is None:
             return cls(reason, other=type)
@@ -155,12 +155,12 @@ class Unplannable:
 
     @property
     def dtype(self) -> DType | None:
-        """The type of a tensor's elements, if it is one of ours."""
+        """The element type of a tensor; None for a type outside `DType`."""
         return _BY_TEXT.get(self.element)
 
     @property
     def known(self) -> tuple[DType, Dims] | None:
-        """What is known of a tensor's bytes; None for what is no tensor of a type that is known."""
+        """The element type and extents of a tensor; None for a non-tensor, an unknown type, or a huge extent."""
         if self.dtype is None or any(extent is not None and extent >= MOST_EXTENT for extent in self.dims or ()):
             return None
         return self.dtype, self.dims

@@ -1,21 +1,20 @@
-"""The checker: replays a plan against graph and schedule, byte by byte. It judges the planner.
+"""The checker: replays a plan against graph and schedule, byte by byte, independently of the planner.
 
-It shares no code with the rooms that plan: it knows the graph, the facts of the ops, the schedule and the
-plan, and works out for itself which bytes every step reads and writes.
+The checker shares no code with the planning packages: from the graph, the facts of the ops, the schedule and the plan,
+the checker derives the bytes read and written by every step.
 
-    lay_out         the plan by itself: every value has its bytes, inside a storage, aligned
-    check_form      the schedule runs every node of this graph once
-    check_exchange  memory that updated values exchange: what is proven is proven of a graph whose updates go there
-    contents        what the bytes of every value are: views and parts are their sources' bytes
-    check_order     data are there before they are read
-    Actions         what every node reads and writes
-    replay          every read finds the bytes of its value, in every branch and every round, and no node
-                    writes over what it still reads
-    check_races     steps that nothing orders do not touch the same bytes
-    check_claims    what the plan says besides: lives, sums, peak, moves, sharing, the lower bound
+    build_layout            the plan by itself: every value has bytes, inside a storage, aligned
+    check_form              the schedule runs every node of this graph once
+    check_storage_swaps     swapped storages of updated values; all proofs hold for a graph with redirected updates
+    compute_contents        the bytes of every value: views and parts consist of bytes of their sources
+    check_order             values are written before they are read
+    ActionBuilder           the reads and writes of every node
+    replay                  every read finds the bytes of its value, in every branch and every iteration, and no node
+                            overwrites an operand still to be read
+    check_races             steps without an order do not access the same bytes
+    check_claims            all further claims: live ranges, sums, peak, copies, sharing, the lower bound
 
-The graph must be legal (`ops.verify`) and the plan made for it: comparing fingerprints is the
-caller's business.
+The graph must be legal (`ops.verify`) and the plan made for this graph: the caller compares fingerprints.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ __all__ = ["LABELS", "PROVEN", "Judgement", "Standing", "check", "check_bytes", 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a check found: violations, and what is claimed without a proof (the field of the plan, and why)."""
+    """The result of a check: violations, and unproven claims as a map from the field of the plan to the reason."""
 
     findings: tuple[Finding, ...]
     unproven: dict[str, str] = field(default_factory=dict)
@@ -48,7 +47,7 @@ class Judgement:
 
     @property
     def claims(self) -> dict[str, str]:
-        """Of each thing a plan says whether it is proven; nothing is when there are violations."""
+        """The status of each claim: proven, not proven with the reason, or a label; empty if there are violations."""
         if self.findings:
             return {}
         proven = {name: f"not proven: {self.unproven[name]}" if name in self.unproven else "proven" for name in PROVEN}
@@ -56,7 +55,7 @@ class Judgement:
 
 
 def judge(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> Judgement:
-    """Whether the plan runs right, and what it says about itself is true; that is not asked of one that runs wrong."""
+    """Check the bytes of a plan, then the claims; a plan with wrong bytes skips the check of claims."""
     findings = check_bytes(graph, schedule, plan)
     if findings:
         return Judgement(findings)
@@ -65,12 +64,15 @@ def judge(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> Judgement:
 
 
 def check(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> tuple[Finding, ...]:
-    """All violations: none means that the plan runs right, and that nothing it says is false."""
+    """Return all violations. An empty result proves that the plan runs right, and that no checked claim is false."""
     return judge(graph, schedule, plan).findings
 
 
 def check_bytes(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> tuple[Finding, ...]:
-    """Those of a run alone; none is a proof that running the schedule in these regions reads the right bytes."""
+    """Return the violations of a run.
+
+    An empty result proves that every read of a scheduled run finds the right bytes.
+    """
     layout, findings = lay_out(graph, plan)
     malformed = [*check_form(graph, schedule), *check_exchange(graph, plan)]
     if malformed or any(finding.rule == "illegal-graph" for finding in findings):
@@ -84,7 +86,7 @@ def check_bytes(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> tuple[Fin
 
 
 def require_valid(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> Judgement:
-    """The judgement of a plan without violations. Raises PlanViolation with all of them, if there are any."""
+    """Return the result of a check without violations. Raises PlanViolation with all violations, if there are any."""
     judged = judge(graph, schedule, plan)
     if judged.findings:
         raise PlanViolation(judged.findings)

@@ -1,6 +1,6 @@
-"""Which bytes every step of a replayed program touches, in each copy of the bodies around it.
+"""The bytes accessed by every step of a replayed program, for each context.
 
-A step may touch other bytes in other states, since a pointer may stand for several values; all of them count.
+A step may access different bytes in different states, as a pointer may have several targets; all targets count.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from sublet.checker.layout import Layout
 from sublet.plan import Context, Region
 
 Touched = dict[tuple[Region, bool], None]
-"""Regions that are read (False) or written (True)."""
+"""Regions read (False) or written (True)."""
 
 
 @dataclass
 class Accesses:
-    """What the steps touch, by name and copy; a step with sub-graphs touches what these do. Nothing if `unasked`."""
+    """The regions accessed by steps, by name and context; a step includes its sub-graphs. Empty if `is_disabled`."""
 
     unasked: bool = False
     of_step: dict[str, dict[Context, Touched]] = field(default_factory=dict)
     _open: list[tuple[Touched, int]] = field(default_factory=list)
 
     def begin(self, name: str, context: Context) -> None:
-        """A step is replayed: what is noted until `end` is touched by it, and by the steps around."""
+        """Start a step: accesses recorded until `end` belong to the step and to the enclosing steps."""
         if self.unasked:
             return
         touched = self.of_step.setdefault(name, {}).setdefault(context, {})
         self._open.append((touched, len(touched)))
 
     def end(self) -> None:
-        """The replay of a step has ended. What it touched in a replay before is known to the steps around."""
+        """End a step, and add new accesses to the enclosing step, which already has the accesses of earlier replays."""
         if self.unasked:
             return
         touched, known = self._open.pop()
@@ -39,7 +39,7 @@ class Accesses:
             self._open[-1][0].update(touched)
 
     def note(self, action: Action, here: Layout) -> None:
-        """An action is performed where values lie as in `here`."""
+        """Record the accesses of an action, with values placed as in `here`."""
         if not self._open:
             return
         touched = self._open[-1][0]

@@ -1,8 +1,8 @@
-"""What every node touches: bytes read, then bytes written, all static.
+"""The reads and writes of every node, derived statically.
 
-An op's node is one action. A branch or a loop is several: the parallel moves at its edges, the
-fetching of slices, the storing of rows. The replay performs actions; the race rule compares what they touch.
-Where values take turns among regions, an action is of one copy of the bodies around it.
+The node of an op is one action. A branch or a loop has several actions: the parallel moves at its edges, the
+fetching of slices, the storing of rows. The replay performs actions; the race check compares their regions.
+For values with several regions, an action belongs to a context: one body version of each enclosing loop.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from sublet.plan import UPDATE, Region
 
 
 class Write(NamedTuple):
-    """Bytes that hold `content` afterwards. Not `touched`: they were in place and only changed their name.
+    """A region, and the content after the write. Not `touched`: the bytes were in place and only change the token.
 
-    `source` is what they were before, if they are only given another name.
+    `source` is the content before the write, if the write only changes the token.
     """
 
     region: Region
@@ -33,8 +33,9 @@ class Write(NamedTuple):
 
 
 class Action(NamedTuple):
-    """What happens at one go, of this kind (see `analysis.flow`; rows are stored before values go on): first all reads,
-    then all writes.
+    """An atomic event: first all reads, then all writes. `kind` is a kind of point (see `analysis.flow`), or "store".
+
+    The rows of an iteration are stored ("store") before the updates are assigned ("next").
     """
 
     kind: str
@@ -45,17 +46,21 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class Actions:
-    """Builds the actions of nodes from where values lie and what their bytes are."""
+    """A builder of the actions of nodes, from the regions and contents of values."""
 
     layout: Layout
     contents: Mapping[str, Content]
     sources: Mapping[str, tuple[tuple[Source, ...], ...]]
 
     def content(self, value: Value) -> Content:
+        """Return the content of a value."""
         return self.contents.get(value.name, ())
 
     def of_op(self, node: Node) -> Action:
-        """A kernel, or copies of views and parts; what is in place already is neither read nor written."""
+        """Return the action of a kernel, or of copied views and parts.
+
+        The action neither reads nor writes views and parts already in place.
+        """
         writes: list[Write] = []
         needed: set[int] = set()
         in_place: set[int] = set()
@@ -78,6 +83,7 @@ class Actions:
         return Action("run", f"node {node.name}", tuple(dict.fromkeys(reads)), tuple(_merged(writes)))
 
     def _coincides(self, node: Node, region: Region, source: Source) -> bool:
+        """True if the bytes of `source` already lie at their place in the output at `region`."""
         operand = None if source.input is None else node.inputs[source.input]
         place = None if operand is None else self.layout.region(operand)
         if place is None or place.storage != region.storage:
@@ -85,15 +91,16 @@ class Actions:
         return place.offset + source.start == region.offset + source.at
 
     def _write(self, out: Value, region: Region, source: Source) -> Write:
+        """Return the write of the part of an output described by `source`."""
         part = Region(region.storage, region.offset + source.at, source.length)
         return Write(part, cut(self.content(out), source.at, source.length), value=out.name)
 
     def index(self, node: CaseOf) -> Action:
-        """A branch reads its index."""
+        """Return the action of a branch reading its index."""
         return Action("branch", f"case {node.name}, index", (node.index,))
 
     def end_of_arm(self, node: CaseOf, position: int) -> Action:
-        """The end of an arm, or, after the last, of the way that takes the fallbacks."""
+        """Return the moves at the end of an arm; for the position behind the last arm, the moves of the fallbacks."""
         if position < len(node.arms):
             return self.moves(
                 "yield", f"case {node.name}, end of arm {position}", node.arms[position].outputs, node.outputs
@@ -101,41 +108,41 @@ class Actions:
         return self.moves("yield", f"case {node.name}, fallbacks", node.fallbacks, node.outputs)
 
     def enter(self, node: While) -> Action:
-        """The initial values become the parameters."""
+        """Return the moves from initial values to parameters, with an initial write of the stacked outputs."""
         enter = self.moves("enter", f"loop {node.name}, entry", node.inits, node.parameters)
         return Action("enter", enter.where, enter.reads, (*enter.writes, *self._fresh(_stacked(node))))
 
     def head(self, node: While) -> Action:
-        """A round begins: the counter."""
+        """Return the action at the start of an iteration: the loop writes the counter."""
         return Action("round", f"loop {node.name}, start of a round", writes=tuple(self._fresh(node.body.inputs[:1])))
 
     def test(self, node: While) -> Action:
-        """The condition is read."""
+        """Return the action reading the condition."""
         return Action("check", f"loop {node.name}, condition", (node.condition,))
 
     def fetch(self, node: While) -> Action:
-        """One slice of every sequence."""
+        """Return the action fetching the slice of every sequence."""
         reads = tuple(dict.fromkeys(node.sequences))
         steps = zip(node.slices, node.sequences, node.slice_axes, node.slice_reversed, strict=True)
         return Action("fetch", f"loop {node.name}, slices", reads, tuple(self._stepped(node, steps, whole=False)))
 
     def store(self, node: While) -> Action:
-        """The rows go to their sequences."""
+        """Return the action storing the rows in the stacked outputs."""
         steps = zip(node.rows, node.stacked, node.row_axes, node.row_reversed, strict=True)
         stored = [(row, out, axis, backwards) for row, out, axis, backwards in steps if out is not None]
         reads = tuple(dict.fromkeys((*(row for row, *_ in stored), *_stacked(node))))
         return Action("store", f"loop {node.name}, rows", reads, tuple(self._stepped(node, stored, whole=True)))
 
     def back(self, node: While) -> Action:
-        """The updates become the parameters of the next round."""
+        """Return the moves from updates to the parameters of the next iteration."""
         return self.moves("next", f"loop {node.name}, end of a round", node.updates, node.parameters)
 
     def leave(self, node: While) -> Action:
-        """The parameters become the outputs."""
+        """Return the moves from parameters to final values."""
         return self.moves("exit", f"loop {node.name}, exit", node.parameters, node.finals)
 
     def update(self, graph: Graph) -> Action:
-        """At the end of the run the sources become the content of what is updated: the same bytes, elsewhere."""
+        """Return the updates at the end of the run: each target takes the content and the token of its source."""
         writes = []
         for target, source in graph.updates:
             region = self.layout.region(target)
@@ -145,8 +152,9 @@ class Actions:
         return Action(UPDATE, "the update at the end", tuple(dict.fromkeys(s for _, s in graph.updates)), tuple(writes))
 
     def moves(self, kind: str, where: str, sources: Sequence[Value], targets: Sequence[Value | None]) -> Action:
-        """A parallel assignment. Every target is new bytes, also where it already lies in place; but a pointer
-        only comes to stand for its source.
+        """Return a parallel assignment.
+
+        Every target with own bytes gets its own token, even for bytes already in place. A renamed target gets no write.
         """
         pairs = [(source, to) for source, to in zip(sources, targets, strict=False) if to is not None]
         writes = []
@@ -158,7 +166,10 @@ class Actions:
         return Action(kind, where, tuple(dict.fromkeys(source for source, _ in pairs)), tuple(writes))
 
     def _stepped(self, node: While, steps: Iterable[tuple[Value, Value, int, bool]], *, whole: bool) -> Iterator[Write]:
-        """Slices fetched, or rows stored in wholes: nothing is touched where they already lie there."""
+        """Yield the writes of fetched slices, or of stacked outputs.
+
+        A slice or row already in place touches no bytes.
+        """
         for part, around, axis, backwards in steps:
             place = self.layout.region(part)
             there = step_of(node.name, around, self.layout.region(around), axis, backwards)
@@ -166,6 +177,7 @@ class Actions:
                 yield Write(write.region, write.content, place is None or place != there, write.value)
 
     def _fresh(self, values: Sequence[Value]) -> Iterator[Write]:
+        """Yield writes of whole values."""
         for value in values:
             region = self.layout.region(value)
             if region is not None:
@@ -173,11 +185,12 @@ class Actions:
 
 
 def _stacked(node: While) -> list[Value]:
+    """Return the present stacked outputs of a loop."""
     return [value for value in node.stacked if value is not None]
 
 
 def _merged(writes: list[Write]) -> Iterator[Write]:
-    """Neighbouring written parts of one value as one."""
+    """Yield writes, with adjacent writes of one value merged."""
     run: list[Write] = []
     for write in writes:
         if run and (run[-1].value != write.value or run[-1].region.end != write.region.offset):
@@ -189,6 +202,7 @@ def _merged(writes: list[Write]) -> Iterator[Write]:
 
 
 def _joined(run: Sequence[Write]) -> Write:
+    """Return adjacent writes of one value as a single write."""
     first, last = run[0].region, run[-1].region
     region = Region(first.storage, first.offset, last.end - first.offset)
     return Write(region, tuple(piece for write in run for piece in write.content), value=run[0].value)

@@ -1,4 +1,4 @@
-"""The buffers of a plan: which placements are one block on purpose, and that different blocks stay apart.
+"""The buffers of a plan: placements sharing bytes on purpose; different buffers must not overlap while live.
 
 Rules: false-buffer, false-sharing.
 """
@@ -18,13 +18,14 @@ from sublet.plan import POINTER, MemoryPlan, Placement, Region
 from sublet.plan.schedule import is_serial
 
 HOWS = ("view", "part", "inplace", "carry", "slice", "row")
+"""The values of `Placement.how` that need a derived sharing reason."""
 JOINED = "joined"
 Group = int | str
-"""The number of a buffer, or the name of the bound storage that is one."""
+"""The number of a buffer in an arena, or the name of a bound storage: a bound storage is one buffer."""
 
 
 class Strip(NamedTuple):
-    """Bytes [low, high) of an arena, and the points at which they are needed."""
+    """Bytes [low, high) of an arena, and the points where the bytes are needed."""
 
     low: int
     high: int
@@ -33,9 +34,10 @@ class Strip(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The bytes of one buffer in its arena and when they are needed; slices and rows lie in those of their whole.
+    """A buffer: its bytes in an arena, its live range and its members, without slices and rows.
 
-    In one stream not all of them are needed as long as any is: `strips` tells which when, the lowest first.
+    In one stream some parts of a buffer may be dead while the rest is live: `segments` are the live segments, the
+    lowest first.
     """
 
     storage: str
@@ -47,35 +49,36 @@ class Block:
 
     @property
     def nbytes(self) -> int:
+        """The size of the buffer."""
         return self.high - self.low
 
     def needed(self, point: int) -> list[int]:
-        """The sizes of the strips that are needed at a point."""
+        """Return the sizes of the segments live at a point."""
         return [strip.high - strip.low for strip in self.strips if _holds(strip.live, point)]
 
 
 def blocks(plan: MemoryPlan, live: Mapping[int, Ranges]) -> dict[int, Block]:
-    """The buffers in the arenas, by number, where placements are live as `live` says."""
+    """Return the buffers in the arenas, by number, for the live ranges `live` of placements."""
     members: dict[int, list[int]] = {}
     for i, place in enumerate(plan.placements):
         if place.buffer >= 0 and not place.strides:
             members.setdefault(place.buffer, []).append(i)
-    found = {}
+    buffers = {}
     serial = is_serial(plan.schedule)
-    for number, several in members.items():
-        regions = [plan.placements[i].region for i in several]
+    for number, numbers in members.items():
+        regions = [plan.placements[i].region for i in numbers]
         low, high = min(region.offset for region in regions), max(region.end for region in regions)
-        lives = [live.get(i, ()) for i in several]
+        lives = [live.get(i, ()) for i in numbers]
         always = union(piece for pieces in lives for piece in pieces)
         strips = _strips(regions, lives, plan.alignment) if serial else (Strip(low, high, always),)
-        found[number] = Block(regions[0].storage, low, high, always, tuple(several), strips)
-    return found
+        buffers[number] = Block(regions[0].storage, low, high, always, tuple(numbers), strips)
+    return buffers
 
 
 def _strips(regions: Sequence[Region], lives: Sequence[Ranges], alignment: int) -> tuple[Strip, ...]:
-    """What values need of their bytes, in cells as large as the alignment, but for what lies above the highest value.
+    """Return the live segments of values, in cells of `alignment` bytes, without the bytes above the highest value.
 
-    Neighbouring cells that are needed at the same points are one strip.
+    Adjacent cells with equal live ranges form one segment.
     """
     changes: dict[int, list[int]] = {}
     for i, region in enumerate(regions):
@@ -84,30 +87,30 @@ def _strips(regions: Sequence[Region], lives: Sequence[Ranges], alignment: int) 
             changes.setdefault(-(-region.end // alignment) * alignment, []).append(i)
     edges = sorted(changes)
     inside: set[int] = set()
-    found: list[Strip] = []
+    segments: list[Strip] = []
     reached = -1
     for low, after in pairwise(edges):
         inside.symmetric_difference_update(changes[low])
         if not inside:
             continue
         live = union(piece for i in inside for piece in lives[i])
-        first = found.pop().low if found and reached == low and found[-1].live == live else low
-        found.append(Strip(first, min(after, max(regions[i].end for i in inside)), live))
+        first = segments.pop().low if segments and reached == low and segments[-1].live == live else low
+        segments.append(Strip(first, min(after, max(regions[i].end for i in inside)), live))
         reached = after
-    return tuple(found)
+    return tuple(segments)
 
 
 def group_of(plan: MemoryPlan, place: Placement, arenas: frozenset[str]) -> Group | None:
-    """The block that a placement is in; None for a pointer and for what has no bytes."""
+    """Return the key of the buffer of a placement; None for a renamed value, and for an empty placement."""
     if place.how == POINTER or not place.region.nbytes:
         return None
     return place.buffer if place.region.storage in arenas else place.region.storage
 
 
 def check_groups(plan: MemoryPlan, found: Ties, standing: Mapping[str, set[int]]) -> Iterator[Finding]:
-    """Every block has its number, one that came first, and for all others a reason to be the same bytes.
+    """Yield findings for wrong buffer numbers, buffers without a single owner, and unjustified sharing.
 
-    `standing` gives the placements that each pointer stands for at some time.
+    `standing` maps each pointer to the placements bound to the pointer at any point.
     """
     arenas = frozenset(storage.name for storage in plan.arenas)
     groups: dict[Group, list[int]] = {}
@@ -131,7 +134,7 @@ def check_groups(plan: MemoryPlan, found: Ties, standing: Mapping[str, set[int]]
         yield from _group(plan, members, kin)
         inside = set(members)
         names = {plan.placements[i].value for i in members}
-        names |= {pointer for pointer, several in standing.items() if several & inside}
+        names |= {pointer for pointer, bound in standing.items() if bound & inside}
         for i in members:
             place = plan.placements[i]
             around = [known for other, known in tied.get((place.how, i), ()) if other in inside]
@@ -140,7 +143,7 @@ def check_groups(plan: MemoryPlan, found: Ties, standing: Mapping[str, set[int]]
 
 
 def _group(plan: MemoryPlan, members: Sequence[int], kin: Kin) -> Iterator[Finding]:
-    """A block is connected, in one storage, and one of it came first."""
+    """Yield findings for a disconnected buffer, a buffer in several storages, or a buffer without a single owner."""
     places = [plan.placements[i] for i in members]
     for place in places:
         if place.region.storage != places[0].region.storage:
@@ -156,6 +159,7 @@ def _group(plan: MemoryPlan, members: Sequence[int], kin: Kin) -> Iterator[Findi
 
 
 def _true(place: Placement, around: Sequence[set[str]], names: set[str]) -> bool:
+    """True if the declared reason of a placement to share bytes is among the derived reasons."""
     if place.how == "own":
         return not place.shares
     if place.how == JOINED:
@@ -164,16 +168,18 @@ def _true(place: Placement, around: Sequence[set[str]], names: set[str]) -> bool
 
 
 def _words(place: Placement) -> str:
+    """Return the declared reason in words."""
     return f"{place.how} {place.shares}".strip()
 
 
 def _reason(group: Group) -> str:
+    """Return advice for a placement without a reason."""
     where = f"buffer {group}" if isinstance(group, int) else f"storage {group}"
     return f"no op and no edge of control flow makes it so in {where}"
 
 
 def check_apart(plan: MemoryPlan, known: Mapping[int, Block]) -> Iterator[Finding]:
-    """Different buffers do not overlap in bytes that both need at one point."""
+    """Yield findings for different buffers that overlap in bytes live at a common point."""
     strips = [(number, strip) for number, block in known.items() for strip in block.strips]
     events: list[tuple[int, int, int]] = []
     for i, (_, strip) in enumerate(strips):
@@ -198,8 +204,10 @@ def check_apart(plan: MemoryPlan, known: Mapping[int, Block]) -> Iterator[Findin
 
 
 def _holds(ranges: Ranges, point: int) -> bool:
+    """True if any range contains the point."""
     return any(begin <= point < end for begin, end in ranges)
 
 
 def _wrong(rule: str, place: Placement, what: str, fix: str = "") -> Finding:
+    """Return a finding about a placement."""
     return Finding(rule, f"value %{place.value}", what, fix)

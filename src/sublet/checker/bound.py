@@ -1,10 +1,10 @@
-"""The lower bound of a plan: is it proven that the same buffers, in the same order, cannot do with fewer bytes?
+"""The check of the lower bound: no placement of the same buffers, in the same order, needs fewer bytes.
 
-Buffers that some run needs at one point prove it: what each of them needs there lies side by side, and takes the sum of
-the sizes, each rounded up to the alignment but for the one on top. In several streams, where a buffer is needed as a
-whole, so does a set of which no two may overlap: some run needs both at one point, or nothing orders an access of the
-one and an access of the other. What a search found by refuting every smaller arena is not followed here: such a bound
-is told to be unproven, as far as no buffers prove it.
+Buffers live at one point in some run prove a bound: the bytes needed at the point lie side by side, and take the sum of
+the sizes, each rounded up to the alignment except for the topmost. In several streams, where buffers count in whole,
+a set of buffers without any allowed overlap proves a bound as well: for each pair, some run needs both buffers at one
+point, or no order exists between an access of either. The checker does not repeat the search that refuted every
+smaller arena: a bound found by search counts as unproven, unless buffers prove it.
 
 Rule: false-bound.
 """
@@ -24,7 +24,9 @@ from sublet.plan.schedule import happens_before, is_serial
 
 SEARCH = "search"
 KINDS = ("peak", "antichain", SEARCH)
+"""The methods of a lower bound, the values of `MemoryPlan.bound`."""
 MOST_PAIRS = 1 << 22
+"""Pairs of proving buffers to compare. Beyond the limit the bound stays unproven."""
 SEARCHED = "a search found it, and what that refuted is not followed here"
 
 Blocks = Mapping[int, Block]
@@ -32,10 +34,10 @@ Blocks = Mapping[int, Block]
 
 @dataclass(frozen=True)
 class Standing:
-    """Why the bound of a plan is not proven, "" when it is; and what is: so many bytes, by buffers live at one point.
+    """The status of a lower bound: the reason for being unproven, "" if proven, and the bytes proven by live buffers.
 
-    `needed` are the buffers with the points at which some run needs them. `followed` tells whether these are all that
-    the plan says, so that whoever searched for its packing had the right question.
+    `must_live_buffers` are the buffers with the points where some run needs their bytes. `has_exact_live_ranges` is
+    True if the plan declares exactly these points: the packing search then solved the exact problem.
     """
 
     why: str = ""
@@ -46,9 +48,9 @@ class Standing:
 
 
 def check_bound(plan: MemoryPlan, walk: Walk, surely: Blocks, said: Blocks) -> tuple[list[Finding], Standing]:
-    """What is false about the bound, and how it stands.
+    """Return the findings about the bound, and the bound's status.
 
-    `surely` are the buffers with the points at which some run needs them, `said` with those that the plan says.
+    `surely` are the buffers with must-live ranges, `said` the buffers with the live ranges declared by the plan.
     """
     findings, why = _judged(plan, walk, surely, said)
     proven, proof = _peak(plan, surely)
@@ -56,6 +58,7 @@ def check_bound(plan: MemoryPlan, walk: Walk, surely: Blocks, said: Blocks) -> t
 
 
 def _judged(plan: MemoryPlan, walk: Walk, surely: Blocks, said: Blocks) -> tuple[list[Finding], str]:
+    """Return the findings about the bound, and the reason for an unproven bound, "" for a proven bound."""
     findings = [*_form(plan, said)]
     if findings:
         return findings, ""
@@ -86,7 +89,7 @@ def _judged(plan: MemoryPlan, walk: Walk, surely: Blocks, said: Blocks) -> tuple
 
 
 def _at_one_point(plan: MemoryPlan, surely: Blocks, said: Blocks, members: frozenset[int]) -> tuple[list[Finding], str]:
-    """The same of a program in one stream: what the buffers need at one point."""
+    """Return the same for a program in one stream: the buffers' needs at one point must reach the bound."""
     claimed, together = plan.lower_bound_bytes, _together(plan, said, members)
     if members and not together:
         return [_false("says the buffers that prove it are live at one point, and they are not")], ""
@@ -98,7 +101,7 @@ def _at_one_point(plan: MemoryPlan, surely: Blocks, said: Blocks, members: froze
 
 
 def _together(plan: MemoryPlan, known: Blocks, members: frozenset[int]) -> int:
-    """The most that buffers need at one point at which all of them are needed; 0 where there is none."""
+    """Return the most bytes needed by buffers at a point where all of them are live; 0 without a common point."""
     common, points = _common(known, members), set[int]()
     for strip in (strip for number in members for strip in known[number].strips):
         points.update(begin for begin, _ in strip.live if common >> begin & 1)
@@ -107,7 +110,10 @@ def _together(plan: MemoryPlan, known: Blocks, members: frozenset[int]) -> int:
 
 
 def bytes_of(plan: MemoryPlan, sizes: Collection[int]) -> int:
-    """What buffers take that lie side by side; in several arenas each has one that needs no padding."""
+    """Return the bytes of buffers side by side; the topmost needs no padding.
+
+    With several arenas the sizes stay unrounded: each arena has a topmost buffer.
+    """
     if len(plan.arenas) != 1 or not sizes:
         return sum(sizes)
     rounded = [-(-size // plan.alignment) * plan.alignment for size in sizes]
@@ -115,6 +121,7 @@ def bytes_of(plan: MemoryPlan, sizes: Collection[int]) -> int:
 
 
 def _form(plan: MemoryPlan, said: Blocks) -> Iterator[Finding]:
+    """Yield findings for malformed claims about the bound."""
     if plan.bound not in KINDS:
         yield _false(f"was found by {plan.bound!r}, which is none of {', '.join(KINDS)}")
     if len(set(plan.proof)) != len(plan.proof):
@@ -131,7 +138,7 @@ def _form(plan: MemoryPlan, said: Blocks) -> Iterator[Finding]:
 
 
 def _peak(plan: MemoryPlan, surely: Blocks) -> tuple[int, tuple[int, ...]]:
-    """What the buffers prove that are needed at one point, and which these are."""
+    """Return the largest bound proven by buffers live at one point, and the numbers of the buffers."""
     best: tuple[int, tuple[int, ...]] = (0, ())
     for step in {1, plan.alignment}:
         change: dict[int, int] = {}
@@ -152,7 +159,7 @@ def _peak(plan: MemoryPlan, surely: Blocks) -> tuple[int, tuple[int, ...]]:
 
 
 def _common(known: Blocks, members: frozenset[int]) -> int:
-    """The points at which all are live, as a bit set."""
+    """Return the points where all buffers are live, as a bit set."""
     common = -1
     for number in members:
         common &= _points(known[number].live)
@@ -160,6 +167,7 @@ def _common(known: Blocks, members: frozenset[int]) -> int:
 
 
 def _points(ranges: Ranges) -> int:
+    """Return the points of ranges as a bit set."""
     mask = 0
     for begin, end in ranges:
         mask |= (1 << end) - (1 << begin)
@@ -167,6 +175,7 @@ def _points(ranges: Ranges) -> int:
 
 
 def _overlapping(said: Blocks, members: frozenset[int]) -> Iterator[tuple[int, int]]:
+    """Yield pairs of buffers with overlapping bytes, neighbours in address order only."""
     order = sorted(members, key=lambda number: (said[number].storage, said[number].low))
     for one, other in pairwise(order):
         if said[one].storage == said[other].storage and said[one].high > said[other].low:
@@ -174,7 +183,10 @@ def _overlapping(said: Blocks, members: frozenset[int]) -> Iterator[tuple[int, i
 
 
 def _apart(known: Blocks, members: frozenset[int], unordered: _Unordered) -> tuple[int, int] | None:
-    """Two of the buffers that may overlap, if there are any."""
+    """Return two buffers never live at a common point nor accessed concurrently; None without a pair.
+
+    Such buffers may overlap.
+    """
     if _common(known, members):
         return None
     points = {number: _points(known[number].live) for number in members}
@@ -185,7 +197,7 @@ def _apart(known: Blocks, members: frozenset[int], unordered: _Unordered) -> tup
 
 
 class _Unordered:
-    """Which buffers are accessed by steps that nothing orders, in a program of several streams."""
+    """Concurrent accesses of buffers: accesses by steps without an order, in a program of several streams."""
 
     def __init__(self, walk: Walk, known: Blocks) -> None:
         self._walk = walk
@@ -202,7 +214,7 @@ class _Unordered:
                     self._by_placement[number] = self._by_placement.get(number, 0) | 1 << visit.point
 
     def meet(self, one: int, other: int) -> bool:
-        """Whether an access to one buffer may happen at the same time as an access to another."""
+        """True if an access of buffer `one` may run at the same time as an access of buffer `other`."""
         if self._serial:
             return False
         for number in (one, other):
@@ -215,34 +227,38 @@ class _Unordered:
         return bool(self._touched[one] & self._beside[other])
 
     def _beside_all(self, touched: int) -> int:
-        found = 0
+        """Return the points concurrent with any point in a bit set."""
+        mask = 0
         while touched:
             point = (touched & -touched).bit_length() - 1
             touched &= touched - 1
             if point not in self._by_point:
                 self._by_point[point] = self._beside_point(point)
-            found |= self._by_point[point]
-        return found
+            mask |= self._by_point[point]
+        return mask
 
     def _beside_point(self, point: int) -> int:
-        """The points of steps that are not ordered with those that a point lies in."""
-        moments, found = self._walk.timeline.moments, 0
+        """Return the points of steps without an order relative to the enclosing steps of a point, as a bit set."""
+        moments, mask = self._walk.timeline.moments, 0
         for other, moment in enumerate(moments):
             for mine, its in zip(moments[point].path, moment.path, strict=False):
                 if mine != its:
                     if mine[0] == its[0] and not self._ordered(mine[0], mine[1], its[1]):
-                        found |= 1 << other
+                        mask |= 1 << other
                     break
-        return found
+        return mask
 
     def _ordered(self, level: int, one: int, other: int) -> bool:
+        """True if an order exists between two steps of a level."""
         before = self._orders[level]
         return bool(before[one] >> other & 1 or before[other] >> one & 1)
 
 
 def _is_serial(before: list[int]) -> bool:
+    """True if every step is ordered after all earlier steps."""
     return all(mask == (1 << i) - 1 for i, mask in enumerate(before))
 
 
 def _false(what: str) -> Finding:
+    """Return a finding about the lower bound."""
     return Finding("false-bound", "the lower bound", what)

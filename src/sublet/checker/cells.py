@@ -1,16 +1,16 @@
-"""Values that lie elsewhere every round: what a round of a loop sees of a sequence or stacked output.
+"""Loop slices: values with a different region in each iteration, as views of a sequence or stacked output.
 
-A value with strides must lie within the step of round k of a sequence that the loop takes apart, or of an output
-that it stacks: then it stays inside, and different rounds use different bytes. These bytes of the current round are
-a *cell*, and the replay treats it like a storage of its own. What it held in a round before is not read:
-whatever lies in a cell is written in the round that reads it.
+A value with strides must lie within the slice of iteration k of a sequence read by the loop, or of an output stacked
+by the loop. Such a value stays inside the sequence, and different iterations use different bytes. The bytes of the
+current slice are a *slice storage*; the replay treats a slice storage like a separate storage. No iteration reads the
+content left by an earlier iteration: bytes in a slice storage are always written in the iteration of the read.
 
-Writing to a cell spoils the whole around it; but not an output that is stacked, whose steps are stored one by one.
-Writing anywhere spoils the cells whose wholes lie there.
+A write to a slice invalidates the enclosing sequence, but not a stacked output, as the loop stores rows one by one.
+A write to any region invalidates the slices of sequences in this region.
 
-A row stays where it is. So with each cell of a stacked output there is one more, the *latest*: the step that was stored
-when the latest round ended. A parameter of the loop, or an output, may be a pointer to that. The steps of
-different rounds are different bytes, so that writing to a cell does not spoil the latest.
+A stored row stays in place. Each slice storage of a stacked output therefore has a companion, the *latest* row: the
+row stored at the end of the latest iteration. A parameter of the loop, or an output, may be a pointer to the latest
+row. Rows of different iterations are different bytes: a write to the current slice does not invalidate the latest row.
 
 Rules: bad-stride, misaligned.
 """
@@ -28,9 +28,9 @@ from sublet.plan import Context, Placement, Region, Stride
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One step of `whole` in a round of `loop`, or the latest `of` another cell, when `loop` is "".
+    """The slice of `whole` in an iteration of `loop`; with `loop` "" the latest row of the slice storage `latest_of`.
 
-    `stacked`: the loop makes the whole of them.
+    `stacked`: the loop writes `whole` row by row.
     """
 
     loop: str
@@ -42,33 +42,33 @@ class Cell:
 
 @dataclass
 class Cells:
-    """The cells that the values of a plan lie in, by the name of their storage, which no storage of a plan may have.
+    """The slice storages of a plan, by name; no storage of the plan may have the name of a slice storage.
 
-    `latest` gives for those that are stacked the name of the cell that is the latest of them.
+    `latest` maps the name of a stacked slice storage to the name of its latest row.
     """
 
     known: dict[str, Cell] = field(default_factory=dict)
     latest: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, cell: Cell) -> None:
-        """One more cell, and the latest of it."""
+        """Add a slice storage, and its latest row if stacked."""
         self.known[name] = cell
         if cell.stacked:
             latest = self.latest[name] = f"{name} (the latest)"
             self.known[latest] = replace(cell, loop="", of=name)
 
     def this_round(self, storage: str) -> str:
-        """The cell of which a storage is the latest; any other storage is itself."""
+        """Return the current slice of a latest row; any other storage unchanged."""
         return (storage in self.known and self.known[storage].of) or storage
 
     def root(self, storage: str) -> str:
-        """The storage of the plan that a cell lies in."""
+        """Return the storage of the plan enclosing a slice storage."""
         while storage in self.known:
             storage = self.known[storage].whole.storage
         return storage
 
     def spoilt(self, region: Region) -> Iterator[Region]:
-        """The other bytes that are not what they were once something is written to a region."""
+        """Yield all other regions invalidated by a write to a region."""
         around = dict(self.around(region))
         yield from self._wholes(region)
         for name, cell in self.known.items():
@@ -81,27 +81,31 @@ class Cells:
                     break
 
     def kept(self, region: Region, loop: str) -> Region | None:
-        """What a step stored in a round of a loop is once the round has ended; None when it is no such step."""
+        """Return the latest row that a slice stored by `loop` becomes at the end of the iteration.
+
+        Returns None for a region outside of a stacked slice of `loop`.
+        """
         cell = self.known.get(region.storage)
         if cell is None or cell.loop != loop or region.storage not in self.latest:
             return None
         return Region(self.latest[region.storage], region.offset, region.nbytes)
 
     def around(self, region: Region) -> Iterator[tuple[str, Region]]:
-        """A region, and those it lies in, each with its storage."""
+        """Yield a region and all enclosing regions, each with its storage."""
         yield region.storage, region
         while region.storage in self.known:
             region = self.known[region.storage].whole
             yield region.storage, region
 
     def _wholes(self, region: Region) -> Iterator[Region]:
+        """Yield the enclosing sequences of a region, up to a stacked output."""
         while region.storage in self.known and not self.known[region.storage].stacked:
             region = self.known[region.storage].whole
             yield region
 
 
 def step_of(loop: str, whole: Value, place: Region | None, axis: int, backwards: bool) -> Region | None:
-    """Where the step of a round lies when its whole lies at `place`; None when its bytes are not one run."""
+    """Return the region of the current slice of a sequence at `place`; None if a slice is not contiguous."""
     if place is None or not isinstance(whole.spec, TensorSpec):
         return None
     extent = whole.spec.shape[axis]
@@ -114,7 +118,7 @@ def step_of(loop: str, whole: Value, place: Region | None, axis: int, backwards:
 
 
 class Strides:
-    """Finds the cells of the values that have strides."""
+    """A resolver from placements with strides to slice storages."""
 
     def __init__(self, graph: Graph, placements: Mapping[str, list[Placement]], alignment: int) -> None:
         self.cells = Cells()
@@ -125,7 +129,7 @@ class Strides:
         self._inside = {name: frozenset(_of_a_round(loop)) for name, loop in self._loops.items()}
 
     def region(self, placement: Placement, context: Context) -> Region | None:
-        """The region in its cell; None when it does not lie within one."""
+        """Return the region of a placement in its slice storage; None if the placement does not lie within a slice."""
         value, (*outer, stride) = self._values[placement.value], placement.strides
         loop = self._loops.get(stride.loop)
         if loop is None or value.name not in self._inside[loop.name]:
@@ -148,7 +152,7 @@ class Strides:
         return None
 
     def findings(self, placement: Placement, found: bool) -> Iterator[Finding]:
-        """What is wrong with the strides of a placement."""
+        """Yield findings for the strides of a placement; `found` is True if the placement lies within a slice."""
         where = f"value %{placement.value}"
         if not found:
             what = f"moves from round to round of {', '.join(stride.loop for stride in placement.strides)}"
@@ -160,20 +164,21 @@ class Strides:
                 yield Finding("misaligned", where, what)
 
     def _placed(self, value: Value, context: Context) -> Placement | None:
-        """Where the plan puts a value in a copy of the bodies around: of a pointer, nowhere that anything lies in."""
+        """Return the placement of a value in a context; None for a value without a placement."""
         for placement in self._placements.get(value.name, ()):
             if any(context[: len(copies)] == copies for copies in placement.copies or ((),)):
                 return placement
         return None
 
     def _place(self, whole: Value, placement: Placement, context: Context) -> Region | None:
+        """Return the region of a sequence or stacked output in a context."""
         if placement.strides:
             return self.region(placement, context)
         return Region(placement.region.storage, placement.region.offset, whole.nbytes)
 
 
 def _wholes(loop: While) -> Iterator[tuple[bool, Value, int, bool]]:
-    """What a loop takes apart, and what it makes step by step: (whether it makes it, the value, axis, direction)."""
+    """Yield the stacked outputs (True) and sequences (False) of a loop, each as (stacked, value, axis, reversed)."""
     for whole, axis, backwards in zip(loop.stacked, loop.row_axes, loop.row_reversed, strict=True):
         if whole is not None:
             yield True, whole, axis, backwards
@@ -182,7 +187,7 @@ def _wholes(loop: While) -> Iterator[tuple[bool, Value, int, bool]]:
 
 
 def _of_a_round(loop: While) -> Iterator[str]:
-    """The values that come to be in a round that the loop has decided to make."""
+    """Yield the names of slices and of values defined after the exit test of an iteration."""
     yield from (value.name for value in loop.slices)
     late = Graph(loop.name, (), loop.body.nodes[loop.check :], ())
     yield from (value.name for value in late.values())

@@ -1,7 +1,7 @@
-"""What a plan says besides where values lie: every number and name is worked out again and compared.
+"""The claims of a plan beyond regions: the checker derives every number and name again, and compares.
 
-The replay proves that a plan runs right; this proves that it tells the truth about it. It assumes that the plan
-has passed the replay. A claim ends up proven, or false, which is a finding, or unproven, which is said.
+The replay proves that a plan runs right; this module proves the plan's description of itself. The plan must have
+passed the replay. A claim is proven, false (a finding), or unproven (reported with the reason).
 
 Rules: false-bound, false-buffer, false-sharing, false-live, false-peak, false-points, false-sum, false-moves,
 false-targets, false-heads, false-name, bad-copies.
@@ -28,24 +28,26 @@ from sublet.plan import ARENA, POINTER, UNLIMITED, MemoryPlan, Placement, Region
 from sublet.plan.schedule import Schedule
 
 MOST_ALIGNMENT = 1 << 32
+"""Bytes. A larger alignment is a finding (bad-alignment)."""
 STOPPED = ("", "timeout", "interrupt")
+"""The values of `MemoryPlan.stopped`."""
 
 PROVEN = (
     *("graph", "alignment", "arena_bytes", "lower_bound_bytes", "total_bytes", "view_bytes", "inplace_bytes"),
     *("storages", "placements", "live", "buffers", "sharing", "stands_for", "outside", "peak", "points", "rolled"),
     *("moves", "updated", "exchanged", "nodes"),
 )
-"""What a plan says that follows from its model and its regions."""
+"""The fields of a plan implied by its model and its regions."""
 LABELS = (
     *("strategy", "stopped", "moves.why", "recipe.by", "recipe.order"),
     *("storages.capacity", "storages.rate", "nodes.source"),
 )
-"""What nothing follows from: how the plan was made, and in which lines of which file its nodes were written."""
+"""The fields without a proof: the history of the plan, and the source lines of its nodes."""
 
 
 @dataclass
 class Claims:
-    """What is false, and what is not proven: the field of the plan, and why."""
+    """False claims as findings, and unproven claims as a map from the field of the plan to the reason."""
 
     findings: list[Finding] = field(default_factory=list)
     unproven: dict[str, str] = field(default_factory=dict)
@@ -53,34 +55,34 @@ class Claims:
 
 
 def check_claims(graph: Graph, schedule: Schedule, plan: MemoryPlan) -> Claims:
-    """Everything that a plan claims, which has passed the replay."""
-    found = Claims([*_names(graph, plan), *_storages(plan), *_sums(graph, plan)])
+    """Check all claims of a plan; the plan must have passed the replay."""
+    claims = Claims([*_names(graph, plan), *_storages(plan), *_sums(graph, plan)])
     places = Places(plan)
     records = {(record.loop, record.within): record for record in plan.rolled}
     try:
         points = timeline(graph, schedule, places.pointers, records, len(plan.points))
     except TooLongError:
-        found.findings.append(Finding("false-points", "the plan", f"lists {len(plan.points)} points, and has more"))
-        return found
+        claims.findings.append(Finding("false-points", "the plan", f"lists {len(plan.points)} points, and has more"))
+        return claims
     if tuple(moment.point for moment in points.moments) != plan.points:
-        found.findings.append(Finding("false-points", "the plan", "lists other points than the program has"))
-        return found
+        claims.findings.append(Finding("false-points", "the plan", "lists other points than the program has"))
+        return claims
     try:
         walk = Walk(points, places, asked(points, places, plan))
     except TooManyStatesError:
         why = "pointers can be in too many states"
-        found.unproven.update(dict.fromkeys(("live", "buffers", "lower_bound_bytes", "moves", "rolled"), why))
-        return found
-    found.findings += _copies(plan, walk)
-    found.findings += check_targets(graph, plan)
-    found.findings += check_heads(plan, walk)
-    found.findings += check_moves(plan, walk)
-    _check_lives(graph, plan, walk, found)
-    return found
+        claims.unproven.update(dict.fromkeys(("live", "buffers", "lower_bound_bytes", "moves", "rolled"), why))
+        return claims
+    claims.findings += _copies(plan, walk)
+    claims.findings += check_targets(graph, plan)
+    claims.findings += check_heads(plan, walk)
+    claims.findings += check_moves(plan, walk)
+    _check_lives(graph, plan, walk, claims)
+    return claims
 
 
 def _check_lives(graph: Graph, plan: MemoryPlan, walk: Walk, found: Claims) -> None:
-    """Lives, the buffers that live, their peak, and what that proves."""
+    """Check live ranges, buffers, the peak, and the lower bound."""
     constants = {value.name for value in graph.constants}
     lasting = [i for i, place in enumerate(plan.placements) if place.value in constants]
     least, most = needed(walk, lasting), conceivable(walk, lasting)
@@ -103,7 +105,7 @@ def _check_lives(graph: Graph, plan: MemoryPlan, walk: Walk, found: Claims) -> N
 
 
 def _names(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
-    """Names, types, producers and reasons, as the graph has them."""
+    """Check names, types, producers and reasons against the graph."""
     if plan.graph != graph.name:
         yield Finding("false-name", "the plan", f"calls the graph {plan.graph!r}, which is {graph.name!r}")
     if plan.alignment > MOST_ALIGNMENT:
@@ -133,7 +135,10 @@ def _names(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
 
 
 def _whose(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
-    """What the caller hands in or takes out, and has no place, is the caller's where its like is."""
+    """Check that an unplanned input or output is marked as bound if the planned inputs and outputs are bound.
+
+    The same applies to weights.
+    """
     weights = {value.name for value in graph.weights}
     planned = [value for value in (*graph.weights, *graph.inputs, *graph.outputs) if value.plannable]
     bound = {storage.kind for storage in plan.storages}
@@ -148,13 +153,13 @@ def _whose(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
 
 
 def _is_bare(place: Placement, value: Value) -> bool:
-    """Whether a pointer has nothing but a size."""
+    """True if a renamed value has a size and no further placement data."""
     nothing = (place.region, place.live, place.buffer, place.shares, place.copies, place.strides)
     return nothing == (Region("", 0, value.nbytes), (), -1, "", (), ())
 
 
 def _storages(plan: MemoryPlan) -> Iterator[Finding]:
-    """An arena ends where the last value in it ends; what has no bytes lies inside its storage all the same."""
+    """Check that an arena ends with the last value, and that empty placements lie at offset 0."""
     ends = dict.fromkeys((storage.name for storage in plan.arenas), 0)
     for place in plan.placements:
         region, strided = place.region, bool(place.strides)
@@ -173,7 +178,7 @@ def _storages(plan: MemoryPlan) -> Iterator[Finding]:
 
 
 def _sums(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
-    """The bytes of all values in arenas, and of those that need none of their own."""
+    """Check the byte sums over all values in arenas, and over the values without own bytes."""
     sizes = {value.name: value.nbytes for value in graph.values()}
     arenas = {storage.name for storage in plan.arenas}
     hows: dict[str, set[str]] = {}
@@ -192,22 +197,22 @@ def _sums(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
 
 
 def _copies(plan: MemoryPlan, walk: Walk) -> Iterator[Finding]:
-    """Every value has a place in each copy of the bodies in which it is written, and in no other."""
+    """Check that every value has a placement in exactly the body versions writing the value; check rolled loops."""
     reached = {visit.point for visit in walk.visits}
     written: set[tuple[int, tuple[tuple[str, int], ...]]] = set()
     for point, moment in enumerate(walk.timeline.moments):
         for value in moment.writes if point in reached else ():
-            found = walk.places.found(value, moment.context)
-            if found is not None:
-                written.update([found] if found[1] in ((), moment.context) else [])
+            entry = walk.places.found(value, moment.context)
+            if entry is not None:
+                written.update([entry] if entry[1] in ((), moment.context) else [])
             elif value.plannable and value.name not in walk.places.pointers:
                 copies = ", ".join(f"{copy} of {loop}" for loop, copy in moment.context)
                 what = f"is written in copy {copies} of the bodies around it, where it has no place"
                 yield Finding("bad-copies", f"value {value}", what, "every copy of a body needs bytes for it")
     for i, place in enumerate(plan.placements):
         for context in place.copies or ((),):
-            told = (i, context) in written and (context or not place.copies)
-            if place.how != POINTER and not told:
+            is_written = (i, context) in written and (context or not place.copies)
+            if place.how != POINTER and not is_written:
                 yield _of(place, "bad-copies", "is placed in a copy of the bodies around it that does not write it")
     runs = {(moment.node.name, moment.context[:-1]) for point, moment in enumerate(walk.timeline.moments)
             if point in reached and moment.kind == "round" and moment.node and moment.context}  # fmt: skip
@@ -224,6 +229,7 @@ def _copies(plan: MemoryPlan, walk: Walk) -> Iterator[Finding]:
 
 
 def _lives(plan: MemoryPlan, least: Mapping[int, Ranges], most: Mapping[int, Ranges]) -> Iterator[Finding]:
+    """Check that live ranges are sorted, cover the must-live points, and stay within the may-live points."""
     for i, place in enumerate(plan.placements):
         if place.how == POINTER:
             continue
@@ -238,7 +244,7 @@ def _lives(plan: MemoryPlan, least: Mapping[int, Ranges], most: Mapping[int, Ran
 
 
 def _kept_early(plan: MemoryPlan, walk: Walk, least: Mapping[int, Ranges]) -> Iterator[Finding]:
-    """Nothing is kept for bytes that nobody can have written."""
+    """Check that no live range contains points before any possible write."""
     for i, place in enumerate(plan.placements):
         known = least.get(i, ())
         if place.how != POINTER and place.live != known and not within(place.live, union((*known, *written(walk, i)))):
@@ -246,7 +252,7 @@ def _kept_early(plan: MemoryPlan, walk: Walk, least: Mapping[int, Ranges]) -> It
 
 
 def _peak(plan: MemoryPlan, known: Mapping[int, Block]) -> Iterator[Finding]:
-    """The first point with most live bytes, and who is alive there."""
+    """Check the first point with the most live bytes, and the values live there."""
     change = [0] * (len(plan.points) + 1)
     for strip in (strip for block in known.values() for strip in block.strips):
         for begin, end in strip.live:
@@ -271,4 +277,5 @@ def _peak(plan: MemoryPlan, known: Mapping[int, Block]) -> Iterator[Finding]:
 
 
 def _of(place: Placement, rule: str, what: str) -> Finding:
+    """Return a finding about a placement."""
     return Finding(rule, f"value %{place.value}", what)

@@ -1,8 +1,8 @@
-"""What the bytes of every value are, by the facts of the ops alone.
+"""The bytes of every value in terms of tokens, derived from the facts of the ops alone.
 
-A value that a kernel computes is new bytes: its own token. A view is a slice of its input's bytes,
-and an output that contains its inputs (Concat) is their bytes one after another. So two values have
-equal contents exactly where they are the same bytes, wherever these lie.
+The output of a kernel consists of new bytes: the output's own token. A view is a slice of the input's bytes, and an
+output containing its inputs (Concat) is the concatenation of their bytes. Two values have equal contents exactly if
+their bytes are equal by construction, independent of placement.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 from sublet.ops.op import Op, Share, lookup
 
 MAX_PIECES = 1024
-"""A value in more pieces counts as new bytes: `x = Concat(x, x)` in a row must not cost 2^n of memory."""
+"""Pieces of one value; a value with more pieces counts as new bytes. A chain of n `x = Concat(x, x)` would take 2^n."""
 MAX_ALL_PIECES = 1 << 20
+"""Pieces of all values together; beyond this sum every further value counts as new bytes."""
 
 
 class Source(NamedTuple):
-    """Bytes [at, at + length) of an output are those of input `input` from `start` on.
+    """Bytes [at, at + length) of an output are the bytes of input `input` from `start` on.
 
-    An input of None means that the kernel computes them.
+    An input of None means computed by the kernel.
     """
 
     at: int
@@ -33,7 +34,7 @@ class Source(NamedTuple):
 
 
 def facts(node: Node) -> Op:
-    """The record of the node's op; an op nobody knows has no facts, which is the strictest reading."""
+    """Return the op record of a node; an unknown op has no facts, the most conservative assumption."""
     try:
         return lookup(node.op)
     except SubletError:
@@ -41,7 +42,10 @@ def facts(node: Node) -> Op:
 
 
 def sources(node: Node) -> tuple[tuple[Source, ...], ...]:
-    """For each position of what an op's node writes, where its bytes come from, in order of address."""
+    """Return, for each output position of an op's node, the sources of the bytes in order of address.
+
+    Scratch memory is the last position.
+    """
     op = facts(node)
     views, parts = _by_output(op.views(node)), _by_output(op.parts(node))
     written = enumerate(node.written)
@@ -49,13 +53,15 @@ def sources(node: Node) -> tuple[tuple[Source, ...], ...]:
 
 
 def _by_output(shares: Iterable[Share]) -> dict[int, list[Share]]:
-    found: dict[int, list[Share]] = {}
+    """Return shares by output position."""
+    by_output: dict[int, list[Share]] = {}
     for share in shares:
-        found.setdefault(share.output, []).append(share)
-    return found
+        by_output.setdefault(share.output, []).append(share)
+    return by_output
 
 
 def _sources_of(node: Node, out: Value | None, views: list[Share], parts: list[Share]) -> tuple[Source, ...]:
+    """Return the sources of one output: a view, parts, or the kernel."""
     if out is None or out.nbytes == 0:
         return ()
     for share in views:
@@ -66,28 +72,32 @@ def _sources_of(node: Node, out: Value | None, views: list[Share], parts: list[S
 
 
 def _parts_of(node: Node, out: Value, parts: list[Share]) -> tuple[Source, ...]:
-    """Parts in order of address; the kernel computes what no part covers."""
-    found: list[Source] = []
+    """Return the parts of an output in order of address; the kernel computes the bytes between parts."""
+    byte_sources: list[Source] = []
     at = 0
     for share in sorted(parts, key=lambda share: (share.offset, share.input)):
         operand = _operand(node, share.input)
         if not operand or operand.nbytes == 0 or not at <= share.offset <= out.nbytes - operand.nbytes:
             continue
         if at < share.offset:
-            found.append(Source(at, share.offset - at))
-        found.append(Source(share.offset, operand.nbytes, share.input))
+            byte_sources.append(Source(at, share.offset - at))
+        byte_sources.append(Source(share.offset, operand.nbytes, share.input))
         at = share.offset + operand.nbytes
     if at < out.nbytes:
-        found.append(Source(at, out.nbytes - at))
-    return tuple(found)
+        byte_sources.append(Source(at, out.nbytes - at))
+    return tuple(byte_sources)
 
 
 def _operand(node: Node, position: int) -> Value | None:
+    """Return the input at a position; None for an absent input."""
     return node.inputs[position] if 0 <= position < len(node.inputs) else None
 
 
 def contents(graph: Graph, sources_by_node: Mapping[str, tuple[tuple[Source, ...], ...]]) -> dict[str, Content]:
-    """The content of every value of the program, by name."""
+    """Return the content of every value of the program, by name.
+
+    A content with more than MAX_PIECES pieces counts as new bytes of the value's own token.
+    """
     known = {value.name: whole(value) for value in graph.values()}
     total = 0
     for node in graph.walk():
@@ -105,7 +115,7 @@ def contents(graph: Graph, sources_by_node: Mapping[str, tuple[tuple[Source, ...
 
 
 def _equal_slices(node: While, known: Mapping[str, Content]) -> dict[str, Content]:
-    """The slices that are the same bytes as another of the loop, with its content."""
+    """Return the content of each slice; slices of equal sequences, axes and directions get equal contents."""
     first: dict[object, Value] = {}
     equal: dict[str, Content] = {}
     for part, whole, axis, backwards in zip(
@@ -117,6 +127,7 @@ def _equal_slices(node: While, known: Mapping[str, Content]) -> dict[str, Conten
 
 
 def _content(node: Node, out: Value, source: Source, known: Mapping[str, Content]) -> Content:
+    """Return the content of one source of an output."""
     operand = None if source.input is None else node.inputs[source.input]
     if operand is None:
         return (Piece(out.name, source.at, source.length),)
@@ -124,12 +135,12 @@ def _content(node: Node, out: Value, source: Source, known: Mapping[str, Content
 
 
 def whole(value: Value) -> Content:
-    """All bytes of the value's own token."""
+    """Return the content of all bytes of the value's own token."""
     return (Piece(value.name, 0, value.nbytes),) if value.nbytes else ()
 
 
 def cut(content: Content, begin: int, length: int) -> Content:
-    """Bytes [begin, begin + length) of a content."""
+    """Return bytes [begin, begin + length) of a content."""
     pieces = []
     for token, start, size in content:
         low, high = max(begin, 0), min(begin + length, size)
@@ -140,7 +151,7 @@ def cut(content: Content, begin: int, length: int) -> Content:
 
 
 def joined(contents_in_order: Iterable[Content]) -> Content:
-    """One content after another; neighbours that continue each other become one piece."""
+    """Return the concatenation of contents; adjacent pieces that continue each other become one piece."""
     pieces: list[Piece] = []
     for content in contents_in_order:
         for piece in content:

@@ -1,8 +1,8 @@
-"""Memory that changes hands when a run has ended: what a plan says of that makes sense, and what it means for a run.
+"""Storage swaps after a run: the validity of the declared cycles, and the graph executed under the swaps.
 
-In a cycle (w, v, u) w gets the memory that v had, v that of u, u that of w. So what a run leaves in memory of v is
-the next content of w: a run is right if it is one of a graph whose updates go where their targets will be. All else
-that is proven is proven of that graph.
+In a cycle (w, v, u) w gets the storage of v, v the storage of u, u the storage of w. The content left in the storage
+of v is therefore the next content of w: a run is right if it is a run of the graph with each update redirected to the
+next storage of the target. All further proofs refer to this graph.
 
 Rules: false-exchange.
 """
@@ -19,11 +19,11 @@ from sublet.ir.graph import Graph
 from sublet.plan import MemoryPlan, bound_to
 
 MOST_TURNS = 64
-"""A program is bound anew for each run until all memory has its first names again; longer is not followed."""
+"""Runs until all storages have their first names again: an executor binds one program a run. More is a finding."""
 
 
 def check_exchange(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
-    """The cycles are of updated values of one type, each in memory of its own, none of them twice."""
+    """Yield findings for cycles of values not updated, not bound, of different types, or listed twice."""
     specs = {value.name: value.spec for value in graph.updated}
     bound = {storage.name for storage in plan.storages}
     times = Counter(name for cycle in plan.exchanged for name in cycle)
@@ -44,7 +44,7 @@ def check_exchange(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
 
 
 def as_exchanged(graph: Graph, plan: MemoryPlan) -> Graph:
-    """The graph of which a run is one: every update goes to the value whose memory its target gets."""
+    """Return the graph with every update redirected to the value with the next storage of the target."""
     becomes = owners(plan)
     sources = {target.name: source for target, source in graph.updates}
     return replace(
@@ -53,5 +53,5 @@ def as_exchanged(graph: Graph, plan: MemoryPlan) -> Graph:
 
 
 def owners(plan: MemoryPlan) -> dict[str, str]:
-    """For each value of a cycle the one that gets its memory: the one before it, of the first the last."""
+    """Return, for each value of a cycle, the next owner of the value's storage: the predecessor in the cycle."""
     return {name: cycle[i - 1] for cycle in plan.exchanged for i, name in enumerate(cycle)}

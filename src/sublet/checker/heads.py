@@ -1,7 +1,8 @@
-"""What a plan says that pointers stand for when a copy of a loop's body begins: who runs it goes there.
+"""Entry bindings: the placements declared for renamed parameters at the start of each body version of a loop.
 
-That they lie there in every run is proven by the replay, and that it is the placement which is named by the walk
-through all states. Where the plan says that only the run knows, nothing is claimed.
+An executor relies on the declared bindings. The replay proves that the bytes lie at the declared region in every run,
+and the state-space exploration proves that the value is at the declared placement. OPEN declares no placement: the
+run determines the binding.
 
 Rule: false-heads.
 """
@@ -18,40 +19,40 @@ from sublet.ir.graph import Graph, Value, While
 from sublet.plan import OPEN, POINTER, Context, MemoryPlan, Region, Rolled
 
 Told = Mapping[tuple[str, Context], Sequence[Mapping[str, Region]]]
-"""For each unrolled loop, and each copy of its body, the region of each pointer that does not depend on the run."""
+"""For each unrolled loop, and each body version, the region of each pointer with a binding independent of the run."""
 
 
 def told_heads(graph: Graph, plan: MemoryPlan) -> tuple[Told, list[Finding]]:
-    """What the plan says, and what makes no sense about it."""
+    """Return the entry bindings declared by the plan, and findings for malformed declarations."""
     loops = {node.name: node for node in graph.walk() if isinstance(node, While)}
     pointers = frozenset(place.value for place in plan.placements if place.how == POINTER)
-    told: dict[tuple[str, Context], list[Mapping[str, Region]]] = {}
+    declared: dict[tuple[str, Context], list[Mapping[str, Region]]] = {}
     findings: list[Finding] = []
     for record in plan.rolled:
-        own = _own(loops[record.loop], pointers) if record.loop in loops else []
-        wrong = _malformed(record, own, plan)
+        parameters = _own(loops[record.loop], pointers) if record.loop in loops else []
+        wrong = _malformed(record, parameters, plan)
         if wrong:
             fix = "name a placement, or -1, for each pointer of each copy"
             findings.append(Finding("false-heads", f"loop {record.loop}", wrong, fix, (record.loop,)))
             continue
-        told[record.loop, record.within] = [
+        declared[record.loop, record.within] = [
             {
                 value.name: plan.placements[number].region
-                for value, number in zip(own, heads, strict=True)
+                for value, number in zip(parameters, heads, strict=True)
                 if number != OPEN and not plan.placements[number].strides
             }
             for heads in record.heads
         ]
-    return told, findings
+    return declared, findings
 
 
 def _own(loop: While, pointers: frozenset[str]) -> list[Value]:
-    """The parameters of a loop that are pointers."""
+    """Return the renamed parameters of a loop."""
     return [parameter for parameter in loop.parameters if parameter.name in pointers]
 
 
 def _malformed(record: Rolled, own: Sequence[Value], plan: MemoryPlan) -> str:
-    """Why the heads of a loop cannot be meant; "" if they can."""
+    """Return the reason why the declared entry bindings of a loop are malformed; "" for well-formed declarations."""
     if len(record.heads) != record.copies or any(len(heads) != len(own) for heads in record.heads):
         return f"does not tell of {record.copies} copies of its body what {len(own)} pointers stand for"
     for copy, heads in enumerate(record.heads):
@@ -63,7 +64,7 @@ def _malformed(record: Rolled, own: Sequence[Value], plan: MemoryPlan) -> str:
 
 
 def elsewhere(node: While, told: Sequence[Mapping[str, Region]], heads: Mapping[int, State]) -> Iterator[Finding]:
-    """The copies that begin with a pointer at another place than the plan says."""
+    """Yield findings for body versions entered with a pointer at a region other than the declared region."""
     for copy, state in heads.items():
         for parameter in node.parameters:
             region = told[copy].get(parameter.name) if 0 <= copy < len(told) else None
@@ -74,7 +75,7 @@ def elsewhere(node: While, told: Sequence[Mapping[str, Region]], heads: Mapping[
 
 
 def asked(timeline: Timeline, places: Places, plan: MemoryPlan) -> dict[int, frozenset[Name]]:
-    """For each point where a copy of a body begins the pointers that the plan tells of."""
+    """Return the declared pointers for each point where a body version starts."""
     return {
         point: frozenset(("pointer", name) for name, number in heads.items() if number != OPEN)
         for point, heads in _begun(timeline, places, plan)
@@ -82,7 +83,7 @@ def asked(timeline: Timeline, places: Places, plan: MemoryPlan) -> dict[int, fro
 
 
 def _begun(timeline: Timeline, places: Places, plan: MemoryPlan) -> Iterator[tuple[int, Mapping[str, int]]]:
-    """The points where copies of bodies begin, with the numbers of the placements that pointers stand for there."""
+    """Yield the points where body versions start, each with the declared placement numbers of pointers."""
     records = {(record.loop, record.within): record for record in plan.rolled}
     for point, moment in enumerate(timeline.moments):
         if moment.kind == "round" and isinstance(moment.node, While) and moment.context:
@@ -93,7 +94,7 @@ def _begun(timeline: Timeline, places: Places, plan: MemoryPlan) -> Iterator[tup
 
 
 def check_heads(plan: MemoryPlan, walk: Walk) -> Iterator[Finding]:
-    """Every pointer stands for the very placement that the plan names, in all states in which its copy begins."""
+    """Yield findings for pointers bound to an undeclared placement, in any state at the start of a body version."""
     begun = dict(_begun(walk.timeline, walk.places, plan))
     for visit in walk.visits:
         for name, number in begun.get(visit.point, {}).items():

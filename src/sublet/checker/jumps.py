@@ -1,11 +1,11 @@
-"""How the copies of a loop's body follow each other: one after each end of a copy, and always the same pointers in it.
+"""Transitions between body versions: complete, unambiguous, and with the same bindings at every entry of a version.
 
-Who runs a plan binds each copy once. So in one run of the loop a pointer parameter must stand for the same bytes
-whenever a copy begins, by whatever jumps it is reached. What was chosen before the loop may differ from run to run.
+An executor binds each body version once. In one run of the loop a renamed parameter must therefore be bound to the
+same bytes at every entry of a version, by any transition. Bindings selected before the loop may differ between runs.
 
-Jumps of one copy to different copies must name a loop or branch that they want left by different ways. Then no
-way that an earlier round has left behind can turn one into the other. A loop or branch that they name must have run
-in the round for sure, and whatever its ways out, some jump must be for them.
+Two transitions from one version to different versions must require different exits of some loop or branch. Exits
+recorded in an earlier iteration then cannot turn one transition into the other. A loop or branch required by a
+transition must have run in the iteration for certain, and every combination of exits must match some transition.
 
 Rule: bad-jumps.
 """
@@ -23,14 +23,14 @@ from sublet.ir.graph import CaseOf, Graph, While
 from sublet.plan import Context, Jump, Rolled
 
 MOST_JUMPS = 256
-"""Jumps out of one copy that are looked at."""
+"""Transitions out of one body version. The replay ignores further transitions, and reports the loop (bad-jumps)."""
 
 FIX = "each end of a copy needs one copy that follows"
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A loop or branch of a body: how many ways lead out of it, and by which ways others are left when it runs."""
+    """A loop or branch of a body: the number of exits, and the branch arms (by branch) that lead to the node."""
 
     ways: int
     within: Mapping[str, int]
@@ -40,28 +40,31 @@ Decisions = Mapping[str, Decision]
 
 
 def decisions(body: Graph, copies: Callable[[While], int]) -> dict[str, Decision]:
-    """What may decide after a round; `copies` tells how many copies an inner loop's body has."""
-    found: dict[str, Decision] = {}
+    """Return all loops and branches of a body as possible decisions; `copies` returns the versions of an inner loop."""
+    by_name: dict[str, Decision] = {}
     todo: list[tuple[Graph, Mapping[str, int]]] = [(body, {})]
     for graph, within in todo:
         for node in graph.nodes:
             if isinstance(node, While):
-                found[node.name] = Decision(copies(node), within)
+                by_name[node.name] = Decision(copies(node), within)
             elif isinstance(node, CaseOf):
-                found[node.name] = Decision(len(node.arms) + bool(node.fallbacks), within)
+                by_name[node.name] = Decision(len(node.arms) + bool(node.fallbacks), within)
                 todo += [(arm, {**within, node.name: i}) for i, arm in enumerate(node.arms)]
-    return found
+    return by_name
 
 
 @dataclass
 class Jumps:
-    """The jumps that a replay has seen taken."""
+    """The transitions taken in a replay."""
 
     taken: dict[tuple[str, Context], dict[Jump, None]] = field(default_factory=dict)
     _listed: dict[tuple[str, Context], dict[int, list[Jump]]] = field(default_factory=dict)
 
     def after(self, record: Rolled, copy: int, state: State, known: Decisions) -> list[tuple[int, State]]:
-        """The copies that may follow a copy, each with what holds then."""
+        """Return the body versions that may follow `copy`, each with the state at the transition.
+
+        The function records the transitions as taken.
+        """
         taken = self.taken.setdefault((record.loop, record.within), {})
         listed = self.listed(record, copy)
         if not listed:
@@ -75,14 +78,14 @@ class Jumps:
         return following
 
     def listed(self, record: Rolled, copy: int) -> list[Jump]:
-        """The jumps out of one copy."""
+        """Return the transitions out of a body version."""
         where = (record.loop, record.within)
         if where not in self._listed:
             self._listed[where] = _by_copy(record)
         return self._listed[where].get(copy, [])
 
     def missing(self, record: Rolled, copy: int, known: Decisions) -> Iterator[Finding]:
-        """The ends of a copy that no jump is for, and jumps that ask for what may not have been decided."""
+        """Yield findings for ends without a transition, and for transitions that require exits possibly not taken."""
         listed = self.listed(record, copy)
         if len(listed) > MOST_JUMPS:
             yield _finding(record.loop, f"has more than {MOST_JUMPS} jumps from copy {copy} of its body", FIX)
@@ -97,7 +100,7 @@ class Jumps:
                 yield _finding(record.loop, f"has no jump from copy {copy} of its body when {_left(left)}", FIX)
 
     def idle(self, rolled: Mapping[tuple[str, Context], Rolled]) -> Iterator[Finding]:
-        """The jumps that no run takes, of loops that are run: nobody knows what holds after them."""
+        """Yield findings for transitions never taken in executed loops: the replay proves no state after them."""
         for where, taken in self.taken.items():
             for jump in rolled[where].jumps:
                 if jump not in taken:
@@ -106,7 +109,7 @@ class Jumps:
 
 
 def ambiguous(record: Rolled) -> Iterator[Finding]:
-    """The jumps of one copy to different copies that may both be meant."""
+    """Yield findings for pairs of transitions from one body version to different versions that may both match."""
     for copy, jumps in _by_copy(record).items():
         for one, other in combinations(jumps[:MOST_JUMPS], 2):
             wanted = dict(one.ways)
@@ -117,7 +120,7 @@ def ambiguous(record: Rolled) -> Iterator[Finding]:
 
 
 def unsteady(node: While, body: frozenset[str], heads: Mapping[int, State]) -> Iterator[Finding]:
-    """The copies that begin with a pointer parameter at one place in one round and at another in a later one."""
+    """Yield findings for body versions entered with a pointer parameter at different places in different iterations."""
     for copy, state in heads.items():
         for parameter in node.parameters:
             pointer = state.pointers.get(parameter.name)
@@ -129,19 +132,20 @@ def unsteady(node: While, body: frozenset[str], heads: Mapping[int, State]) -> I
 
 
 def _by_copy(record: Rolled) -> dict[int, list[Jump]]:
-    found: dict[int, list[Jump]] = {}
+    """Return the transitions of a loop by source version."""
+    transitions: dict[int, list[Jump]] = {}
     for jump in record.jumps:
-        found.setdefault(jump.copy, []).append(jump)
-    return found
+        transitions.setdefault(jump.copy, []).append(jump)
+    return transitions
 
 
 def _possible(jump: Jump, known: Decisions) -> bool:
-    """Whether all that the jump names are ways out of loops and branches of the body."""
+    """True if all exits required by the transition exist in the body."""
     return all(name in known and 0 <= way < known[name].ways for name, way in jump.ways)
 
 
 def _uncovered(jumps: Sequence[Jump], known: Decisions) -> dict[str, int] | None:
-    """Ways out of loops and branches that none of the jumps is for; None if there are none."""
+    """Return a combination of exits without a matching transition; None if the transitions cover all combinations."""
     todo: list[tuple[Sequence[Jump], dict[str, int]]] = [(jumps, {})]
     for count, (left, fixed) in enumerate(todo):
         if not left or count > MOST_JUMPS * MOST_JUMPS:
@@ -157,6 +161,7 @@ def _uncovered(jumps: Sequence[Jump], known: Decisions) -> dict[str, int] | None
 
 
 def _left(ways: Mapping[str, int]) -> str:
+    """Return exits as text."""
     left = " and ".join(f"{name} is left by way {way}" for name, way in ways.items())
     return left or "nothing decides"
 

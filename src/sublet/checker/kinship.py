@@ -1,7 +1,7 @@
-"""Why placements are the same bytes on purpose, as the facts of ops and control flow show it.
+"""Reasons for placements to share bytes, derived from the facts of ops and from control flow.
 
-A tie says that a placement lies where an op or a move allows it to lie in the bytes of another: a view in its base,
-a part in its concatenation, an output over an input, both ends of a move in one place, a slice or row in its whole.
+A reason relates two placements where an op or a move allows sharing, and the regions match: a view in its base, a part
+in its concatenation, an output over an input, both ends of a move at one place, a slice or row in its sequence.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from sublet.ops.op import Share
 from sublet.plan import Placement, Region, Stride
 
 Ties = dict[tuple[str, int, int], set[str]]
-"""(how, placement, other): the names under which the other is known where it is tied."""
+"""(how, placement, other): the possible names of `other` in `Placement.shares`."""
 
 
 def ties(walk: Walk) -> Ties:
-    """All ties of a plan."""
-    found: Ties = {}
+    """Return all sharing reasons of a plan."""
+    reasons: Ties = {}
     seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
     heads: dict[tuple[str, object, str], set[int]] = {}
     for visit in walk.visits:
@@ -32,23 +32,23 @@ def ties(walk: Walk) -> Ties:
             continue
         seen.add(key)
         for how, one, other, names in _ties_of(walk, visit):
-            found.setdefault((how, one, other), set()).update(names)
-    for several in heads.values():
-        for one in several:
-            for other in several - {one}:
+            reasons.setdefault((how, one, other), set()).update(names)
+    for numbers in heads.values():
+        for one in numbers:
+            for other in numbers - {one}:
                 if lies_at(walk.place(one), walk.place(other), 0):
-                    found.setdefault(("carry", one, other), set()).add(walk.place(other).value)
-    return found
+                    reasons.setdefault(("carry", one, other), set()).add(walk.place(other).value)
+    return reasons
 
 
 def lies_at(place: Placement, base: Placement, distance: int) -> bool:
-    """Whether a placement begins so many bytes after another, in every round."""
+    """True if a placement begins `distance` bytes after `base`, in every iteration."""
     one, other = place.region, base.region
     return (one.storage, place.strides) == (other.storage, base.strides) and one.offset == other.offset + distance
 
 
 def is_step(part: Placement, whole: Placement, value: Value, loop: str, axis: int, backwards: bool) -> bool:
-    """Whether a placement is the step of a round in the placement of a whole."""
+    """True if a placement is the current slice of the placement of a sequence."""
     if not isinstance(value.spec, TensorSpec):
         return False
     extent = value.spec.shape[axis]
@@ -64,6 +64,7 @@ Found = Iterator[tuple[str, int, int, set[str]]]
 
 
 def _ties_of(walk: Walk, visit: Visit) -> Found:
+    """Yield the sharing reasons at one point state."""
     moment = walk.moment(visit)
     if moment.kind == "run" and moment.node is not None:
         yield from _of_op(walk, visit, moment.node)
@@ -81,7 +82,7 @@ def _ties_of(walk: Walk, visit: Visit) -> Found:
 
 
 def steps(kind: str, node: Node | None) -> Iterator[tuple[str, Value, Value, int, bool]]:
-    """The slices fetched, or rows stored, at a point: (how, part, whole, axis, whether from the far end)."""
+    """Yield the slices fetched or rows stored at a point, as (how, part, whole, axis, reversed)."""
     if isinstance(node, While) and kind == "fetch":
         for details in zip(node.slices, node.sequences, node.slice_axes, node.slice_reversed, strict=True):
             yield "slice", *details
@@ -92,6 +93,7 @@ def steps(kind: str, node: Node | None) -> Iterator[tuple[str, Value, Value, int
 
 
 def _of_op(walk: Walk, visit: Visit, node: Node) -> Found:
+    """Yield the sharing reasons of an op: views, in-place outputs, and parts of concatenations."""
     op = facts(node)
 
     def pairs(shares: tuple[Share, ...]) -> Iterator[tuple[Share, int, int]]:
@@ -113,7 +115,10 @@ def _of_op(walk: Walk, visit: Visit, node: Node) -> Found:
 
 
 def _note_heads(walk: Walk, visit: Visit, heads: dict[tuple[str, object, str], set[int]]) -> None:
-    """What pointer parameters will stand for when a round begins: in another copy they may stand for something else."""
+    """Record the placements bound to each pointer parameter at the starts of iterations.
+
+    Two placements bound to one parameter at the same address share bytes as a coalesced carry.
+    """
     moment = walk.moment(visit)
     around = moment.context if moment.kind == "enter" else moment.context[:-1]
     for source, pointer in moment.pointed:
@@ -122,18 +127,18 @@ def _note_heads(walk: Walk, visit: Visit, heads: dict[tuple[str, object, str], s
 
 
 class Kin:
-    """Which things are one: joined in pairs."""
+    """A union-find over placement numbers, with path splitting."""
 
     def __init__(self) -> None:
         self._leader: dict[int, int] = {}
 
     def of(self, one: int) -> int:
-        """The one that stands for all of its group."""
+        """Return the representative of a set."""
         while (above := self._leader.get(one, one)) != one:
             self._leader[one] = self._leader.get(above, above)
             one = above
         return one
 
     def join(self, one: int, other: int) -> None:
-        """Let two groups be one."""
+        """Merge two sets."""
         self._leader[self.of(one)] = self.of(other)

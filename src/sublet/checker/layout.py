@@ -1,4 +1,4 @@
-"""Where the plan puts every value, and whether that makes sense before anything runs.
+"""The regions of all values in a plan, and the static checks before the replay.
 
 Rules: unknown-value, outside-placed, duplicate-placement, unplaced-value, wrong-spec, wrong-size,
 misaligned, bad-alignment, duplicate-storage, storage-kind, unknown-storage, out-of-storage,
@@ -20,16 +20,18 @@ from sublet.ir.graph import CaseOf, Graph, Value, While
 from sublet.plan import ARENA, OPEN, POINTER, Context, MemoryPlan, Placement, Region, Rolled, Storage, bound_to
 
 READ_ONLY = ("weight", "input")
-"""Kinds of storage that are the caller's: the network writes only those whose value the graph updates."""
+"""Kinds of storage owned by the caller: the network writes only storages of updated values."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The region of every placed value that has bytes, and the storages by name.
+    """The region of every placed value with bytes, and the storages by name.
 
-    A region here always has as many bytes as its value, whatever the plan says. A value in `turning` has
-    several, each for certain copies of the bodies around it; one in `pointers` has none of its own. The region of a
-    value with strides lies in one of the `cells`. `updated` names the storages of updated inputs and weights.
+    A region here always has the size of its value, even if the plan declares another size. A value in
+    `regions_by_context` has several regions, each for some body versions of the enclosing loops; a value in `pointers`
+    is renamed and has no own region. The region of a value with strides lies in one of the slice storages `cells`.
+    `updated` names the storages of updated inputs and weights. `context` and `pointer_regions` are the current body
+    versions and the current regions of pointers.
     """
 
     regions: Mapping[str, Region]
@@ -44,7 +46,7 @@ class Layout:
     pointed: Mapping[str, Region] = field(default_factory=dict)
 
     def region(self, value: Value) -> Region | None:
-        """Where the value lies; None when it has no bytes or no place."""
+        """Return the region of the value; None for a value without bytes or placement."""
         name = value.name
         if name in self.pointers:
             return self.pointed.get(name)
@@ -54,30 +56,30 @@ class Layout:
         return self.regions.get(name)
 
     def is_pointer(self, value: Value) -> bool:
-        """Whether the value has no bytes of its own."""
+        """True if the value is renamed, without own bytes."""
         return value.name in self.pointers
 
     def moves_about(self, value: Value) -> bool:
-        """Whether the region of the value depends on where and when."""
+        """True if the region of the value depends on the body version or on the state."""
         return value.name in self.pointers or value.name in self.turning
 
     def here(self, context: Context, pointed: Mapping[str, Region]) -> Layout:
-        """The layout in one copy of the bodies around, with what pointers stand for now."""
+        """Return the layout for a context, with the given regions of pointers."""
         shared = (self.regions, self.storages, self.turning, self.pointers, self.rolled, self.heads)
         return Layout(*shared, self.updated, self.cells, context, pointed)
 
     def read_only(self, region: Region) -> bool:
-        """Whether the bytes are memory of the caller that the network never writes."""
+        """True for bytes in memory of the caller never written by the network."""
         storage = self.cells.root(region.storage)
         return storage not in self.updated and self.storages[storage].kind in READ_ONLY
 
     def kind(self, region: Region) -> str:
-        """The kind of the storage that a region lies in."""
+        """Return the kind of the storage of a region."""
         return self.storages[self.cells.root(region.storage)].kind
 
 
 def lay_out(graph: Graph, plan: MemoryPlan) -> tuple[Layout, list[Finding]]:
-    """The layout that the plan describes, and everything that is wrong with it by itself."""
+    """Return the layout described by the plan, and the findings of all static checks."""
     values = {value.name: value for value in graph.values()}
     storages = {storage.name: storage for storage in plan.storages}
     findings = [*_names(graph), *_storages(graph, plan), *_transferred(graph, plan)]
@@ -103,10 +105,12 @@ def lay_out(graph: Graph, plan: MemoryPlan) -> tuple[Layout, list[Finding]]:
         if value is None or not value.nbytes or placement.region.storage not in storages:
             continue
         plain = Region(placement.region.storage, placement.region.offset, value.nbytes)
-        found = [plain if not placement.strides else strides.region(placement, context) for context in contexts]
+        regions_found = [plain if not placement.strides else strides.region(placement, context) for context in contexts]
         if placement.strides:
-            findings += strides.findings(placement, all(found))
-        turns = [(context, region) for context, region in zip(contexts, found, strict=True) if region is not None]
+            findings += strides.findings(placement, all(regions_found))
+        turns = [
+            (context, region) for context, region in zip(contexts, regions_found, strict=True) if region is not None
+        ]
         if placement.copies:
             turning.setdefault(value.name, {}).update(turns)
         else:
@@ -125,27 +129,28 @@ def lay_out(graph: Graph, plan: MemoryPlan) -> tuple[Layout, list[Finding]]:
 
 
 class _Contexts:
-    """Copies of bodies, none of which lies within another."""
+    """A set of contexts (body versions of enclosing loops), none a prefix of another."""
 
     def __init__(self) -> None:
         self._taken: set[Context] = set()
-        self._around: set[Context] = set()  # those taken, and all that they lie within
+        self._around: set[Context] = set()  # all prefixes of the contexts in the set
 
     def apart(self, contexts: Iterable[Context]) -> bool:
-        """Whether all of these are neither around nor within one that is taken."""
+        """True if no given context is a prefix or an extension of a context in the set."""
         return not any(
             context in self._around or any(context[:depth] in self._taken for depth in range(len(context)))
             for context in contexts
         )
 
     def add(self, contexts: Iterable[Context]) -> None:
+        """Add contexts to the set."""
         for context in contexts:
             self._taken.add(context)
             self._around.update(context[:depth] for depth in range(len(context) + 1))
 
 
 def _copies(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
-    """Loops are rolled, and pointers assigned, as their nodes allow."""
+    """Check that rolled loops and renamed values fit the nodes of the graph."""
     loops = {node.name for node in graph.walk() if isinstance(node, While)}
     for record in plan.rolled:
         if record.loop not in loops or record.first < 0 or record.ring < 1:
@@ -166,6 +171,7 @@ def _copies(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
 
 
 def _names(graph: Graph) -> Iterator[Finding]:
+    """Check that names of values and nodes are unique in the program."""
     seen: set[str] = set()
     for value in graph.values():
         if value.name in seen:
@@ -179,7 +185,8 @@ def _names(graph: Graph) -> Iterator[Finding]:
 
 
 def _storages(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
-    given = {*graph.weights, *graph.inputs}  # their memory is that of a weight or an input, also where they are outputs
+    """Check the names, kinds and sizes of storages."""
+    given = {*graph.weights, *graph.inputs}  # a weight or input keeps its storage kind, even if it is an output too
     owners = {
         "weight": {bound_to(value.name): value for value in graph.weights},
         "input": {bound_to(value.name): value for value in graph.inputs},
@@ -207,7 +214,7 @@ def _storages(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
 
 
 def _transferred(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
-    """In a memory that transfers alone touch lies what was brought there, and nothing but that is read from there."""
+    """Check that a memory with a transfer rate holds only offloaded values, read by reloads alone."""
     slow = {storage.name for storage in plan.storages if storage.rate}
     if not slow:
         return
@@ -220,19 +227,19 @@ def _transferred(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
 
 
 def _claims(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
-    """What the plan says beside its regions, as far as it can be held against the graph."""
+    """Check the unplanned values and the updated values declared by the plan."""
     yield from _outside(graph, plan)
     if plan.updated != tuple(value.name for value in graph.updated):
         yield Finding("updates-untold", "the plan", "lists other inputs and weights than the graph updates")
 
 
 def _outside(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
-    """The values outside the plan are all there, each once, with what is known of their bytes."""
+    """Check that the plan lists every unplannable value once, with the known facts of the value's type."""
     specs = {value.name: value.spec for value in graph.values() if isinstance(value.spec, Unplannable)}
-    told = Counter(outside.value for outside in plan.outside)
-    for name in sorted(specs.keys() | told.keys()):
-        if told[name] != (name in specs):
-            what = "cannot be planned, but the plan does not say so" if not told[name] else "is said to be outside"
+    counts = Counter(outside.value for outside in plan.outside)
+    for name in sorted(specs.keys() | counts.keys()):
+        if counts[name] != (name in specs):
+            what = "cannot be planned, but the plan does not say so" if not counts[name] else "is said to be outside"
             yield Finding("outside-untold", f"value %{name}", what)
     callers = {value.name for value in (*graph.weights, *graph.inputs, *graph.outputs)}
     for outside in plan.outside:
@@ -250,6 +257,7 @@ def _outside(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
 def _placement(
     placement: Placement, value: Value | None, storages: Mapping[str, Storage], alignment: int
 ) -> Iterator[Finding]:
+    """Check one placement against its value, its storage and the alignment."""
     where, region = f"value %{placement.value}", placement.region
     if value is None:
         yield Finding("unknown-value", where, "is placed, but the graph has no such value")
@@ -276,7 +284,7 @@ def _placement(
 
 
 def _bound(graph: Graph, layout: Layout) -> Iterator[Finding]:
-    """What the caller hands in or takes out lies where the caller looks for it."""
+    """Check that inputs, weights and outputs bound to a storage lie at the start of the storage."""
     owners = (("weight", graph.weights), ("input", graph.inputs), ("output", dict.fromkeys(graph.outputs)))
     for kind, value in chain.from_iterable(((kind, value) for value in group) for kind, group in owners):
         region, own = layout.region(value), layout.storages.get(bound_to(value.name))
@@ -294,7 +302,7 @@ def _bound(graph: Graph, layout: Layout) -> Iterator[Finding]:
 
 
 def _initial_overlaps(graph: Graph, layout: Layout) -> Iterator[Finding]:
-    """Inputs and weights are all there before the first step, so none may lie on another."""
+    """Check that inputs and weights do not overlap: all of them are live before the first step."""
     values = (*graph.inputs, *graph.weights)
     named = [(region, value.name) for value in values if (region := layout.region(value))]
     for one, other in overlapping(named):
@@ -303,7 +311,7 @@ def _initial_overlaps(graph: Graph, layout: Layout) -> Iterator[Finding]:
 
 
 def overlapping(named: Iterable[tuple[Region, str]]) -> Iterator[tuple[tuple[Region, str], tuple[Region, str]]]:
-    """All pairs of named regions that share bytes, in order of address."""
+    """Yield all pairs of overlapping named regions, in order of address."""
     active: list[tuple[Region, str]] = []
     for entry in sorted(named, key=lambda entry: (entry[0].storage, entry[0].offset)):
         region = entry[0]
@@ -314,4 +322,5 @@ def overlapping(named: Iterable[tuple[Region, str]]) -> Iterator[tuple[tuple[Reg
 
 
 def span(region: Region) -> str:
+    """Return a region as text: storage[begin, end)."""
     return f"{region.storage}[{region.offset}, {region.end})"

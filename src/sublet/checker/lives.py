@@ -1,8 +1,8 @@
-"""When the bytes of every placement are needed: from the point that writes them to the last that may read them.
+"""Liveness of placements: from the write of the bytes to the last possible read.
 
-`needed` follows every state of the pointers by itself: at these points some run needs the bytes. `conceivable` knows
-the points, but not the states: a planner that keeps bytes along a way that no run takes may say so, but no more, and
-not before they are `written`.
+`must_live` tracks each binding state separately: at these points some run needs the bytes. `may_live` merges the
+states of a point. A plan may over-approximate: it may keep bytes live on infeasible paths, but not beyond `may_live`,
+and not before the first write (`reachable_from_writes`).
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 def needed(walk: Walk, lasting: Collection[int]) -> dict[int, Ranges]:
-    """For each placement that is written or read the points; `lasting` ones are needed always."""
+    """Return the live ranges of each accessed placement over feasible paths; `lasting` placements are always live."""
     return _always(_live(walk.visits), walk, lasting)
 
 
 def conceivable(walk: Walk, lasting: Collection[int]) -> dict[int, Ranges]:
-    """The same when the states of a point are not told apart."""
-    together = [Visit(point, {}, (), (), list(after)) for point, after in enumerate(walk.timeline.followers)]
-    reads: list[set[int]] = [set() for _ in together]
+    """Return the live ranges of each accessed placement with all states of a point merged."""
+    merged = [Visit(point, {}, (), (), list(after)) for point, after in enumerate(walk.timeline.followers)]
+    reads: list[set[int]] = [set() for _ in merged]
     for visit in walk.visits:
         reads[visit.point].update(visit.reads)
-        together[visit.point].writes = visit.writes
-    for visit in together:
+        merged[visit.point].writes = visit.writes
+    for visit in merged:
         visit.reads = tuple(reads[visit.point])
-    return _always(_live(together), walk, lasting)
+    return _always(_live(merged), walk, lasting)
 
 
 def written(walk: Walk, number: int) -> Ranges:
-    """The points that some way leads to from one that writes a placement, when states are not told apart."""
+    """Return the points reachable from a write of a placement, with all states of a point merged."""
     reached = {visit.point for visit in walk.visits if number in visit.writes}
     todo = list(reached)
     while todo:
@@ -45,10 +45,12 @@ def written(walk: Walk, number: int) -> Ranges:
 
 
 def _always(found: dict[int, Ranges], walk: Walk, lasting: Collection[int]) -> dict[int, Ranges]:
+    """Return the live ranges with `lasting` placements live at all points."""
     return {**found, **dict.fromkeys(lasting, ((0, len(walk.timeline.moments)),))}
 
 
 def _live(visits: Sequence[Visit]) -> dict[int, Ranges]:
+    """Return the live ranges of placements by backward liveness over basic blocks."""
     blocks = _blocks(visits)
     first = {block[0]: i for i, block in enumerate(blocks)}
     followers = [[first[after] for after in visits[block[-1]].followers] for block in blocks]
@@ -65,16 +67,16 @@ def _live(visits: Sequence[Visit]) -> dict[int, Ranges]:
             after[i] = 0
             for follower in followers[i]:
                 after[i] |= before[follower]
-            found = reads[i] | after[i] & ~writes[i]
-            changed, before[i] = changed or found != before[i], found
+            live_before = reads[i] | after[i] & ~writes[i]
+            changed, before[i] = changed or live_before != before[i], live_before
     pieces: dict[int, list[tuple[int, int]]] = {}
     for block, mask in zip(blocks, after, strict=True):
         _scan([visits[number] for number in block], mask, pieces)
-    return {number: union(several) for number, several in pieces.items()}
+    return {number: union(ranges) for number, ranges in pieces.items()}
 
 
 def _blocks(visits: Sequence[Visit]) -> list[list[int]]:
-    """Visits that follow only one another, at neighbouring points."""
+    """Return basic blocks: maximal chains of point states at consecutive points."""
     sources = [0] * len(visits)
     for visit in visits:
         for follower in visit.followers:
@@ -95,6 +97,7 @@ def _blocks(visits: Sequence[Visit]) -> list[list[int]]:
 
 
 def _scan(block: Sequence[Visit], after: int, pieces: dict[int, list[tuple[int, int]]]) -> None:
+    """Add the live ranges inside a block to `pieces`; `after` is the bit set of placements live after the block."""
     ends = dict.fromkeys(_bits(after), block[-1].point + 1)
     for visit in reversed(block):
         for number in visit.writes:
@@ -106,6 +109,7 @@ def _scan(block: Sequence[Visit], after: int, pieces: dict[int, list[tuple[int, 
 
 
 def _mask(numbers: Iterable[int]) -> int:
+    """Return numbers as a bit set."""
     mask = 0
     for number in numbers:
         mask |= 1 << number
@@ -113,24 +117,25 @@ def _mask(numbers: Iterable[int]) -> int:
 
 
 def _bits(mask: int) -> list[int]:
+    """Return the numbers in a bit set."""
     octets = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), dtype=np.uint8)
-    found: list[int] = np.flatnonzero(np.unpackbits(octets, bitorder="little")).tolist()
-    return found
+    numbers: list[int] = np.flatnonzero(np.unpackbits(octets, bitorder="little")).tolist()
+    return numbers
 
 
 def union(pieces: Iterable[tuple[int, int]]) -> Ranges:
-    """Sorted ranges that do not touch and cover the same points."""
-    found: list[tuple[int, int]] = []
+    """Return sorted, disjoint, non-adjacent ranges covering the same points."""
+    merged: list[tuple[int, int]] = []
     for begin, end in sorted(pieces):
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:
-            found.append((begin, end))
-    return tuple(found)
+            merged.append((begin, end))
+    return tuple(merged)
 
 
 def within(inner: Ranges, outer: Ranges) -> bool:
-    """Whether the points of sorted ranges are all among those of others."""
+    """True if sorted ranges `outer` cover all points of `inner`."""
     i = 0
     for begin, end in inner:
         while i < len(outer) and outer[i][1] < end:

@@ -1,11 +1,10 @@
-"""What lies where: the abstract memory that the replay reads and writes.
+"""Abstract memory: the content of every storage, as read and written by the replay.
 
-A *token* is the name of the value whose bytes they are. Every storage is a track: segments of bytes
-in order of address, each saying which bytes of which token lie there. What no segment covers has
-never been written.
+A *token* is the name of the value that owns the bytes. Every storage has a track: segments of bytes in order of
+address, each with a range of bytes of one token. Bytes outside of all segments have never been written.
 
-Branches and loops need one more operation: `meet`, what two paths agree on. Writing and meeting only
-ever replace facts by fixed facts or by nothing, so the fixpoint of a loop is reached after one round.
+Branches and loops need one more operation: `meet_memories`, the facts common to two paths. Writes and meets only
+replace facts by fixed facts or by unknown, so the fixpoint of a loop is reached after one iteration.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ class Piece(NamedTuple):
 
 
 Content = tuple[Piece, ...]
-"""What the bytes of a value are, in order."""
+"""The bytes of a value as pieces of tokens, in order."""
 
 
 class Segment(NamedTuple):
-    """Addresses [begin, end) hold bytes of `token`, whose byte 0 would lie at address `base`.
+    """Addresses [begin, end) with bytes of `token`; byte 0 of the token would lie at address `base`.
 
-    A token of None means unknown bytes; `writer` then says why, else it says who wrote them.
+    A token of None means unknown bytes, and `writer` is the reason; otherwise `writer` names the writer of the bytes.
     """
 
     begin: int
@@ -44,7 +43,7 @@ class Segment(NamedTuple):
 
 
 Track = list[Segment]
-"""The segments of one storage, sorted and disjoint. Memories share them; what no other has is changed in place."""
+"""The segments of one storage, sorted and disjoint. Memories share tracks, and change only unshared tracks in place."""
 
 
 _BEGIN = itemgetter(0)
@@ -52,22 +51,23 @@ _UNWRITTEN = "never written, or not by every path"
 
 
 class Memory:
-    """The content of every storage at one moment."""
+    """The content of every storage at one moment, with copy-on-write tracks."""
 
     def __init__(self, tracks: dict[str, Track] | None = None) -> None:
         self.tracks: dict[str, Track] = tracks if tracks is not None else {}
-        self._own: set[str] = set()  # storages with a track that no other memory shares
+        self._own: set[str] = set()  # storages with an unshared track
 
     def copy(self) -> Memory:
+        """Return a copy that shares all tracks."""
         return Memory(dict(self.shared()))
 
     def shared(self) -> Mapping[str, Track]:
-        """Its tracks, none of which it will change in place."""
+        """Return the tracks, and stop changing them in place."""
         self._own.clear()
         return self.tracks
 
     def _put(self, storage: str, low: int, high: int, fresh: Track) -> None:
-        """Let these segments stand in the place of those at the positions [low, high)."""
+        """Replace the segments at positions [low, high) of a track."""
         if storage in self._own:
             self.tracks[storage][low:high] = fresh
             return
@@ -85,7 +85,7 @@ class Memory:
             self.lay(storage, fresh[0].begin, begin, fresh)
 
     def lay(self, storage: str, begin: int, end: int, fresh: Track) -> None:
-        """Let only these segments lie between two addresses."""
+        """Replace the content of addresses [begin, end) by the segments `fresh`."""
         track = self.tracks.get(storage, [])
         low, high = _range(track, begin, end)
         left: Track = []
@@ -97,7 +97,7 @@ class Memory:
         self._put(storage, low, high, [*left, *fresh, *right])
 
     def forget(self, region: Region, writer: str) -> None:
-        """Let nothing be known of these bytes; `writer` says why."""
+        """Make the known bytes of a region unknown; `writer` is the reason."""
         track = self.tracks.get(region.storage, [])
         low, high = _range(track, region.offset, region.end)
         if low == high:
@@ -109,14 +109,15 @@ class Memory:
         self._put(region.storage, low, high, [*left, unknown, *right])
 
     def mismatches(self, storage: str, begin: int, content: Content) -> Iterator[Segment]:
-        """The bytes from address `begin` that are not those of `content`, as what they are instead."""
+        """Yield the segments from address `begin` that differ from `content`."""
         for token, start, length in content:
-            for found in self._found(storage, begin, begin + length):
-                if found.token != token or found.base != begin - start:
-                    yield found
+            for segment in self._found(storage, begin, begin + length):
+                if segment.token != token or segment.base != begin - start:
+                    yield segment
             begin += length
 
     def _found(self, storage: str, begin: int, end: int) -> Iterator[Segment]:
+        """Yield the segments of [begin, end), with unwritten gaps as unknown segments."""
         track = self.tracks.get(storage, [])
         low, high = _range(track, begin, end)
         for segment in track[low:high]:
@@ -128,18 +129,18 @@ class Memory:
             yield Segment(begin, end, None, 0, _UNWRITTEN)
 
     def within(self, storage: str, begin: int, end: int) -> Iterator[Segment]:
-        """What the segments say of [begin, end), and nothing of the bytes between them."""
+        """Yield the segments of [begin, end), without the gaps between them."""
         track = self.tracks.get(storage, [])
         low, high = _range(track, begin, end)
         for segment in track[low:high]:
             yield segment._replace(begin=max(begin, segment.begin), end=min(end, segment.end))
 
     def covered_bytes(self) -> int:
-        """How many bytes any segment covers."""
+        """Return the number of bytes covered by segments."""
         return sum(segment.end - segment.begin for track in self.tracks.values() for segment in track)
 
     def renamed(self, rename: Callable[[str | None], str | None]) -> Memory:
-        """The memory with other names for its tokens; None for bytes that are forgotten."""
+        """Return the memory with renamed tokens; a new name of None makes the bytes unknown."""
         tracks = {}
         for storage, track in self.shared().items():
             fresh = [_renamed(segment, rename(segment.token)) for segment in track]
@@ -147,7 +148,7 @@ class Memory:
         return Memory(tracks)
 
     def known_bytes(self) -> int:
-        """How many bytes hold something known."""
+        """Return the number of bytes with known content."""
         return sum(
             segment.end - segment.begin
             for track in self.tracks.values()
@@ -157,13 +158,14 @@ class Memory:
 
 
 def _renamed(segment: Segment, token: str | None) -> Segment:
+    """Return a segment with another token; None makes the bytes unknown, with the former token as the reason."""
     if token is None and segment.token is not None:
         return segment._replace(token=None, writer=f"%{segment.token} of an earlier round")
     return segment._replace(token=token)
 
 
 def meet(one: Memory, other: Memory) -> Memory:
-    """What both memories agree on."""
+    """Return the facts common to both memories."""
     tracks = {}
     ours, theirs = one.shared(), other.shared()
     for storage in {**ours, **theirs}:
@@ -173,6 +175,7 @@ def meet(one: Memory, other: Memory) -> Memory:
 
 
 def _meet(left: Track, right: Track) -> Track:
+    """Return the meet of two tracks; a common prefix and suffix are reused."""
     prefix = _common(left, right)
     suffix = _common_end(left, right, prefix)
     middle: Track = []
@@ -186,7 +189,7 @@ def _meet(left: Track, right: Track) -> Track:
 
 
 def _agreed(left: Track, right: Track) -> Iterator[Segment]:
-    """Sweep over both tracks by address; yield what covers them in both, unknown where they differ."""
+    """Sweep over both tracks by address; yield segments for bytes covered in both, unknown where the tracks differ."""
     i = j = 0
     while i < len(left) and j < len(right):
         a, b = left[i], right[j]
@@ -201,13 +204,14 @@ def _agreed(left: Track, right: Track) -> Iterator[Segment]:
 
 
 def _either(begin: int, end: int, a: Segment, b: Segment) -> Segment:
+    """Return an unknown segment for different facts, with the reason."""
     if a.token is None or b.token is None:
         return Segment(begin, end, None, 0, (a if a.token is None else b).writer)
     return Segment(begin, end, None, 0, f"%{a.token} by one path, %{b.token} by another")
 
 
 def _range(track: Track, begin: int, end: int) -> tuple[int, int]:
-    """The positions [low, high) of the segments that overlap addresses [begin, end)."""
+    """Return the positions [low, high) of the segments that overlap addresses [begin, end)."""
     low = bisect_left(track, begin, key=_BEGIN)
     if low and track[low - 1].end > begin:
         low -= 1
@@ -215,7 +219,7 @@ def _range(track: Track, begin: int, end: int) -> tuple[int, int]:
 
 
 def _common(left: Track, right: Track, chunk: int = 64) -> int:
-    """Length of the common beginning, rounded down to whole chunks (compared in one go)."""
+    """Return the length of the common prefix, rounded down to whole chunks (compared at once)."""
     length = min(len(left), len(right))
     same = 0
     while same + chunk <= length and left[same : same + chunk] == right[same : same + chunk]:
@@ -224,7 +228,7 @@ def _common(left: Track, right: Track, chunk: int = 64) -> int:
 
 
 def _common_end(left: Track, right: Track, prefix: int, chunk: int = 64) -> int:
-    """Length of the common end after `prefix`, rounded down to whole chunks."""
+    """Return the length of the common suffix after `prefix`, rounded down to whole chunks."""
     length = min(len(left), len(right)) - prefix
     same = 0
     while same + chunk <= length:

@@ -1,4 +1,4 @@
-"""What control flow copies, and what pointers may stand for: proven from where both ends of every move lie.
+"""Copies by control flow, and possible bindings of renamed values, derived from the placements of sources and targets.
 
 Rules: false-moves, false-targets.
 """
@@ -16,19 +16,19 @@ from sublet.ir.walk import assignments
 from sublet.plan import POINTER, UPDATE, CopiedMove, Edge, MemoryPlan
 
 Copied = dict[tuple[Edge, str], list[tuple[frozenset[str], int]]]
-"""(edge, destination): each time bytes are copied, the names of the source, and how many."""
+"""(edge, destination): for each copy the names of the source, and the number of bytes."""
 
 
 def check_moves(plan: MemoryPlan, walk: Walk) -> Iterator[Finding]:
-    """The plan lists each copy that some run makes, and no other."""
+    """Yield findings unless the plan lists exactly the copies made by some run."""
     actual: Copied = {}
     becomes = owners(plan)
     for visit in walk.visits:
         for destination, source, nbytes in copied(walk, visit):
             edge, name = walk.moment(visit).point.edge, destination.name
-            several = actual.setdefault((edge, becomes.get(name, name) if edge.kind == UPDATE else name), [])
-            if (source, nbytes) not in several:
-                several.append((source, nbytes))
+            copies = actual.setdefault((edge, becomes.get(name, name) if edge.kind == UPDATE else name), [])
+            if (source, nbytes) not in copies:
+                copies.append((source, nbytes))
     listed: dict[tuple[Edge, str], list[CopiedMove]] = {}
     for move in plan.moves:
         known = listed.setdefault((move.edge, move.destination), [])
@@ -49,7 +49,7 @@ def check_moves(plan: MemoryPlan, walk: Walk) -> Iterator[Finding]:
 
 
 def copied(walk: Walk, visit: Visit) -> Iterator[tuple[Value, frozenset[str], int]]:
-    """What is copied at a visit: the destination, the names of the source, and how many bytes."""
+    """Yield the copies at a point state: the destination, the names of the source, and the number of bytes."""
     moment = walk.moment(visit)
     for source, to in moment.moves:
         one, other = walk.placement(source, visit), walk.placement(to, visit)
@@ -69,12 +69,12 @@ def copied(walk: Walk, visit: Visit) -> Iterator[tuple[Value, frozenset[str], in
 
 
 def _names(walk: Walk, value: Value, placement: int | None) -> frozenset[str]:
-    """A value, and what it stands for."""
+    """Return the name of a value, and of the value bound to it."""
     return frozenset({value.name} if placement is None else {value.name, walk.place(placement).value})
 
 
 def check_targets(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
-    """The values with bytes that each pointer may come to stand for are those that control flow assigns to it."""
+    """Yield findings for renamed values with declared bindings other than the sources assigned by control flow."""
     assigned = _assigned(graph)
     pointers = {place.value for place in plan.placements if place.how == POINTER}
     for place in plan.placements:
@@ -86,12 +86,12 @@ def check_targets(graph: Graph, plan: MemoryPlan) -> Iterator[Finding]:
             todo += [name for name in fresh if name in pointers]
         meant = [name for name in seen if name not in pointers]
         if set(place.stands_for) != set(meant) or len(place.stands_for) != len(meant):
-            told, may = ", ".join(place.stands_for) or "nothing", ", ".join(meant) or "nothing"
-            what = f"is said to stand for {told}, but may stand for {may}"
+            declared, derived = ", ".join(place.stands_for) or "nothing", ", ".join(meant) or "nothing"
+            what = f"is said to stand for {declared}, but may stand for {derived}"
             yield Finding("false-targets", f"value %{place.value}", what)
 
 
 def _assigned(graph: Graph) -> dict[str, list[str]]:
-    """What control flow may assign to each value."""
+    """Return the possible sources of each value assigned by control flow."""
     pairs = (pair for node in graph.walk() for pair in assignments(node))
     return {to.name: [source.name for source in sources] for to, sources in pairs}

@@ -1,7 +1,7 @@
-"""Whether a schedule runs every node once, in an order that the data allow.
+"""The check of a schedule: every node runs once, and data flow is ordered.
 
-Rules: unknown-step, scheduled-twice, unscheduled-node, bad-stream, bad-wait, missing-body (the schedule is not
-one of this graph: nothing can be replayed); missing-wait, check-order (data may arrive too late).
+Rules: unknown-step, scheduled-twice, unscheduled-node, bad-stream, bad-wait, missing-body (the schedule belongs to
+another graph, and the replay is impossible); missing-wait, check-order (a read may come before the write).
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from sublet.ir.walk import needs
 from sublet.plan.schedule import Schedule, happens_before
 
 MOST_STREAMS = 1 << 16
+"""Streams of one graph. A step in a higher stream is a finding (bad-stream)."""
 
 
 def check_form(graph: Graph, schedule: Schedule) -> Iterator[Finding]:
-    """Everything that makes the schedule not one of this graph."""
+    """Yield findings for a schedule of another graph, sub-graphs included."""
     where = f"schedule of {graph.name}"
     nodes = {node.name for node in graph.nodes}
     seen: set[str] = set()
@@ -48,7 +49,7 @@ def check_form(graph: Graph, schedule: Schedule) -> Iterator[Finding]:
 
 
 def check_order(graph: Graph, schedule: Schedule) -> Iterator[Finding]:
-    """Data that may arrive too late, in the graph and its sub-graphs."""
+    """Yield findings for reads without an order after the write, in the graph and its sub-graphs."""
     yield from _missing_waits(graph, schedule, happens_before(schedule))
     for node in graph.nodes:
         for sub, body in zip(node.subgraphs, schedule.bodies.get(node.name, ()), strict=True):
@@ -58,6 +59,7 @@ def check_order(graph: Graph, schedule: Schedule) -> Iterator[Finding]:
 
 
 def _missing_waits(graph: Graph, schedule: Schedule, before: list[int]) -> Iterator[Finding]:
+    """Yield findings for reads of values without an order between producer and reader."""
     position = {step.node: i for i, step in enumerate(schedule.steps)}
     producer = {value.name: node for node in graph.nodes for value in node.defs}
     for node in graph.nodes:
@@ -70,7 +72,7 @@ def _missing_waits(graph: Graph, schedule: Schedule, before: list[int]) -> Itera
 
 
 def _check_first(node: While, body: Schedule) -> Iterator[Finding]:
-    """The exit test comes between the first nodes of a round and the others."""
+    """Yield findings for nodes of a body not ordered after all nodes before the exit test."""
     before = happens_before(body)
     position = {step.node: i for i, step in enumerate(body.steps)}
     needed = 0

@@ -1,6 +1,6 @@
-"""What one node may not do at one go, whatever lies where.
+"""Forbidden overlaps within an action of a node, independent of the content of memory.
 
-Rules: input-overwritten (a kernel or copy writes over what it still reads), outputs-overlap,
+Rules: input-overwritten (a kernel or copy overwrites an operand still to be read), outputs-overlap,
 moves-overlap (two targets of one parallel assignment), read-only-written.
 """
 
@@ -17,13 +17,13 @@ from sublet.plan import Region
 
 
 def check_overlaps(node: Node | None, action: Action, layout: Layout) -> Iterator[Finding]:
-    """All findings about one action of a node alone; of no node when it is the update at the end of the run."""
+    """Yield all findings about an action; `node` is None for the updates at the end of the run."""
     yield from _read_only_written(action, layout)
     if node is not None and not isinstance(node, While | CaseOf):
         yield from _inputs_overwritten(node, action, layout)
         yield from _outputs_overlap(node, action, layout)
         return
-    slices = action.kind == "fetch"  # two of one sequence may both lie there
+    slices = action.kind == "fetch"  # two slices of one sequence may both be views of the sequence
     targets = [(write.region, write.value) for write in action.writes if write.touched or not slices]
     for (one_region, one), (other_region, other) in overlapping(targets):
         what = f"moves %{one} to {span(one_region)} and %{other} to {span(other_region)} at once"
@@ -31,6 +31,7 @@ def check_overlaps(node: Node | None, action: Action, layout: Layout) -> Iterato
 
 
 def _inputs_overwritten(node: Node, action: Action, layout: Layout) -> Iterator[Finding]:
+    """Yield findings for writes over operands of the same node, except for in-place outputs allowed by the op."""
     allowed = {(share.output, share.input) for share in facts(node).inplace(node) if share.offset == 0}
     reads = set(action.reads)
     outs = {i: out for i, out in enumerate(node.written) if out is not None}
@@ -53,6 +54,7 @@ def _inputs_overwritten(node: Node, action: Action, layout: Layout) -> Iterator[
 
 
 def _outputs_overlap(node: Node, action: Action, layout: Layout) -> Iterator[Finding]:
+    """Yield findings for overlapping outputs of a node."""
     written = {write.value for write in action.writes}
     written_regions = [(write.region, write.value) for write in action.writes]
     in_place = [(region, out.name) for out in node.defs if out.name not in written and (region := layout.region(out))]
@@ -63,6 +65,7 @@ def _outputs_overlap(node: Node, action: Action, layout: Layout) -> Iterator[Fin
 
 
 def _read_only_written(action: Action, layout: Layout) -> Iterator[Finding]:
+    """Yield findings for writes to storages of the caller without an update."""
     for write in action.writes:
         if write.touched and layout.read_only(write.region):
             kind = layout.kind(write.region)
@@ -71,10 +74,14 @@ def _read_only_written(action: Action, layout: Layout) -> Iterator[Finding]:
 
 
 def latest_within(layout: Layout, region: Region) -> list[Region]:
-    """The bytes of a region; of the latest row, which is nobody knows where in its whole, all those around."""
+    """Return the possible regions of bytes: the region itself, or for a latest row also all enclosing regions.
+
+    The offset of a latest row within the stacked output is unknown.
+    """
     around = [found for _, found in layout.cells.around(region)]
     return around if layout.cells.this_round(region.storage) != region.storage else around[:1]
 
 
 def shares_bytes(one: Region, other: Region) -> bool:
+    """True if two regions overlap."""
     return one.storage == other.storage and one.offset < other.end and other.offset < one.end

@@ -1,9 +1,9 @@
-"""Races: two steps that nothing orders touch the same bytes, and one of them writes.
+"""Races: two steps without an order access the same bytes, and at least one step writes.
 
-Without races every execution that keeps the schedule's order reads what the replay of its listed
-order reads, so one replay proves them all. Where pointers depend on the run, a step touches all that it may touch
-in any state. A pointer is assigned before it is read, since data are in order; rounds do not overlap, so that
-steps of different copies of a body are in order too.
+Without races every execution in the schedule's order reads the same content as the replay of the listed
+order, so one replay proves all executions. For renamed values a step accesses all possible regions of all states.
+Every pointer is assigned before its reads, as data flow is ordered; iterations do not overlap, so steps of different
+body versions are ordered as well.
 
 Rule: race.
 """
@@ -25,7 +25,10 @@ from sublet.plan.schedule import Schedule, happens_before
 
 
 class Access(NamedTuple):
-    """Bytes that the step at position `step` reads, or writes; `within` are the storages that these are a cell in."""
+    """Bytes read, or written, by the step at position `step`.
+
+    `within` are the slice storages of the access inside the region.
+    """
 
     region: Region
     step: int
@@ -34,10 +37,10 @@ class Access(NamedTuple):
 
 
 def check_races(graph: Graph, schedule: Schedule, accesses: Accesses, cells: Cells) -> Iterator[Finding]:
-    """Every pair of steps that race, in the graph and its sub-graphs, in any copy of the bodies around them.
+    """Yield a finding for every pair of racing steps, in the graph and its sub-graphs, in any body version.
 
-    Bytes of a cell are also those of the whole around it, in some round: all of these count, unless both steps
-    touch the same cell, which then is one of the same round, or one of them its latest.
+    Bytes of a slice storage are also bytes of the enclosing sequence, in some iteration: an access counts for all
+    enclosing regions, unless both steps access the same slice storage (in the same iteration), or its latest row.
     """
     if len({step.stream for step in schedule.steps}) > 1:
         touched = [accesses.of_step.get(step.node, {}) for step in schedule.steps]
@@ -49,6 +52,7 @@ def check_races(graph: Graph, schedule: Schedule, accesses: Accesses, cells: Cel
 
 
 def _races(schedule: Schedule, touched: Sequence[Touched], cells: Cells) -> Iterator[Finding]:
+    """Yield a finding for every pair of racing steps of a schedule in a context."""
     accesses = list(_accesses(touched, cells))
     accesses.sort(key=lambda access: (access.region.storage, access.region.offset, access.step, access.writes))
     reported: set[tuple[int, int]] = set()
@@ -60,7 +64,7 @@ def _races(schedule: Schedule, touched: Sequence[Touched], cells: Cells) -> Iter
 
 
 def _accesses(touched: Sequence[Touched], cells: Cells) -> Iterator[Access]:
-    """What the steps touch: the bytes themselves, and where they lie in a cell the whole around it as well."""
+    """Yield the accesses of steps: the regions themselves, and all enclosing regions of slices."""
     for step, regions in enumerate(touched):
         for region, writes in regions:
             within: tuple[str, ...] = ()
@@ -70,6 +74,7 @@ def _accesses(touched: Sequence[Touched], cells: Cells) -> Iterator[Access]:
 
 
 def _race(schedule: Schedule, one: Access, other: Access) -> Finding:
+    """Return the finding for two racing accesses."""
     first, second = sorted((one, other), key=lambda access: access.step)
     early, late = (schedule.steps[access.step].node for access in (first, second))
     does = [f"{'writes' if access.writes else 'reads'} {span(access.region)}" for access in (first, second)]
@@ -78,7 +83,7 @@ def _race(schedule: Schedule, one: Access, other: Access) -> Finding:
 
 
 def _ordered(schedule: Schedule) -> list[int]:
-    """For each step, itself and the steps ordered before or after it, as a bit set."""
+    """Return, for each step, a bit set of the step and all steps ordered before or after the step."""
     position = {step.node: i for i, step in enumerate(schedule.steps)}
     before = happens_before(schedule)
     after = [0] * len(before)
@@ -96,7 +101,7 @@ def _ordered(schedule: Schedule) -> list[int]:
 
 
 def _conflicts(accesses: list[Access], ordered: list[int]) -> Iterator[tuple[Access, Access]]:
-    """Sweep by address. Yields pairs with common bytes, one a write, by steps that nothing orders."""
+    """Sweep by address. Yield pairs with common bytes, at least one write, and no order between the steps."""
     ends: list[tuple[int, int]] = []
     touching, writing = _Steps(), _Steps()
     storage = ""
@@ -122,17 +127,19 @@ def _conflicts(accesses: list[Access], ordered: list[int]) -> Iterator[tuple[Acc
 
 
 class _Steps:
-    """A multiset of steps, with the bit set of those in it."""
+    """A multiset of steps, with the bit set of its members."""
 
     def __init__(self) -> None:
         self.count: Counter[int] = Counter()
         self.mask = 0
 
     def add(self, step: int) -> None:
+        """Add a step."""
         self.count[step] += 1
         self.mask |= 1 << step
 
     def remove(self, step: int) -> None:
+        """Remove a step once."""
         self.count[step] -= 1
         if not self.count[step]:
             self.mask &= ~(1 << step)

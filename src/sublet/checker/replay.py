@@ -1,27 +1,28 @@
-"""The replay: runs the schedule over abstract memory and looks at every byte that is read.
+"""The replay: an abstract interpretation of the schedule over memory and renamed values, checking every byte read.
 
-Lattice. A `State` says of all runs that come to a point: for each byte of each storage the content that lies there, or
-nothing; for each pointer its targets, each with the bytes there that are not the pointer's own. One state is below
-another if it says less of the bytes or knows more targets. Two states meet (`State.met`) in what holds of both: a byte
-keeps the content that both say, a pointer has the targets of either.
+Lattice. An `AbstractState` describes all runs reaching a point: for each byte of each storage the known content, or
+unknown; for each renamed value (a *pointer*) its points-to set, each target with the invalid bytes: bytes at the
+target that are not the pointer's own. A state is below another state if it knows less about bytes or has more targets.
+The meet of two states (`AbstractState.meet`) holds in both: a byte keeps a content known equally in both states, a
+pointer has the targets of either.
 
-Transfer, from the state before a point to that after it:
+Transfer, from the state before a point to the state after the point:
 
-    node      every operand's bytes are looked at; then every output's are written, and belong to nobody else
-    edge      all sources of its moves are looked at; then all destinations are written, and pointers stand for theirs
-    branch    each arm from the same state; the meet of their ends
-    loop      for each copy of its body a head: the meet of the entry, if it leads there, and of every end that may be
-              followed by this copy. Rounds of a copy whose head changed are run again until none does: heads only
-              sink, and are finite. After the loop: the meet of all exits
+    node      check the bytes of every operand; then write every output, and invalidate all former owners of the bytes
+    edge      check the sources of all moves; then write all destinations, and bind pointers to their sources
+    branch    run each arm from the same state; take the meet of the ends
+    loop      for each body version an entry state: the meet of the loop entry, if version 0, and of every end of a
+              version followed by this version. Run the versions with changed entry states until a fixpoint: entry
+              states only descend, and the lattice is finite. After the loop: the meet of all exits
 
-What is wrong is reported from the last time only. A loop in a loop goes on from the heads it came to in the round
-before. So a node is run at most a few times for each loop around it, and each of its copies.
+The replay reports only findings of the last run of a version. A nested loop resumes from its entry states of the
+enclosing iteration before. A node therefore runs a few times for each enclosing loop and body version.
 
-Invariant: the memory at the head of a round holds no token of the body, see `state`. Parameters with bytes of their
-own are written anew by entry and back edge, so their regions hold them.
+Invariant: memory at the start of an iteration holds no token of the body, see `state`. Entry and back edge write
+the parameters with own bytes, so the regions of these parameters hold the parameters' own tokens.
 
-Rules: clobbered (other bytes lie where a value is read), undefined (nothing known lies there), output-lost,
-weight-clobbered, too-many-states, bad-jumps, false-heads; and those of `overlaps`, in each copy.
+Rules: clobbered (a read finds bytes of another value), undefined (a read finds unknown bytes), output-lost,
+weight-clobbered, too-many-states, bad-jumps, false-heads; and the rules of `overlaps`, in each body version.
 """
 
 from __future__ import annotations
@@ -48,11 +49,12 @@ from sublet.plan import Context, Region, Rolled
 from sublet.plan.schedule import Schedule, is_serial
 
 MOST_TARGETS = 64
-"""A plan in which a pointer can stand for more regions at one moment is not followed."""
+"""Regions of one pointer in one state. The replay gives up on a plan with more (rule too-many-states)."""
 
-MOST_COPIES = 1024  # of a body
+MOST_COPIES = 1024
+"""Body versions of one loop. The replay gives up on a plan with more."""
 MOST_STEPS = 1 << 17
-"""Nor one whose nodes run more often than this, and than MOST_TARGETS times each, in all their copies."""
+"""Steps of one replay, or MOST_TARGETS a node if more, in all body versions. Beyond the limit the replay gives up."""
 
 Origins = Mapping[str, tuple[tuple[Source, ...], ...]]
 Build = Callable[[Actions], Action]
@@ -61,7 +63,7 @@ Build = Callable[[Actions], Action]
 def replay(
     graph: Graph, schedule: Schedule, layout: Layout, contents: Mapping[str, Content], origins: Origins
 ) -> tuple[list[Finding], Accesses]:
-    """Run the whole program once, all branches and any number of rounds: what it read in vain, and what it touched."""
+    """Interpret the whole program, all branches and any number of iterations; return the findings and all accesses."""
     run = _Replay(graph, layout, contents, origins, Accesses(unasked=is_serial(schedule)))
     memory = Memory()
     for value in (*graph.inputs, *graph.weights):
@@ -83,13 +85,15 @@ def replay(
 
 
 class _TooLong(Exception):
-    """The plan is not followed any further."""
+    """The replay exceeds a limit, and stops."""
 
     def __init__(self, node: Node, what: str) -> None:
         self.finding = Finding("too-many-states", f"node {node.name}", what, "copy instead of pointing", (node.name,))
 
 
 class _Replay:
+    """The state of one replay: findings, accesses, and the fixpoints of loops."""
+
     def __init__(
         self, graph: Graph, layout: Layout, contents: Mapping[str, Content], origins: Origins, accesses: Accesses
     ) -> None:
@@ -109,7 +113,7 @@ class _Replay:
         self._deciding = {name for jump in jumps for name, _ in jump.ways}
 
     def found(self) -> Iterator[Finding]:
-        """All findings, those of a loop where it begins."""
+        """Yield all findings; findings of a loop stand at the loop's start."""
         todo = self.findings[::-1]
         while todo:
             one = todo.pop()
@@ -122,13 +126,16 @@ class _Replay:
                 todo += reversed(wrong)
 
     def graph(self, graph: Graph, schedule: Schedule, state: State, context: Context) -> State:
-        """Run all nodes of a graph in the order of its schedule."""
+        """Run all nodes of a graph in the order of its schedule; return the state after the last node."""
         return self.nodes(graph.nodes, schedule, state, context, results(graph))
 
     def nodes(
         self, nodes: Sequence[Node], schedule: Schedule, state: State, context: Context, wanted: Iterable[Value] = ()
     ) -> State:
-        """Run nodes of one graph. Pointers they assign are dropped once nobody reads them, nor what views them."""
+        """Run some nodes of one graph, and return the state after the last node.
+
+        The replay drops a pointer after the last read of the pointer and its views; values in `wanted` stay.
+        """
         by_name = {node.name: node for node in nodes}
         steps = [by_name[step.node] for step in schedule.steps if step.node in by_name]
         if not steps:
@@ -155,12 +162,13 @@ class _Replay:
         return state
 
     def _count(self, node: Node) -> None:
+        """Count a step. Raises _TooManyStates beyond the limit of steps."""
         self._steps += 1
         if self._steps > self._most:
             raise _TooLong(node, f"the copies of the bodies around it make more than {self._most} steps")
 
     def _last_reads(self, steps: Sequence[Node], wanted: Iterable[Value]) -> dict[int, set[str]]:
-        """The pointers assigned by these steps, by the position of the step that needs each last."""
+        """Return the pointers assigned by `steps`, by the position of the last step that needs the pointer."""
         assigned = {value.name for node in steps if node.subgraphs for value in node.defs} & self.layout.pointers
         if not assigned:
             return {}
@@ -174,10 +182,11 @@ class _Replay:
         return droppable
 
     def _tokens(self, values: Iterable[Value]) -> set[str]:
+        """Return the tokens in the contents of values."""
         return {piece.token for value in values for piece in self.contents.get(value.name, ())}
 
     def case(self, node: CaseOf, bodies: Sequence[Schedule], state: State, context: Context) -> State:
-        """Every arm from the same state."""
+        """Run every arm of a branch from the same state; return the meet of the ends."""
         self.edge(node, state, context, lambda actions: actions.index(node))
         ends: list[State] = []
         for position in range(len(node.arms) + bool(node.fallbacks)):
@@ -192,7 +201,7 @@ class _Replay:
         return self._met(ends, node) if ends else state
 
     def loop(self, node: While, body: Schedule, state: State, context: Context) -> State:
-        """Rounds, of every copy of the body, until the heads are stable; the state after the loop."""
+        """Run the body versions of a loop until all entry states are stable; return the state after the loop."""
         record = self.layout.rolled.get((node.name, context))
         if record is not None and record.copies > MOST_COPIES:
             raise _TooLong(node, f"its body has more than {MOST_COPIES} copies")
@@ -218,7 +227,7 @@ class _Replay:
     def _after(
         self, record: Rolled | None, copy: int, inside: Context, node: While, end: State
     ) -> Sequence[tuple[int, State]]:
-        """The copies that may follow a copy."""
+        """Return the body versions that may follow `copy`, each with the state for its entry."""
         if record is None:
             return [(0, end)]
         known: Decisions = {}
@@ -228,17 +237,18 @@ class _Replay:
         return self.jumps.after(record, copy, end, known)
 
     def _copies(self, node: While, context: Context) -> int:
+        """Return the number of body versions of a loop in a context."""
         record = self.layout.rolled.get((node.name, context))
         return 1 if record is None else record.copies
 
     def _by_way(self, node: Node, way: int, state: State) -> State:
-        """The state, which left a loop or branch by one of its ways, with a note of that where it decides."""
+        """Return the state after an exit, recorded in the path conditions if transitions depend on the node."""
         if node.name in self._deciding:
             state.by_way((value.name for value in node.defs), node.name, way)
         return state
 
     def _arrive(self, run: Run, copy: int, state: State) -> bool:
-        """Join a state into the head of a copy; whether that changed it."""
+        """Merge a state into the entry state of a body version; True if the entry state changed."""
         if copy not in run.heads:
             run.heads[copy] = state.copy()
             return True
@@ -247,11 +257,12 @@ class _Replay:
         return run.heads[copy].measure != before
 
     def round(self, node: While, body: Schedule, head: State, context: Context) -> tuple[State, State]:
-        """One round of one copy. Returns the state after the exit edge and that at the end of the round."""
+        """Run one iteration of a body version; return the states after the exit edge and after the back edge."""
         edge, state = partial(self.edge, node, context=context), head.copy()
         edge(state, build=lambda actions: actions.head(node))
         late = (value for after in node.body.nodes[node.check :] for value in needs(after))
-        later = chain(node.body.outputs, tested(node), late)  # looked at in the first round only
+        # An iterator: `_last_reads` consumes it in the first iteration only, and its result is cached.
+        later = chain(node.body.outputs, tested(node), late)
         state = self.nodes(node.body.nodes[: node.check], body, state, context, later)
         edge(state, build=lambda actions: actions.test(node))
         left = state.copy()
@@ -273,9 +284,9 @@ class _Replay:
         moves: Sequence[tuple[Value, Value]] = (),
         ends_round: While | None = None,
     ) -> None:
-        """Perform what `build` makes of the actions here; then pointers take what `moves` assign.
+        """Perform the actions that `build` makes for this point; then bind pointers according to `moves`.
 
-        Where the place of an operand depends on the run, that is what each of its places makes of it.
+        If an operand is a pointer with several targets, the replay performs the action for each target.
         """
         here = self.layout.here(context, state.first())
         actions = self._actions(node, state, here, build)
@@ -294,15 +305,21 @@ class _Replay:
             state.write(write.region, content, where, named(source) if named else source)
 
     def _actions(self, node: Node | None, state: State, here: Layout, build: Build) -> list[Action]:
-        """What happens here, for the different places of operands that are pointers; looked at each by itself."""
-        found = [self._action(node, here, build)]
-        moving = [value.name for value in (*found[0].reads, *(node.uses if node else ()))]
+        """Return the distinct actions at a point, one for each index of pointer targets.
+
+        The replay records overlaps and accesses of each action separately.
+        """
+        actions = [self._action(node, here, build)]
+        moving = [value.name for value in (*actions[0].reads, *(node.uses if node else ()))]
         for regions in state.variants(moving):
-            found.append(self._action(node, self.layout.here(here.context, regions), build))
-        return found
+            actions.append(self._action(node, self.layout.here(here.context, regions), build))
+        return actions
 
     def _action(self, node: Node | None, here: Layout, build: Build) -> Action:
-        """What happens here, noted with what is wrong with it; an op without pointers does the same in every round."""
+        """Return the action at a point, and record its overlap findings and accesses.
+
+        The replay caches the action of an op without pointers for each context: every iteration has the same action.
+        """
         key = None
         if node is not None and not isinstance(node, While | CaseOf):
             key = None if any(map(here.is_pointer, (*node.uses, *node.defs))) else (node.name, here.context)
@@ -317,7 +334,7 @@ class _Replay:
         return known[0]
 
     def update(self, graph: Graph, state: State) -> None:
-        """The updates of a graph, all at once: afterwards every target's region holds what its source is."""
+        """Perform the updates of a graph in parallel: every target's region then holds the content of its source."""
         here = self.layout.here((), state.first())
         several = self._actions(None, state, here, lambda actions: actions.update(graph))
         for value in dict.fromkeys(value for action in several for value in action.reads):
@@ -328,7 +345,10 @@ class _Replay:
     def _targets(
         self, node: Node, moves: Sequence[tuple[Value, Value]], state: State, here: Layout, *, stored: bool
     ) -> dict[str, Pointer]:
-        """What pointers stand for after these moves; `stored` when the rows of a round have just been stored."""
+        """Return the bindings of pointers after `moves`.
+
+        `stored` is True if the loop has just stored the rows of the iteration.
+        """
         targets: dict[str, Pointer] = {}
         for source, to in moves:
             if to.name not in self.layout.pointers:
@@ -354,7 +374,7 @@ class _Replay:
         return targets
 
     def _met(self, states: Sequence[State], node: Node) -> State:
-        """What holds of the runs of all states."""
+        """Return the meet of states. Raises _TooManyStates for a pointer with more than MOST_TARGETS regions."""
         met = reduce(State.met, states)
         for name, pointer in met.pointers.items():
             if len(pointer.targets) > MOST_TARGETS:
@@ -362,7 +382,7 @@ class _Replay:
         return met
 
     def _of_body(self, node: Node) -> tuple[frozenset[str], frozenset[str]]:
-        """The names of all values and nodes of the sub-graphs of a node."""
+        """Return the names of all values, and of all deciding nodes, in the sub-graphs of a node."""
         if node.name not in self._names:
             values = frozenset(value.name for sub in node.subgraphs for value in sub.values())
             nodes = frozenset(inner.name for sub in node.subgraphs for inner in sub.walk())
@@ -372,7 +392,7 @@ class _Replay:
     def read(
         self, value: Value, state: State, here: Layout, where: str, rule: str = "", reader: Node | None = None
     ) -> None:
-        """Every byte of the value must lie in its region, or in all where it may lie."""
+        """Check that every byte of the value lies in the value's region, or in each possible region of a pointer."""
         names = (value.name, reader.name) if reader is not None else (value.name,)
         pointer, region = state.pointers.get(value.name), here.region(value)
         if pointer is not None:
@@ -388,10 +408,13 @@ class _Replay:
 
 
 def _hands_on(node: Node, source: Value, to: Value) -> bool:
-    """Whether a loop ends with what one of its parameters stands for; of all steps that can only be the latest row."""
+    """True if the move assigns a parameter of a loop to a final value.
+
+    The only possible slice in the parameter is then the latest row.
+    """
     return isinstance(node, While) and source in node.parameters and to in node.finals
 
 
 def _pairs(sources: Sequence[Value], targets: Sequence[Value | None]) -> list[tuple[Value, Value]]:
-    """The parts of a parallel assignment; what nobody takes is not assigned."""
+    """Return the (source, target) pairs of a parallel assignment, without absent targets."""
     return [(source, to) for source, to in zip(sources, targets, strict=True) if to is not None]

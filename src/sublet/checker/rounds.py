@@ -1,4 +1,4 @@
-"""What a replay knows of the rounds of a loop."""
+"""The fixpoint state of a loop in the replay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from sublet.plan import Context
 
 @dataclass
 class Run:
-    """What is known of one run of a loop: at the head of each copy of its body, and after it from there."""
+    """The fixpoint state of a loop: by body version the entry state, the exit state, and the findings.
+
+    node      the loop
+    within    the body versions of the enclosing loops
+    entries   the entry state of each version
+    exits     the state after the exit edge of each version
+    findings  the findings of the last run of each version, with the fixpoint states of nested loops in their places
+    """
 
     node: While
     within: Context = ()

@@ -1,13 +1,13 @@
-"""What holds of every run that comes to a point: what lies where, and what every pointer may stand for.
+"""The abstract state of the replay: the content of memory, and the points-to sets of pointers (renamed values).
 
-Pointers are taken one by one. For each of its targets, and each way to it, a pointer knows which bytes there are not
-its own, in the runs in which it stands for that target; what another pointer stands for in these runs is not asked.
-So the state of a program with n pointers has as many parts as they have targets and ways, and not as they have
-combinations of targets.
+The analysis treats each pointer separately. For each target, and each path condition leading to the target, a pointer
+records the invalid bytes: foreign bytes at the target, in the runs with this binding. The state does not record the
+bindings of further pointers in the same runs. The size of the state of n pointers is therefore the sum of their
+targets and path conditions, not the product.
 
-The bytes of a pointer are those of its source, or, where sources differ, bytes of a token of its own name. When a
-round or a loop ends, the tokens of its body become of an earlier round: what is pointed at takes the name of
-the pointer, all others are forgotten.
+The bytes of a pointer are the bytes of its source, or, if sources differ, bytes of a token with the pointer's own
+name. At the end of an iteration or a loop, the tokens of the body denote an earlier iteration: bytes with a pointer
+take the name of the pointer, and the state forgets all further bytes of these tokens.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from sublet.checker.memory import Content, Memory, Piece, Segment, meet
 from sublet.plan import Region
 
 Guard = Mapping[str, frozenset[int]]
-"""Loops and branches, each with the ways by which it must have been left."""
+"""A path condition: for each loop or branch the possible exits of a run."""
 
 MOST_WAYS = 16
-"""In so many ways a pointer may have come to stand for one region; what holds of more is joined."""
+"""Bindings of a pointer to one region, each with its own path condition; `merge_targets` merges more into one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One way in which a pointer may have come to stand for a region.
+    """A possible binding of a pointer to a region, with the path condition of the binding.
 
-    broken   which bytes there are not the pointer's own, in the runs in which it stands for this region
-    guard    how loops and branches have been left then
-    choices  the pointers by whose assignment it was decided that it is this region and not another, one after another
+    invalid_bytes   the foreign (not the pointer's own) bytes of the region, in the runs with this binding
+    path_condition  the exits of loops and branches taken in these runs
+    choices         the pointers whose assignments selected this region among several, in order of assignment
     """
 
     broken: Memory
@@ -42,9 +42,9 @@ class Target:
     choices: tuple[str, ...] = ()
 
     def covers(self, other: Target) -> bool:
-        """Whether nothing but what is broken would be forgotten of the target if it may have come about as the other.
+        """True if merging `other` into this binding loses no information except for invalid bytes.
 
-        That is so as well when their guards differ in one node: in the ways of both nothing is lost.
+        The same holds if the path conditions differ in one node only: the merged condition is the exact union.
         """
         own, others = self.guard, other.guard
         if self.choices != other.choices[: len(self.choices)] or not own.keys() <= others.keys():
@@ -54,7 +54,7 @@ class Target:
         return not beyond or (len(beyond) == 1 and alike and all(own[n] == others[n] for n in own if n != beyond[0]))
 
     def met(self, other: Target) -> Target:
-        """What is known when the target may have come about in either way."""
+        """Return the meet: invalid bytes of either binding, the weaker path condition, the common prefix of choices."""
         if self is other:
             return self
         guard = {name: ways | other.guard[name] for name, ways in self.guard.items() if name in other.guard}
@@ -66,68 +66,72 @@ class Target:
         return Target(broken, guard, tuple(choice for choice, _ in same))
 
     def by(self, node: str, way: int) -> Target:
-        """The target, of runs that left a node by one of its ways."""
+        """Return the binding for the runs that left `node` by exit `way`."""
         return replace(self, guard={**self.guard, node: frozenset([way])})
 
     def may(self, ways: Mapping[str, int]) -> bool:
-        """Whether it can have come about when loops and branches were left by these ways."""
+        """True if the path condition allows all exits in `ways`."""
         return all(way in self.guard.get(name, (way,)) for name, way in ways.items())
 
     def without(self, nodes: frozenset[str]) -> Target:
-        """The target, whatever the ways out of these nodes."""
+        """Return the binding without conditions on the given nodes."""
         return replace(self, guard={name: ways for name, ways in self.guard.items() if name not in nodes})
 
     def written(self, place: Region, region: Region, foreign: list[Segment]) -> Target:
-        """The target after a write, which leaves these bytes where it meets the place."""
+        """Return the binding after a write to `region`; segments `foreign` fill the overlap with `place`."""
         broken = self.broken.copy()
         broken.lay(place.storage, max(place.offset, region.offset), min(place.end, region.end), foreign)
         return replace(self, broken=broken)
 
     def outside(self, body: frozenset[str]) -> Target:
-        """The target, whatever was chosen in a body."""
+        """Return the binding without the choices made in a body."""
         return replace(self, choices=tuple(choice for choice in self.choices if choice not in body))
 
     def chosen(self, name: str) -> Target:
-        """The target, as that of a pointer which chose it."""
+        """Return the binding with the pointer `name` added to the choices."""
         return self if name in self.choices else replace(self, choices=(*self.choices, name))
 
 
 def together(targets: Iterable[Target]) -> tuple[Target, ...]:
-    """The ways to one region, those that are alike as one."""
-    found: list[Target] = []
+    """Return the bindings to one region, with covered bindings merged; a single merged binding beyond MOST_BINDINGS."""
+    merged: list[Target] = []
     for target in targets:
-        i = next((i for i, one in enumerate(found) if one is target or one.covers(target)), None)
+        i = next((i for i, one in enumerate(merged) if one is target or one.covers(target)), None)
         if i is None:
-            found.append(target)
+            merged.append(target)
         else:
-            found[i] = found[i].met(target)
-    return tuple(found) if len(found) <= MOST_WAYS else (reduce(Target.met, found),)
+            merged[i] = merged[i].met(target)
+    return tuple(merged) if len(merged) <= MOST_WAYS else (reduce(Target.met, merged),)
 
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """What a pointer stands for: what its bytes are, and the regions where they may lie, each with the ways to it."""
+    """The abstract value of a pointer: the content, and the possible regions, each with the bindings to the region."""
 
     content: Content
     targets: Mapping[Region, tuple[Target, ...]]
 
     @property
     def each(self) -> Iterator[tuple[Region, Target]]:
-        """Every region, with every way to it."""
-        return ((region, target) for region, several in self.targets.items() for target in several)
+        """Yield every region with every binding to the region."""
+        return ((region, target) for region, bindings in self.targets.items() for target in bindings)
 
     def changed(self, change: Callable[[Target], Target]) -> Pointer:
-        """The pointer with other targets."""
-        targets = {region: together(map(change, several)) for region, several in self.targets.items()}
+        """Return the pointer with `change` applied to every binding."""
+        targets = {region: together(map(change, bindings)) for region, bindings in self.targets.items()}
         return replace(self, targets=targets)
 
     @property
     def nbytes(self) -> int:
+        """The size of the content in bytes."""
         return sum(piece.length for piece in self.content)
 
     @property
     def choice(self) -> str:
-        """By whose assignment it was decided which region it is: two pointers of one choice are at the same place."""
+        """The pointer whose assignment selected the region; "" for a single region, or without a common choice.
+
+        Two pointers with the same choice point to the same place.
+        """
         if len(self.targets) == 1:
             return ""
         first, *others = (target for _, target in self.each)
@@ -135,39 +139,44 @@ class Pointer:
 
     @property
     def measure(self) -> object:
-        """What tells whether more runs are covered than before."""
+        """A value that changes when the pointer covers more runs; the fixpoint compares the values."""
         return self.content, {
-            place: [(target.broken.covered_bytes(), target.guard, target.choices) for target in several]
-            for place, several in self.targets.items()
+            place: [(target.broken.covered_bytes(), target.guard, target.choices) for target in bindings]
+            for place, bindings in self.targets.items()
         }
 
     def met(self, other: Pointer, name: str) -> Pointer:
-        """What a pointer of this name may be that is one or the other."""
+        """Return the meet of two pointers, for the pointer called `name`."""
         if self is other:
             return self
         targets = dict(self.targets)
-        for region, several in other.targets.items():
-            targets[region] = together((*targets[region], *several)) if region in targets else several
+        for region, bindings in other.targets.items():
+            targets[region] = together((*targets[region], *bindings)) if region in targets else bindings
         content = self.content if self.content == other.content else (Piece(name, 0, self.nbytes),)
         met = Pointer(content, targets)
         return met if self.choice == other.choice == met.choice != "" else met.chosen(name)
 
     def chosen(self, name: str) -> Pointer:
-        """The pointer, as one of this name that may stand for any of several regions."""
+        """Return the pointer with `name` as a choice of all bindings, if there are several regions."""
         if len(self.targets) == 1:
             return self
         return self.changed(lambda target: target.chosen(name))
 
     def when(self, ways: Mapping[str, int]) -> Pointer | None:
-        """What it may stand for if loops and branches were left by these ways."""
+        """Return the pointer restricted to runs with the exits `ways`; None if no binding allows the exits."""
         if not any(target.guard for _, target in self.each):
             return self
-        left = {region: tuple(one for one in several if one.may(ways)) for region, several in self.targets.items()}
-        targets = {region: several for region, several in left.items() if several}
+        possible = {
+            region: tuple(one for one in bindings if one.may(ways)) for region, bindings in self.targets.items()
+        }
+        targets = {region: bindings for region, bindings in possible.items() if bindings}
         return Pointer(self.content, targets) if targets else None
 
     def ended(self, name: str, body: frozenset[str], fresh: dict[Content, Content]) -> Pointer:
-        """The pointer when the names of a body mean other values: its bytes, and choices, get its own name instead."""
+        """Return the pointer at the end of an iteration, when the tokens in `body` take another meaning.
+
+        The pointer's own name replaces content and choices from the body; `fresh` maps old content to new content.
+        """
         content = self.content
         if any(piece.token in body for piece in content):
             content = fresh.setdefault(content, (Piece(name, 0, self.nbytes),))
@@ -177,38 +186,39 @@ class Pointer:
         return ended if ended.choice else ended.chosen(name)
 
     def written(self, region: Region, content: Content, writer: str, source: Content) -> Pointer:
-        """What it is after a write, which may break what it stands for.
+        """Return the pointer after a write, with the invalidated bytes of its targets.
 
-        It does not where the bytes, by the name that they had, are its own.
+        The write invalidates no bytes if the bytes are the pointer's own under the name before the write (`source`).
         """
         targets: dict[Region, tuple[Target, ...]] | None = None
-        for place, several in self.targets.items():
+        for place, bindings in self.targets.items():
             if place.storage == region.storage and place.offset < region.end and region.offset < place.end:
                 foreign = list(_foreign(place, self.content, region, content, writer))
                 if source and foreign and not any(_foreign(place, self.content, region, source, writer)):
                     continue
                 targets = targets if targets is not None else dict(self.targets)
-                targets[place] = tuple(target.written(place, region, foreign) for target in several)
+                targets[place] = tuple(target.written(place, region, foreign) for target in bindings)
         return self if targets is None else Pointer(self.content, targets)
 
 
 @dataclass
 class State:
-    """Memory and pointers."""
+    """The abstract state: memory and pointers."""
 
     memory: Memory
     pointers: dict[str, Pointer]
 
     def copy(self) -> State:
+        """Return an independent copy."""
         return State(self.memory.copy(), dict(self.pointers))
 
     @property
     def measure(self) -> object:
-        """What tells whether more runs are covered than before."""
+        """A value that changes when the state covers more runs; the fixpoint compares the values."""
         return self.memory.known_bytes(), {name: pointer.measure for name, pointer in self.pointers.items()}
 
     def met(self, other: State) -> State:
-        """What holds of the runs of either state."""
+        """Return the meet: the facts common to both states."""
         pointers = {
             name: pointer.met(other.pointers[name], name)
             for name, pointer in self.pointers.items()
@@ -217,34 +227,34 @@ class State:
         return State(meet(self.memory, other.memory), pointers)
 
     def when(self, ways: Mapping[str, int]) -> State | None:
-        """What holds of the runs that left loops and branches by these ways; None if there are none."""
+        """Return the state restricted to runs with the exits `ways`; None if no run takes the exits."""
         pointers: dict[str, Pointer] = {}
         for name, pointer in self.pointers.items():
-            left = pointer.when(ways)
-            if left is None:
+            restricted = pointer.when(ways)
+            if restricted is None:
                 return None
-            pointers[name] = left
+            pointers[name] = restricted
         return State(self.memory.copy(), pointers)
 
     def by_way(self, names: Iterable[str], node: str, way: int) -> None:
-        """Note of some pointers that they are what they are because a node was left by one of its ways."""
+        """Add to the path condition of the named pointers that the run left `node` by exit `way`."""
         for name in names:
             pointer = self.pointers.get(name)
             if pointer is not None:
                 self.pointers[name] = pointer.changed(lambda target: target.by(node, way))
 
     def first(self) -> Mapping[str, Region]:
-        """Where pointers point, each to the first of its targets."""
+        """Return the first region of each pointer."""
         return _Pointed(self.pointers, 0)
 
     def variants(self, names: Iterable[str]) -> Iterator[Mapping[str, Region]]:
-        """Where they may point too, so that each of some pointers is at each of its targets once."""
-        several = [self.pointers[name] for name in names if name in self.pointers]
-        for i in range(1, max((len(pointer.targets) for pointer in several), default=1)):
+        """Yield further regions of pointers, so that every pointer in `names` takes each of its regions once."""
+        pointers = [self.pointers[name] for name in names if name in self.pointers]
+        for i in range(1, max((len(pointer.targets) for pointer in pointers), default=1)):
             yield _Pointed(self.pointers, i)
 
     def resolve(self, content: Content) -> Content:
-        """A content with the bytes of pointers given as what they are now."""
+        """Return a content with bytes of pointers replaced by the pointers' current content."""
         if not self.pointers or not any(piece.token in self.pointers for piece in content):
             return content
         return joined(self._piece(piece) for piece in content)
@@ -254,39 +264,39 @@ class State:
         return (piece,) if pointer is None else cut(pointer.content, piece.start, piece.length)
 
     def wrong(self, region: Region, content: Content) -> list[Segment]:
-        """The bytes of a region that are not those of a content, in which pointers are not yet resolved.
+        """Return the segments of a region that differ from an unresolved content.
 
-        Where the bytes of a pointer lie within what it stands for, they are there as long as nothing broke them.
+        Bytes of a pointer inside the pointer's own target are correct unless invalidated.
         """
-        found: list[Segment] = []
+        segments: list[Segment] = []
         at = region.offset
         for piece in content:
             pointer = self.pointers.get(piece.token)
-            elsewhere = pointer is None
+            outside_targets = pointer is None
             for place, target in pointer.each if pointer else ():
                 if place.storage == region.storage and place.offset == at - piece.start:
-                    found += target.broken.within(region.storage, at, at + piece.length)
+                    segments += target.broken.within(region.storage, at, at + piece.length)
                 else:
-                    elsewhere = True
-            if elsewhere:
-                found += self.memory.mismatches(region.storage, at, self._piece(piece))
+                    outside_targets = True
+            if outside_targets:
+                segments += self.memory.mismatches(region.storage, at, self._piece(piece))
             at += piece.length
-        return found
+        return segments
 
     def at(self, region: Region, content: Content, place: Region | None = None) -> Pointer:
-        """A pointer that stands for bytes in one place; `place` is what their region is called from now on."""
+        """Return a pointer bound to a content in one region; `place` is the new name of the region, if different."""
         place, broken = place or region, Memory()
         for segment in self.wrong(region, content):
             broken.lay(place.storage, segment.begin, segment.end, [segment])
         return Pointer(self.resolve(content), {place: (Target(broken, {}),)})
 
     def write(self, region: Region, content: Content, writer: str, source: Content = ()) -> None:
-        """Put resolved bytes into a region, which other pointers may know as what their `source` was."""
+        """Write resolved bytes to a region; `source` is the former content, under which pointers may know the bytes."""
         self.memory.write(region.storage, region.offset, content, writer)
         self._touch(region, content, writer, source)
 
     def forget(self, region: Region, writer: str) -> None:
-        """Let nothing be known of a region."""
+        """Make the content of a region unknown."""
         self.memory.forget(region, writer)
         self._touch(region, (), writer)
 
@@ -297,15 +307,15 @@ class State:
                 self.pointers[name] = after
 
     def drop(self, names: Collection[str]) -> None:
-        """Forget pointers."""
+        """Remove pointers."""
         if names:
             self.pointers = {name: pointer for name, pointer in self.pointers.items() if name not in names}
 
     def end(self, body: frozenset[str], keeping: Collection[str] = ()) -> Callable[[Content], Content]:
-        """A round of a body, or its loop, is over: from now on its tokens mean other bytes.
+        """End an iteration of a body, or a loop: the tokens of the body denote different bytes from now on.
 
-        Its pointers are dropped but for the parameters of the next round. Comes back with what a content of before
-        is called from now on: nothing, when no pointer has kept it.
+        The state drops all pointers of the body except for those in `keeping`, the parameters of the next iteration.
+        Returns a function from an old content to the new name: empty if no pointer kept the content.
         """
         self.drop([name for name in self.pointers if name in body and name not in keeping])
         fresh: dict[Content, Content] = {}
@@ -315,14 +325,14 @@ class State:
         return lambda content: fresh.get(content, () if any(piece.token in body for piece in content) else content)
 
     def forget_ways(self, nodes: frozenset[str]) -> None:
-        """How these nodes were left means nothing any more."""
+        """Remove the exits of `nodes` from all path conditions."""
         for name, pointer in self.pointers.items():
             if any(not nodes.isdisjoint(target.guard) for _, target in pointer.each):
                 self.pointers[name] = pointer.changed(lambda target: target.without(nodes))
 
 
 class _Pointed(Mapping[str, Region]):
-    """Where each pointer points when it is at the i-th of its targets, or the i-th again after the last."""
+    """A map from each pointer to its i-th target, modulo the number of targets."""
 
     def __init__(self, pointers: Mapping[str, Pointer], i: int) -> None:
         self._pointers = pointers
@@ -341,7 +351,7 @@ class _Pointed(Mapping[str, Region]):
 
 
 def _foreign(place: Region, own: Content, region: Region, content: Content, writer: str) -> Iterator[Segment]:
-    """What a write leaves at a place that are not the bytes that should be there; no content for unknown bytes."""
+    """Yield the segments of a write at `place` that are foreign to the pointer; empty `content` means unknown bytes."""
     if not content:
         yield Segment(max(place.offset, region.offset), min(place.end, region.end), None, 0, writer)
         return

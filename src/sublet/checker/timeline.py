@@ -1,7 +1,7 @@
-"""The points of time of a plan, worked out from the graph, its schedule and the copies that the plan says loops have.
+"""The points of a plan, rebuilt from the graph, the schedule and the body versions declared by the plan.
 
-A point is something that happens at one go: a node runs, or control flow passes an edge. Loops are laid out once
-a copy of their body. `MemoryPlan.points` names these points, and live ranges count them.
+A point is an atomic event: a node runs, or control flow passes an edge. A loop has the points of each body version.
+`MemoryPlan.points` names the same points, and live ranges count in points.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ Records = Mapping[tuple[str, Context], Rolled]
 
 
 class TooLongError(Exception):
-    """The program has more points than the plan says."""
+    """The program has more points than the plan lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What happens at one point: first the reads, then the writes.
+    """The event at one point: first the reads, then the writes.
 
-    moves     (source, destination) pairs assigned at once, to bytes
-    pointed   the same for destinations that are pointers: nothing is written
-    way       (node, number) when a loop or branch is left here by this way
-    path      the step of every level of the program that it lies in, as (level, step), see `Timeline.levels`
+    moves     (source, destination) pairs assigned in parallel to destinations with own bytes
+    pointed   the same for renamed destinations: the event writes no bytes
+    way       (node, exit number) if the event leaves a loop or branch
+    path      the step of every enclosing level of the program, as (level, step), see `CheckerTimeline.levels`
     """
 
     kind: str
@@ -43,35 +43,35 @@ class Moment:
 
     @property
     def point(self) -> Point:
-        """The point of the plan."""
+        """The event as a point of the plan."""
         return Point(self.kind, self.node.name if self.node else "", self.context)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The end of a round: the first point of each copy of the body, and which copy this was."""
+    """The end of an iteration: the rolled-loop record, the body version, and the first point of each version."""
 
     record: Rolled | None
     copy: int
     tops: tuple[int, ...]
 
     def all(self) -> list[int]:
-        """Where the next round may begin."""
+        """Return the first points of all body versions that may follow."""
         if self.record is None:
             return list(self.tops)
         jumps = [jump.next for jump in self.record.jumps if jump.copy == self.copy]
         return [self.tops[copy] for copy in sorted(set(jumps or [self.record.after(self.copy, {})]))]
 
     def after(self, ways: Mapping[str, int]) -> int:
-        """Where it does, when loops and branches were left by these ways."""
+        """Return the first point of the next body version, after the exits `ways` of loops and branches."""
         return self.tops[0 if self.record is None else self.record.after(self.copy, ways)]
 
 
 @dataclass
 class Timeline:
-    """The points in order, those that may follow each, and the ends of rounds.
+    """The points in order, the successors of each point, and the ends of iterations.
 
-    `levels` are the schedules of the program and of its sub-graphs, once for each copy of a body.
+    `levels` are the schedules of the program and of its sub-graphs, once for each body version.
     """
 
     moments: list[Moment] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Timeline:
 
 
 def timeline(graph: Graph, schedule: Schedule, pointers: frozenset[str], records: Records, most: int) -> Timeline:
-    """The points of a program. Raises TooLongError when there are more than `most`."""
+    """Return the points of a program. Raises TooLongError for more than `most` points."""
     writer = _Writer(pointers, records, most)
     writer.emit("start", None, (), writes=(*graph.inputs, *graph.weights))
     writer.graph(graph, schedule, ())
@@ -92,12 +92,14 @@ def timeline(graph: Graph, schedule: Schedule, pointers: frozenset[str], records
 
 
 class _Writer:
+    """A builder of the timeline: emits points in schedule order, and connects successors."""
+
     def __init__(self, pointers: frozenset[str], records: Records, most: int) -> None:
         self.made = Timeline()
         self._pointers = pointers
         self._records = records
         self._most = most
-        self._open: list[int] = []  # the points that the next one follows
+        self._open: list[int] = []  # the predecessors of the next point
         self._path: tuple[tuple[int, int], ...] = ()
 
     def emit(
@@ -111,6 +113,7 @@ class _Writer:
         pointed: Pairs = (),
         way: tuple[str, int] | None = None,
     ) -> int:
+        """Append a point after all open points, and return the number of the new point."""
         number = len(self.made.moments)
         if number == self._most:
             raise TooLongError
@@ -133,6 +136,7 @@ class _Writer:
         writes: Iterable[Value] = (),
         way: tuple[str, int] | None = None,
     ) -> int:
+        """Append a point with a parallel assignment, and return the number of the new point."""
         pairs = [(source, to) for source, to in zip(sources, targets, strict=True) if to is not None]
         moves = tuple(pair for pair in pairs if pair[1].name not in self._pointers)
         pointed = tuple(pair for pair in pairs if pair[1].name in self._pointers)
@@ -140,13 +144,16 @@ class _Writer:
         return self.emit(kind, node, context, (*(source for source, _ in pairs), *reads), written, moves, pointed, way)
 
     def graph(self, graph: Graph, schedule: Schedule, context: Context) -> None:
+        """Append the points of a graph."""
         self.nodes(graph.nodes, schedule, self.level(schedule), context)
 
     def level(self, schedule: Schedule) -> int:
+        """Append a schedule to the levels, and return the number of the level."""
         self.made.levels.append(schedule)
         return len(self.made.levels) - 1
 
     def nodes(self, nodes: Sequence[Node], schedule: Schedule, level: int, context: Context) -> None:
+        """Append the points of `nodes` in schedule order; the schedule may list further nodes."""
         by_name, path = {node.name: node for node in nodes}, self._path
         for i, step in enumerate(schedule.steps):
             node, self._path = by_name.get(step.node), (*path, (level, i))
@@ -159,6 +166,7 @@ class _Writer:
         self._path = path
 
     def branch(self, node: CaseOf, bodies: Sequence[Schedule], context: Context) -> None:
+        """Append the points of a branch: the index, and for each arm its nodes and its end."""
         start, ends = self.emit("branch", node, context, (node.index,)), []
         for way in range(len(node.arms) + bool(node.fallbacks)):
             self._open = [start]
@@ -170,6 +178,7 @@ class _Writer:
         self._open = ends
 
     def loop(self, node: While, body: Schedule, context: Context) -> None:
+        """Append the points of a loop: entry, body versions, transitions between the versions, and exits."""
         stacked = [value for value in node.stacked if value is not None]
         self.move("enter", node, context, node.inits, node.parameters, writes=stacked)
         record = self._records.get((node.name, context))
@@ -192,7 +201,7 @@ class _Writer:
         self._open = ends
 
     def round(self, node: While, body: Schedule, context: Context, stacked: Sequence[Value]) -> tuple[int, int]:
-        """One copy of the body: where the loop may end, and the end of the round."""
+        """Append one body version; return the point of the exit test and the point of the back edge."""
         level = self.level(body)
         self.emit("round", node, context, writes=(node.counter,))
         self.nodes(node.body.nodes[: node.check], body, level, context)

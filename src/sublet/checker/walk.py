@@ -1,7 +1,8 @@
-"""Every way through the points of a plan: which placement each value is, in every state that pointers can be in.
+"""State-space exploration of a plan: the placement of each value, in every reachable binding of renamed values.
 
-A *visit* is a point in a state. A state says what each pointer stands for, and by which way loops and branches were
-left, as far as somebody later asks for it. A program without pointers has one visit a point.
+A `PointState` is a point with a binding state. The binding state records the placement bound to each pointer (renamed
+value), and the exits of loops and branches, as far as a later point depends on the record. A program without
+pointers has one state a point.
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ from sublet.ir.graph import Value, While
 from sublet.plan import POINTER, Context, MemoryPlan, Placement
 
 MOST_VISITS = 1 << 15
-"""A plan with more visits, and more than AGAIN to a point, is not followed."""
+"""Point states, or MOST_VISITS_A_POINT a point if more. Beyond the limit the claims of the plan stay unproven."""
 
 AGAIN = 4
 
 Name = tuple[str, str]
-"""("pointer", value) or ("way", node)."""
+"""("pointer", value) or ("way", node): a component of a binding state."""
 State = tuple[tuple[Name, int], ...]
-"""Of each pointer the placement that it stands for, of each node the way it was left by."""
+"""A binding state: the placement bound to each pointer, and the exit taken from each node."""
 
 NOTHING: Mapping[int, frozenset[Name]] = {}
 
 
 class TooManyStatesError(Exception):
-    """The pointers of a plan can be in too many states."""
+    """The exploration exceeds the limit of states."""
 
 
 class Places:
-    """The placements of a plan by value and copy of the bodies around."""
+    """An index of the placements of a plan, by value and context (the body versions of the enclosing loops)."""
 
     def __init__(self, plan: MemoryPlan) -> None:
         self.all = plan.placements
@@ -42,7 +43,7 @@ class Places:
                 self._by_context.update(((place.value, context), i) for context in place.copies or ((),))
 
     def found(self, value: Value, context: Context) -> tuple[int, Context] | None:
-        """The placement of a value that is no pointer in a copy of the bodies around, and what names it."""
+        """Return the placement of a value with own bytes in a context, and the context prefix of the placement."""
         for length in range(len(context), -1, -1):
             if (i := self._by_context.get((value.name, context[:length]))) is not None:
                 return i, context[:length]
@@ -51,7 +52,7 @@ class Places:
 
 @dataclass
 class Visit:
-    """A point in a state, with the placements that are read and written at it."""
+    """A point in a binding state, with the placements read and written."""
 
     point: int
     state: dict[Name, int]
@@ -61,9 +62,9 @@ class Visit:
 
 
 class Walk:
-    """All visits of a plan. Raises TooManyStatesError.
+    """All reachable point states of a plan. Raises TooManyStatesError.
 
-    `asked` are pointers and ways that somebody asks for at points which do not read them.
+    `asked` are pointers and exits requested at points without a read of the pointers.
     """
 
     def __init__(self, timeline: Timeline, places: Places, asked: Mapping[int, frozenset[Name]] = NOTHING) -> None:
@@ -75,21 +76,22 @@ class Walk:
         self._explore()
 
     def placement(self, value: Value, visit: Visit) -> int | None:
-        """What a value is at a visit; None for one that has no place."""
+        """Return the placement of a value in a point state; None for a value without a placement."""
         if value.name in self.places.pointers:
             return visit.state.get(("pointer", value.name))
-        found = self.places.found(value, self.timeline.moments[visit.point].context)
-        return None if found is None else found[0]
+        entry = self.places.found(value, self.timeline.moments[visit.point].context)
+        return None if entry is None else entry[0]
 
     def moment(self, visit: Visit) -> Moment:
-        """What happens at a visit."""
+        """Return the event of a point state."""
         return self.timeline.moments[visit.point]
 
     def place(self, number: int) -> Placement:
-        """A placement by its number."""
+        """Return the placement with a number."""
         return self.places.all[number]
 
     def _explore(self) -> None:
+        """Visit all reachable point states, depth first."""
         todo = [self._visit(0, {})]
         while todo:
             number = todo.pop()
@@ -103,6 +105,7 @@ class Walk:
                     todo.append(follower)
 
     def _visit(self, point: int, state: dict[Name, int]) -> int:
+        """Return the number of a point state, created on first use. Raises TooManyStatesError beyond the limit."""
         key = (point, tuple(sorted(state.items())) if state else ())
         if key not in self._known:
             if len(self.visits) == max(MOST_VISITS, AGAIN * len(self.timeline.moments)):
@@ -116,12 +119,13 @@ class Walk:
         return self._known[key]
 
     def _placements(self, values: Iterable[Value], visit: Visit) -> Iterator[int]:
+        """Yield the placements of values in a point state."""
         for value in values:
             if (number := self.placement(value, visit)) is not None:
                 yield number
 
     def _after(self, visit: Visit) -> tuple[dict[Name, int], list[int]]:
-        """The state after a visit, and the points that follow."""
+        """Return the binding state after a point state, and the points that follow."""
         moment, turn = self.moment(visit), self.timeline.turns.get(visit.point)
         following = self.timeline.followers[visit.point]
         if turn is not None:
@@ -141,7 +145,10 @@ class Walk:
 
 
 def _later(timeline: Timeline, pointers: frozenset[str], asked: Mapping[int, frozenset[Name]]) -> list[frozenset[Name]]:
-    """For each point the pointers and ways that somebody asks for after it; empty when there are none at all."""
+    """Return, for each point, the pointers and exits with a later use; empty without pointers and deciding exits.
+
+    Computed by backward liveness.
+    """
     deciding = {
         name for turn in timeline.turns.values() if turn.record for jump in turn.record.jumps for name, _ in jump.ways
     }
@@ -165,6 +172,7 @@ def _later(timeline: Timeline, pointers: frozenset[str], asked: Mapping[int, fro
 
 
 def _asks(timeline: Timeline, point: int, pointers: frozenset[str]) -> frozenset[Name]:
+    """Return the pointers and exits used at a point."""
     moment, turn = timeline.moments[point], timeline.turns.get(point)
     asked: set[Name] = {("pointer", value.name) for value in moment.reads if value.name in pointers}
     if turn is not None and turn.record is not None:
@@ -173,6 +181,7 @@ def _asks(timeline: Timeline, point: int, pointers: frozenset[str]) -> frozenset
 
 
 def _forgets(timeline: Timeline, point: int, deciding: set[str]) -> frozenset[Name]:
+    """Return the pointers and exits killed at a point."""
     moment = timeline.moments[point]
     forgotten: set[Name] = {("pointer", pointer.name) for _, pointer in moment.pointed}
     if moment.way is not None:
@@ -181,7 +190,7 @@ def _forgets(timeline: Timeline, point: int, deciding: set[str]) -> frozenset[Na
 
 
 def _left(timeline: Timeline, point: int, deciding: set[str]) -> set[Name]:
-    """At the end of a round, the ways of what lies inside the loop."""
+    """Return the exits inside a loop at the end of an iteration: later iterations do not depend on the exits."""
     node = timeline.moments[point].node
     if point not in timeline.turns or not deciding or not isinstance(node, While):
         return set()

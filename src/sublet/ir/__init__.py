@@ -1,1 +1,1 @@
-"""The symbolic graph and what can be said about it without memory or streams."""
+"""The symbolic graph, its text form, and queries and rewrites independent of memory and streams."""

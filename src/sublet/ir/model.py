@@ -1,4 +1,4 @@
-"""A model: a graph with what is needed to plan and run it, wherever it comes from."""
+"""A model: a graph with all data needed to plan and run the graph, independent of the source format."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from sublet.ir.recipe import PLAIN, Recipe
 
 
 class Constant(Protocol):
-    """The content of a weight, read when it is asked for."""
+    """The content of a weight, read on request."""
 
     def array(self) -> NDArray[Any]:
-        """The elements."""
+        """Return the elements."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A graph with what is needed to plan and run it.
+    """A graph with all data needed to plan and run the graph.
 
-    dims      the dimension bindings it was read with
-    weights   the contents of `graph.weights` by name; those a text form declares have none
+    dims      the dimension bindings used to read the model
+    weights   the contents of `graph.weights` by name; weights declared by a text form have none
     inputs, outputs   names in the file, in the order of the graph's inputs and outputs
     opsets    for an ONNX model the version of each operator set, "" for the default domain
-    max_trips the declared maxima of rounds it was read with, by loop; "" stands for every loop
-    remark    what its reader should be told, as that an optimiser refused it
-    recipe    how its graph comes from its file
-    constants weights that the program itself contains: nobody trains or saves them
-    warnings  what the file claims and is not so, and what must not run
+    max_trips the declared maximum trip counts used to read the model, by loop; "" means every loop
+    remark    a note of the reader for the user, for example that an optimiser refused the model
+    recipe    how the graph was derived from the file
+    constants weights contained in the program itself: neither trained nor saved
+    warnings  false claims of the file, and parts of the model that must not run
     """
 
     graph: Graph
@@ -53,14 +53,14 @@ class Model:
 
 @runtime_checkable
 class Written(Protocol):
-    """A graph that is being written in Python (`sublet.Graph`)."""
+    """A graph under construction in Python (`sublet.Graph`)."""
 
     def model(self) -> Model:
-        """What has been written so far."""
+        """Return the graph built until now as a model."""
 
 
 def as_model(source: Model | Graph | Written) -> Model:
-    """Any of the forms a network has in Python as a model. Raises ProblemError for anything else."""
+    """Return a network as a `Model`, from any of its Python forms. Raises ProblemError for any other object."""
     if isinstance(source, Model):
         return source
     if isinstance(source, Graph):

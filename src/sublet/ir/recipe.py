@@ -1,4 +1,4 @@
-"""How the graph that a plan is for comes from its model: recorded in the plan, so that `sublet check` can redo it."""
+"""How a planned graph was derived from its model: the plan records the recipe, and `sublet check` repeats the steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 GIVEN: Literal["given"] = "given"
 LESS: Literal["less"] = "less"
 LEAST: Literal["least"] = "least"
-"""An order that is asked for; the recipe of the plan that comes of it says "less"."""
+"""An order requested by the caller, the least memory found; the recipe of the resulting plan says "less"."""
 OWN: Literal["own"] = "own"
 AS_IS: Literal["none"] = "none"
 ORDERS = {
@@ -19,27 +19,27 @@ ORDERS = {
 
 
 PATCHES = "patches "
-"""Before the patches in what was done to the nodes; it stands last there."""
+"""The prefix of the patches in `Recipe.changed`; the patches come last in the text."""
 
 OFFLOADED = ".offload"
-"""What a node is called, after its value, that brings the value to slow memory."""
+"""The suffix of the name of a node that offloads a value to slow memory, after the name of the value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What was done to the model as it is in its file before it was planned.
+    """The changes made to the model of a file before planning.
 
-    optimize   who rewrote it: "none", or a level of ONNX Runtime's optimiser (see `frontends.onnx.optimized`)
-    by         what else the rewriting depends on, as text: the version of ONNX Runtime and the processor
-    changed    what Sublet's own passes did to the nodes: "" for nothing, "simplify" or "less_memory"; behind it
+    optimize   the optimiser: "none", or a level of ONNX Runtime's optimiser (see `frontends.onnx.optimized`)
+    by         further dependencies of the optimiser, as text: the version of ONNX Runtime and the processor
+    changed    the passes of Sublet applied to the nodes: "" for no pass, "simplify" or "less_memory"; followed by
                "patches 4x4@NODE" for a front computed in patches (`passes/patching`)
-    order      "given": the model's own, "less": another one that needs less memory, "own": a schedule of the caller's
-    split      (node, kind of rows, pieces): what is done in pieces (`passes/splitting`), before anything is again
-    again      (node, reader): what is computed once more, and right before which node (`passes/recompute`); for a node
-               called after a value, with `OFFLOADED` at its end, that value is brought back from slow memory instead
-    scratch    (node, bytes): memory that kernels asked for, which is part of the planned graph
-    assumed    values whose shape the caller told, with their types: the plan holds where they are true
-    declared   values whose type only the file tells, as for operators without a rule: as much of a condition
+    order      "given": the model's own, "less": an order with less memory, "own": a schedule passed by the caller
+    split      (node, kind of rows, pieces): nodes computed in pieces (`passes/splitting`), before rematerialization
+    again      (node, reader): a rematerialized node, and the node right after the copy (`passes/recompute`);
+               a name ending with `OFFLOAD_SUFFIX` denotes a value reloaded from slow memory instead
+    scratch    (node, bytes): scratch memory requested by kernels, part of the planned graph
+    assumed    values with a shape declared by the caller, with their types: the plan is valid if the types are true
+    declared   values with a type known only from the file, as for operators without a rule: equally a condition
     """
 
     optimize: str = AS_IS
@@ -54,12 +54,12 @@ class Recipe:
 
     @property
     def conditions(self) -> tuple[tuple[str, str], ...]:
-        """The values whose type nobody computed, with these types: the plan holds where they are true."""
+        """The values with a declared, not computed, type, with these types: the plan is valid if the types are true."""
         return (*self.assumed, *self.declared)
 
     @property
     def words(self) -> str:
-        """Which graph it is, for people."""
+        """The derivation of the graph as a sentence for messages."""
         graph = "as in the file" if self.optimize == AS_IS else f"after ONNX Runtime's optimiser ({self.optimize})"
         if self.changed:
             graph += f", changed by {self.changed}"
@@ -77,4 +77,4 @@ class Recipe:
 
 
 PLAIN = Recipe()
-"""Of a model that is planned as it is in its file."""
+"""The recipe of a model planned without any change."""

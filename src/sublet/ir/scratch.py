@@ -1,4 +1,4 @@
-"""Scratch memory: what kernels need while they run is part of the graph, and planned like any tensor."""
+"""Scratch memory: memory requested by kernels, added to the graph and planned like any tensor."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ from sublet.ir.walk import mapped
 
 
 def with_scratch(graph: Graph, nbytes: Mapping[str, int]) -> Graph:
-    """The graph with scratch memory for nodes, by name: so many bytes each. The same again for the same numbers."""
+    """Return the graph with `nbytes[name]` bytes of scratch memory for each named node.
+
+    The result is deterministic: equal sizes give equal graphs, names of the scratch values included.
+    """
     taken = {value.name for value in graph.values()}
     return _level(graph, nbytes, taken) if nbytes else graph
 
 
 def without_scratch(graph: Graph) -> Graph:
-    """The graph as it was before."""
+    """Return the graph without scratch memory, sub-graphs included."""
     nodes = (replace(node, scratch=None) if node.scratch is not None else node for node in graph.nodes)
     return replace(graph, nodes=tuple(mapped(node, without_scratch) for node in nodes))
 
 
 def _level(graph: Graph, nbytes: Mapping[str, int], taken: set[str]) -> Graph:
+    """Return one graph with scratch memory; add the names of the new values to `taken`."""
     nodes: list[Node] = []
     for node in graph.nodes:
         scratch = nbytes.get(node.name, 0)

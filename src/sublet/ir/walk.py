@@ -1,17 +1,17 @@
-"""The grammar of programs, written once: what nodes read, what control flow assigns, other values in their place.
+"""Data-flow queries and substitutions on programs: reads of nodes, assignments by control flow, renamed values.
 
-results       what a graph is computed for
-reads         what a node reads at its own level: what it takes, and what its sub-graphs give and test
-reads_inside  the same, of all nodes inside as well
-captures      what a sub-graph reads of the graphs around
-needs         what has to be there when a node starts: what it takes, and what anything inside captures
-makers        at which position the node stands that makes each value
-made_by       which node makes each value
-assignments   what control flow lets values be
-steps         what each round of a loop takes of a whole, or adds to one
-room          how many rounds a loop's sequences have steps for
-mapped        a node with other sub-graphs
-renamed       a program with other values in the place of some
+results                the outputs and update sources of a graph
+reads                  values read by a node at its own level: operands, and the outputs and conditions of sub-graphs
+reads_inside           the same, with the reads of all nodes inside
+captures               values of the enclosing graphs read by a sub-graph
+required_values        values needed before a node starts: operands, and captures of its sub-graphs
+producer_positions     the position of the node producing each value
+producing_nodes        the node producing each value
+assignments            the values assigned by control flow, with their possible sources
+slices_and_rows        the slices and rows of one iteration of a loop
+max_trip_count         the trip count allowed by the extents of a loop's sequences
+map_subgraphs          a node with other sub-graphs
+rename_values          a program with some values replaced
 """
 
 from __future__ import annotations
@@ -23,61 +23,65 @@ from sublet.base.tensor import TensorSpec
 from sublet.ir.graph import CaseOf, Graph, Node, Value, While
 
 Of = Callable[[Value], Value]
-"""What stands in the place of a value."""
+"""A substitution: the value to use in place of a value."""
 
 
 def results(graph: Graph) -> tuple[Value, ...]:
-    """What a graph is computed for: its outputs, and the sources of its updates."""
+    """Return the values computed for the caller: outputs, followed by the sources of updates."""
     return (*graph.outputs, *(source for _, source in graph.updates))
 
 
 def tested(node: Node) -> tuple[Value, ...]:
-    """The condition of a loop."""
+    """Return the condition of a loop as a 1-tuple; an empty tuple for any other node."""
     return (node.condition,) if isinstance(node, While) else ()
 
 
 def reads(node: Node) -> tuple[Value, ...]:
-    """What a node reads at its own level: inputs, and what its sub-graphs give or test."""
+    """Return the values read by a node at its own level: inputs, and the outputs and conditions of its sub-graphs."""
     return (*node.uses, *(value for sub in node.subgraphs for value in sub.outputs), *tested(node))
 
 
 def reads_inside(node: Node) -> set[Value]:
-    """All that a node and the nodes of its sub-graphs read, what is defined in there included."""
-    found = set(reads(node))
+    """Return all values read by a node and by the nodes of its sub-graphs, including values defined inside."""
+    values = set(reads(node))
     for sub in node.subgraphs:
         for inner in sub.nodes:
-            found |= reads_inside(inner)
-    return found
+            values |= reads_inside(inner)
+    return values
 
 
 def captures(graph: Graph, also: Iterable[Value] = ()) -> tuple[Value, ...]:
-    """The values a sub-graph, or who reads `also` inside it, reads but does not define; in order of first use."""
+    """Return the values read but not defined in a sub-graph, each once, in order of first use.
+
+    `also` are additional reads inside the sub-graph, for example the condition of a loop.
+    """
     defined = set(graph.values())
     read = [value for node in graph.walk() for value in reads(node)]
     return tuple(value for value in dict.fromkeys([*read, *graph.outputs, *also]) if value not in defined)
 
 
 def needs(node: Node) -> tuple[Value, ...]:
-    """The values of the graphs around that a node, or anything inside it, reads; each once, in order of first use."""
+    """Return the values of the enclosing graphs read by a node or inside the node; each once, in order of first use."""
     inside = (value for sub in node.subgraphs for value in captures(sub, tested(node)))
     return tuple(dict.fromkeys([*node.uses, *inside]))
 
 
 def makers(nodes: Sequence[Node]) -> dict[Value, int]:
-    """The position among nodes of one level of the one that makes each value."""
+    """Return, for each value produced by nodes of one level, the position of the producing node."""
     return {value: i for i, node in enumerate(nodes) for value in node.defs}
 
 
 def made_by(nodes: Iterable[Node]) -> dict[Value, Node]:
-    """The node of one level that makes each value."""
+    """Return the producing node of each value, for nodes of one level."""
     return {value: node for node in nodes for value in node.defs}
 
 
 def assignments(node: Node) -> Iterator[tuple[Value, tuple[Value, ...]]]:
-    """Each value that a loop or branch lets be another one, with all that it may be.
+    """Yield each value assigned by a loop or branch, with all possible sources.
 
-    A parameter of a loop is the initial value or the update, in this order; a final value is the parameter; an output
-    of a branch is what an arm gives, arm by arm, or the fallback. Slices and rows are parts of others, see `While`.
+    A parameter of a loop takes the initial value or the update, in this order; a final value takes the parameter;
+    an output of a branch takes the output of an arm, arm by arm, or the fallback. Slices and rows are parts of
+    sequences, see `While`.
     """
     if isinstance(node, While):
         for parameter, final, *sources in zip(node.parameters, node.finals, node.inits, node.updates, strict=True):
@@ -85,14 +89,17 @@ def assignments(node: Node) -> Iterator[tuple[Value, tuple[Value, ...]]]:
             if final is not None:
                 yield final, (parameter,)
     elif isinstance(node, CaseOf):
-        ways = [arm.outputs for arm in node.arms] + ([node.fallbacks] if node.fallbacks else [])
-        for output, *several in zip(node.outputs, *ways, strict=True):
+        alternatives = [arm.outputs for arm in node.arms] + ([node.fallbacks] if node.fallbacks else [])
+        for output, *several in zip(node.outputs, *alternatives, strict=True):
             if output is not None:
                 yield output, tuple(several)
 
 
 def steps(loop: While) -> Iterator[tuple[str, Value, Value, int, bool]]:
-    """Each "slice" of a sequence and "row" of a stacked output: (kind, part, whole, axis, whether from the far end)."""
+    """Yield each "slice" of a sequence and each "row" of a stacked output as (kind, part, whole, axis, reversed).
+
+    `reversed` is True if the loop starts at the far end of the axis.
+    """
     for details in zip(loop.slices, loop.sequences, loop.slice_axes, loop.slice_reversed, strict=True):
         yield "slice", *details
     for part, whole, axis, backwards in zip(loop.rows, loop.stacked, loop.row_axes, loop.row_reversed, strict=True):
@@ -101,14 +108,14 @@ def steps(loop: While) -> Iterator[tuple[str, Value, Value, int, bool]]:
 
 
 def room(loop: While) -> int | None:
-    """The number of rounds that every planned sequence and stacked output of a loop has steps for; None for any."""
+    """Return the trip count allowed by the extents of all planned sequences and stacked outputs; None if unlimited."""
     axes = (*zip(loop.sequences, loop.slice_axes, strict=True), *zip(loop.stacked, loop.row_axes, strict=True))
     extents = [v.spec.shape[axis] for v, axis in axes if v is not None and isinstance(v.spec, TensorSpec)]
     return min(extents, default=None)
 
 
 def mapped(node: Node, change: Callable[[Graph], Graph]) -> Node:
-    """The node with each of its sub-graphs changed."""
+    """Return the node with `change` applied to each of its sub-graphs."""
     if isinstance(node, While):
         return replace(node, body=change(node.body))
     if isinstance(node, CaseOf):
@@ -117,19 +124,19 @@ def mapped(node: Node, change: Callable[[Graph], Graph]) -> Node:
 
 
 def with_results(graph: Graph, of: Of) -> Graph:
-    """The graph with `of(value)` in place of each output and source of an update."""
+    """Return the graph with `of(value)` in place of each output and of each source of an update."""
     updates = tuple((target, of(source)) for target, source in graph.updates)
     return replace(graph, outputs=tuple(map(of, graph.outputs)), updates=updates)
 
 
 def with_inputs(node: Node, of: Of) -> Node:
-    """The node with `of(value)` in place of each of its inputs."""
+    """Return the node with `of(value)` in place of each of its inputs."""
     inputs = tuple(None if value is None else of(value) for value in node.inputs)
     return node if inputs == node.inputs else replace(node, inputs=inputs)
 
 
 def renamed(graph: Graph, names: Mapping[Value, Value], *, definitions: bool = True) -> Graph:
-    """The graph with other values in the place of some, where they are read and, if so wished, defined."""
+    """Return the graph with values replaced by `names` where read and, if `definitions`, where defined."""
 
     def of(value: Value) -> Value:
         return names.get(value, value)
@@ -140,7 +147,7 @@ def renamed(graph: Graph, names: Mapping[Value, Value], *, definitions: bool = T
 
 
 def renamed_in(node: Node, names: Mapping[Value, Value], *, definitions: bool = False) -> Node:
-    """The node with other values in the place of some, in its sub-graphs too."""
+    """Return the node with values replaced by `names`, in its sub-graphs too; with `definitions` also where defined."""
 
     def of(value: Value) -> Value:
         return names.get(value, value)

@@ -1,4 +1,4 @@
-"""Memory plans: their records here, and beside them schedules, plan files, and what plans are said to prove."""
+"""Memory plans: the plan records, schedules, plan files, budget verdicts, statistics and exports."""
 
 from sublet.plan.records import (
     ARENA,

@@ -1,4 +1,4 @@
-"""What would lower an arena, as records: each with the arena that planning the change gave."""
+"""Records of advice to lower an arena: each change with the arena of the changed graph, measured by planning."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ Kind = Literal["option", "model", "what-if"]
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One change, and the arena it gives.
+    """A change, and the arena planned for the changed graph.
 
-    kind    "option": the same graph, or one that computes the same, by another choice on the command line
-            "model": another graph that computes the same (but for rounding where `what` says so), written by the
-            one who exports the model
-            "what-if": a network, or a kernel, that is not this one: what that would be worth
+    kind    "option": the same graph, or an equivalent graph, by another choice on the command line
+            "model": another graph with the same results (but for rounding where `what` says so), to be written by the
+            exporter of the model
+            "what-if": another network or kernel; the figures show the value of the change
     what    the change
-    how     how to make it
+    how     instructions for the change
     arena_bytes    the arena of the plan of the changed graph
-    saved_bytes    how much less that is than the plan the advice is for; not above 0 where it does not help
-    outside_bytes  how many more bytes lie in memory outside the arena (inputs, outputs, weights)
-    unplanned      how many more values could not be planned at all: then the arenas do not compare
+    saved_bytes    the reduction against the plan under advice; <= 0 for a change without benefit
+    outside_bytes  the increase of memory outside the arena (inputs, outputs, weights)
+    unplanned      the increase of unplannable values: if above 0, the arenas are not comparable
     """
 
     kind: Kind
@@ -35,10 +35,10 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Advised:
-    """All advice about one plan, what saves most first.
+    """All advice about one plan, the largest saving first.
 
-    failed    changes that could not be planned, each with the reason
-    stopped   why no more changes were tried; "" when all were
+    failed    changes without a plan, each with the reason
+    stopped   why the search for changes ended early; "" for a complete search
     """
 
     advice: tuple[Advice, ...]
@@ -47,19 +47,19 @@ class Advised:
 
     @property
     def helping(self) -> tuple[Advice, ...]:
-        """What needs less; of options that need the same, those that say no more than it takes."""
+        """The changes with a smaller arena; of options with equal arenas only the shortest."""
         known = {(each.how, each.arena_bytes) for each in self.advice}
         better = (each for each in self.advice if each.saved_bytes > 0 and each.unplanned <= 0)
         return tuple(each for each in better if (each.how.rpartition(" --")[0], each.arena_bytes) not in known)
 
     @property
     def vain(self) -> tuple[Advice, ...]:
-        """What needs no less, as far as arenas compare."""
+        """The changes without a smaller arena, or with arenas that are not comparable."""
         return tuple(each for each in self.advice if each.saved_bytes <= 0 or each.unplanned > 0)
 
     @property
     def content(self) -> dict[str, Any]:
-        """For programs."""
+        """The advice as a JSON-serialisable dict."""
         names = ("kind", "what", "how", "arena_bytes", "saved_bytes", "outside_bytes", "unplanned")
         return {
             "advice": [{name: getattr(each, name) for name in names} for each in self.advice],

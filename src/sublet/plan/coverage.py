@@ -1,6 +1,6 @@
-"""How much of a network a plan covers: what is proven of it is proven of no more.
+"""The part of a network covered by a plan: all proofs about the plan hold for the covered part only.
 
-Every surface that tells of an arena, its bound or its gap asks here first, and names what is not counted.
+Every output with an arena, a bound or a gap calls this module first, and names the values left out.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from sublet.ir.recipe import AS_IS
 from sublet.plan import POINTER, MemoryPlan, Outside
 
 NAMED = 3
-"""Values outside that one line names."""
+"""Values named in one line of text; more values are counted only."""
 
 
 def planned_values(plan: MemoryPlan) -> tuple[str, ...]:
-    """The values that have bytes in an arena, or stand for such."""
+    """Return the values with bytes in an arena, and the renamed values bound to such values."""
     pointers = (place for place in plan.placements if place.how == POINTER)
     return tuple(dict.fromkeys(place.value for place in (*plan.in_arenas, *pointers)))
 
 
 def coverage(plan: MemoryPlan) -> str:
-    """In words how many values are planned and which are not; "" when nothing is left out."""
+    """Return a sentence with the number of planned values and the first values left out; "" for complete coverage."""
     if not plan.not_counted:
         return ""
     planned = len(planned_values(plan))
@@ -34,20 +34,23 @@ def coverage(plan: MemoryPlan) -> str:
 
 
 def checked_words(plan: MemoryPlan) -> str:
-    """What a plan that the checker accepts was accepted for."""
+    """Return a sentence with the values, the arena and the assumptions covered by a successful check."""
     size = human(plan.arena_bytes)
     words = coverage(plan) or f"{len(planned_values(plan))} tensors"
-    told = f"{words}, in an arena of {size}" if not plan.not_counted else f"an arena of {size}; {words}"
-    return f"{told}; assumed: {assumptions(plan)}" if plan.assumed else told
+    summary = f"{words}, in an arena of {size}" if not plan.not_counted else f"an arena of {size}; {words}"
+    return f"{summary}; assumed: {assumptions(plan)}" if plan.assumed else summary
 
 
 def named(outside: Iterable[Outside], most: int = NAMED) -> str:
-    """The first of them by name and type, and how many more there are."""
+    """Return the first values by name and type, and the number of values left out."""
     return listed([printable(f"{value.value} {value.type}") for value in outside], most)
 
 
 def assumptions(plan: MemoryPlan) -> str:
-    """Return in words the types that the caller, the file or ONNX Runtime told and nobody computed; "" for none."""
+    """Return in words the types declared by the caller, the file or ONNX Runtime; "" for none.
+
+    Sublet did not compute these types.
+    """
     texts = [f"{name} is {spec}" for name, spec in plan.recipe.assumed]
     whose = "the file declares" if plan.recipe.optimize == AS_IS else "ONNX Runtime infers"
     texts += [f"{name} is {spec} as {whose}" for name, spec in plan.recipe.declared]

@@ -1,8 +1,9 @@
-"""Updates that exchange memory: `update %w = %v, %v = %w` moves no byte where both weights lie in memory of their own.
+"""Storage swaps: `update %w = %v, %v = %w` moves no byte if both weights have bound storage.
 
-Such memory need not hold the same value in every run. In a *cycle* (w, v, u) of values, w gets after a run the memory
-that v had, v that of u, u that of w. An update then goes to the memory that its target will have: the program is
-planned and run with the updates of `placed`, and when it has ended the storages take each other's names.
+Double buffering of updated weights: a bound storage need not hold the same value in every run. In a *cycle* (w, v, u)
+of values, after a run w gets the storage of v, v the storage of u, u the storage of w. An update then writes to the
+next storage of its target: the planner and the executor use the updates of `graph_with_swapped_updates`, and after the
+run the storages exchange names.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from dataclasses import replace
 from sublet.ir.graph import Graph
 
 Cycle = tuple[str, ...]
-"""Names of updated values. Each gets after a run the memory that the next had, the last that of the first."""
+"""Names of updated values. After a run each value gets the storage of the next value, the last that of the first."""
 
 
 def followers(found: Sequence[Cycle]) -> dict[str, str]:
-    """For each value of the cycles the one whose memory it gets."""
+    """Return, for each value in the cycles, the value with the storage it gets after a run."""
     return {name: other for cycle in found for name, other in zip(cycle, (*cycle[1:], cycle[0]), strict=True)}
 
 
 def placed(graph: Graph, found: Sequence[Cycle]) -> Graph:
-    """The graph with each update going to the value whose memory its target gets."""
+    """Return the graph with each update redirected to the value with the next storage of the target."""
     gets = followers(found)
     sources = {gets.get(target.name, target.name): source for target, source in graph.updates}
     return replace(graph, updates=tuple((value, sources[value.name]) for value in graph.updated))

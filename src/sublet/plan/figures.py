@@ -1,4 +1,4 @@
-"""Figures of a plan that are counted, not recorded: what lies in several places, what moves, what is updated."""
+"""Statistics computed from a plan: values in several regions, bytes copied by control flow, updated values."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from sublet.plan.records import UPDATE, Edge, MemoryPlan, Region
 
 
 def multiview(plan: MemoryPlan) -> tuple[str, ...]:
-    """The values that live in several places in turn [NNC: multi-view tensors]."""
+    """Return the values with several regions in turn [NNC: multi-view tensors]."""
     regions: dict[str, set[Region]] = {}
     for place in plan.placements:
         regions.setdefault(place.value, set()).add(place.region)
-    return tuple(value for value, several in regions.items() if len(several) > 1)
+    return tuple(value for value, places in regions.items() if len(places) > 1)
 
 
 def bytes_by_edge(plan: MemoryPlan) -> dict[Edge, int]:
-    """The most bytes that control flow moves when it passes an edge; without those that move none.
+    """Return, for each control-flow edge with copies, the most bytes copied when the run passes the edge once.
 
-    A destination takes one source each time: which one depends on the arm, or the copy of the body.
+    A destination receives one source at a time; the arm or the body version selects the source.
     """
     edges: dict[Edge, dict[str, int]] = {}
     for move in plan.moves:
@@ -29,9 +29,9 @@ def bytes_by_edge(plan: MemoryPlan) -> dict[Edge, int]:
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """How many inputs and weights a run leaves with another content, their bytes, and those copied to do so.
+    """The number of inputs and weights updated by a run, their total bytes, and the bytes copied by the updates.
 
-    `exchanged` counts those that get each other's memory.
+    `exchanged` counts the values in storage swaps.
     """
 
     count: int
@@ -41,13 +41,13 @@ class Updated:
 
     @property
     def words(self) -> str:
-        """How many, for people."""
+        """The count and the storage swaps in words."""
         exchanged = f", {self.exchanged} of which exchange their memory" if self.exchanged else ""
         return f"{self.count} value{'s' if self.count != 1 else ''}{exchanged}"
 
 
 def updated(plan: MemoryPlan) -> Updated:
-    """What a plan updates."""
+    """Return the statistics of a plan's updates."""
     sizes = {place.value: place.region.nbytes for place in plan.placements}
     copied = sum(move.nbytes for move in plan.moves if move.edge.kind == UPDATE)
     exchanged = sum(map(len, plan.exchanged))

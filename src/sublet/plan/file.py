@@ -1,4 +1,4 @@
-"""Plans on disk: versioned JSON that loads back equal, and the fingerprint that ties a plan to its graph."""
+"""Plan files: versioned JSON with an exact round trip, and the fingerprint that ties a plan to its graph."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from sublet.plan import FORMAT_VERSION, MemoryPlan
 from sublet.plan.schedule import Schedule
 
 MOST_REPEATED = 64
-"""Storages that a plan may list again: the checker says so of each."""
+"""Repeated storages in a plan, at most; the checker reports each. `from_json` refuses a plan with more."""
 
 LARGEST = 1 << 62
-"""No size, offset or point in a plan is beyond this."""
+"""The largest size, offset or point in a plan; `from_json` refuses larger integers."""
 
 
 def fingerprint(graph: Graph, schedule: Schedule) -> str:
-    """A hash of everything a plan depends on: the whole program, and the order it runs in."""
+    """Return a SHA-256 hash of the whole program and its schedule: all inputs that a plan depends on."""
     order = json.dumps(asdict(schedule), sort_keys=True)
     return sha256(f"{to_text(graph)}\n{order}".encode()).hexdigest()
 
 
 def to_json(plan: MemoryPlan) -> str:
-    """The plan as one JSON object."""
+    """Return the plan as one JSON object."""
     return json.dumps(asdict(plan), indent=1)
 
 
 def from_json(text: str, source: str = "plan") -> MemoryPlan:
-    """The plan a JSON text holds. Raises PlanError naming the field that is wrong."""
+    """Return the plan in a JSON text. Raises PlanError naming the invalid field."""
     raw = parse_json(text, source, PlanError)
     version = raw.get("version") if isinstance(raw, dict) else None
     if version != FORMAT_VERSION:
@@ -51,9 +51,9 @@ def from_json(text: str, source: str = "plan") -> MemoryPlan:
 
 
 def _require_placed_once(plan: MemoryPlan, source: str) -> None:
-    """Raise PlanError for a plan that places a value twice in the same copies of loop bodies, or repeats many storages.
+    """Raise PlanError for a plan with many repeated storages, or a value placed twice in the same body versions.
 
-    The checker reports every such entry, and needs minutes for a list of them that fills a file.
+    The checker reports every such entry, and needs minutes for a file full of repeated entries.
     """
     lists: dict[str, list[tuple[str, object]]] = {
         "placements": [(placement.value, placement.copies) for placement in plan.placements],
@@ -77,12 +77,12 @@ def save(plan: MemoryPlan, path: str | Path) -> None:
 
 
 def load(path: str | Path) -> MemoryPlan:
-    """Read a plan. Raises PlanError when the file cannot be read or is no plan."""
+    """Read a plan. Raises PlanError for an unreadable file, or a file without a valid plan."""
     return from_json(read_text(path, PlanError), str(path))
 
 
 def _decode(kind: Any, raw: Any, where: str) -> Any:
-    """`raw`, decoded JSON, as an instance of the annotation `kind`."""
+    """Return decoded JSON `raw` as an instance of annotation `kind`. Raises PlanError naming the field `where`."""
     origin = get_origin(kind)
     if is_dataclass(kind):
         return _decode_record(kind, raw, where)

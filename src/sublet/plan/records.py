@@ -1,7 +1,7 @@
-"""A memory plan: which bytes every value of a graph lives in. Pure data, saved as JSON.
+"""Records of a memory plan: the bytes assigned to every value of a graph. Pure data, saved as JSON.
 
-A *storage* is a block of memory that somebody allocates once: the arena, or the own memory of a
-bound weight, input or output. A region is a range of bytes of one storage.
+A *storage* is a block of memory allocated once: the arena, or the memory bound to a weight, input or output. A region
+is a range of bytes of one storage. The names of record fields are the keys of the JSON file.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from sublet.plan.schedule import Schedule
 
 ARENA = "arena"
 KEPT = "kept"
-"""The arena of what a program in pieces keeps from one to the next, where that lies apart."""
+"""The name of the arena of values saved across suspension points, if separate from the main arena."""
 FORMAT_VERSION = 9
 UNLIMITED = -1
 OPEN = -1
-"""Stands for an extent, or for a placement, that is known only when the network has run."""
+"""The number of an unknown extent, or of a placement known only in the run."""
 
 RUN, UPDATE = "run", "update"
-"""Kinds of points: a node runs; at the end of a run, the updates of the graph are made."""
+"""Kinds of points: a node runs; the updates of the graph at the end of a run."""
 
 POINTER = "pointer"
-"""How a value lives that has no bytes of its own: it stands for what control flow assigned to it last."""
+"""`Placement.how` of a renamed value without own bytes, bound to the last source assigned by control flow."""
 
 SLICE, ROW = "slice", "row"
-"""How a value lives that is bytes of a sequence, or of a stacked output, other ones every round."""
+"""`Placement.how` of a view of a sequence or of a stacked output, with different bytes in every iteration."""
 
 Context = tuple[tuple[str, int], ...]
-"""The copy of the body of each rolled loop around a node, as (loop, copy) pairs from the root down."""
+"""The body version of each enclosing rolled loop, as (loop, version) pairs from the outermost loop inwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Where control flow moves values: the kind of point (see `analysis.flow`) and the loop or branch, "" for none."""
+    """A control-flow edge: the kind of point (see `analysis.flow`) and the loop or branch, "" for none."""
 
     kind: str
     node: str = ""
@@ -50,7 +50,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One moment of a run: what happens (see `analysis.flow`), to which node, in which copy of the bodies around."""
+    """A program point: the event (see `analysis.flow`), the node, and the body versions of enclosing rolled loops."""
 
     kind: str
     node: str = ""
@@ -58,7 +58,7 @@ class Point:
 
     @property
     def edge(self) -> Edge:
-        """The point, as one at which control flow moves values."""
+        """The point as a control-flow edge."""
         return Edge(self.kind, self.node)
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class Point:
 
 
 def bound_to(value: str) -> str:
-    """The name of the storage bound to a value; a value called "arena" does not clash with the arena."""
+    """Return the name of the storage bound to a value; the prefix keeps a value "arena" apart from the arena."""
     return f"%{value}"
 
 
@@ -75,11 +75,11 @@ def bound_to(value: str) -> str:
 class Storage:
     """A block of memory. `kind` is "arena", "weight", "input" or "output".
 
-    There is one arena, called "arena", or one in each memory region the plan was made for, with its name.
-    Every other storage is named after the value bound to it, see `bound_to`. A weight or input storage is
-    the caller's, and is written by the network only when the graph updates its value. `capacity` is that of the memory
-    region of an arena, UNLIMITED when it has none. A memory with a `rate`, in bytes a second, is touched by
-    transfers alone (`nn.offload`, `nn.reload`).
+    A plan has one arena, called "arena", or one arena for each memory region, with the name of the memory region.
+    Every other storage has a name from `bound_storage_name` of the bound value. The caller owns weight and input
+    storages, and the network writes to them only if the graph updates the value. `capacity` is the capacity of an
+    arena's memory region, UNLIMITED for none. Only transfers (`nn.offload`, `nn.reload`) access a memory with a `rate`,
+    in bytes a second.
     """
 
     name: str
@@ -99,12 +99,16 @@ class Region:
 
     @property
     def end(self) -> int:
+        """The first byte behind the region."""
         return self.offset + self.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class Stride:
-    """In round k of `loop` a value lies k * `nbytes` further than in round 0, or nearer when it moves `backwards`."""
+    """The movement of a view: in iteration k of `loop` the value lies k * `nbytes` above its position in iteration 0.
+
+    With `backwards` the value lies k * `nbytes` below that position.
+    """
 
     loop: str
     nbytes: int
@@ -112,27 +116,27 @@ class Stride:
 
     @property
     def step(self) -> int:
-        """What is added to the offset from one round to the next."""
+        """The signed change of the offset from one iteration to the next."""
         return -self.nbytes if self.backwards else self.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one value lives, and what a reader wants to know about it.
+    """The region of one value, with facts for readers of the plan.
 
-    live      half-open ranges of points (see `analysis.flow`) at which its bytes are needed
-    buffer    values of the same buffer are, or overlap, the same bytes on purpose; -1 outside the arena
-    region    where it lies; when it has strides, in round 0 of their loops
-    how       "own", "view", "part", "inplace" or "carry": why it shares the buffer of `shares`; "slice" or
-              "row": it is one step of the sequence or stacked output `shares`; "joined": it came into the
-              buffer of `shares` with another value, which has the reason;
-              or "pointer": the region names no storage, and the value is where its source is
-    shares    the value whose bytes it took, "" when it has its own: one value of each buffer does
-    producer  name of the node that writes it; "" for an input or weight
-    copies    the copies of the bodies around it in which the region is this one; empty for all. A value
-              with several placements is a multi-view tensor: its region changes from round to round
-    stands_for   the values with bytes of their own that a pointer may stand for
-    strides   how its region moves from round to round of the loops around it, from the outermost inwards
+    live      half-open ranges of points (see `analysis.flow`) where the bytes are needed: the live range
+    buffer    the number of the buffer; values of one buffer share or overlap bytes on purpose; -1 outside the arena
+    region    the bytes; for a value with strides, the bytes in iteration 0 of the loops of the strides
+    how       the reason to share the buffer of `shares`: "own", "view", "part" (concat operand in place), "inplace" or
+              "carry"; "slice" or "row" for a step of the sequence or stacked output `shares`; "joined" for a value
+              coalesced with the buffer of `shares` through another value, which has the reason;
+              "pointer" for a renamed value: the region names no storage, and the value lies where its source lies
+    shares    the value sharing its bytes, "" for a value with own bytes: exactly one value of each buffer has own bytes
+    producer  name of the node that writes the value; "" for an input or weight
+    copies    the body versions of the enclosing loops with this region; empty for all. A value with several
+              placements is a multi-view tensor: the region changes from iteration to iteration
+    stands_for   the values with own bytes that a renamed value may be bound to
+    strides   the movement of the region in the iterations of the enclosing loops, from the outermost inwards
     """
 
     value: str
@@ -149,19 +153,21 @@ class Placement:
 
     @property
     def begin(self) -> int:
+        """The first live point; 0 for a value without live points."""
         return self.live[0][0] if self.live else 0
 
     @property
     def end(self) -> int:
+        """The point behind the last live point; 0 for a value without live points."""
         return self.live[-1][1] if self.live else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """After copy `copy` of a body comes copy `next`, if its loops and branches were left by these `ways`.
+    """A transition between body versions: version `next` follows version `copy` if the run took the exits `ways`.
 
-    ways   (loop or branch of the body, the way out of it): of a loop the copy of its own body in which it ended, of
-           a branch the arm it took, counting the fallbacks as one more
+    ways   (loop or branch of the body, exit number): for a loop, the number is the version of the inner body in which
+           the inner loop ended; for a branch, the arm taken, with the fallbacks as an additional arm
     """
 
     copy: int
@@ -171,14 +177,15 @@ class Jump:
 
 @dataclass(frozen=True, slots=True)
 class Rolled:
-    """A loop whose values take turns among several regions.
+    """A loop with several body versions, for values alternating between regions.
 
-    Round c runs copy c of its body while c < first, then copy first + (c - first) % ring [NNC: the repeat of a
-    multi-view tensor; one with `first` is of type II]; where there are jumps, these say which copy comes next.
-    A loop within copies of others has one record for each.
+    Iteration c runs body version c while c < first (the prologue), then version first + (c - first) % ring (the period)
+    [NNC: the repeat of a multi-view tensor; one with `first` is of type II]. Where the loop has jumps (transitions),
+    the jumps select the next version instead. A loop nested in body versions of other loops has one record for each.
 
-    heads   what the pointers among the loop's parameters stand for when each copy begins: numbers of placements, in
-            the order of the parameters; OPEN where only the run knows
+    heads   the entry bindings: for each body version, the placement bound to each renamed parameter of the loop when
+            the version begins, as numbers of placements in the order of the parameters; OPEN if only the run
+            determines the binding
     """
 
     loop: str
@@ -190,16 +197,16 @@ class Rolled:
 
     @property
     def copies(self) -> int:
-        """How many copies of the body there are."""
+        """The number of body versions."""
         return self.first + self.ring
 
     def following(self, copy: int) -> list[tuple[tuple[tuple[str, int], ...], int]]:
-        """The copies that may follow a copy, each with the ways that lead there."""
+        """Return the body versions that may follow version `copy`, each with the exits leading there."""
         jumps = [(jump.ways, jump.next) for jump in self.jumps if jump.copy == copy]
         return jumps or [((), self.after(copy, {}))]
 
     def after(self, copy: int, ways: Mapping[str, int]) -> int:
-        """The copy that follows a copy, when loops and branches in it were left by these ways."""
+        """Return the body version after version `copy` of an iteration that left loops and branches by exits `ways`."""
         for jump in self.jumps:
             if jump.copy == copy and all(ways.get(name) == way for name, way in jump.ways):
                 return jump.next
@@ -208,12 +215,12 @@ class Rolled:
 
 @dataclass(frozen=True, slots=True)
 class CopiedMove:
-    """Bytes that a loop or branch moves when it passes an edge of the control flow, or the updates at the end.
+    """Bytes copied by a loop or branch on a control-flow edge, or by the updates at the end.
 
-    edge     "enter" and "exit" are passed once a run of the loop, "yield" once a run of the branch, "fetch" and "next"
-             once a round. On a fetch a slice is copied out of its sequence, on a next the rows are copied into the
-             stacked outputs, if they do not lie there. "update" comes once a run, after all nodes
-    source, destination   values of the program; in an unrolled loop some copies of the body may move nothing
+    edge     the run passes "enter" and "exit" once a run of the loop, "yield" once a run of the branch, "fetch" and
+             "next" once an iteration. On a fetch the loop copies a slice out of its sequence, on a next the rows into
+             the stacked outputs, unless the values are views. "update" comes once a run, after all nodes
+    source, destination   values of the program; in an unrolled loop some body versions may copy nothing
     nbytes   bytes copied each time
     why      the reason, for people
     """
@@ -227,12 +234,12 @@ class CopiedMove:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """A value that could not be planned, and the reason.
+    """A value that cannot be planned, and the reason.
 
-    type    as its source names it
-    dtype   of its elements; "" for what is no tensor, or one of a type that is not known
-    dims    its extents, OPEN for those that are not known; empty when not even the rank is
-    bound   it is a weight, input or output in memory of the caller, so the arena would not hold it in any case
+    type    the type in the words of the source
+    dtype   the element type; "" for a value that is no tensor, or has an unknown element type
+    dims    the extents, OPEN for unknown extents; empty for an unknown rank
+    bound   True for a weight, input or output in memory of the caller: the arena would not hold the value in any case
     """
 
     value: str
@@ -244,13 +251,13 @@ class Outside:
 
     @classmethod
     def of(cls, value: str, spec: Unplannable, bound: bool) -> Self:
-        """The record of a value whose type cannot be planned."""
+        """Return the record of a value with an unplannable type."""
         dtype, dims = spec.known or ("", None)
         extents = tuple(OPEN if extent is None else extent for extent in dims or ())
         return cls(value, spec.type, spec.reason, str(dtype), extents, bound)
 
     def most_bytes(self, largest: int | None = None) -> int | None:
-        """The most bytes it can have when no open extent is above `largest`; None when nobody can tell."""
+        """Return the maximum bytes of the value if no open extent exceeds `largest`; None without a bound."""
         if not self.dtype or not self.dims or (OPEN in self.dims and largest is None):
             return None
         elements = prod(largest if extent == OPEN and largest is not None else extent for extent in self.dims)
@@ -259,7 +266,7 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A node as people know it: its name, its op, and where it comes from, "" when nobody noted that."""
+    """The name, op and source of a node, for messages; the source is "" if unknown."""
 
     name: str
     op: str
@@ -267,13 +274,13 @@ class Described:
 
     @classmethod
     def all_of(cls, graph: Graph) -> tuple[Described, ...]:
-        """The nodes of a program, those of sub-graphs included."""
+        """Return the descriptions of all nodes of a program, sub-graphs included."""
         return tuple(cls(node.name, node.op, node.source) for node in graph.walk())
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The point with the most live bytes: its number, and which values are alive there."""
+    """The point with the most live bytes: the number of the point, the live bytes, and the live values."""
 
     point: int
     nbytes: int
@@ -284,25 +291,25 @@ class Peak:
 class MemoryPlan:
     """The plan of one graph under one schedule.
 
-    arena_bytes        size of the arena; of all arenas together when there are several memory regions
-    lower_bound_bytes  no placement of the same buffers can do with fewer
-    bound              how the lower bound was found ("peak" or "antichain")
-    total_bytes        sum of all planned tensors, each once and with bytes of its own: no reuse at all
-    view_bytes, inplace_bytes   part of that sum which needs no buffer thanks to views and parts,
-                       and to in-place outputs and carries
-    points             what happens at each point of time
-    dims               the dimension bindings the model was read with
-    max_trips          the declared maxima of rounds it was read with, by loop; "" stands for every loop
-    proof              the buffers that prove the lower bound, by what they need at one point; in several streams as a
-                       whole: no two of them may overlap
-    rolled             the loops whose bodies have several copies in the plan
-    moves              what loops, branches and updates copy; empty when no byte is moved
-    stopped            "timeout" or "interrupt" when the search for a packing was cut short, else ""
-    updated            the inputs and weights that every run leaves with another content
-    exchanged          cycles of updated values in memory of their own: when a run has ended, each gets the memory that
-                       the next had, the last that of the first, with what lies there
-    nodes              what the names of nodes mean, those of sub-graphs included
-    recipe             how the planned graph comes from its model
+    arena_bytes        size of the arena; of all arenas together for several memory regions
+    lower_bound_bytes  a size below which no placement of the same buffers exists
+    bound              the method of the lower bound ("peak", "antichain" or "search")
+    total_bytes        sum of all planned tensors, each once and with own bytes: the size without reuse
+    view_bytes, inplace_bytes   the part of `total_bytes` without own buffers thanks to views and concat operands in
+                       place, and to in-place outputs and coalesced carries
+    points             the event at each point
+    dims               the dimension bindings used to read the model
+    max_trips          the declared maximum trip counts used to read the model, by loop; "" means every loop
+    proof              the buffers that prove the lower bound, by the bytes needed at one point; in several streams by
+                       whole buffers of which no two may overlap
+    rolled             the loops with several body versions
+    moves              the copies by loops, branches and updates; empty if control flow copies no byte
+    stopped            "timeout" or "interrupt" if the packing search was cut short, else ""
+    updated            the inputs and weights with another content after every run
+    exchanged          cycles of updated values with swapped storages: after a run, each value gets the storage and the
+                       content of the next value, the last value those of the first
+    nodes              descriptions of all nodes, sub-graphs included
+    recipe             how the planned graph was derived from its model
     """
 
     graph: str
@@ -339,41 +346,41 @@ class MemoryPlan:
 
     @property
     def arenas(self) -> tuple[Storage, ...]:
-        """The storages that the planner fills; none when the plan was read from a file that lists none."""
+        """The storages filled by the planner; empty for a plan file without any arena."""
         return tuple(storage for storage in self.storages if storage.kind == ARENA)
 
     @property
     def bound_bytes(self) -> int:
-        """The bytes of storages that are no arena."""
+        """The total bytes of all storages except arenas."""
         return sum(storage.nbytes for storage in self.storages if storage.kind != ARENA)
 
     @property
     def in_arenas(self) -> tuple[Placement, ...]:
-        """The values that lie in an arena, in order."""
+        """The placements in arenas, in order."""
         names = {storage.name for storage in self.arenas}
         return tuple(place for place in self.placements if place.region.storage in names)
 
     @property
     def at_peak(self) -> Point:
-        """What happens at the peak."""
+        """The program point of the peak."""
         return self.points[self.peak.point]
 
     @property
     def assumed(self) -> tuple[tuple[str, str], ...]:
-        """The values whose shape nobody computed, with their types: the caller or the file told it."""
+        """The values with a declared, not computed, shape, with their types."""
         return self.recipe.conditions
 
     @property
     def not_counted(self) -> tuple[Outside, ...]:
-        """The values that need memory of which the plan knows nothing."""
+        """The unplannable values in need of memory unknown to the plan: all but those in memory of the caller."""
         return tuple(outside for outside in self.outside if not outside.bound)
 
     @property
     def gap(self) -> float | None:
-        """Fragmentation over the lower bound: 0.0 is a proof that no packing of the same buffers is smaller.
+        """Fragmentation relative to the lower bound: 0.0 proves that no packing of the same buffers is smaller.
 
-        None when something is not counted: arena and bound are then of the planned part only; and with several
-        memory regions, of whose arenas together the bound is not what they could reach.
+        None if some value is not counted: arena and bound then cover only the planned part. None for several memory
+        regions: the arenas together may be unable to reach the bound.
         """
         if self.not_counted or len(self.arenas) > 1:
             return None
@@ -381,5 +388,5 @@ class MemoryPlan:
 
 
 def fragmentation(arena_bytes: int, lower_bound_bytes: int) -> float:
-    """How far an arena is above a lower bound, as a part of it, or of one byte."""
+    """Return (arena - bound) / max(1, bound): the excess of an arena over a lower bound, as a fraction of the bound."""
     return (arena_bytes - lower_bound_bytes) / max(1, lower_bound_bytes)

@@ -1,7 +1,7 @@
-"""Which buffer at the peak weighs most: where what lives would peak without it, or with half of it at a time.
+"""Contributors to the peak: for each buffer live at the peak, the peak without the buffer, or with half of its bytes.
 
-An estimate, and called so wherever it is told: nothing is planned again, and sharing, order and packing may come out
-otherwise. `--advise` plans changes.
+The figures are estimates, and every output calls them so: the planner does not run again, and coalescing, order and
+packing may change. `--advise` plans the changes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from sublet.plan.records import MemoryPlan
 from sublet.plan.slots import Block, slots
 
 MOST = 64
-"""Buffers that are looked at, the largest at the peak."""
+"""Buffers analysed, the largest at the peak; smaller buffers are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relief:
-    """A buffer that lives at the peak: the most that would live without it, and with half of its bytes."""
+    """A buffer live at the peak, with the peak of live bytes without the buffer, and with half of its bytes."""
 
     nbytes: int
     values: tuple[str, ...]
@@ -29,7 +29,7 @@ class Relief:
 
 
 def relief(plan: MemoryPlan) -> tuple[Relief, ...]:
-    """The buffers at the peak, those first without which least would live."""
+    """Return the contributors to the peak, in order of the peak without the buffer, smallest first."""
     blocks = list(slots(plan))
     levels = np.zeros(len(plan.points) + 1, dtype=np.int64)
     for block in blocks:
@@ -41,21 +41,21 @@ def relief(plan: MemoryPlan) -> tuple[Relief, ...]:
     point = plan.peak.point
     at_peak = [(sum(block.needed(point)), block) for block in blocks if holds(block.live, point)]
     largest = sorted(at_peak, key=lambda pair: -pair[0])[:MOST]
-    found = [
+    contributors = [
         Relief(nbytes, _alive(block, point), _peak(levels, block, 1), _peak(levels, block, 2))
         for nbytes, block in largest
     ]
-    return tuple(sorted(found, key=lambda one: (one.without_bytes, -one.nbytes)))
+    return tuple(sorted(contributors, key=lambda one: (one.without_bytes, -one.nbytes)))
 
 
 def _alive(block: Block, point: int) -> tuple[str, ...]:
-    """The values of a buffer that live at a point."""
+    """Return the values of a buffer that are live at a point."""
     alive = (place.value for place in block.members if holds(place.live, point))
     return tuple(dict.fromkeys(alive))
 
 
 def _peak(levels: np.typing.NDArray[np.int64], block: Block, part: int) -> int:
-    """The most that would live if a buffer needed one of so many parts less."""
+    """Return the peak of live bytes if a buffer were smaller by a fraction 1/`part`."""
     left = levels.copy()
     for strip in block.strips:
         for begin, end in strip.live:

@@ -1,9 +1,8 @@
-"""The order of execution. It exists once: planner, checker and executor take the same Schedule.
+"""The order of execution, shared by planner, checker and executor as a single Schedule.
 
-A schedule lists the steps of a graph and of its sub-graphs. It is a partial order: a stream runs
-its steps in the order listed, and a step waits for the steps it names. A sub-graph starts after
-everything its node waits for and ends before everything that waits for its node; rounds of a loop
-do not overlap.
+A schedule lists the steps of a graph and of its sub-graphs. The schedule is a partial order: a stream runs the
+stream's steps in the order listed, and a step waits for the steps in `waits`. A sub-graph starts after all steps
+awaited by its node, and ends before all steps waiting for its node. Iterations of a loop do not overlap.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from sublet.ir.graph import Graph
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One node in one stream; `waits` names nodes of the same graph that must have ended before."""
+    """A node and its stream; `waits` names nodes of the same graph, all ended before the step starts."""
 
     node: str
     stream: int = 0
@@ -25,7 +24,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The steps of one graph in an order that satisfies all waits, and the schedules of sub-graphs.
+    """The steps of a graph, in an order satisfying all waits, and the schedules of sub-graphs.
 
     Invariant: every wait names an earlier step; all data dependencies are ordered by `happens_before`.
     `bodies` maps the name of a While or CaseOf node to one schedule a sub-graph.
@@ -41,7 +40,7 @@ class Schedule:
 
 
 def serial(graph: Graph) -> Schedule:
-    """The nodes one after another in the order of the graph."""
+    """Return the schedule of a single stream in the order of the graph."""
     return Schedule(
         steps=tuple(Step(node.name) for node in graph.nodes),
         bodies={node.name: tuple(serial(sub) for sub in node.subgraphs) for node in graph.nodes if node.subgraphs},
@@ -49,16 +48,16 @@ def serial(graph: Graph) -> Schedule:
 
 
 def is_serial(schedule: Schedule) -> bool:
-    """Whether one stream runs everything, sub-graphs included."""
+    """True if a single stream runs all steps, sub-graphs included."""
     inner = (body for bodies in schedule.bodies.values() for body in bodies)
     return schedule.streams == 1 and all(map(is_serial, inner))
 
 
 def happens_before(schedule: Schedule) -> list[int]:
-    """For each step of one graph, the steps that always end before it starts, as a bit set.
+    """Return, for each step of a graph, a bit set of the steps certain to end before the step starts.
 
     Bit j of element i is set when step j happens before step i: through the order of a stream,
-    through waits, or through any chain of these.
+    through waits, or through any chain of both.
     """
     position: dict[str, int] = {}
     last_of_stream: dict[int, int] = {}

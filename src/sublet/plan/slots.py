@@ -1,7 +1,7 @@
-"""A plan as buffers that are taken and given back: what viewers of allocators, and packers, know.
+"""A plan as allocation intervals of buffers, for viewers of allocators and for packers.
 
-In one stream a buffer needs what its values need: it is strips of bytes, each with a life of its own. In several
-streams it is one block as long as any of them is needed.
+In one stream a buffer is a list of live segments, each with its own live range. In several streams a buffer is one
+rectangular block, live when any of its values is live.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Shape = Callable[[Iterable[Strip]], tuple[Strip, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The bytes of a buffer, by number, in its arena, and when any of them are needed.
+    """A buffer of a plan: number, bytes in an arena, and live range.
 
-    members  share the bytes on purpose
-    strips   which of the bytes are needed when, from `offset` on
+    members   the placements sharing the bytes on purpose
+    segments  the live segments, with addresses relative to `offset`
     """
 
     buffer: int
@@ -36,31 +36,31 @@ class Block:
 
     @property
     def first(self) -> Placement:
-        """The value whose bytes the others share."""
+        """The placement with own bytes, shared by the remaining members."""
         return next((place for place in self.members if place.how == "own"), self.members[0])
 
     @property
     def values(self) -> tuple[str, ...]:
-        """The names of all values in it, in order."""
+        """The names of all values in the buffer, in order."""
         return tuple(dict.fromkeys(place.value for place in self.members))
 
     def needed(self, point: int) -> tuple[int, ...]:
-        """The sizes of the strips that are needed at a point."""
+        """Return the sizes in bytes of the segments live at a point."""
         return tuple(strip.nbytes for strip in self.strips if holds(strip.live, point))
 
 
 def shape(plan: MemoryPlan) -> Shape:
-    """What the buffers of a plan need."""
+    """Return the function from members to segments of a buffer: live segments, or one block for several streams."""
     return (lambda members: strips(members, plan.alignment)) if is_serial(plan.schedule) else whole
 
 
 def slots(plan: MemoryPlan) -> Iterator[Block]:
-    """The buffers of a plan in order of their numbers; what has no bytes, or is a step of a whole, is none."""
+    """Yield the buffers of a plan in order of their numbers, without empty placements and without slices and rows."""
     return blocks((place for place in plan.in_arenas if place.buffer >= 0 and not place.strides), shape(plan))
 
 
 def blocks(placements: Iterable[Placement], shape: Shape) -> Iterator[Block]:
-    """The buffers of placements in order of their numbers, but those that never live."""
+    """Yield the buffers formed by placements, in order of their numbers, without buffers never live."""
     members: dict[int, list[Placement]] = {}
     for place in placements:
         if place.region.nbytes:
@@ -74,21 +74,21 @@ def blocks(placements: Iterable[Placement], shape: Shape) -> Iterator[Block]:
 
 
 def curve(blocks: Iterable[Block]) -> list[tuple[int, int]]:
-    """(point, bytes that live from there on), a step function that ends at 0: bytes of a buffer count once."""
+    """Return (point, bytes live from then on) at every change, ending at 0; shared bytes of a buffer count once."""
     return levels((strip.live, strip.nbytes) for block in blocks for strip in block.strips)
 
 
 def peak(plan: MemoryPlan) -> Peak:
-    """The first of the points with the most live bytes, and the values that are alive there."""
-    known = list(slots(plan))
-    point, nbytes = highest(curve(known))
-    members = {id(place) for block in known for place in block.members}
+    """Return the first point with the most live bytes, and the values live there."""
+    buffers = list(slots(plan))
+    point, nbytes = highest(curve(buffers))
+    members = {id(place) for block in buffers for place in block.members}
     alive = (place.value for place in plan.placements if id(place) in members and holds(place.live, point))
     return Peak(point, nbytes, tuple(dict.fromkeys(alive)))
 
 
 def require_counted(plan: MemoryPlan, form: str) -> None:
-    """Raise PlanError for a plan that does not count everything: its picture elsewhere would claim that it does."""
+    """Raise PlanError for a plan with uncounted values: an export in `form` would claim to be complete."""
     if plan.not_counted:
         names = ", ".join(repr(value.value) for value in plan.not_counted[:3])
         raise PlanError(

@@ -1,9 +1,9 @@
-"""Does a network fit a budget? Yes, no, or not known; and if not, which tensors prove it.
+"""The verdict on a memory budget: fits, does not fit, or unknown; a negative verdict lists the proving tensors.
 
-What a plan counts needs its arena, and no packing in this order needs less than its lower bound. What lies outside
-of the plan comes on top: nobody knows how much, or at most so much where element type and rank are known and open
-extents are bounded. So the network fits when arena and bounds do, it does not when the arena does not, and everything
-between is unknown.
+The counted values need the arena, and no packing in this order needs less than the lower bound. Values outside of the
+plan need additional memory: an unknown amount, or a bounded amount if element type and rank are known and the caller
+bounds the open extents. The network fits if the arena plus all bounds fit, does not fit if the arena alone does not
+fit, and the verdict is unknown otherwise.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from sublet.plan import MemoryPlan
 from sublet.plan.slots import Block, slots
 
 EVERY = ""
-"""Stands for every value outside a plan."""
+"""The key of `largest` for every value outside a plan."""
 
 Extents = int | Mapping[str, int] | None
-"""The most that an open extent can be: for all values outside, or by value."""
+"""The maximum of open extents: one number for all values outside a plan, or one a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveBuffer:
-    """A buffer: its size, and the values in it that matter where it is told.
+    """A buffer: the size, and the relevant values.
 
-    In a proof the size counts the bytes up to where the next buffer can begin: all but the one on top
-    are rounded up to the alignment.
+    In a proof the size counts the bytes up to the next possible start of a buffer: all sizes except for the topmost
+    buffer's are rounded up to the alignment.
     """
 
     nbytes: int
@@ -40,7 +40,7 @@ class LiveBuffer:
 
 
 class Outcome(StrEnum):
-    """What is known of a plan and a budget."""
+    """The kinds of verdict on a plan and a budget."""
 
     FITS = "fits"
     DOES_NOT_FIT = "does_not_fit"
@@ -49,15 +49,15 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the whole network fits `budget` bytes: what the plan counts, and what lies outside of it.
+    """The verdict on the whole network under a budget of `budget` bytes, with values outside of the plan.
 
-    least      no packing in this order takes fewer bytes: the lower bound of what is planned
-    most       the arena and every value outside at its largest; None when one of them has no bound
-    proof      the smallest set of the plan's proving buffers whose bytes exceed the budget: no two of
-               them may overlap, so no choice of offsets can help. Empty unless `settled` is true, and when the bound
-               is proven by a search that refuted every smaller arena, which no set of buffers shows
-    largest    by value the most that an open extent is taken to be; under "" for every value
-    assumed    values whose type nobody computed, with these types: the verdict holds where they are true
+    least      the lower bound of the planned values: no packing in this order takes fewer bytes
+    most       the arena plus the maximum size of every value outside; None if the size of a value has no bound
+    proof      the smallest set of the plan's proving buffers whose bytes exceed the budget: no two of the buffers
+               may overlap, so no choice of offsets can help. Empty unless `is_settled`, and empty for a bound proven by
+               a search (which refuted every smaller arena): no set of buffers shows the bound of a search
+    largest    the assumed maximum of an open extent, by value; under "" for every value
+    assumed    values with a declared, not computed, type: the verdict holds if the types are true
     """
 
     budget: int
@@ -70,22 +70,22 @@ class Verdict:
 
     @property
     def fits(self) -> bool | None:
-        """True or False where the plan decides it; None when values outside of it may tip the scales."""
+        """True or False if the plan decides; None if values outside of the plan decide."""
         return None if self.outcome is Outcome.UNKNOWN else self.outcome is Outcome.FITS
 
     @property
     def settled(self) -> bool:
-        """True if the verdict is that on every packing in this order, where the assumed types are true."""
+        """True if the verdict holds for every packing in this order, provided that the assumed types are true."""
         return self.outcome is Outcome.FITS or self.least > self.budget
 
     @property
     def proven(self) -> bool:
-        """True if the verdict is that on every packing in this order, and rests on no assumption."""
+        """True if the verdict holds for every packing in this order, without any assumption."""
         return self.settled and not self.assumed
 
 
 def buffers_at_peak(plan: MemoryPlan) -> tuple[LiveBuffer, ...]:
-    """The buffers alive at the peak by what they need there, with their values alive there, largest first."""
+    """Return the buffers live at the peak, with the bytes needed and the values live there, largest first."""
     point = plan.peak.point
     alive = (block for block in slots(plan) if holds(block.live, point))
     return _largest_first(
@@ -95,23 +95,26 @@ def buffers_at_peak(plan: MemoryPlan) -> tuple[LiveBuffer, ...]:
 
 
 def verdict(plan: MemoryPlan, budget: int, max_dim: Extents = None) -> Verdict:
-    """Hold a plan, and what lies outside of it, against a budget in bytes.
+    """Return the verdict on a plan and a budget in bytes, with the values outside of the plan.
 
-    `max_dim` is the most that an extent which nobody knows can be: one for all values outside, or one a value.
-    Raises PlanError for a value that does not lie outside, or an extent that makes no sense.
+    `max_dim` is the maximum of every unknown extent: one number for all values outside, or one a value.
+    Raises PlanError for a value not outside of the plan, and for an invalid extent.
     """
     largest = _largest(plan, max_dim)
     least, most = plan.lower_bound_bytes, most_bytes(plan, largest)
-    told, assumed = tuple(largest.items()), plan.assumed
+    extents, assumed = tuple(largest.items()), plan.assumed
     if most is not None and most <= budget:
-        return Verdict(budget, Outcome.FITS, least, most, largest=told, assumed=assumed)
+        return Verdict(budget, Outcome.FITS, least, most, largest=extents, assumed=assumed)
     if plan.arena_bytes <= budget:
-        return Verdict(budget, Outcome.UNKNOWN, least, most, largest=told, assumed=assumed)
-    return Verdict(budget, Outcome.DOES_NOT_FIT, least, most, _proof(plan, budget), told, assumed)
+        return Verdict(budget, Outcome.UNKNOWN, least, most, largest=extents, assumed=assumed)
+    return Verdict(budget, Outcome.DOES_NOT_FIT, least, most, _proof(plan, budget), extents, assumed)
 
 
 def most_bytes(plan: MemoryPlan, largest: Mapping[str, int] = MappingProxyType({})) -> int | None:
-    """The arena and every value outside at its largest, each once; None when one of them has no bound."""
+    """Return the arena plus the maximum size of every value outside, each once; None if a size has no bound.
+
+    `largest` maps the name of a value, or "" for every value, to the maximum of its open extents.
+    """
     sizes = [value.most_bytes(largest.get(value.value, largest.get(EVERY))) for value in plan.not_counted]
     known = [size for size in sizes if size is not None]
     return plan.arena_bytes + sum(known) if len(known) == len(sizes) else None
@@ -145,8 +148,10 @@ def _proof(plan: MemoryPlan, budget: int) -> tuple[LiveBuffer, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Proving:
-    """A buffer that proves a bound: what it needs, rounded up to where others can begin, and how much of that at most
-    is padding on top."""
+    """A buffer of a proof: the values, the needed bytes, the needed bytes rounded up to the alignment, and `slack`.
+
+    `slack` is the largest padding that the topmost buffer may omit.
+    """
 
     values: tuple[str, ...]
     nbytes: int
@@ -155,24 +160,30 @@ class _Proving:
 
 
 def _proving(plan: MemoryPlan) -> list[_Proving]:
-    """The buffers that prove the lower bound, by what they need at the one point where that is most, or as a whole."""
-    alignment = plan.alignment if len(plan.arenas) == 1 else 1  # the last one in every arena needs no padding
+    """Return the buffers of the lower bound's proof, sized at the common live point with the largest sum.
+
+    Without a common live point the function returns the buffers in whole.
+    """
+    alignment = plan.alignment if len(plan.arenas) == 1 else 1  # the topmost buffer of every arena needs no padding
     members = [block for block in slots(plan) if block.buffer in set(plan.proof)]
     points = {begin for block in members for strip in block.strips for begin, _ in strip.live}
     common = [point for point in points if all(holds(block.live, point) for block in members)]
-    found = [[_needed(b, b.needed(point), alignment) for b in members] for point in sorted(common)]
+    candidates = [[_needed(b, b.needed(point), alignment) for b in members] for point in sorted(common)]
     alone = [_needed(block, (block.nbytes,), alignment) for block in members]
-    return max(found, key=_stacked, default=alone)
+    return max(candidates, key=_stacked, default=alone)
 
 
 def _stacked(several: Iterable[_Proving]) -> int:
-    """The bytes of buffers side by side: the one whose padding is largest lies on top, where it needs none."""
-    known = list(several)
-    return sum(one.rounded for one in known) - max((one.slack for one in known), default=0)
+    """Return the bytes of buffers side by side, with the buffer of the largest padding on top, without padding."""
+    buffers = list(several)
+    return sum(one.rounded for one in buffers) - max((one.slack for one in buffers), default=0)
 
 
 def _needed(block: Block, sizes: tuple[int, ...], alignment: int) -> _Proving:
-    """As `packing` rounds, which lies below: who runs a plan packs nothing."""
+    """Return the proof record of a buffer with segments of the given sizes, rounded like `packing` rounds.
+
+    The code repeats the rounding of `packing`, because executing a plan must not import `packing`.
+    """
     rounded = [-(-size // alignment) * alignment for size in sizes]
     slack = max(whole - size for whole, size in zip(rounded, sizes, strict=True))
     return _Proving(block.values, sum(sizes), sum(rounded), slack)

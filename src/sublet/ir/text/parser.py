@@ -1,7 +1,7 @@
-"""Reads the text form that `printer` writes; docs/text_form.md is its grammar by example.
+"""The parser of the text form written by `printer`; docs/text_form.md is the grammar by example.
 
-Every mistake in a text is a TextError with the line. What a graph means (arities, specs, where a
-value may be used) is judged by `verify`: the specs of a text are taken as they are written.
+Every mistake in a text is a TextError with the line. `verify` judges the meaning of a graph (arities, specs, scopes of
+values): the parser takes the specs of a text without checking them against ops.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from sublet.ir.text.tokens import MAX_SHOWN, Cursor, short
 Scalar = int | float | bool | str | bytes
 
 MAX_DEPTH = 100
-"""Sub-graphs inside one another: what walks a graph recurses, and must not run out of stack."""
+"""Nesting levels of sub-graphs. Recursive passes over a graph must not exhaust the stack; the parser refuses more."""
 
 
 def parse(text: str, source: str = "<text>") -> Graph:
-    """The graph a text describes. Raises TextError with the line of the first mistake."""
+    """Return the graph described by a text. Raises TextError with the line of the first mistake."""
     parser = _Parser(text, source)
     graph = parser.graph()
     parser.expect_end()
@@ -30,7 +30,7 @@ def parse(text: str, source: str = "<text>") -> Graph:
 
 
 def _fits(item: Scalar, dtype: DType) -> bool:
-    """Whether `item` is an element of a tensor of `dtype`; a complex one cannot be written."""
+    """True if `item` is an element of a tensor of `dtype`; the text form has no complex elements."""
     if dtype is DType.BOOL or isinstance(item, bool):
         return dtype is DType.BOOL and isinstance(item, bool)
     if dtype.text.startswith("i"):
@@ -41,7 +41,10 @@ def _fits(item: Scalar, dtype: DType) -> bool:
 
 
 class _Parser(Cursor):
-    """A cursor, and the values defined so far: names are unique in the whole program."""
+    """A recursive-descent parser, with all values defined before the current position.
+
+    Value names are unique in the program.
+    """
 
     def __init__(self, text: str, source: str):
         super().__init__(text, source)
@@ -130,7 +133,7 @@ class _Parser(Cursor):
             return self.integer()
         if kind == "number":
             self.at += 1
-            # There is one nan, so that a graph that is read twice is equal to itself.
+            # All nans are one object, so that two parses of a text are equal.
             return math.nan if text.endswith("nan") else float(text)
         if text in ("true", "false"):
             self.at += 1
@@ -143,28 +146,28 @@ class _Parser(Cursor):
         self.expect("(")
         digits = self.string("hexadecimal digits")
         try:
-            found = bytes.fromhex(digits)
+            decoded = bytes.fromhex(digits)
         except ValueError:
             raise self.fail_back("is not an even number of hexadecimal digits") from None
         self.expect(")")
-        return found
+        return decoded
 
     def attrs(self) -> dict[str, Attr]:
-        found: dict[str, Attr] = {}
+        attributes: dict[str, Attr] = {}
 
         def attribute() -> None:
             mark = self.at
             key = self.key()
-            if key in found:
+            if key in attributes:
                 self.at = mark
                 raise self.fail(f"the attribute {short(self.next.text)} is given twice")
             self.expect("=")
-            found[key] = self.attr()
+            attributes[key] = self.attr()
 
         if self.accept("{"):
             self.sequence(attribute, "}")
             self.expect("}")
-        return found
+        return attributes
 
     def node_name(self, outputs: tuple[Value | None, ...]) -> str:
         return self.name("@") if self.next.text.startswith("@") else default_node_name(outputs)
@@ -200,7 +203,7 @@ class _Parser(Cursor):
         return weights
 
     def nodes(self, *ends: str) -> tuple[Node, ...]:
-        """Nodes up to one of the words `ends`, which is consumed."""
+        """Return the nodes up to any of the words `ends`, and consume the word."""
         nodes: list[Node] = []
         while self.next.text not in ends:
             nodes.append(self.node())
@@ -239,7 +242,7 @@ class _Parser(Cursor):
         return node
 
     def opens_subgraph(self) -> bool:
-        """Whether the node that starts here is a while or a case: the word after its `=`."""
+        """True if the node at the current position is a while or a case: looks ahead to the word after its `=`."""
         depth, at = 0, self.at
         while (token := self.token_at(at)).kind != "end":
             kind, text, _ = token

@@ -1,4 +1,4 @@
-"""The text form of a graph, written so that `parser.parse(printer.to_text(graph)) == graph`.
+"""The printer of the text form of graphs, an exact inverse of the parser: `parse(to_text(graph)) == graph`.
 
     graph @net(%x: f32[2,3]) {
       weights %w: f32[3,3], %axes: i64[1] = [0]
@@ -9,7 +9,7 @@
       return %z
     }
 
-A node is called after its first output unless `@name` says otherwise; `_` stands for an omitted
+A node has the name of its first output unless `@name` gives another name; `_` marks an omitted
 input or output. docs/text_form.md explains every part. Loops and branches:
 
     %h: f32[3], %ys: f32[9,3] = while(%i: i64[]; %p: f32[3] = %h0; %x: f32[3] in %xs axis 0) body @b {
@@ -39,7 +39,7 @@ PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
 
 def to_text(graph: Graph) -> str:
-    """The text form of a whole program."""
+    """Return the text form of a whole program."""
     return "\n".join(_graph(graph)) + "\n"
 
 
@@ -142,7 +142,7 @@ def _axis(axis: int, backwards: bool) -> str:
 
 
 def default_node_name(outputs: Sequence[Value | None]) -> str:
-    """The name of a node that is not named: its first output's."""
+    """Return the name of a node without an explicit name: the name of its first output."""
     return next((value.name for value in outputs if value is not None), "")
 
 

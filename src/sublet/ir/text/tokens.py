@@ -1,4 +1,4 @@
-"""The words of the text form, and a cursor over them that knows how to complain."""
+"""The scanner of the text form, and a cursor over its tokens that builds error messages."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sublet.base.errors import TextError
 T = TypeVar("T")
 
 MAX_SHOWN = 40
-"""Characters of a token that a message repeats."""
+"""Characters of a token quoted in a message."""
 
-# The quantifiers `*+` and `++` keep no state to go back to: a text of strings without an end takes no memory.
+# The possessive quantifiers `*+` and `++` keep no backtracking state: unterminated strings take no memory.
 _TOKEN = re.compile(
     r"""
     (?P<space>[ \t\r\n]++|\#[^\n]*+)
@@ -29,13 +29,15 @@ _TOKEN = re.compile(
 
 
 class Token(NamedTuple):
+    """A token of the text form: kind, text, and line number from 1."""
+
     kind: str
     text: str
     line: int
 
 
 def scan(text: str, source: str) -> Iterator[Token]:
-    """Yield the tokens of a text, then one of kind "end". Raises TextError at a character that begins no token."""
+    """Yield the tokens of a text, then a token of kind "end". Raises TextError at a character that begins no token."""
     line, position = 1, 0
     while position < len(text):
         match = _TOKEN.match(text, position)
@@ -50,13 +52,14 @@ def scan(text: str, source: str) -> Iterator[Token]:
 
 
 def short(text: str, most: int = MAX_SHOWN) -> str:
+    """Return a text cut after `most` characters."""
     return text if len(text) <= most else f"{text[:most]}..."
 
 
 class Cursor:
-    """A position among the tokens of a text, which are scanned as the parser comes to them.
+    """A position among the tokens of a text; the cursor scans tokens on demand.
 
-    A text is from a stranger: the first mistake ends the scan, so what follows the mistake takes no memory.
+    Texts are untrusted: the first mistake ends the scan, so the text after a mistake takes no memory.
     """
 
     def __init__(self, text: str, source: str):
@@ -66,54 +69,59 @@ class Cursor:
         self._tokens = [next(self._unscanned)]
 
     def token_at(self, position: int) -> Token:
-        """Return the token at a position; the last one for any position behind the end."""
+        """Return the token at a position; the last token for any position behind the end."""
         while position >= len(self._tokens) and self._tokens[-1].kind != "end":
             self._tokens.append(next(self._unscanned))
         return self._tokens[min(position, len(self._tokens) - 1)]
 
     @property
     def next(self) -> Token:
-        """The token that the parser has not taken yet."""
+        """The next token to be consumed by the parser."""
         return self.token_at(self.at)
 
     def fail(self, message: str) -> TextError:
-        """An error at the next token."""
+        """Return an error at the next token."""
         return TextError(f"{self.source}:{self.next.line}: {message}")
 
     def fail_back(self, message: str) -> TextError:
-        """An error at the token just taken; the message starts with it."""
+        """Return an error at the token consumed last; the message starts with the token."""
         self.at -= 1
         return self.fail(f"{short(self.next.text)} {message}")
 
     def unexpected(self, wanted: str) -> TextError:
+        """Return an error for a next token other than `wanted`."""
         return self.fail(f"expected {wanted}, found {short(self.next.text)!r}")
 
     def peek(self, ahead: int) -> str:
-        """The text of the token `ahead` of the next one, of the last one behind the end."""
+        """Return the text of the token `ahead` positions behind the next token; the end token's text behind the end."""
         return self.token_at(self.at + ahead).text
 
     def take(self, kind: str, what: str) -> str:
+        """Consume a token of a kind and return the token's text. Raises TextError, which names the expected `what`."""
         if self.next.kind != kind:
             raise self.unexpected(what)
         self.at += 1
         return self.token_at(self.at - 1).text
 
     def accept(self, text: str) -> bool:
+        """Consume the next token if the token's text is `text`; True if consumed."""
         if self.next.text != text or self.next.kind in ("string", "name"):
             return False
         self.at += 1
         return True
 
     def expect(self, text: str) -> None:
+        """Consume the next token. Raises TextError unless the token's text is `text`."""
         if not self.accept(text):
             raise self.unexpected(repr(text))
 
     def expect_end(self) -> None:
+        """Raise TextError unless the text ends here."""
         if self.next.kind != "end":
             raise self.unexpected("the end")
 
     def sequence(self, item: Callable[[], T], *ends: str) -> list[T]:
-        """Items separated by commas, up to one of `ends` (not consumed)."""
+        """Return items separated by commas, up to any of `ends` (not consumed)."""
         items: list[T] = []
         while self.next.text not in ends:
             if items:
@@ -122,31 +130,35 @@ class Cursor:
         return items
 
     def unquoted(self, text: str) -> str:
-        """The string that the token just taken spells."""
+        """Return the string spelled by a JSON string token. Raises TextError for an invalid string."""
         try:
-            found = str(json.loads(text))
-            found.encode()
+            decoded = str(json.loads(text))
+            decoded.encode()
         except ValueError:  # a bad escape, a control character, half of a surrogate pair
             raise self.fail_back("is not a string as JSON spells it") from None
-        return found
+        return decoded
 
     def string(self, what: str) -> str:
+        """Consume a string token and return the decoded content."""
         return self.unquoted(self.take("string", what))
 
     def name(self, sigil: str) -> str:
+        """Consume a name with a sigil (% or @) and return the name without the sigil."""
         if not self.next.text.startswith(sigil):
             raise self.unexpected(f"a name that starts with {sigil}")
         text = self.take("name", f"a name that starts with {sigil}")[1:]
         return self.unquoted(text) if text.startswith('"') else text
 
     def key(self) -> str:
+        """Consume a word or a quoted string, used as a key or op name, and return the content."""
         return self.string("a name") if self.next.kind == "string" else self.take("word", "a name")
 
     def integer(self) -> int:
+        """Consume an integer and return the value. Raises TextError for a value beyond 64 bits."""
         if not re.fullmatch("-?[0-9]+", self.next.text):
             raise self.unexpected("an integer")
         text = self.take("number", "an integer")
-        # The length comes first: Python refuses to read thousands of digits.
+        # The check of the length comes first: Python refuses to parse thousands of digits.
         if len(text) > MAX_SHOWN or not -(1 << 63) <= int(text) < 1 << 64:
             raise self.fail_back("does not fit in 64 bits")
         return int(text)

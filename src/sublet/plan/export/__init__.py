@@ -1,6 +1,7 @@
-"""Plans in forms that others read: C for a device, tables for a review, timelines and snapshots for viewers.
+"""Exports of plans: C for a device, tables for a review, timelines and snapshots for viewers.
 
-`api.exporting` has the one table of forms, those that need more than a plan among them, and those that packages add.
+`api.exporting` has the full table of export forms: the forms below, forms that need more than a plan, and forms added
+by other packages.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from sublet.plan.export.told import Told
 from sublet.plan.records import MemoryPlan
 
 Exporter = Callable[[MemoryPlan, Told], Mapping[str, str | bytes]]
-"""Makes the files of a plan, by their names."""
+"""A function from a plan and its context to the content of files, by file name."""
 
 FORMS: Mapping[str, Exporter] = MappingProxyType(
     {
@@ -29,6 +30,6 @@ FORMS: Mapping[str, Exporter] = MappingProxyType(
         "pytorch-snapshot": lambda plan, told: {f"{told.named(plan)}_snapshot.pickle": snapshot(plan)},
     }
 )
-"""The forms that need nothing but a plan."""
+"""The export forms that need only a plan."""
 
 __all__ = ["FORMS", "Exporter", "Told"]

@@ -1,7 +1,7 @@
 """A plan as C99: a header with sizes and offsets as constants and typed pointers, and a source with the arenas.
 
-The files need nothing but <stddef.h> and <stdint.h>, compile as C99, C11 and C++17 without a warning, and assert while
-they are compiled that every offset is aligned and in range. Integer constants are unsigned, casts go by void pointers.
+The files need only <stddef.h> and <stdint.h>, compile as C99, C11 and C++17 without a warning, and assert at compile
+time that every offset is aligned and in range. Integer constants are unsigned; casts go through void pointers.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ TYPES = {
     DType.U8: "uint8_t", DType.U16: "uint16_t", DType.U32: "uint32_t", DType.U64: "uint64_t",
     DType.F32: "float", DType.F64: "double", DType.F16: "uint16_t", DType.BF16: "uint16_t",
 }  # fmt: skip
-"""The type of C that an element is read as; a float that C has no type for as its bits. Other types are bytes."""
+"""The C type of an element; the bits of floats without a C type. Elements of all other types are bytes."""
 LEAST_ALIGNMENT = 8
-"""Of an array, so that elements of every type may stand at its start."""
+"""Bytes, of an arena array, so that elements of every type may lie at the start."""
 
 
 def c_sources(plan: MemoryPlan, told: Told) -> dict[str, str]:
-    """The header and the source of a plan, by their names.
+    """Return the header and the source of a plan, by file name.
 
-    Raises PlanError for sections of arenas that are not there, and for a plan that does not count everything.
+    Raises PlanError for linker sections of unknown arenas, and for a plan with values not counted.
     """
     if plan.not_counted:
         names = ", ".join(repr(value.value) for value in plan.not_counted[:3])
@@ -47,6 +47,8 @@ def c_sources(plan: MemoryPlan, told: Told) -> dict[str, str]:
 
 
 class _Writer:
+    """A writer of the C header and source of one plan."""
+
     def __init__(self, plan: MemoryPlan, told: Told) -> None:
         self._plan = plan
         self._told = told
@@ -70,7 +72,7 @@ class _Writer:
         parts = [self._about(), f'#include "{self.name}_memory.h"\n', _ALIGNED, _SECTION if self._told.sections else ""]
         for storage in self._plan.arenas:
             section = self._told.sections.get(storage.name, "")
-            placed = f' SUBLET_SECTION("{section}")' if section else ""  # C++ wants it behind alignas
+            placed = f' SUBLET_SECTION("{section}")' if section else ""  # C++ requires the section behind alignas
             parts.append(
                 f"SUBLET_ALIGNED({self._alignment}){placed} uint8_t {self._array(storage)}[{self._bytes(storage)}];\n"
             )
@@ -97,7 +99,7 @@ class _Writer:
         return f"{self._array(storage).upper()}_BYTES"
 
     def _arena(self, storage: Storage) -> str:
-        count = max(1, storage.nbytes)  # an array of no elements is none
+        count = max(1, storage.nbytes)  # C has no arrays of size 0
         return (
             f"#define {self._bytes(storage)} ((size_t){count}u)\n"
             f"#define {self._array(storage).upper()}_ALIGNMENT ((size_t){self._alignment}u)\n"
@@ -105,7 +107,10 @@ class _Writer:
         )
 
     def _outside(self) -> str:
-        """Sizes of what lies in memory of the caller, and whether runs write it: constants may stay in flash."""
+        """Return macros with the sizes of bound storages.
+
+        Comments mark the storages written by runs: the remaining storages hold constants and may stay in flash.
+        """
         lines = []
         bound = [storage for storage in self._plan.storages if storage not in self._plan.arenas]
         taken = {*self._arenas.values(), *self._tensors.values()}
@@ -122,13 +127,13 @@ class _Writer:
         return "\n".join(lines) + "\n" if lines else ""
 
     def _order(self) -> str:
-        """What happens at each point of time, and which copy of the body of a loop each round runs."""
+        """Return a comment with the event of each point, and the body version run by each iteration of a loop."""
         lines = [f"{at:>5} {point}" for at, point in enumerate(self._plan.points)]
         lines += [line for record in self._plan.rolled for line in rounds(record)]
         return "\n".join(f" * {_comment(line)}" for line in lines).join(("/*\n", "\n */\n"))
 
     def _pointers(self) -> str:
-        """What the tensors stand for that have no bytes of their own."""
+        """Return comments with the possible bindings of renamed values, which have no own bytes."""
         standing = pointers(self._plan, self._told.graph)
         specs = {place.value: place.spec for place in self._plan.placements if place.how == POINTER}
         lines = (f"{value}: {spec}{self._role(value)}; {standing[value]}" for value, spec in specs.items())
@@ -139,7 +144,7 @@ class _Writer:
         return f", {role}" if role else ""
 
     def _tensor(self, value: str, places: Sequence[Placement]) -> str:
-        """Constants, checks and the pointer of a tensor; of one that lies in several places in turn, a table."""
+        """Return constants, checks and the pointer function of a tensor; one set a region for a tensor with several."""
         name = f"{self.name}_{self._tensors[value]}"
         upper, first = name.upper(), places[0]
         regions = list(dict.fromkeys(place.region for place in places))
@@ -172,7 +177,7 @@ class _Writer:
         dtype = DType.parse(place.spec.partition("[")[0])
         width, type_ = dtype.bits // 8, TYPES.get(dtype, "uint8_t")
         if width and place.region.offset % width:
-            type_ = "uint8_t"  # C lets no pointer to wider elements stand there
+            type_ = "uint8_t"  # a pointer to wider elements would be misaligned
         return (
             f"static inline {type_} *{name}(void)\n"
             f"{{\n    return ({type_} *)(void *)&{self.name}_{array}[{offset}];\n}}"
@@ -180,7 +185,7 @@ class _Writer:
 
 
 def _comment(text: str) -> str:
-    """Text that ends no comment and no line, in ASCII."""
+    """Return text safe inside a C comment on one line, in ASCII."""
     return text.replace("*/", "* /").replace("/*", "/ *").replace("\n", " ").encode("ascii", "replace").decode()
 
 

@@ -1,4 +1,4 @@
-"""Loops whose values take turns, in words: which copy of a body a round runs, and what pointers point at in each."""
+"""Descriptions of unrolled loops: the body version of each iteration, and the bindings of renamed values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sublet.plan.records import OPEN, POINTER, Context, MemoryPlan, Placement, R
 
 
 def rounds(record: Rolled) -> Iterator[str]:
-    """Which copy of its body each round of a loop runs, a line each."""
+    """Yield lines that say which body version each iteration of a loop runs."""
     within = f" in {_copies(record.within)}" if record.within else ""
     yield f"loop {record.loop}{within}: {record.copies} copies of its body, @0 to @{record.copies - 1}"
     if not record.jumps:
@@ -24,31 +24,31 @@ def rounds(record: Rolled) -> Iterator[str]:
 
 
 def pointers(plan: MemoryPlan, graph: Graph | None) -> Mapping[str, str]:
-    """What every tensor that has no bytes of its own stands for, by its name. Without a graph: all it ever may."""
-    found = {
+    """Return a description of the binding of every renamed value, by name. Without a graph: all possible bindings."""
+    descriptions = {
         place.value: f"stands for {' or '.join(place.stands_for)}" for place in plan.placements if place.how == POINTER
     }
     for node in graph.walk() if graph else ():
         if isinstance(node, While):
-            found |= _heads(plan, node, [value.name for value in node.parameters if value.name in found])
+            descriptions |= _heads(plan, node, [value.name for value in node.parameters if value.name in descriptions])
             ends = zip(node.finals, node.parameters, strict=True)
-            found |= {
+            descriptions |= {
                 final.name: f"what {parameter.name} is when {node.name} ends"
                 for final, parameter in ends
-                if final is not None and final.name in found
+                if final is not None and final.name in descriptions
             }
         if isinstance(node, CaseOf):
             for i, output in enumerate(node.outputs):
-                if output is not None and output.name in found:
+                if output is not None and output.name in descriptions:
                     arms = (f"{arm.outputs[i].name} of arm {k}" for k, arm in enumerate(node.arms))
                     otherwise = f", {node.fallbacks[i].name} of none" if node.fallbacks else ""
-                    found[output.name] = f"what {node.name} gives: {', '.join(arms)}{otherwise}"
-    return found
+                    descriptions[output.name] = f"what {node.name} gives: {', '.join(arms)}{otherwise}"
+    return descriptions
 
 
 def _heads(plan: MemoryPlan, loop: While, names: list[str]) -> Mapping[str, str]:
-    """What parameters of a loop stand for in each copy of its body."""
-    told: dict[str, list[str]] = {name: [] for name in names}
+    """Return descriptions of the entry bindings of a loop's parameters, in each body version."""
+    bindings: dict[str, list[str]] = {name: [] for name in names}
     for record in plan.rolled:
         if record.loop != loop.name:
             continue
@@ -56,12 +56,12 @@ def _heads(plan: MemoryPlan, loop: While, names: list[str]) -> Mapping[str, str]
             at = _copies((*record.within, (record.loop, copy)))
             for name, number in zip(names, heads, strict=True):
                 what = "what the run decides" if number == OPEN else labelled(plan, plan.placements[number])
-                told[name].append(f"in {at} {what}")
-    return {name: ", ".join(lines) for name, lines in told.items() if lines}
+                bindings[name].append(f"in {at} {what}")
+    return {name: ", ".join(lines) for name, lines in bindings.items() if lines}
 
 
 def labelled(plan: MemoryPlan, place: Placement) -> str:
-    """The name of a tensor; of one that lies in several places in turn, with the number of the place."""
+    """Return the name of a tensor, with the number of the region for a tensor with several regions."""
     regions = list(dict.fromkeys(other.region for other in plan.placements if other.value == place.value))
     return place.value if len(regions) == 1 else f"{place.value} {regions.index(place.region)}"
 

@@ -1,7 +1,7 @@
-"""A plan as MiniMalloc's CSV: a row for each buffer, half-open lifetimes in points of the plan, and its offset.
+"""A plan as MiniMalloc's CSV: one row a buffer, with half-open lifetimes in points of the plan, and the offset.
 
-A buffer of which not all bytes are needed as long as any are is a row for each strip of them: companions at distances.
-`sublet check FILE.csv` judges it by these lifetimes; `sublet pack FILE.csv` packs the same buffers anew.
+A buffer with several live segments takes one row a segment: companions at fixed distances.
+`sublet check FILE.csv` checks the offsets against these lifetimes; `sublet pack FILE.csv` packs the same buffers again.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from sublet.plan.slots import require_counted, slots
 
 
 def minimalloc(plan: MemoryPlan) -> str:
-    """The buffers of a plan, by the values whose bytes they are. Raises PlanError where something is not counted."""
+    """Return the CSV of a plan's buffers, named after the owners. Raises PlanError for uncounted values."""
     require_counted(plan, "MiniMalloc's CSV")
-    several, aligned = len(plan.arenas) > 1, plan.alignment > 1
-    known = list(slots(plan))
-    tied = any(len(block.strips) > 1 for block in known)
+    many_arenas, aligned = len(plan.arenas) > 1, plan.alignment > 1
+    buffers = list(slots(plan))
+    segmented = any(len(block.strips) > 1 for block in buffers)
     columns = ["id", "lower", "upper", "size", *(["alignment"] if aligned else []), "gaps"]
-    columns += ["companion", "distance"] if tied else []
+    columns += ["companion", "distance"] if segmented else []
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*columns, "offset", *(["region"] if several else [])])
+    writer.writerow([*columns, "offset", *(["region"] if many_arenas else [])])
     taken: set[str] = set()
-    for block in known:
+    for block in buffers:
         lowest = block.strips[0]
         first = _free(block.first.value, taken)
         for strip in block.strips:
             name = first if strip is lowest else _free(first, taken)
             distance = ["", ""] if strip is lowest else [first, strip.begin - lowest.begin]
             row = [name, strip.live[0][0], strip.live[-1][1], strip.nbytes, *([plan.alignment] if aligned else [])]
-            row += [" ".join(f"{begin}-{end}" for begin, end in gaps(strip.live)), *(distance if tied else [])]
-            writer.writerow([*row, block.offset + strip.begin, *([block.arena] if several else [])])
+            row += [" ".join(f"{begin}-{end}" for begin, end in gaps(strip.live)), *(distance if segmented else [])]
+            writer.writerow([*row, block.offset + strip.begin, *([block.arena] if many_arenas else [])])
     return text.getvalue()
 
 
 def _free(base: str, taken: set[str]) -> str:
-    """A name that no row has: a value may lie in several places in turn, and be several strips."""
+    """Return a name without a row, and add the name to `taken`: one value may have several rows."""
     name = base
     while name in taken:
         name = f"{base}@{len(taken)}"

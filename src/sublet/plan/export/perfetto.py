@@ -1,7 +1,7 @@
-"""A plan as a trace that ui.perfetto.dev and chrome://tracing show: one point of the plan is one microsecond.
+"""A plan as a trace for ui.perfetto.dev and chrome://tracing: one point of the plan is one microsecond.
 
-A lane for what runs, one for each slot (bytes of an arena that begin at one offset, whose tensors follow one another),
-and counters: the bytes that live, the arena, and the lower bound. Events of a lane never overlap.
+The trace has a lane for the events, a lane for each slot (an offset of an arena where segments begin, with consecutive
+tensors), and counters: live bytes, arena, and lower bound. Events of a lane never overlap.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from sublet.plan.records import MemoryPlan
 from sublet.plan.slots import curve, require_counted, slots
 
 RUNS = 1
-"""The lane of what runs."""
+"""The number of the lane of events."""
 
 
 def perfetto(plan: MemoryPlan) -> str:
-    """The trace. Raises PlanError where something is not counted."""
+    """Return the trace as JSON. Raises PlanError for uncounted values."""
     require_counted(plan, "a trace")
     events = [*_names(plan), *_runs(plan), *_slots(plan), *_counters(plan)]
-    told = {"graph": plan.graph, "fingerprint": plan.fingerprint, "unit": "1 us is one point of the plan"}
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": told}, indent=1) + "\n"
+    metadata = {"graph": plan.graph, "fingerprint": plan.fingerprint, "unit": "1 us is one point of the plan"}
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": metadata}, indent=1) + "\n"
 
 
 def _names(plan: MemoryPlan) -> Iterator[dict[str, Any]]:

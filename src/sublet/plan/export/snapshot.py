@@ -1,7 +1,7 @@
-"""A plan as a memory snapshot of PyTorch's, which `python -m torch.cuda._memory_viz` and pytorch.org/memory_viz show.
+"""A plan as a PyTorch memory snapshot, for `python -m torch.cuda._memory_viz` and pytorch.org/memory_viz.
 
-Each arena is a segment; each strip of a buffer is allocated where it is needed from, and freed where that ends. One
-point of the plan is one microsecond. What is still needed when a run ends stays allocated.
+Each arena is a segment of the snapshot. Each live segment of a buffer is allocated at the start of a live range, and
+freed at the end. One point of the plan is one microsecond. Bytes still live at the end of the run stay allocated.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from sublet.plan.records import MemoryPlan
 from sublet.plan.slots import Block, require_counted, slots
 
 PROTOCOL = 4
-"""Of the pickle: the web page reads no later one."""
+"""The pickle protocol: the web page reads no later protocol."""
 BASE = 1 << 20
-"""The address of the first segment: 0 would be no pointer."""
+"""The address of the first segment: viewers take 0 for a null pointer."""
 APART = 1 << 21
-"""Segments begin at multiples of this."""
+"""Segments begin at multiples of this number of bytes."""
 
 Taken = tuple[Block, Strip]
 
 
 def snapshot(plan: MemoryPlan) -> bytes:
-    """The snapshot, as a pickle of dicts, lists, texts and numbers. Raises PlanError where something is not counted."""
+    """Return the snapshot, as a pickle of dicts, lists, texts and numbers. Raises PlanError for uncounted values."""
     require_counted(plan, "a snapshot")
     blocks = [(block, strip) for block in slots(plan) for strip in block.strips]
     addresses = _addresses(plan)
@@ -37,16 +37,16 @@ def snapshot(plan: MemoryPlan) -> bytes:
 
 
 def _addresses(plan: MemoryPlan) -> dict[str, int]:
-    found, at = {}, BASE
+    addresses, at = {}, BASE
     for storage in plan.arenas:
         if storage.nbytes:
-            found[storage.name] = at
+            addresses[storage.name] = at
             at = -(-(at + storage.nbytes) // APART) * APART
-    return found
+    return addresses
 
 
 def _trace(plan: MemoryPlan, blocks: list[Taken], addresses: dict[str, int]) -> list[dict[str, Any]]:
-    """What is taken and given back, in order; what ends at a point is given back before anything is taken there."""
+    """Return the allocations and frees in order; at each point frees come before allocations."""
     sizes = {storage.name: storage.nbytes for storage in plan.arenas}
     events = [_event("segment_alloc", address, sizes[name], 0, []) for name, address in addresses.items()]
     steps: list[tuple[int, int, int]] = []
@@ -66,18 +66,18 @@ def _event(action: str, address: int, nbytes: int, time: int, frames: list[dict[
 
 
 def _frames(plan: MemoryPlan, block: Block) -> list[dict[str, Any]]:
-    """The tensors of a buffer and who writes them, in the place of a stack."""
+    """Return stack frames for a buffer: one frame a tensor, with the producer in place of the source file."""
     sources = {node.name: node.source for node in plan.nodes}
     frames = []
     for place in block.members:
-        told = f"{place.value} {place.spec}" + (f" ({why(place)})" if why(place) else "")
+        label = f"{place.value} {place.spec}" + (f" ({why(place)})" if why(place) else "")
         where = sources.get(place.producer, "") or place.producer or "the caller"
-        frames.append({"name": told, "filename": where, "line": 0})
+        frames.append({"name": label, "filename": where, "line": 0})
     return frames
 
 
 def _segment(plan: MemoryPlan, name: str, address: int, left: list[Taken]) -> dict[str, Any]:
-    """An arena when a run has ended: what is still needed, and what is free between it."""
+    """Return the state of an arena at the end of a run: live blocks, and the free blocks between them."""
     total = next(storage.nbytes for storage in plan.arenas if storage.name == name)
     held = [(block.offset + strip.begin, strip.nbytes, block) for block, strip in left if block.arena == name]
     blocks, at = [], 0

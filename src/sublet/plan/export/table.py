@@ -1,4 +1,4 @@
-"""A plan as a table for a design review: a row for each place of each tensor, as Markdown or CSV."""
+"""A plan as a table for a design review: one row for each placement of each tensor, as Markdown or CSV."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS = (
 
 
 def markdown(plan: MemoryPlan, told: Told) -> str:
-    """The table in Markdown, under a heading with what the plan needs; below it what happens at each point of time."""
+    """Return the table in Markdown, below a summary of the plan's memory, and followed by the event of each point."""
     lines = [f"# Memory of {_cell(plan.graph)}", ""]
     lines += [f"- {storage.name}: {storage.nbytes} bytes" for storage in plan.arenas]
     lines += [
@@ -34,7 +34,7 @@ def markdown(plan: MemoryPlan, told: Told) -> str:
 
 
 def comma_separated(plan: MemoryPlan, told: Told) -> str:
-    """The table as CSV, values that are not counted among them, with empty offsets."""
+    """Return the table as CSV; uncounted values follow with empty offsets."""
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -46,7 +46,7 @@ def comma_separated(plan: MemoryPlan, told: Told) -> str:
 
 
 def rows(plan: MemoryPlan, told: Told) -> Iterator[tuple[str, ...]]:
-    """One row for each placement, in the order of memory and offset."""
+    """Yield one row for each placement, ordered by memory and offset; rows of renamed values follow."""
     arenas = [storage.name for storage in plan.arenas]
     for place in sorted(plan.in_arenas, key=lambda place: (arenas.index(place.region.storage), place.region.offset)):
         region = place.region
@@ -61,23 +61,23 @@ def rows(plan: MemoryPlan, told: Told) -> Iterator[tuple[str, ...]]:
 
 
 def alive(place: Placement) -> str:
-    """The points at which a value is needed, first and last included."""
+    """Return the live ranges of a placement, first and last points included."""
     return " ".join(f"{begin}-{end - 1}" for begin, end in place.live)
 
 
 def copies(place: Placement) -> str:
-    """The copies of the bodies of loops in which a value lies there; empty for all."""
+    """Return the body versions of a placement; empty for all versions."""
     return " ".join("/".join(f"{loop}@{copy}" for loop, copy in context) for context in place.copies)
 
 
 def why(place: Placement) -> str:
-    """Why a value shares bytes, for people; empty for one that has its own."""
+    """Return the reason for sharing bytes, for people; empty for a value with own bytes."""
     moving = "".join(f", {stride.step:+d} bytes a round of {stride.loop}" for stride in place.strides)
     return (f"{place.how} of {place.shares}" if place.shares else "") + moving
 
 
 def _cell(text: str) -> str:
-    """Text that ends no row and is no mark-up: names come from a stranger's file."""
+    """Return text safe in a table cell: names come from an untrusted file and may hold row ends or mark-up."""
     return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
 
 

@@ -1,4 +1,4 @@
-"""What an exporter is told beside a plan."""
+"""The context of an export: data beside the plan."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from sublet.plan.records import MemoryPlan
 
 @dataclass(frozen=True)
 class Told:
-    """What a plan does not say of itself.
+    """Data for an exporter beside the plan.
 
-    sections   the linker sections of its memories, by name
-    model      the file of its model
-    graph      the graph that is planned: which tensors are inputs and outputs, and what pointers point at
-    name       what files and identifiers begin with, where that is not the graph's name: models of one device share it
+    sections   linker sections by name of the memory
+    model      the file of the model
+    graph      the planned graph, for the roles of tensors (input, output) and the bindings of renamed values
+    name       the prefix of files and identifiers, if different from the graph's name; models of one device share the
+               name of a graph
     """
 
     sections: Mapping[str, str] = field(default_factory=dict)
@@ -27,10 +28,10 @@ class Told:
     name: str = ""
 
     def named(self, plan: MemoryPlan) -> str:
-        """What files and identifiers of the plan begin with."""
+        """Return the prefix of files and identifiers of the plan."""
         return identifier(self.name or plan.graph)
 
     def roles(self, value: str) -> str:
-        """What a tensor is to the caller: "input", "output", both, or "" for neither or unknown."""
+        """Return the roles of a tensor for the caller: "input", "output", both, or "" for neither or unknown."""
         ends = {"input": self.graph.inputs, "output": self.graph.outputs} if self.graph else {}
         return ", ".join(role for role, values in ends.items() if any(end.name == value for end in values))
