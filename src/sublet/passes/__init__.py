@@ -1,1 +1,1 @@
-"""Graph -> Graph: what makes, simplifies and orders graphs."""
+"""Graph passes: differentiate, simplify, reorder, split and rematerialize a graph."""

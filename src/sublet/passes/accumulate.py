@@ -1,8 +1,8 @@
-"""Gradients add up: whole ones, and those of parts of a value that were read as slices.
+"""Accumulation of gradients, over a whole value or over boxes of a value read as slices.
 
-A contribution is to a box of the value. Where boxes tile the value their gradients are joined by a concatenation,
-which costs nothing when the planner writes them in place; only what no box covers is filled with zeros, and only
-where boxes overlap is something added.
+Each contribution covers a box of the value. Where boxes tile the value, a concatenation joins the gradients, and the
+planner can compute the operands in place, at no cost. Zeros fill only the positions covered by no box, and additions
+are emitted only where boxes overlap.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from sublet.ops.nn import command
 from sublet.ops.nn.command import PREFIX, spec_of
 
 Box = tuple[tuple[int, int], ...]
-"""Along each axis the first index and the one after the last."""
+"""For each axis the first index and the index after the last."""
 
 Piece = tuple[Box, Value]
+"""A box, and the gradient of the part in the box."""
 
 
 def box_of(spec: TensorSpec) -> Box:
-    """All of a tensor."""
+    """Return the box covering a whole tensor."""
     return tuple((0, extent) for extent in spec.shape)
 
 
 class Contributions:
-    """Gradients by the value they are of, as the walk back finds them.
+    """The gradients accumulated so far, by value and box, during the backward walk.
 
-    A contribution to the same box as an earlier one is added at once, so that few are alive.
+    A second contribution to the same box is added immediately, to keep few gradients alive.
     """
 
     def __init__(self) -> None:
@@ -40,18 +41,18 @@ class Contributions:
         return value in self._pieces
 
     def add(self, emit: Emitter, value: Value, grad: Value, box: Box | None = None) -> None:
-        """`grad` is one more part of the gradient of `value`, or of the part of it that `box` says."""
+        """Add `grad` to the gradient of `value`, or to the gradient of the part of `value` in `box`."""
         whole = box_of(value.spec) if isinstance(value.spec, TensorSpec) else ()
         pieces = self._pieces.setdefault(value, {})
         box = whole if box is None else box
         pieces[box] = _sum(emit, pieces[box], grad) if box in pieces else grad
 
     def put(self, value: Value, grad: Value) -> None:
-        """Let `grad` be all that has been found of a value: what was there is in it."""
+        """Replace all contributions to `value` by `grad`, a gradient already containing the earlier contributions."""
         self._pieces[value] = {box_of(value.spec) if isinstance(value.spec, TensorSpec) else (): grad}
 
     def total(self, emit: Emitter, value: Value | None) -> Value | None:
-        """The gradient of a value, None for zero; from then on it is one piece."""
+        """Return the gradient of a value, or None for zero. Afterwards the contributions of the value are one piece."""
         if value is None or value not in self._pieces:
             return None
         if isinstance(value.spec, TensorSpec):
@@ -64,14 +65,14 @@ class Contributions:
 def _sum(emit: Emitter, a: Value, b: Value) -> Value:
     if isinstance(a.spec, TensorSpec) and isinstance(b.spec, TensorSpec):
         return emit("nn.add", a, b)
-    name = emit.names.fresh(f"{emit.scope}add")  # rows outside the plan, as many in one as in the other
+    name = emit.names.fresh(f"{emit.scope}add")  # rows outside the plan: both have the same run-time number of rows
     result = Value(name, a.spec)
     emit.nodes.append(Node(name, f"{PREFIX}add", (a, b), (result,), command("nn.add").completed({}), emit.source))
     return result
 
 
 def _joined(emit: Emitter, pieces: Sequence[Piece], region: Box) -> Value:
-    """The sum of pieces, all inside `region` and at least one, over the region."""
+    """Return the sum of `pieces` over `region`: at least one piece, all inside the region."""
     axis = next((i for i in range(len(region)) if any(box[i] != region[i] for box, _ in pieces)), None)
     if axis is None:
         total = pieces[0][1]
@@ -89,11 +90,13 @@ def _joined(emit: Emitter, pieces: Sequence[Piece], region: Box) -> Value:
 
 
 def _covers(piece: Piece, axis: int, begin: int, end: int) -> bool:
+    """True if the piece covers the indices from `begin` to `end` of the axis."""
     low, high = piece[0][axis]
     return low <= begin and end <= high and low < high
 
 
 def _cut(emit: Emitter, piece: Piece, axis: int, begin: int, end: int) -> Piece:
+    """Return the part of a piece with the indices from `begin` to `end` of the axis."""
     box, grad = piece
     inner = (*box[:axis], (begin, end), *box[axis + 1 :])
     relative = tuple((b - low, e - low) for (b, e), (low, _) in zip(inner, box, strict=True))
@@ -105,7 +108,7 @@ def _zeros(emit: Emitter, like: Value, box: Box) -> Value:
 
 
 def part_of(emit: Emitter, value: Value, box: Box) -> Value:
-    """The part of a value in a box; the value itself when the box is all of it."""
+    """Return the part of a value in a box: a slice, or the value if the box covers the whole value."""
     if box == box_of(spec_of(value)):
         return value
     starts, ends = tuple(begin for begin, _ in box), tuple(end for _, end in box)

@@ -1,15 +1,15 @@
-"""Needless work: nodes that give back an operand, and pairs of them that undo each other.
+"""Algebraic simplification: remove nodes returning an operand, and pairs of nodes cancelling each other.
 
-Requires a legal graph. Ensures that none of these remains, unless its result is an output of the program that has
-to keep its name while its operand has one of its own:
+Requires a legal graph. Ensures that none of the following patterns remains. Exception: a result that is an output of
+the program and whose operand cannot take over the name of the output.
 
     copy(x), cast to the same type, reshape, sum_to, broadcast_to, tile and transpose to the same        x
     x + 0, x - 0, x * 1, x / 1, x ** 1, neg(neg(x)), logical_not(logical_not(x)), where(c, x, x)         x
-    a cast to a type that holds every number of the first, and back                                      x
-    to_nhwc(to_nchw(x)) and the other way round, flip twice                                              x
-    cast of such a cast, reshape of reshape, transpose of transpose                                 one of them
+    a cast to a type with every number of the first, and back                                            x
+    to_nhwc(to_nchw(x)), to_nchw(to_nhwc(x)), flip twice                                                 x
+    cast of a lossless cast, reshape of reshape, transpose of transpose                    a single command
 
-x + 0 for x = -0.0 is 0.0, which compares equal and is what x gives here; nothing else changes in a bit.
+Bits change in one case: x + 0 with x = -0.0 becomes -0.0 instead of 0.0. Both compare equal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sublet.passes.literals import same_number
 from sublet.passes.rewriting import Rewriter
 
 Made = Mapping[Value, Node]
-"""The node that computes each value."""
+"""The defining node of each value."""
 
 EXACT = {
     DType.F16: (DType.F32, DType.F64),
@@ -39,29 +39,29 @@ EXACT = {
     DType.I32: (DType.I64, DType.F64),
     DType.U32: (DType.I64, DType.U64, DType.F64),
 }
-"""For each type, those that hold all its numbers; all types hold those of bool."""
+"""For each type the types holding all its numbers. Every type holds the numbers of bool."""
 
 
 def without_needless_work(graph: Graph) -> Graph:
-    """The graph without nodes that change nothing."""
-    made: dict[Value, Node] = {}
+    """Return the graph without nodes computing an identity."""
+    definitions: dict[Value, Node] = {}
 
     def step(node: Node, rewriter: Rewriter) -> Sequence[Node]:
-        put: Sequence[Node] = [node]
+        replacing: Sequence[Node] = [node]
         if node.op in RULES and node.scratch is None and len(node.outputs) == 1 and node.outputs[0] is not None:
-            found = RULES[node.op](node, made)
-            if isinstance(found, Value) and rewriter.be(node.outputs[0], found):
+            result = RULES[node.op](node, definitions)
+            if isinstance(result, Value) and rewriter.be(node.outputs[0], result):
                 return []
-            if isinstance(found, Node):
-                put = [found]
-        made.update((value, each) for each in put for value in each.defs)
-        return put
+            if isinstance(result, Node):
+                replacing = [result]
+        definitions.update((value, each) for each in replacing for value in each.defs)
+        return replacing
 
     return Rewriter(graph, step).run()
 
 
 Rule = Callable[[Node, Made], Value | Node | None]
-"""What stands for a node: one of the values it knows, another node with the same output, or None for itself."""
+"""Returns the replacement of a node: a known value, a different node with the same output, or None to keep the node."""
 
 
 def _x(node: Node, position: int = 0) -> Value:
@@ -71,12 +71,12 @@ def _x(node: Node, position: int = 0) -> Value:
 
 
 def _same_spec(node: Node, made: Made) -> Value | None:
-    """The operand, when the result is declared as it is."""
+    """Return the operand if the result has the spec of the operand."""
     return _x(node) if node.outputs[0] is not None and _x(node).spec == node.outputs[0].spec else None
 
 
 def _neutral(number: float, *positions: int) -> Rule:
-    """The other operand, when the one at one of `positions` is `number` everywhere."""
+    """Return a rule replacing the node by one operand if the operand at one of `positions` is `number` everywhere."""
 
     def rule(node: Node, made: Made) -> Value | None:
         for position in positions:
@@ -89,13 +89,13 @@ def _neutral(number: float, *positions: int) -> Rule:
 
 
 def _operand_made_by(op: str, node: Node, made: Made) -> Node | None:
-    """The node of that op whose result this node takes."""
+    """Return the node defining the first operand if the op of the defining node is `op`, else None."""
     before = made.get(_x(node))
     return before if before is not None and before.op == op and before.scratch is None else None
 
 
 def _undoes(op: str) -> Rule:
-    """The operand's operand, when `op` made the operand with equal attributes."""
+    """Return a rule: the node becomes the operand of its operand if `op` defines the operand with equal attributes."""
 
     def rule(node: Node, made: Made) -> Value | None:
         before = _operand_made_by(op, node, made)
@@ -105,7 +105,7 @@ def _undoes(op: str) -> Rule:
 
 
 def _after(node: Node, before: Node, **attrs: object) -> Node:
-    """The node on the operand of the one before it."""
+    """Return `node` reading the inputs of `before` directly, with `attrs` changed."""
     changed = {**node.attrs, **attrs}
     return Node(node.name, node.op, before.inputs, node.outputs, changed, node.source)  # type: ignore[arg-type]
 
@@ -127,7 +127,7 @@ def _cast(node: Node, made: Made) -> Value | Node | None:
 
 
 def exact(source: DType, target: DType) -> bool:
-    """Whether the target type holds every number of the source type."""
+    """True if the target type holds every number of the source type."""
     return source is target or source is DType.BOOL or target in EXACT.get(source, ())
 
 
@@ -169,4 +169,4 @@ RULES: Mapping[str, Rule] = {
     "nn.pow": _neutral(1, 1),
     "nn.where": _where,
 }
-"""By op."""
+"""The rule of each op."""

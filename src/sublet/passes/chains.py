@@ -1,14 +1,14 @@
-"""Chains: element-wise commands that follow each other over a large tensor become one, done block by block.
+"""Element-wise fusion: replace consecutive element-wise commands over large tensors by one blocked `nn.chain`.
 
-Requires a legal graph. Ensures nothing about small tensors, which stay in the cache anyway. A value with a reader
-outside of the chain is not swallowed, and no chain keeps more bytes alive than its commands would: where another node
-lies between, what a swallowed command reads for the last time is no larger than what it gives.
+Requires a legal graph. Leaves small tensors alone: small tensors stay in the cache anyway. A value read outside of the
+chain is never fused away, and no chain keeps more bytes alive than the fused commands would: where a foreign node lies
+between, the operands with their last use in a fused command are no larger than the result of the command.
 
     %a = nn.mul(%x, %y)
     %b = nn.exp(%a)              ->      %c = nn.chain(%x, %y) {steps = ["mul x0 x1", "exp s0", "add s1 x0"]}
     %c = nn.add(%b, %x)
 
-A chain of k commands reads each of its inputs and writes its result once instead of k times.
+A chain of k commands reads each input and writes the result once instead of k times.
 """
 
 from __future__ import annotations
@@ -24,36 +24,38 @@ from sublet.ops.nn.fused import MOST, STEPS, ChainStep
 from sublet.passes.rewriting import Readers, by_runs
 
 SMALLEST = 16 << 20
-"""Bytes of a result from which on a chain pays: smaller ones wait in the last cache for the next command. Measured
-on one core with 32 MiB of it: at 8 MiB six steps take as long either way and two take longer, at 16 MiB six take 0.6
-of the time and two as long, at 64 MiB 0.5 and 0.8."""
+"""Minimum bytes of the result of a chain. Smaller results wait in the last-level cache for the next command.
+
+Measured on one core with 32 MiB of cache: at 8 MiB six steps take equally long with and without a chain and two steps
+take longer; at 16 MiB six steps take 0.6 of the time and two steps as long; at 64 MiB 0.5 and 0.8."""
 
 LONGEST = 32
-"""Steps of a chain at most."""
+"""Maximum number of steps of a chain."""
 
 
 def with_chains(graph: Graph, smallest: int = SMALLEST) -> Graph:
-    """The graph with chains over results of at least `smallest` bytes."""
+    """Return the graph with chains over results of at least `smallest` bytes."""
     return by_runs(graph, lambda nodes, readers: _chained(nodes, readers, smallest))
 
 
 def _chained(nodes: Sequence[Node], readers: Readers, smallest: int) -> list[Node]:
-    at = {node.name: i for i, node in enumerate(nodes)}
+    """Return the nodes of one run with chains, grown backwards from the last node of each chain."""
+    positions = {node.name: i for i, node in enumerate(nodes)}
     maker = makers(nodes)
     swallowed: set[int] = set()
-    fused: dict[int, Node] = {}
+    chains: dict[int, Node] = {}
     for root in reversed(range(len(nodes))):
         if root in swallowed or not chainable(nodes[root]) or nodes[root].defs[0].nbytes < smallest:
             continue
-        members = _Cluster(nodes, readers, maker, at, root).grown()
+        members = _Cluster(nodes, readers, maker, positions, root).grown()
         if len(members) > 1:
             swallowed.update(members)
-            fused[root] = _fused([nodes[i] for i in sorted(members)])
-    return [fused.get(i, node) for i, node in enumerate(nodes) if i in fused or i not in swallowed]
+            chains[root] = _fused([nodes[i] for i in sorted(members)])
+    return [chains.get(i, node) for i, node in enumerate(nodes) if i in chains or i not in swallowed]
 
 
 def chainable(node: Node) -> bool:
-    """Whether the node can be a step of a chain."""
+    """True if the node can be a step of a chain."""
     name = node.op.removeprefix(PREFIX)
     if not node.op.startswith(PREFIX) or name not in STEPS or node.scratch is not None or None in node.inputs:
         return False
@@ -63,7 +65,7 @@ def chainable(node: Node) -> bool:
 
 @dataclass
 class _Cluster:
-    """The nodes that become one chain, which runs where the `root` stands."""
+    """The nodes of one chain. The chain runs at the position of `root`, the last node."""
 
     nodes: Sequence[Node]
     readers: Readers
@@ -76,7 +78,7 @@ class _Cluster:
         self.shape = _shape(self.nodes[self.root])
 
     def grown(self) -> set[int]:
-        """The positions of all members."""
+        """Add producers, the latest first, while legal; return the positions of all members."""
         refused: set[int] = set()
         while len(self.members) < LONGEST:
             makers = {self.maker[v] for i in self.members for v in self.nodes[i].uses if v in self.maker}
@@ -92,20 +94,21 @@ class _Cluster:
         return self.members
 
     def _fits(self, i: int) -> bool:
+        """True if node `i` can become a member: same shape, no reader outside, few inputs, no more bytes alive."""
         node = self.nodes[i]
         if not chainable(node) or _shape(node) != self.shape:
             return False
         if not all(self.at.get(name, -1) in self.members for name in self.readers.get(node.defs[0], [""])):
             return False
-        joined = self.members | {i}
-        leaves = {v for m in joined for v in self.nodes[m].uses if self.maker.get(v, -1) not in joined}
+        enlarged = self.members | {i}
+        leaves = {v for m in enlarged for v in self.nodes[m].uses if self.maker.get(v, -1) not in enlarged}
         if len(leaves) > MOST:
             return False
-        alone = set(range(i, self.root + 1)) <= joined
-        return alone or self._held(i, joined) <= node.defs[0].nbytes
+        alone = set(range(i, self.root + 1)) <= enlarged
+        return alone or self._held(i, enlarged) <= node.defs[0].nbytes
 
     def _held(self, i: int, joined: set[int]) -> int:
-        """The bytes that the chain keeps for what member `i` made, which would be gone by then."""
+        """Return the bytes kept alive by the chain alone: operands of member `i` with all readers before the chain."""
         reached, held = {i}, set()
         todo = [i]
         while todo:
@@ -119,7 +122,7 @@ class _Cluster:
         return sum(value.nbytes for value in held)
 
     def _before(self, name: str) -> bool:
-        """Whether that reader may be done when the chain runs."""
+        """True if the reader with this name runs before the chain."""
         return bool(name) and self.at.get(name, -1) < self.root
 
 
@@ -130,6 +133,7 @@ def _shape(node: Node) -> tuple[int, ...]:
 
 
 def _fused(members: Sequence[Node]) -> Node:
+    """Return the chain node computing all members."""
     names: dict[Value, str] = {}
     inputs: list[Value] = []
     steps: list[str] = []

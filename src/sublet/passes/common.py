@@ -1,14 +1,14 @@
-"""Common sub-expressions: what is computed twice is computed once.
+"""Common subexpression elimination.
 
-Requires a legal graph. Ensures that no two pure nodes of equal op, inputs and attributes remain where one could
-serve for both: at one level, or one in a sub-graph and one visible outside of it.
+Requires a legal graph. Ensures that no two pure nodes of equal op, inputs and attributes remain where one node could
+replace both: at the same level, or one node in a sub-graph and one node visible outside of the sub-graph.
 
     %a = nn.add(%x, %y)                  %a = nn.add(%x, %y)
     %b = nn.add(%x, %y)          ->      %c = nn.mul(%a, %a)
     %c = nn.mul(%a, %b)
 
-Nodes without inputs are not common: a constant costs less to fill in again than to keep. Nor is what was written to
-compute a value `again`, to save memory.
+Nodes without inputs are exempt: filling in a constant twice costs less than keeping the constant alive. Nodes marked
+`again` are exempt too: rematerialization wrote the duplicates on purpose, to save memory.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from sublet.passes.rewriting import Rewriter, attributes
 COMMUTATIVE = frozenset(
     f"nn.{name}" for name in ("add", "mul", "maximum", "minimum", "equal", "not_equal", "logical_and", "logical_or")
 )
-"""Ops of two inputs that give the same, bit by bit, when these are exchanged."""
+"""Ops of two inputs with bitwise equal results after exchanging the inputs."""
 
 
 def without_common(graph: Graph) -> Graph:
-    """The graph with each expression computed once."""
+    """Return the graph with every common subexpression computed once."""
     scopes: list[dict[Hashable, Node]] = [{}]
 
     def step(node: Node, rewriter: Rewriter) -> Sequence[Node]:
@@ -34,9 +34,9 @@ def without_common(graph: Graph) -> Graph:
         if key is None:
             return [node]
         for scope in scopes:
-            found = scope.get(key)
-            if found is not None and _serves(node, found, rewriter):
-                for old, new in _pairs(node, found):
+            earlier = scope.get(key)
+            if earlier is not None and _serves(node, earlier, rewriter):
+                for old, new in _pairs(node, earlier):
                     rewriter.be(old, new)
                 return []
         scopes[-1].setdefault(key, node)
@@ -46,7 +46,7 @@ def without_common(graph: Graph) -> Graph:
 
 
 def _key(node: Node) -> Hashable | None:
-    """What equal nodes have in common; None for a node that stays."""
+    """Return a key equal for equal expressions; None for a node that must stay."""
     if node.subgraphs or node.again or node.scratch is not None or not node.uses or not lookup(node.op).pure:
         return None
     inputs: tuple[str, ...] = tuple("" if value is None else f"%{value.name}" for value in node.inputs)
@@ -56,10 +56,11 @@ def _key(node: Node) -> Hashable | None:
 
 
 def _pairs(node: Node, found: Node) -> list[tuple[Value, Value]]:
+    """Return the pairs (output of `node`, output of `found`) with both present."""
     return [(old, new) for old, new in zip(node.outputs, found.outputs, strict=True) if old and new]
 
 
 def _serves(node: Node, found: Node, rewriter: Rewriter) -> bool:
-    """Whether `found` has every output of `node`, and each may stand for it."""
-    given = all(old is None or new is not None for old, new in zip(node.outputs, found.outputs, strict=True))
-    return given and all(rewriter.can_be(old, rewriter.of(new)) for old, new in _pairs(node, found))
+    """True if `found` has every output of `node` and the readers of each output may read `found` instead."""
+    complete = all(old is None or new is not None for old, new in zip(node.outputs, found.outputs, strict=True))
+    return complete and all(rewriter.can_be(old, rewriter.of(new)) for old, new in _pairs(node, found))

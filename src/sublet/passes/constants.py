@@ -1,15 +1,15 @@
-"""Late constants: a tensor that needs no operand to compute, zeros mostly, is filled in right before it is needed.
+"""Constant sinking: fill in a constant tensor, mostly zeros, right before the first reader.
 
-Requires a legal graph. Ensures that a pure node without inputs stands right before the first node that reads its
-result, inside the arm that does when only one arm of one branch does; and that equal ones are one where both would
-live at the same time anyway and nobody would overwrite either.
+Requires a legal graph. Ensures that a pure node without inputs stands right before the first reader of the result; if
+a single arm of a single branch reads the result, inside of the arm. Ensures also that equal constants with overlapping
+live ranges are merged, unless a reader may overwrite either constant.
 
     %z = nn.fill() {value = 0.0}         %a = nn.exp(%x)
     %a = nn.exp(%x)              ->      %z = nn.fill() {value = 0.0}
     %b = nn.add(%z, %a)                  %b = nn.add(%z, %a)
 
-[NNC: the zero initialisation that compiling injects.] A constant is not moved into a loop, which would fill it in
-every round.
+[NNC: the zero initialisation that compiling injects.] A constant is never moved into a loop: the loop would fill in
+the constant in every iteration.
 """
 
 from __future__ import annotations
@@ -24,22 +24,25 @@ from sublet.passes.rewriting import attributes
 
 
 def with_late_constants(graph: Graph) -> Graph:
-    """The graph with its constants where they are needed first."""
+    """Return the graph with every constant right before the first reader."""
     return _late(graph, len(graph.nodes), ())[0]
 
 
 def _late(graph: Graph, check: int, tested: Sequence[Value]) -> tuple[Graph, int]:
-    """One level and those below, and how many nodes now come before the check of the loop, which tests `tested`."""
+    """Return a level, with sub-graphs, after sinking, and the number of nodes now before the check of the loop.
+
+    `check` is the number of nodes before the check, `tested` the values read by the check.
+    """
     graph, check = _into_arms(graph, check, tested)
     early = {node.name for node in graph.nodes[:check]}
     constants = {node.outputs[0]: node for node in graph.nodes if _constant(node)}
     others = [node for node in graph.nodes if not _constant(node)]
     boundary = sum(node.name in early for node in others)
     read = [reads_inside(node) for node in others]
-    read.insert(boundary, set(tested))  # the check, as one more reader
+    read.insert(boundary, set(tested))  # the check is an additional reader
     read.append(set(results(graph)))
     end = [len(read) - 1]
-    spans = {v: [i for i, several in enumerate(read) if v in several] or end for v in constants if v is not None}
+    spans = {v: [i for i, values in enumerate(read) if v in values] or end for v in constants if v is not None}
     shared = _shared({v: constants[v] for v in spans}, spans, [*others[:boundary], None, *others[boundary:]])
     before = _placed(others[:boundary], constants, spans, shared, range(boundary + 1))
     after = _placed(others[boundary:], constants, spans, shared, range(boundary + 1, len(read)))
@@ -54,7 +57,10 @@ def _placed(
     shared: dict[Value, Value],
     moments: range,
 ) -> list[Node]:
-    """Nodes with each constant before its first reader; `moments` are theirs, and that of what comes after them."""
+    """Return `others` with each constant inserted before the first reader.
+
+    `moments` are the reader positions of `others`, followed by the position after the last of `others`.
+    """
     at: dict[int, list[Node]] = {}
     for value, span in spans.items():
         if value not in shared:
@@ -67,6 +73,7 @@ def _placed(
 
 
 def _constant(node: Node) -> bool:
+    """True if the node is a pure node without inputs and with one result."""
     return not node.inputs and not node.subgraphs and node.scratch is None and len(node.defs) == 1 and _pure(node)
 
 
@@ -75,6 +82,7 @@ def _pure(node: Node) -> bool:
 
 
 def _inside(node: Node) -> Node:
+    """Return the node with the constants of the sub-graphs sunk."""
     if isinstance(node, While):
         body, check = _late(node.body, node.check, (node.condition,))
         return replace(node, body=body, check=check)
@@ -86,7 +94,10 @@ def _inside(node: Node) -> Node:
 def _shared(
     constants: dict[Value, Node], spans: dict[Value, list[int]], nodes: Sequence[Node | None]
 ) -> dict[Value, Value]:
-    """The constants that an equal one, needed before and after, stands for; none that a reader may overwrite."""
+    """Return the constants to merge, by value: an equal constant, alive at the first read, replaces each.
+
+    Constants that a reader may overwrite, or that a result of the level needs, are not merged.
+    """
     shared: dict[Value, Value] = {}
     open_until: dict[object, tuple[Value, int]] = {}
     for value in sorted(spans, key=lambda v: spans[v][:1]):
@@ -105,35 +116,35 @@ def _shared(
 
 
 def _overwrites(node: Node, value: Value) -> bool:
-    """Whether the node, or one inside of it, may write over the value."""
+    """True if the node, or a node in a sub-graph, may write over the value."""
     if node.subgraphs:
         return True
     return any(node.inputs[share.input] == value for share in lookup(node.op).inplace(node))
 
 
 def _into_arms(graph: Graph, check: int, tested: Sequence[Value]) -> tuple[Graph, int]:
-    """Constants that one arm of one branch needs, and nobody else, moved into it."""
-    wanted = {node.outputs[0]: node for node in graph.nodes if _constant(node)}
-    if not wanted or not any(isinstance(node, CaseOf) for node in graph.nodes):
+    """Return the graph and its check, with each constant read by a single arm of a branch moved into the arm."""
+    constants = {node.outputs[0]: node for node in graph.nodes if _constant(node)}
+    if not constants or not any(isinstance(node, CaseOf) for node in graph.nodes):
         return graph, check
-    places: dict[Value, list[tuple[str, int]]] = {value: [] for value in wanted if value is not None}
+    places: dict[Value, list[tuple[str, int]]] = {value: [] for value in constants if value is not None}
     for value in (*results(graph), *tested):
         places.get(value, []).append(("", -1))
     for node in graph.nodes:
-        for position, several in _reads_by_place(node):
-            for value in places.keys() & several:
+        for position, values in _reads_by_place(node):
+            for value in places.keys() & values:
                 places[value].append((node.name, position))
     moved: dict[tuple[str, int], list[Node]] = {}
-    for value, found in places.items():
-        if len(found) == 1 and found[0][1] >= 0:
-            moved.setdefault(found[0], []).append(wanted[value])
-    gone = {node.name for nodes in moved.values() for node in nodes}
-    nodes = tuple(_with_moved(node, moved) for node in graph.nodes if node.name not in gone)
-    return replace(graph, nodes=nodes), check - sum(node.name in gone for node in graph.nodes[:check])
+    for value, arms in places.items():
+        if len(arms) == 1 and arms[0][1] >= 0:
+            moved.setdefault(arms[0], []).append(constants[value])
+    moved_names = {node.name for nodes in moved.values() for node in nodes}
+    nodes = tuple(_with_moved(node, moved) for node in graph.nodes if node.name not in moved_names)
+    return replace(graph, nodes=nodes), check - sum(node.name in moved_names for node in graph.nodes[:check])
 
 
 def _reads_by_place(node: Node) -> list[tuple[int, set[Value]]]:
-    """What is read by the arms of a branch, each, and at -1 what the node reads otherwise."""
+    """Return the values read by each arm of a branch and, with index -1, the values read outside of arms."""
     if not isinstance(node, CaseOf):
         return [(-1, reads_inside(node))]
     arms = [(i, reads_inside(replace(node, inputs=(), arms=(arm,)))) for i, arm in enumerate(node.arms)]
@@ -141,6 +152,7 @@ def _reads_by_place(node: Node) -> list[tuple[int, set[Value]]]:
 
 
 def _with_moved(node: Node, moved: dict[tuple[str, int], list[Node]]) -> Node:
+    """Return the branch with the moved constants at the beginning of the arms; a non-branch is returned unchanged."""
     if not isinstance(node, CaseOf):
         return node
     arms = (replace(arm, nodes=(*moved.get((node.name, i), ()), *arm.nodes)) for i, arm in enumerate(node.arms))

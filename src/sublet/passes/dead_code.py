@@ -1,14 +1,14 @@
-"""Dead code: what nobody needs is not computed.
+"""Dead code elimination.
 
-Requires a legal graph. Ensures that every pure node has an output that is read, that a loop carries, slices and
-stacks nothing that does not reach what is needed, that a branch gives nothing that nobody reads, and that every
-weight with known elements is read. Other weights stay: they are the caller's, by name.
+Requires a legal graph. Ensures: every pure node has an output with a reader; a loop carries, slices and stacks only
+values leading to a live value; a branch has only outputs with readers; and every weight with known elements has a
+reader. Weights without known elements stay, because the caller passes weights by name.
 
     %a = nn.exp(%x)                      %b = nn.neg(%x)
     %b = nn.neg(%x)              ->      return %b
     return %b
 
-A loop counts as pure when its body is: one whose results nobody needs goes, whether or not it would end.
+A loop counts as pure if the body is pure: a dead loop is removed even if the loop might not terminate.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sublet.passes.rewriting import is_pure, readers
 
 
 def without_dead_code(graph: Graph) -> Graph:
-    """The graph without what nobody needs."""
+    """Return the graph without dead nodes, dead loop-carried values and unread literals."""
     needed = set(results(graph))
     nodes = _live(graph.nodes, needed)
     changed = replace(graph, nodes=tuple(nodes))
@@ -32,7 +32,7 @@ def without_dead_code(graph: Graph) -> Graph:
 
 
 def _live(nodes: Sequence[Node], needed: set[Value]) -> list[Node]:
-    """The nodes that compute what is needed, trimmed; what they read joins `needed`."""
+    """Return the live nodes, trimmed, in order, and add all values read by live nodes to `needed`."""
     kept: list[Node] = []
     for node in reversed(nodes):
         if is_pure(node) and not any(value in needed for value in node.outputs):
@@ -47,10 +47,10 @@ def _live(nodes: Sequence[Node], needed: set[Value]) -> list[Node]:
 
 
 def _branch(node: CaseOf, needed: set[Value]) -> CaseOf:
-    """The branch without the outputs that nobody reads."""
+    """Return the branch without dead outputs."""
     kept = [i for i, value in enumerate(node.outputs) if value in needed]
     if node.fallbacks and not kept:
-        kept = [0]  # without fallbacks an index that names no arm would be an error
+        kept = [0]  # a branch without outputs and fallbacks would reject an index without an arm
     arms = []
     for arm in node.arms:
         arm_outputs = tuple(arm.outputs[i] for i in kept)
@@ -63,25 +63,26 @@ def _branch(node: CaseOf, needed: set[Value]) -> CaseOf:
 
 
 def _loop(node: While, needed: set[Value]) -> While:
-    """The loop without carried pairs, slices and rows that lead to nothing that is needed."""
+    """Return the loop without carried pairs, slices and rows that lead to no live value."""
     rows = [i for i, value in enumerate(node.stacked) if value in needed]
     carried = {i for i, value in enumerate(node.finals) if value in needed}
     while True:
         wanted = {node.condition, *(node.rows[i] for i in rows), *(node.updates[i] for i in carried)}
         inside = needed | wanted
-        before = _live(node.body.nodes, inside)
+        live_nodes = _live(node.body.nodes, inside)
         reached = carried | {i for i, value in enumerate(node.parameters) if value in inside}
         if reached == carried:
             break
         carried = reached
     slices = [i for i, value in enumerate(node.slices) if value in inside]
     needed |= inside
-    return _trimmed(node, before, sorted(carried), slices, rows, needed)
+    return _trimmed(node, live_nodes, sorted(carried), slices, rows, needed)
 
 
 def _trimmed(
     node: While, nodes: Sequence[Node], carried: list[int], slices: list[int], rows: list[int], needed: set[Value]
 ) -> While:
+    """Return the loop with the given body nodes and the given positions of carried pairs, slices and rows."""
     early = {inner.name for inner in node.body.nodes[: node.check]}
     body = replace(
         node.body,

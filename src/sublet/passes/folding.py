@@ -1,8 +1,8 @@
-"""Constant folding: what can be known before the run is not computed in it.
+"""Constant folding.
 
-Requires a legal graph. Ensures that no pure nn command remains whose inputs all have known elements, when its
-results are small; that a branch whose index is known is its arm; that a loop which makes no round is gone, and a
-parameter that never changes is its initial value.
+Requires a legal graph. Ensures: no pure nn command with small results remains whose inputs all have known elements; a
+branch with a known index is replaced by the chosen arm; a loop with zero iterations is removed; and a loop parameter
+that never changes is replaced by the initial value.
 
     weights %two: f32[] = [2.0]               weights %two: f32[] = [2.0], %const: f32[] = [4.0]
     %four = nn.mul(%two, %two)          ->
@@ -10,7 +10,7 @@ parameter that never changes is its initial value.
 
     %y = case %no { arm @a { yield %x } arm @b { yield %z } }, %no = [false]    ->    %x for %y
 
-Known elements are computed by the NumPy reference of the command. Those of a weight that a run updates are unknown.
+The NumPy reference of a command computes known elements. The elements of a weight updated by a run are unknown.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from sublet.passes.literals import Elements, computed
 from sublet.passes.rewriting import Rewriter, known_weights
 
 ROUNDS = 100
-"""Loops may nest, and what an inner one turns out not to change an outer one need not carry: each takes a round."""
+"""Maximum number of walks. Each walk can expose an invariant of one more level of loop nesting."""
 
 
 def folded(graph: Graph) -> Graph:
-    """The graph with everything computed that is known."""
+    """Return the graph after constant folding to a fixpoint."""
     for _ in range(ROUNDS):
         before, graph = graph, _once(_without_idle_carries(graph))
         if graph == before:
@@ -38,6 +38,7 @@ def folded(graph: Graph) -> Graph:
 
 
 def _once(graph: Graph) -> Graph:
+    """Return the graph after one forward walk of folding."""
     known: dict[Value, Elements] = {v: v.literal for v in known_weights(graph) if v.literal is not None}
 
     def step(node: Node, rewriter: Rewriter) -> Sequence[Node]:
@@ -51,13 +52,14 @@ def _once(graph: Graph) -> Graph:
 
 
 def _fold(node: Node, rewriter: Rewriter, known: dict[Value, Elements]) -> Sequence[Node]:
+    """Return [] and replace the outputs of the node by literals if the elements are known, else return the node."""
     if not node.uses:
-        return [node]  # a constant already
-    made = computed(node, known)
+        return [node]  # already a constant
+    results = computed(node, known)
     outputs = [value for value in node.outputs if value is not None]
-    if made is None or not all(rewriter.foldable(value) for value in outputs):
+    if results is None or not all(rewriter.foldable(value) for value in outputs):
         return [node]
-    for value, elements in zip(outputs, made, strict=True):
+    for value, elements in zip(outputs, results, strict=True):
         assert isinstance(value.spec, TensorSpec)
         literal = rewriter.literals.of(elements, value.spec)
         known[literal] = elements
@@ -66,19 +68,19 @@ def _fold(node: Node, rewriter: Rewriter, known: dict[Value, Elements]) -> Seque
 
 
 def _branch(node: CaseOf, rewriter: Rewriter, known: dict[Value, Elements]) -> Sequence[Node]:
-    """The nodes of the arm that a known index chooses."""
+    """Return the nodes of the arm chosen by a known index, else the branch."""
     if node.index not in known:
         return [node]
     index = int(known[node.index][0])
     if index >= len(node.arms) or (index < 0 and not node.fallbacks):
-        return [node]  # an error at run time
+        return [node]  # the index names no arm: the error belongs to the run
     results = node.fallbacks if index < 0 else node.arms[index].outputs
     nodes = () if index < 0 else node.arms[index].nodes
     return _instead(node, nodes, results, rewriter)
 
 
 def _instead(node: Node, nodes: Sequence[Node], results: Sequence[Value], rewriter: Rewriter) -> Sequence[Node]:
-    """`nodes` for the node, its outputs being `results`; the node itself where an output cannot be renamed."""
+    """Replace the node by `nodes` and its outputs by `results`; return the node if an output cannot be renamed."""
     rewriter.place(nodes)
     pairs = [(old, rewriter.of(new)) for old, new in zip(node.outputs, results, strict=True) if old is not None]
     renamed = [new for old, new in pairs if not rewriter.foldable(old)]
@@ -90,25 +92,29 @@ def _instead(node: Node, nodes: Sequence[Node], results: Sequence[Value], rewrit
 
 
 def _loop(node: While, rewriter: Rewriter, known: dict[Value, Elements]) -> Sequence[Node]:
-    """Nothing for a loop whose condition is false at the first check."""
+    """Return no nodes for a loop whose condition is false at the first check, else the loop."""
     if any(value is not None for value in node.stacked) or not _never_runs(node, known):
         return [node]
     return _instead(node, (), node.inits, rewriter)
 
 
 def _never_runs(node: While, known: dict[Value, Elements]) -> bool:
+    """True if the condition of the loop is known to be false before the first iteration."""
     first = dict(known)
     first[node.counter] = (0,)
     first.update((p, known[init]) for p, init in zip(node.parameters, node.inits, strict=True) if init in known)
     for inner in node.body.nodes[: node.check]:
-        made = None if inner.subgraphs else computed(inner, first)
-        for value, elements in zip(inner.defs, made or (), strict=False):
+        results = None if inner.subgraphs else computed(inner, first)
+        for value, elements in zip(inner.defs, results or (), strict=False):
             first[value] = elements
     return node.condition in first and not first[node.condition][0]
 
 
 def _without_idle_carries(graph: Graph) -> Graph:
-    """Loops read a value that they carry and never change where it is; `dead_code` then stops carrying it."""
+    """Return the graph with loops reading each invariant loop-carried value directly from the initial value.
+
+    Dead code elimination then removes the carried pair.
+    """
 
     def step(node: Node, rewriter: Rewriter) -> Sequence[Node]:
         if not isinstance(node, While):

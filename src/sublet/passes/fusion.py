@@ -1,7 +1,7 @@
-"""Fusion: a group of commands that one command computes becomes that command.
+"""Pattern fusion: replace a group of commands by an equivalent command.
 
-Requires a legal graph. Ensures that none of these groups remains in which every value between the commands has one
-reader (the softmax of the first may have others: the fused command gives it, too):
+Requires a legal graph. Ensures that none of the following groups remains with a single reader of every inner value. The
+softmax of the first group may have more readers: the fused command also returns the softmax.
 
     categorical_cross_entropy(softmax(x), labels)        softmax_cross_entropy(x, labels)
     binary_cross_entropy(sigmoid(x), t)                  sigmoid_binary_cross_entropy(x, t)
@@ -10,11 +10,11 @@ reader (the softmax of the first may have others: the fused command gives it, to
     add(conv(x, w), b)                                   conv(x, w, b)
     matmul(softmax(matmul(q, k^T) * c + mask), v)        attention(q, k, v, mask)
 
-An activation after a convolution stays: it is computed in place, and oneDNN's convolution with one was not faster
-through PyTorch.
+An activation after a convolution is not fused: the planner computes the activation in place, and oneDNN's convolution
+with a fused activation was not faster through PyTorch.
 
-The fused command runs where the first of its group did if all it reads is there by then, so that no value lives
-longer; otherwise only a group with nothing between its members is fused. [NNC fuses the first two.]
+The fused command runs at the position of the first member if all operands are defined there, and then extends no live
+range; otherwise the pass fuses only adjacent members. [NNC fuses the first two.]
 """
 
 from __future__ import annotations
@@ -26,38 +26,39 @@ from sublet.passes.patterns import PATTERNS, Group, Level
 from sublet.passes.rewriting import Readers, by_runs, settled
 
 ROUNDS = 10
-"""Fused commands may be fused again."""
+"""Maximum number of repetitions: a fused command may be a member of a further group."""
 
 
 def fused(graph: Graph) -> Graph:
-    """The graph with fused commands."""
+    """Return the graph after pattern fusion to a fixpoint."""
     return settled(graph, lambda before: by_runs(before, _fused_run), ROUNDS)
 
 
 def _fused_run(nodes: Sequence[Node], readers: Readers) -> Sequence[Node]:
+    """Return the nodes of one run with every matched group replaced."""
     level = Level(nodes, readers)
-    gone: set[str] = set()
-    put: dict[int, list[Node]] = {}
+    replaced: set[str] = set()
+    insertions: dict[int, list[Node]] = {}
     for node in nodes:
-        if node.op not in PATTERNS or node.name in gone:
+        if node.op not in PATTERNS or node.name in replaced:
             continue
         group = PATTERNS[node.op](node, level)
-        if group is None or any(member.name in gone for member in group.members):
+        if group is None or any(member.name in replaced for member in group.members):
             continue
         position = _position(group, level)
         if position is not None:
-            gone.update(member.name for member in group.members)
-            put.setdefault(position, []).extend(group.made)
-    placed: list[Node] = []
+            replaced.update(member.name for member in group.members)
+            insertions.setdefault(position, []).extend(group.made)
+    rewritten: list[Node] = []
     for i, node in enumerate(nodes):
-        placed += put.get(i, ())
-        if node.name not in gone:
-            placed.append(node)
-    return placed
+        rewritten += insertions.get(i, ())
+        if node.name not in replaced:
+            rewritten.append(node)
+    return rewritten
 
 
 def _position(group: Group, level: Level) -> int | None:
-    """Where the fused command goes so that nothing lives longer: before the node at this position; None for nowhere."""
+    """Return a position for the fused command, to insert before, without longer live ranges; None if impossible."""
     places = sorted(level.at[member.name] for member in group.members)
     first, last = places[0], places[-1]
     inside = {value for node in group.made for value in node.defs}

@@ -1,8 +1,7 @@
-"""Ways to put the nodes of a level into another order, each a function (blocks, data flow, an order) -> an order.
+"""Greedy list schedules of one level. Each scheduler is a function (blocks, data flow, order) -> order.
 
-All are greedy list schedules. Forwards: of the nodes that can run, the one that lets the live bytes grow least.
-Backwards: of the nodes that can be last, the one before which the fewest bytes live. Ties are settled by the order
-given.
+A forward schedule picks the ready node with the least growth of live bytes. A backward schedule picks the candidate for
+the last position with the fewest live bytes before the node. The given order breaks ties.
 """
 
 from __future__ import annotations
@@ -14,41 +13,42 @@ from dataclasses import dataclass
 from sublet.passes.live_bytes import Blocks
 
 Key = tuple[int, ...]
+"""A priority. The smallest is scheduled first; the position breaks ties."""
 
 
 @dataclass(frozen=True)
 class DataFlow:
-    """For each node those that must run before it, and those that must run after it."""
+    """The predecessors (`before`) and successors (`after`) of each node, by position."""
 
     before: tuple[tuple[int, ...], ...]
     after: tuple[tuple[int, ...], ...]
 
 
 def growth_first(growth: int, place: int) -> Key:
-    """The least growth, whatever the order was."""
+    """Return a priority by growth of live bytes alone."""
     return growth, place
 
 
 def shrinking_first(growth: int, place: int) -> Key:
-    """What gives bytes back as soon as it can, the rest as it was."""
+    """Return a priority putting nodes that free bytes first, and the remaining nodes in the given order."""
     return (0, growth, place) if growth < 0 else (1, 0, place)
 
 
 def forwards(key: Callable[[int, int], Key]) -> Callable[[Blocks, DataFlow, Sequence[int]], list[int]]:
-    """A schedule from the first node on."""
+    """Return a scheduler building the order from the first node on."""
 
     def order(blocks: Blocks, flow: DataFlow, given: Sequence[int]) -> list[int]:
         place = _places(given)
-        waiting = [len(several) for several in blocks.readers]
-        pending = [set(several) for several in blocks.readers]
+        waiting = [len(readers) for readers in blocks.readers]
+        pending = [set(readers) for readers in blocks.readers]
         growth = [
             blocks.made(i, lambda b: bool(blocks.readers[b]) or b in blocks.kept)
             - sum(blocks.nbytes[b] for b in read if waiting[b] == 1 and b not in blocks.kept)
             for i, read in enumerate(blocks.read)
         ]
 
-        def ran(i: int) -> list[int]:
-            """The nodes that let the bytes grow less, now that i has run."""
+        def update_growth(i: int) -> list[int]:
+            """Update the growths after node `i` runs; return the nodes with a smaller growth."""
             changed = []
             for block in blocks.read[i]:
                 waiting[block] -= 1
@@ -59,13 +59,13 @@ def forwards(key: Callable[[int, int], Key]) -> Callable[[Blocks, DataFlow, Sequ
                     changed.append(last)
             return changed
 
-        return _scheduled(flow.before, flow.after, lambda i: key(growth[i], place[i]), ran)
+        return _scheduled(flow.before, flow.after, lambda i: key(growth[i], place[i]), update_growth)
 
     return order
 
 
 def backwards(key: Callable[[int, int], Key]) -> Callable[[Blocks, DataFlow, Sequence[int]], list[int]]:
-    """A schedule from the last node back."""
+    """Return a scheduler building the order from the last node back."""
 
     def order(blocks: Blocks, flow: DataFlow, given: Sequence[int]) -> list[int]:
         place = _places(given)
@@ -75,8 +75,8 @@ def backwards(key: Callable[[int, int], Key]) -> Callable[[Blocks, DataFlow, Seq
             for i, read in enumerate(blocks.read)
         ]
 
-        def ran(i: int) -> list[int]:
-            """The nodes before which fewer bytes more live, now that i is in its place."""
+        def update_growth(i: int) -> list[int]:
+            """Update the growths after node `i` is placed; return the nodes with a smaller growth."""
             changed = []
             for block in blocks.read[i]:
                 if not alive[block]:
@@ -86,13 +86,14 @@ def backwards(key: Callable[[int, int], Key]) -> Callable[[Blocks, DataFlow, Seq
                         changed.append(reader)
             return changed
 
-        found = _scheduled(flow.after, flow.before, lambda i: key(growth[i], -place[i]), ran)
-        return found[::-1]
+        backward = _scheduled(flow.after, flow.before, lambda i: key(growth[i], -place[i]), update_growth)
+        return backward[::-1]
 
     return order
 
 
 def _places(given: Sequence[int]) -> list[int]:
+    """Return the position of each node in the given order."""
     place = [0] * len(given)
     for position, i in enumerate(given):
         place[i] = position
@@ -105,16 +106,19 @@ def _scheduled(
     key: Callable[[int], Key],
     ran: Callable[[int], Sequence[int]],
 ) -> list[int]:
-    """Always the node of the least key among those that wait for nobody; keys may fall while they wait."""
-    waiting = [len(several) for several in before]
+    """Return an order always taking the ready node with the smallest key.
+
+    `before` and `after` are predecessors and successors. `ran(i)` returns the nodes whose keys fall when node `i` runs.
+    """
+    waiting = [len(predecessors) for predecessors in before]
     ready = [(key(i), i) for i, count in enumerate(waiting) if count == 0]
     heapq.heapify(ready)
     done = [False] * len(before)
     order: list[int] = []
     while ready:
-        found, i = heapq.heappop(ready)
-        if done[i] or found != key(i):
-            continue  # it stands there again, with its new key
+        queued, i = heapq.heappop(ready)
+        if done[i] or queued != key(i):
+            continue  # stale entry: the queue holds the node again with the new key
         done[i] = True
         order.append(i)
         for j in ran(i):
@@ -128,7 +132,10 @@ def _scheduled(
 
 
 def depth_first(blocks: Blocks, flow: DataFlow, given: Sequence[int]) -> list[int]:
-    """What a node needs right before it, the largest first; from the last node of the order given back."""
+    """Return a depth-first order: the operands of a node directly before the node, the largest producers first.
+
+    Roots are the nodes without successors, in the given order.
+    """
     place = _places(given)
     made = [sum(blocks.nbytes[b] for b in born) for born in blocks.born]
     seen: set[int] = set()

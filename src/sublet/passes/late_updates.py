@@ -1,9 +1,9 @@
-"""Late updates: what only updates inputs and weights runs after everything else, where that costs no memory.
+"""Sinking of updates: run nodes that only update inputs or weights last, unless memory use grows.
 
-Requires a legal graph. Ensures that until these nodes run nothing outlasts a run that fails, so that a label out of
-range or an interrupt leaves every weight as it was. An order of less memory consumes a gradient when it is complete;
-where the peak lies elsewhere, that saves nothing. State of a node that computes something else too, as the running
-statistics of a batch normalisation, is updated where that node stands.
+Requires a legal graph. Ensures that a run failing before the sunk nodes, for example by a label out of range or an
+interrupt, leaves every weight unchanged. An order of less memory consumes each gradient early; where the peak lies
+elsewhere, consuming early saves no bytes. A node that also computes a value for readers, such as a batch
+normalisation with running statistics, stays in place.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from sublet.passes.rewriting import is_pure
 
 
 def with_late_updates(graph: Graph, measure: Callable[[Graph], tuple[int, ...]]) -> Graph:
-    """The graph with its updates at the end, or as it is when that needs more bytes by any number of `measure`."""
-    last = _only_updating(graph)
-    nodes = tuple(sorted(graph.nodes, key=lambda node: node.name in last))
+    """Return the graph with the updates last, or unchanged if any number returned by `measure` (bytes) would grow."""
+    updating = _only_updating(graph)
+    nodes = tuple(sorted(graph.nodes, key=lambda node: node.name in updating))
     if nodes == graph.nodes or _estimated(graph, nodes) > _estimated(graph, graph.nodes):
         return graph
-    found = replace(graph, nodes=nodes)
-    return found if all(a <= b for a, b in zip(measure(found), measure(graph), strict=True)) else graph
+    candidate = replace(graph, nodes=nodes)
+    return candidate if all(a <= b for a, b in zip(measure(candidate), measure(graph), strict=True)) else graph
 
 
 def _only_updating(graph: Graph) -> set[str]:
-    """The names of the nodes that make what inputs or weights are updated to, and whose results only they read."""
+    """Return the names of the nodes defining updates and read by no node but update nodes."""
     sources = {source for _, source in graph.updates}
-    wanted = {*graph.outputs}
-    found: set[str] = set()
+    needed = {*graph.outputs}
+    names: set[str] = set()
     for node in reversed(graph.nodes):
-        if not node.subgraphs and is_pure(node) and sources.intersection(node.defs) and wanted.isdisjoint(node.defs):
-            found.add(node.name)
+        if not node.subgraphs and is_pure(node) and sources.intersection(node.defs) and needed.isdisjoint(node.defs):
+            names.add(node.name)
         else:
-            wanted |= reads_inside(node)
-    return found
+            needed |= reads_inside(node)
+    return names
 
 
 def _estimated(graph: Graph, nodes: tuple[Node, ...]) -> int:
-    """The peak of the root level in this order, what sub-graphs need in them left out."""
+    """Return the estimated peak in bytes of the root level in this order, without the bytes of sub-graphs."""
     return blocks_of(graph, nodes, results(graph), {}).peak(range(len(nodes)))[0]

@@ -1,4 +1,4 @@
-"""Elements of literals as NumPy arrays and back, and what a command makes of known elements."""
+"""Conversion of literals to NumPy arrays and back, and evaluation of commands on known elements."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from sublet.ops.nn.command import PREFIX
 Elements = tuple[int | float | bool, ...]
 
 EXACT = frozenset((DType.BOOL, *INTEGERS, DType.F32, DType.F64))
-"""Types whose elements NumPy computes exactly as the commands define it."""
+"""Types for which NumPy computes exactly the elements defined by the commands."""
 
 
 def same_number(value: Value, number: float) -> bool:
-    """Whether the value is a literal with this number everywhere; 0.0 is also -0.0."""
+    """True if the value is a literal with `number` in every element. 0.0 and -0.0 are equal."""
     return value.literal is not None and all(element == number for element in value.literal) and bool(value.literal)
 
 
 def computed(node: Node, known: Mapping[Value, Elements]) -> list[Elements] | None:
-    """The elements of each output of a node whose inputs are known; None when they are not, or would be too many."""
+    """Return the elements of each output of a node, or None.
+
+    None means: an input is unknown, a type is computed inexactly by NumPy, or an output has too many elements.
+    """
     record = COMMANDS.get(node.op.removeprefix(PREFIX)) if node.op.startswith(PREFIX) else None
     if record is None or not record.pure or node.scratch is not None or None in node.inputs:
         return None
@@ -36,9 +39,9 @@ def computed(node: Node, known: Mapping[Value, Elements]) -> list[Elements] | No
     if len(arrays) != len(node.inputs):
         return None
     with np.errstate(all="ignore"):
-        found = record.compute(*arrays, **node.attrs)
-    made: Sequence[Any] = found if isinstance(found, tuple) else (found,)
-    return [_elements(array, value) for array, value in zip(made, node.outputs, strict=True) if value is not None]
+        result = record.compute(*arrays, **node.attrs)
+    results: Sequence[Any] = result if isinstance(result, tuple) else (result,)
+    return [_elements(array, value) for array, value in zip(results, node.outputs, strict=True) if value is not None]
 
 
 def _small(value: Value | None) -> bool:

@@ -1,8 +1,8 @@
-"""An estimate of the live bytes of one level of a program, for passes that choose an order.
+"""Estimated live bytes of one level of a program, for passes choosing an order.
 
-It knows what the planner does about sharing in its simple cases: a view is bytes of its base, an output takes over
-the bytes of an operand that is read for the last time where the op allows it, an updated input is over when the last
-node has read it. Offsets, parts of concatenations and moves of control flow are left out.
+The estimate models the simple cases of buffer sharing: a view shares the bytes of the base; an output may overwrite an
+operand at the last use if the op allows in-place execution; an updated input is dead after the last reader. The
+estimate ignores offsets, concat operands in place and the copies of control flow.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from sublet.ops import lookup, shared
 
 @dataclass
 class Blocks:
-    """The blocks of bytes of some nodes that run one after another. Nodes and blocks are known by their positions.
+    """The blocks of bytes of a sequence of nodes. Nodes and blocks are identified by position.
 
-    nbytes    of each block
-    born      the blocks that each node makes
-    read      the blocks that each node reads
-    readers   the nodes that read each block
-    over      (block made, block read): which may take over the bytes of which, by node
-    at_home   (block made, block read): an update and its target, by node; when nobody reads the target later, the
-              update is written there, in memory that is the target's own
-    kept      the blocks that are not given back here
-    present   the blocks that are there before the first node
-    extra     bytes that each node needs in its sub-graphs
-    of        the block of each value
+    nbytes           size of each block
+    born             blocks defined by each node
+    read             blocks read by each node
+    readers          nodes reading each block
+    inplace          by node, pairs (defined block, read block): the node may write the first over the second
+    update_in_place  by node, pairs (defined block, target): an update and the block of the updated value; unless a
+                     later node reads the target, the update is written into the memory of the target
+    kept             blocks live after the last node
+    live_in          blocks live before the first node
+    extra            bytes needed by each node inside the sub-graphs of the node
+    block_of         the block of each value
     """
 
     nbytes: list[int] = field(default_factory=list)
@@ -44,13 +44,13 @@ class Blocks:
     of: dict[Value, int] = field(default_factory=dict)
 
     def peak(self, order: Sequence[int]) -> tuple[int, int]:
-        """The most bytes alive at once, and the sum over all nodes, when the nodes run in this order."""
+        """Return the peak of live bytes and the sum of live bytes over all nodes, for this order."""
         curve = self.curve(order)
         return max([sum(self.nbytes[block] for block in self.present), *curve]), sum(curve)
 
     def curve(self, order: Sequence[int]) -> list[int]:
-        """The bytes alive at each node, when the nodes run in this order."""
-        waiting = [len(several) for several in self.readers]
+        """Return the live bytes at each node of this order."""
+        waiting = [len(readers) for readers in self.readers]
         live = sum(self.nbytes[block] for block in self.present)
         found: list[int] = []
         for i in order:
@@ -67,16 +67,18 @@ class Blocks:
         return found
 
     def made(self, i: int, counts: Callable[[int], bool]) -> int:
-        """Bytes that node i makes in blocks that count, updates at home left out."""
+        """Return the bytes of the blocks defined by node `i` and accepted by `counts`, without in-place updates."""
         home = {block for block, _ in self.at_home[i]}
         return sum(self.nbytes[block] for block in self.born[i] if block not in home and counts(block))
 
     def _taken(self, i: int, ending: Sequence[int]) -> list[int]:
-        """The blocks read for the last time that node i writes its results over."""
+        """Return the blocks with a last use at node `i` and overwritten by the results of the node."""
         taken: list[int] = []
         done: set[int] = set()
         for made, source in self.over[i]:
-            part = self.nbytes[source] < self.nbytes[made]  # a whole has several
+            part = (
+                self.nbytes[source] < self.nbytes[made]
+            )  # a concatenation overwrites several parts, any other result one operand
             if source in ending and source not in taken and (part or made not in done):
                 taken.append(source)
                 done.add(made)
@@ -84,61 +86,67 @@ class Blocks:
 
 
 def blocks_of(graph: Graph, nodes: Sequence[Node], wanted: Iterable[Value], extra: Mapping[str, int]) -> Blocks:
-    """The blocks of some nodes of a level, in order, after which the `wanted` values are needed."""
-    made = Blocks()
-    block = made.of
+    """Return the blocks of some nodes of a level, in order. The `wanted` values are live after the last node.
+
+    `extra` maps the name of a node to the bytes needed inside the sub-graphs of the node.
+    """
+    blocks = Blocks()
+    block_of = blocks.of
     updates = {source: target for target, source in graph.updates}
     kept = {*wanted, *graph.weights, *updates.values()}
 
-    def new(value: Value) -> int:
-        block[value] = len(made.nbytes)
-        made.nbytes.append(value.nbytes)
-        made.readers.append([])
-        return block[value]
+    def add_block(value: Value) -> int:
+        """Add a block for a value and return the number of the block."""
+        block_of[value] = len(blocks.nbytes)
+        blocks.nbytes.append(value.nbytes)
+        blocks.readers.append([])
+        return block_of[value]
 
     reads = [reads_inside(node) for node in nodes]
     read_at_all = set().union(*reads)
     for value in (*graph.inputs, *graph.weights):
         if value in read_at_all:
-            new(value)
-            made.present += [] if value in kept else [block[value]]
+            add_block(value)
+            blocks.present += [] if value in kept else [block_of[value]]
     for i, (node, read) in enumerate(zip(nodes, reads, strict=True)):
-        known = [block[value] for value in _in_order(node, read) if value in block]
-        made.read.append(list(dict.fromkeys(known)))
-        for known_block in made.read[-1]:
-            made.readers[known_block].append(i)
-        viewed = _views(node)
-        made.born.append([])
+        known = [block_of[value] for value in _in_order(node, read) if value in block_of]
+        blocks.read.append(list(dict.fromkeys(known)))
+        for known_block in blocks.read[-1]:
+            blocks.readers[known_block].append(i)
+        base_of = _views(node)
+        blocks.born.append([])
         for value in node.defs:
-            base = viewed.get(value)
-            if base is not None and base in block:
-                block[value] = block[base]
+            base = base_of.get(value)
+            if base is not None and base in block_of:
+                block_of[value] = block_of[base]
             else:
-                made.born[-1].append(new(value))
-        over = _over(node, block, made)
-        home = {(block[s], block[updates[s]]) for s in node.defs if updates.get(s) in block}
-        made.over.append([pair for pair in over if pair not in home])
-        made.at_home.append([pair for pair in over if pair in home])
-        made.extra.append(extra.get(node.name, 0))
-    made.kept = {block[value] for value in kept if value in block}
-    return made
+                blocks.born[-1].append(add_block(value))
+        over = _over(node, block_of, blocks)
+        home = {(block_of[s], block_of[updates[s]]) for s in node.defs if updates.get(s) in block_of}
+        blocks.over.append([pair for pair in over if pair not in home])
+        blocks.at_home.append([pair for pair in over if pair in home])
+        blocks.extra.append(extra.get(node.name, 0))
+    blocks.kept = {block_of[value] for value in kept if value in block_of}
+    return blocks
 
 
 def _in_order(node: Node, read: set[Value]) -> list[Value]:
+    """Return the values read by a node in a deterministic order: operands first, captured values by name."""
     return [*dict.fromkeys(node.uses), *sorted(read - set(node.uses), key=lambda value: value.name)]
 
 
 def _views(node: Node) -> dict[Value, Value]:
-    """What each output that is a view is bytes of."""
+    """Return the base of each output that is a view."""
     if node.subgraphs:
         return {}
-    found: dict[Value, Value] = {}
+    bases: dict[Value, Value] = {}
     for output, base, _ in shared(node, lookup(node.op).views(node)):
-        found.setdefault(output, base)
-    return found
+        bases.setdefault(output, base)
+    return bases
 
 
 def _over(node: Node, block: Mapping[Value, int], made: Blocks) -> list[tuple[int, int]]:
+    """Return the pairs (defined block, read block) of equal size to coalesce by running the node in place."""
     if node.subgraphs:
         return []
     pairs = []

@@ -1,14 +1,14 @@
-"""On demand: what depends on no input of the program runs right before its first reader.
+"""Sinking of input-independent nodes: run a node computed from constants right before the first reader.
 
-Requires a legal graph. Ensures the same nodes, in an order in which each pure node that is computed from constants
-alone stands right before the first node that reads it, unless its level is estimated to need more bytes that way.
+Requires a legal graph. Ensures the same nodes in an order with each pure node computed from constants alone right
+before the first reader, unless the estimated peak of the level would grow.
 
     %f = onnx.DequantizeLinear(%w, %s)         %a = onnx.Relu(%x)
     %a = onnx.Relu(%x)                   ->    %f = onnx.DequantizeLinear(%w, %s)
     %b = onnx.Conv(%a, %f)                     %b = onnx.Conv(%a, %f)
 
-Where such a node stands in a file says nothing about when it should run: exporters write the dequantised weights of
-a whole network before its first layer.
+The position of a constant node in a file carries no information: exporters write the dequantised weights of a whole
+network before the first layer.
 """
 
 from __future__ import annotations
@@ -24,35 +24,38 @@ from sublet.passes.rewriting import is_pure
 
 
 def on_demand(graph: Graph) -> Graph:
-    """The graph with what is computed from constants alone where it is needed first."""
+    """Return the graph with every input-independent node right before the first reader."""
     constants = computed_from_constants(graph)
     return reordered(graph, partial(_late, constants=constants)) if constants else graph
 
 
 def computed_from_constants(graph: Graph) -> frozenset[str]:
-    """The names of the nodes, on every level, that depend on no input and on no weight that a run changes."""
-    known, found = set(graph.constants), set()
+    """Return the names of the nodes, on every level, depending on no input and on no weight updated by a run."""
+    known, names = set(graph.constants), set()
     for node in graph.walk():
         if not node.subgraphs and is_pure(node) and known.issuperset(node.uses):
             known.update(node.defs)
-            found.add(node.name)
-    return frozenset(found)
+            names.add(node.name)
+    return frozenset(names)
 
 
 def _late(
     level: Graph, nodes: Sequence[Node], wanted: Sequence[Value], extra: dict[str, int], *, constants: frozenset[str]
 ) -> tuple[tuple[Node, ...], int]:
-    """The nodes of a level with constants late, and the peak; as they are where that is estimated to be lower."""
+    """Return the nodes of a level with constant nodes sunk, and the peak in bytes.
+
+    The order is unchanged if the estimated peak of the changed order is higher.
+    """
     nodes = tuple(nodes)
     blocks = blocks_of(level, nodes, wanted, extra)
     given = tuple(range(len(nodes)))
-    late = _moments(nodes, constants)
-    peak, later = blocks.peak(given)[0], blocks.peak(late)[0]
-    return (nodes, peak) if later > peak else (tuple(nodes[i] for i in late), later)
+    sunk = _moments(nodes, constants)
+    peak, sunk_peak = blocks.peak(given)[0], blocks.peak(sunk)[0]
+    return (nodes, peak) if sunk_peak > peak else (tuple(nodes[i] for i in sunk), sunk_peak)
 
 
 def _moments(nodes: Sequence[Node], constants: frozenset[str]) -> list[int]:
-    """The positions of the nodes, each constant moved to right before what reads it first."""
+    """Return the positions of the nodes in the new order, each constant node right before the first reader."""
     readers: dict[Value, int] = {}
     """The position before which a value is needed."""
     moment = list(range(len(nodes)))

@@ -1,17 +1,17 @@
-"""Order: the nodes of a program in an order that needs fewer bytes at its peak.
+"""Reordering: choose an order of the nodes with a lower peak of live bytes.
 
-Requires a legal graph. Ensures an order that respects the data flow in which, as far as `live_bytes` estimates, the
-peak is lower than in the order it was given; that order is kept where none is found. What updates an input or a
-weight runs after everything else that reads it, so that it may be written over it, and otherwise as soon as it gives
-bytes back: a gradient is consumed by its optimiser when it is complete.
+Requires a legal graph. Ensures an order that respects the data flow and has a lower peak than the given order, as
+estimated by `live_bytes`; without a better order the given order stays. An update of an input or weight runs after all
+readers of the old content, to be written in place, and otherwise as soon as the update frees bytes: the optimiser
+consumes each gradient as soon as the gradient is complete.
 
     %g1 = gradient of %w1                %g1 = gradient of %w1
     %g2 = gradient of %w2                %n1 = nn.sgd(%w1, %g1, %lr)
     %n1 = nn.sgd(%w1, %g1, %lr)    ->    %g2 = gradient of %w2
     %n2 = nn.sgd(%w2, %g2, %lr)          %n2 = nn.sgd(%w2, %g2, %lr)
 
-Finding the best order is NP-hard (Sethi, Complete Register Allocation Problems, 1975). Several greedy orders are
-made, forwards and backwards, and the best is taken, as long as that improves.
+Finding the best order is NP-hard (Sethi, Complete Register Allocation Problems, 1975). The pass computes several greedy
+orders, forwards and backwards, takes the best, and repeats from the best order while the peak falls.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from sublet.passes.live_bytes import blocks_of
 from sublet.passes.rewriting import is_pure
 
 ROUNDS = 8
-"""Times that orders are made from the best one so far, at most."""
+"""Maximum number of repetitions from the best order so far."""
 
 
 def ordered(graph: Graph, measure: Callable[[Graph], tuple[int, ...]] | None = None) -> Graph:
-    """The graph in an order with a lower peak, or as it is.
+    """Return the graph in an order with a lower peak, or unchanged.
 
-    `measure` tells the bytes of a graph exactly, where somebody above can: then an order is taken only when it needs
-    fewer by that, too. The estimate knows little about what loops carry.
+    `measure` returns the exact bytes of a graph, if the caller can compute them: a new order must then be lower by
+    `measure` too. The estimate alone knows little about loop-carried values.
     """
-    found = reordered(graph, greedy)
-    if measure is None or found == graph or measure(found) < measure(graph):
-        return found
+    candidate = reordered(graph, greedy)
+    if measure is None or candidate == graph or measure(candidate) < measure(graph):
+        return candidate
     return graph
 
 
 Choose = Callable[[Graph, Sequence[Node], Sequence[Value], dict[str, int]], tuple[tuple[Node, ...], int]]
-"""(level, nodes of it in order, values wanted after them, bytes by node that its sub-graphs need besides its results)
--> the nodes in another order, and the peak that is estimated."""
+"""(level, nodes in order, values live after the nodes, bytes needed inside sub-graphs besides the results, by node)
+-> (the nodes in a new order, the estimated peak in bytes)."""
 
 
 def reordered(graph: Graph, choose: Choose) -> Graph:
-    """The program with each level in the order that `choose` gives it, from the inside out."""
+    """Return the program with each level in the order returned by `choose`, innermost levels first."""
     extra: dict[str, int] = {}
     nodes = tuple(_inside(node, extra, choose) for node in graph.nodes)
     graph = replace(graph, nodes=nodes)
@@ -55,28 +55,28 @@ def reordered(graph: Graph, choose: Choose) -> Graph:
 
 
 def _inside(node: Node, extra: dict[str, int], choose: Choose) -> Node:
-    """The node with its sub-graphs ordered; `extra` is told how many bytes they need besides the results."""
-    made = sum(value.nbytes for value in node.defs)
+    """Return the node with reordered sub-graphs, and store in `extra` the bytes needed besides the results."""
+    result_bytes = sum(value.nbytes for value in node.defs)
     if isinstance(node, While):
-        below: dict[str, int] = {}
-        inner = tuple(_inside(each, below, choose) for each in node.body.nodes)
+        inner_extra: dict[str, int] = {}
+        inner = tuple(_inside(each, inner_extra, choose) for each in node.body.nodes)
         body = replace(node.body, nodes=inner)
         after = inner[node.check :]
         later = {value for each in after for value in reads_inside(each)}
         wanted = (node.condition, *node.parameters, *node.slices, *sorted(later, key=lambda value: value.name))
-        first, peak = choose(body, inner[: node.check], (*wanted, *body.outputs), below)
-        second, higher = choose(body, after, body.outputs, below)
-        extra[node.name] = max(0, max(peak, higher) - made)
+        first, peak = choose(body, inner[: node.check], (*wanted, *body.outputs), inner_extra)
+        second, higher = choose(body, after, body.outputs, inner_extra)
+        extra[node.name] = max(0, max(peak, higher) - result_bytes)
         return replace(node, body=replace(body, nodes=(*first, *second)))
     if isinstance(node, CaseOf):
         arms, peaks = [], [0]
         for arm in node.arms:
-            below = {}
-            arm = replace(arm, nodes=tuple(_inside(each, below, choose) for each in arm.nodes))
-            nodes, peak = choose(arm, arm.nodes, arm.outputs, below)
+            inner_extra = {}
+            arm = replace(arm, nodes=tuple(_inside(each, inner_extra, choose) for each in arm.nodes))
+            nodes, peak = choose(arm, arm.nodes, arm.outputs, inner_extra)
             arms.append(replace(arm, nodes=nodes))
             peaks.append(peak)
-        extra[node.name] = max(0, max(peaks) - made)
+        extra[node.name] = max(0, max(peaks) - result_bytes)
         return replace(node, arms=tuple(arms))
     return node
 
@@ -84,39 +84,41 @@ def _inside(node: Node, extra: dict[str, int], choose: Choose) -> Node:
 def greedy(
     graph: Graph, nodes: Sequence[Node], wanted: Sequence[Value], extra: dict[str, int]
 ) -> tuple[tuple[Node, ...], int]:
-    """The nodes of a level in the best order found, and its peak."""
+    """Return the nodes of a level in the best greedy order, and the estimated peak in bytes."""
     nodes = tuple(nodes)
     blocks = blocks_of(graph, nodes, wanted, extra)
     flow = constrained(graph, nodes)
     best = tuple(range(len(nodes)))
     lowest = blocks.peak(best)
     for _ in range(ROUNDS):
-        found = [make(blocks, flow, best) for make in ORDERS]
-        peaks = [blocks.peak(order) for order in found]
+        orders = [make(blocks, flow, best) for make in ORDERS]
+        peaks = [blocks.peak(order) for order in orders]
         if min(peaks)[0] >= lowest[0]:
             break
         lowest = min(peaks)
-        best = tuple(found[peaks.index(lowest)])
+        best = tuple(orders[peaks.index(lowest)])
     return tuple(nodes[i] for i in best), lowest[0]
 
 
 def data_flow(nodes: Sequence[Node], also: Sequence[tuple[int, int]] = ()) -> DataFlow:
-    """Who waits for whom: by what is read, and by the pairs (first, then) in `also`."""
+    """Return the dependences between nodes: values read, the pairs (first, then) in `also`, and side effects."""
     maker = makers(nodes)
     before = [{maker[value] for value in reads_inside(node) if value in maker} - {i} for i, node in enumerate(nodes)]
     _keep_effects(nodes, before)
     for first, then in also:
         before[then].add(first)
     after: list[list[int]] = [[] for _ in nodes]
-    for i, several in enumerate(before):
-        for j in sorted(several):
+    for i, nodes_before in enumerate(before):
+        for j in sorted(nodes_before):
             after[j].append(i)
-    return DataFlow(tuple(tuple(sorted(several)) for several in before), tuple(map(tuple, after)))
+    return DataFlow(tuple(tuple(sorted(nodes_before)) for nodes_before in before), tuple(map(tuple, after)))
 
 
 def _keep_effects(nodes: Sequence[Node], before: list[set[int]]) -> None:
-    """Nodes that do more than compute their outputs stay in their order. One that reads and gives nothing is a barrier,
-    as that between two calls of a program in pieces: no node moves from one side of it to the other.
+    """Add dependences to `before` to keep the order of nodes with side effects.
+
+    A node with neither operands nor results is a barrier, such as the suspension point between two calls of a resumable
+    program: no node moves across a barrier.
     """
     last = barrier = -1
     for i, node in enumerate(nodes):
@@ -132,7 +134,10 @@ def _keep_effects(nodes: Sequence[Node], before: list[set[int]]) -> None:
 
 
 def constrained(graph: Graph, nodes: Sequence[Node]) -> DataFlow:
-    """The data flow, with what writes over an updated value after all that reads it, unless these wait for it."""
+    """Return the data flow, with each in-place update after all readers of the old content.
+
+    The plain data flow is returned if the additional dependences would be cyclic.
+    """
     flow = data_flow(nodes)
     maker = makers(nodes)
     readers: dict[Value, list[int]] = {target: [] for target in graph.updated}
@@ -152,18 +157,19 @@ def constrained(graph: Graph, nodes: Sequence[Node]) -> DataFlow:
 
 
 def _following(flow: DataFlow, start: int) -> set[int]:
-    found, todo = set(), [start]
+    """Return the nodes reachable from `start`."""
+    reachable, todo = set(), [start]
     while todo:
         for i in flow.after[todo.pop()]:
-            if i not in found:
-                found.add(i)
+            if i not in reachable:
+                reachable.add(i)
                 todo.append(i)
-    return found
+    return reachable
 
 
 def _acyclic(flow: DataFlow) -> bool:
-    """Whether no two nodes wait for each other."""
-    waiting = [len(several) for several in flow.before]
+    """True if the data flow has no cycle."""
+    waiting = [len(predecessors) for predecessors in flow.before]
     ready = [i for i, count in enumerate(waiting) if count == 0]
     for i in ready:
         for j in flow.after[i]:

@@ -1,4 +1,4 @@
-"""The groups of commands that fusion knows, each found from its last command."""
+"""The command groups replaced by pattern fusion. Each matcher starts from the last command of a group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from sublet.passes.rewriting import Readers
 
 @dataclass(frozen=True)
 class Group:
-    """Commands, and what does their work. `alone` tells that no other node reads any value between them."""
+    """A match: `members`, the commands to replace, and `fused`, the replacing commands.
+
+    `internal_only` is True if no node outside of the group reads a value between the members.
+    """
 
     members: tuple[Node, ...]
     made: tuple[Node, ...]
@@ -23,7 +26,7 @@ class Group:
 
 
 class Level:
-    """Nodes that run one after another, and who reads what they make."""
+    """The nodes of one run, with positions, definitions and readers."""
 
     def __init__(self, nodes: Sequence[Node], readers: Readers) -> None:
         self.at = {node.name: i for i, node in enumerate(nodes)}
@@ -31,37 +34,43 @@ class Level:
         self._readers = readers
 
     def maker_at(self, value: Value) -> int:
-        """The position of the node that makes a value; -1 for one that is there before."""
+        """Return the position of the node defining a value; -1 for a value defined before the run."""
         return self.at[self._maker[value].name] if value in self._maker else -1
 
     def made_by(self, value: Value | None, *ops: str, shared: bool = False) -> Node | None:
-        """The node of one of `ops` that makes the value, if nobody else reads it (or `shared`)."""
+        """Return the node defining `value` as first output, if the op is in `ops`; else None.
+
+        Unless `shared`, the value must have a single reader.
+        """
         node = self._maker.get(value) if value is not None else None
         if node is None or value is None or node.op not in ops or node.scratch is not None or node.outputs[0] != value:
             return None
         return node if shared or self.read_once(value) else None
 
     def read_once(self, value: Value) -> bool:
-        """Whether one node of the level reads the value, and nobody else."""
+        """True if exactly one node reads the value, and the reader is in the run."""
         readers = self._readers.get(value, ())
         return len(readers) == 1 and readers[0] in self.at
 
 
 Pattern = Callable[[Node, Level], Group | None]
+"""(last command, level) -> the matched group, or None."""
 
 
 def _node(like: Node, op: str, inputs: Sequence[Value | None], outputs: Sequence[Value | None], **attrs: Attr) -> Node:
-    """A command in the place of `like`."""
+    """Return a command with the name and source of `like`."""
     record = COMMANDS[op.removeprefix(PREFIX)]
     return Node(like.name, op, tuple(inputs), tuple(outputs), record.completed(attrs), like.source)
 
 
 def _last_axis(node: Node) -> bool:
+    """True if the node normalises over the last axis."""
     axis, rank = pick(node.attrs, "axis"), len(spec_of(node.defs[0]).shape)
     return bool(axis in (-1, rank - 1))
 
 
 def _cross_entropy(node: Node, level: Level) -> Group | None:
+    """Match softmax followed by categorical cross-entropy."""
     softmax = level.made_by(node.inputs[0], "nn.softmax", shared=True)
     if softmax is None or not _last_axis(softmax) or node.inputs[0] == node.inputs[1]:
         return None
@@ -71,6 +80,7 @@ def _cross_entropy(node: Node, level: Level) -> Group | None:
 
 
 def _binary_cross_entropy(node: Node, level: Level) -> Group | None:
+    """Match sigmoid followed by binary cross-entropy."""
     sigmoid = level.made_by(node.inputs[0], "nn.sigmoid")
     if sigmoid is None or node.inputs[0] == node.inputs[1]:
         return None
@@ -79,7 +89,7 @@ def _binary_cross_entropy(node: Node, level: Level) -> Group | None:
 
 
 def _added(node: Node, level: Level) -> Group | None:
-    """A bias that is added to a product or a convolution; of two products the first made is added to the other."""
+    """Match a bias added to a product or a convolution. Of two products, the later one absorbs the addition."""
     for position in sorted((0, 1), key=lambda position: -level.maker_at(node.uses[position])):
         bias = node.inputs[1 - position]
         before = level.made_by(node.inputs[position], "nn.matmul", "nn.linear", "nn.conv")
@@ -94,6 +104,7 @@ def _added(node: Node, level: Level) -> Group | None:
 
 
 def _matmul(product: Node, bias: Value, node: Node, level: Level) -> Node | None:
+    """Return the product with the bias, as `nn.linear` or `nn.gemm`, or None."""
     a, b = product.uses
     flags = {key: pick(product.attrs, key) for key in ("transpose_a", "transpose_b")}
     ranks = len(spec_of(a).shape), len(spec_of(b).shape)
@@ -106,6 +117,7 @@ def _matmul(product: Node, bias: Value, node: Node, level: Level) -> Node | None
 
 
 def _linear(product: Node, bias: Value, node: Node, level: Level) -> Node | None:
+    """Return the linear command with the bias, or None."""
     has_bias = len(product.inputs) > 2 and product.inputs[2] is not None
     if has_bias or spec_of(bias).shape != spec_of(node.defs[0]).shape[-1:]:
         return None
@@ -113,7 +125,10 @@ def _linear(product: Node, bias: Value, node: Node, level: Level) -> Node | None
 
 
 def _conv(before: Node, bias: Value, node: Node, level: Level) -> Node | None:
-    """A bias that was reshaped from one number a channel to lie along the axis of the channels."""
+    """Return the convolution with the bias, or None.
+
+    The bias has one element a channel and may be reshaped to lie along the channel axis.
+    """
     reshape = level.made_by(bias, "nn.reshape", shared=True)
     source = reshape.uses[0] if reshape is not None else bias
     rank, channels = len(spec_of(node.defs[0]).shape), spec_of(before.uses[1]).shape[0]
@@ -127,13 +142,13 @@ def _conv(before: Node, bias: Value, node: Node, level: Level) -> Node | None:
 
 
 Biased = Callable[[Node, Value, Node, Level], Node | None]
-"""(command without a bias, bias, command that adds it, level) -> the command with the bias."""
+"""(command without a bias, bias, command adding the bias, level) -> the command with the bias, or None."""
 
 BIASED: Mapping[str, Biased] = {"nn.matmul": _matmul, "nn.linear": _linear, "nn.conv": _conv}
 
 
 def _attention(node: Node, level: Level) -> Group | None:
-    """From the product with v back to the product of q and k."""
+    """Match attention backwards, from the product with v to the product of q and k."""
     softmax = level.made_by(node.inputs[0], "nn.softmax")
     if softmax is None or not _last_axis(softmax) or not _plain(node, transpose_b=0):
         return None
@@ -163,11 +178,12 @@ def _attention(node: Node, level: Level) -> Group | None:
 
 
 def _plain(product: Node, transpose_b: int) -> bool:
+    """True if the product transposes the second factor as given by `transpose_b`, and never the first."""
     return product.attrs["transpose_a"] == 0 and product.attrs["transpose_b"] == transpose_b
 
 
 def _masked(added: Node, level: Level) -> tuple[Value, Value] | None:
-    """The scores and what is added to them."""
+    """Return the operands of the addition as (scores, mask), or None."""
     for position in (0, 1):
         scores, mask = added.uses[position], added.uses[1 - position]
         if scores.spec == added.defs[0].spec and level.made_by(scores, "nn.matmul", "nn.mul", "nn.div") is not None:
@@ -176,12 +192,13 @@ def _masked(added: Node, level: Level) -> tuple[Value, Value] | None:
 
 
 def _attended(node: Node, members: Sequence[Node], inputs: Sequence[Value | None], scale: float) -> Group | None:
+    """Return the group for an attention, or None if the shapes do not allow the fused command."""
     q, k, v = (spec_of(value) for value in inputs[:3] if value is not None)
     same = len(q.shape) == 4 and q.shape[:2] == k.shape[:2] == v.shape[:2]
     product = members[-1].defs[0]
     if not same or any(member.defs[0].spec != product.spec for member in members[1:]):
         return None
-    # What the softmax was called is free: the logarithms of its sums take the name.
+    # The softmax is gone, so its name is free: the logarithms of the sums take the name.
     sums = Value(members[1].defs[0].name, TensorSpec(q.dtype, q.shape[:3]))
     given = inputs if inputs[3] is not None else inputs[:3]
     made = _node(node, "nn.attention", given, (node.outputs[0], sums), scale=scale, causal=0)
@@ -194,4 +211,4 @@ PATTERNS: Mapping[str, Pattern] = {
     "nn.add": _added,
     "nn.matmul": _attention,
 }
-"""By the op of the last command."""
+"""The matcher by the op of the last command."""

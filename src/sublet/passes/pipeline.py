@@ -1,8 +1,8 @@
-"""Passes by name, and the order they are run in.
+"""All passes by name, and the order in which `simplify` runs the passes.
 
-A pass is a function Graph -> Graph that keeps what the program computes. All of them go into sub-graphs, are
-deterministic and, run twice, do no more than once. What one leaves behind the next may use; `simplify` runs the
-cheap ones round and round until nothing changes, then those that come last, until nothing changes at all.
+A pass is a function Graph -> Graph preserving the results of the program. Every pass processes sub-graphs, is
+deterministic and idempotent. `simplify` runs the cheap passes to a fixpoint, then fusion and ordering, and repeats both
+phases to a fixpoint.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from sublet.passes.recall import recalled
 from sublet.passes.rewriting import settled
 
 ROUNDS = 20
-"""How often passes are repeated at most; another order may let an expression be seen where it was not before."""
+"""Maximum number of repetitions; a new order can expose an expression to the simplifying passes."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A rewriting of graphs.
+    """A graph rewrite.
 
-    name      as the user chooses it
-    run       the pass; what it gives computes the same results
-    ensures   what holds afterwards
-    requires  what it needs besides a legal graph, in words
+    name      name chosen by the user
+    run       the pass; the returned graph computes the same results
+    ensures   postcondition, in words
+    requires  precondition besides a legal graph, in words
     """
 
     name: str
@@ -50,13 +50,13 @@ SIMPLIFYING = (
     Pass("needless", without_needless_work, "no copy, conversion or arithmetic that changes nothing"),
     Pass("common", without_common, "no two pure nodes of equal op, inputs and attributes"),
 )
-"""Each can make work for the others."""
+"""Each pass can enable the remaining passes."""
 
 FUSING = (
     Pass("fuse", fused, "one command where there is one for a group of them", "values of a group have one reader"),
     Pass("chain", with_chains, "long element-wise work on large tensors is done block by block"),
 )
-"""What a fused command computes is hidden in it: differentiate before, or let its gradient be by parts."""
+"""Fusion hides inner values: differentiate before, or give the fused command a gradient by parts."""
 
 ORDERING = (
     Pass("late-constants", with_late_constants, "a constant is filled in right before it is read first"),
@@ -64,16 +64,16 @@ ORDERING = (
 )
 
 RECALL = Pass("recall", recalled, "no value is kept beyond the peak next to a concatenation it is copied into")
-"""Costs copies to save memory: for training, after all that simplifies and before an order is chosen."""
+"""Trades copies for memory: for training, after the simplifying passes and before an order is chosen."""
 
 PASSES = {each.name: each for each in (*SIMPLIFYING, *FUSING, RECALL, *ORDERING)}
 """All passes by name."""
 
 
 def run_passes(graph: Graph, passes: Sequence[str | Pass]) -> Graph:
-    """The graph after each of the passes, or names of them, in turn.
+    """Return the graph after running each of the passes, given as `Pass` or by name, in turn.
 
-    Raises SubletError for a name that no pass has, GraphError, which names the pass, when one breaks the graph.
+    Raises SubletError for an unknown name, and GraphError, naming the pass, if a pass returns an illegal graph.
     """
     for entry in passes:
         each = entry if isinstance(entry, Pass) else _named(entry)
@@ -84,31 +84,35 @@ def run_passes(graph: Graph, passes: Sequence[str | Pass]) -> Graph:
 
 
 def _verified(graph: Graph, after: Pass) -> None:
+    """Raise GraphError, naming the pass `after`, if the graph is illegal."""
     found = [Finding(f.rule, f"after the pass {after.name}, {f.where}", f.what, f.fix) for f in findings(graph)]
     if found:
         raise GraphError(found)
 
 
 def simplify(graph: Graph, *, order: bool = True) -> Graph:
-    """The graph with nothing needless in it, commands fused, and, unless `order` is False, in an order of less memory.
+    """Return the simplified and fused graph, reordered for lower memory unless `order` is False.
 
-    Raises GraphError when the graph is not legal.
+    Raises GraphError if the graph is illegal.
     """
     verify(graph)
     return settled(graph, lambda before: _simplified(before, order), ROUNDS)
 
 
 def _simplified(graph: Graph, order: bool) -> Graph:
+    """Return the graph after one iteration of simplifying, fusing and, if `order`, reordering."""
     graph = _settled(graph)
     graph = _settled(run_passes(graph, FUSING[:1]))
     return run_passes(graph, [*FUSING[1:], *(ORDERING if order else ())])
 
 
 def _settled(graph: Graph) -> Graph:
+    """Return the graph after running the simplifying passes to a fixpoint."""
     return settled(graph, lambda before: run_passes(before, SIMPLIFYING), ROUNDS)
 
 
 def _named(name: str) -> Pass:
+    """Return the pass with this name. Raises SubletError for an unknown name."""
     if name not in PASSES:
         raise SubletError(f"there is no pass {name!r}; there are {', '.join(PASSES)}")
     return PASSES[name]

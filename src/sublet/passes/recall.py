@@ -1,16 +1,17 @@
-"""Recall: what a concatenation contains is read from there, once it is needed long afterwards.
+"""Re-slicing of concat operands: late readers of a concatenated value read a slice of the concatenation instead.
 
-Requires a legal graph. Ensures that no value which a concatenation copied is kept beyond the peak of live bytes next
-to the concatenation, where that lowers the peak: each late reader reads a slice, made right before it. In training,
-DenseNet then keeps one tensor a block instead of one a layer (as Pleiss et al., 2017, do by hand).
+Requires a legal graph. Ensures that no value copied into a concatenation is kept alive beyond the peak of live bytes
+together with the concatenation, where the change lowers the peak: each late reader reads a slice, taken right before
+the reader. In training, DenseNet then keeps one tensor a block instead of one a layer (as Pleiss et al., 2017, do by
+hand).
 
     %z = nn.concat(%a, %b)               %z = nn.concat(%a, %b)
     ...                           ->     ...
     %d = nn.relu_gradient(%g, %a)        %a2 = nn.slice(%z)
                                          %d = nn.relu_gradient(%g, %a2)
 
-Operands that the planner can write in place in the concatenation cost nothing to keep and stay. Only the root level
-is looked at: it is there that forward and backward are one list of nodes.
+Operands that can be computed in place in the concatenation cost no bytes and stay. The pass only examines the root
+level, the level with forward and backward in one list of nodes.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from sublet.ops.nn.command import pick, spec_of
 from sublet.passes.live_bytes import blocks_of
 
 ROUNDS = 4
-"""How often a new peak is looked at."""
+"""Maximum number of repetitions, each at the peak of the last."""
 
 NEAR = 16
-"""Readers of one value that are no more nodes apart share a slice."""
+"""Consecutive readers of a value share a slice if fewer than this number of nodes apart."""
 
 LEAST = 1 << 14
-"""Bytes below which a value is kept."""
+"""Minimum bytes of a value to re-slice. Smaller values stay alive."""
 
 
 def recalled(graph: Graph) -> Graph:
-    """The graph with late readers of concatenated values reading slices, as long as that lowers the peak."""
+    """Return the graph with late readers of concatenated values reading slices, while the peak falls."""
     peak = _peak(graph)
     for _ in range(ROUNDS):
         changed = _recalled_after(graph, peak[1])
@@ -50,7 +51,7 @@ def recalled(graph: Graph) -> Graph:
 
 
 def _peak(graph: Graph) -> tuple[int, int]:
-    """The highest estimate of live bytes, and the node at which it is."""
+    """Return the estimated peak of live bytes and the position of the node at the peak."""
     blocks = blocks_of(graph, graph.nodes, results(graph), {})
     curve = blocks.curve(range(len(graph.nodes)))
     highest = max(curve, default=0)
@@ -59,7 +60,7 @@ def _peak(graph: Graph) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Part:
-    """A value as the part of another that begins at `start` along `axis`."""
+    """A value as a part of a concatenation: the part begins at index `start` of `axis` of `whole`."""
 
     whole: Value
     axis: int
@@ -67,7 +68,7 @@ class _Part:
 
 
 def _recalled_after(graph: Graph, peak: int) -> Graph | None:
-    """The graph with slices for readers behind the node `peak`; None when there is nothing to do."""
+    """Return the graph with slices for the readers after position `peak`, or None if no reader qualifies."""
     late: dict[Value, list[int]] = {}
     fixed = set(results(graph))
     for i, node in enumerate(graph.nodes):
@@ -87,19 +88,19 @@ def _recalled_after(graph: Graph, peak: int) -> Graph | None:
 
 
 def _copied_parts(node: Node, whole: Value) -> Sequence[tuple[Value, _Part]]:
-    """The operands that a concatenation copies, with their places; not those that may be born there."""
-    born = {share.input for share in lookup(node.op).parts(node)}
+    """Return the operands that a concatenation copies, with positions, without operands computed in place."""
+    in_place = {share.input for share in lookup(node.op).parts(node)}
     axis = pick(node.attrs, "axis") % len(spec_of(whole).shape)
-    found, start = [], 0
+    copied, start = [], 0
     for i, value in enumerate(node.uses):
-        if i not in born:
-            found.append((value, _Part(whole, axis, start)))
+        if i not in in_place:
+            copied.append((value, _Part(whole, axis, start)))
         start += spec_of(value).shape[axis]
-    return found
+    return copied
 
 
 def _outermost(part: _Part, parts: dict[Value, _Part]) -> _Part:
-    """The part as one of a value that is itself no part of another along the same axis."""
+    """Return the part relative to the outermost concatenation along the same axis."""
     outer = parts.get(part.whole)
     if outer is not None and outer.axis == part.axis:
         return _Part(outer.whole, part.axis, outer.start + part.start)
@@ -107,26 +108,31 @@ def _outermost(part: _Part, parts: dict[Value, _Part]) -> _Part:
 
 
 def _with_slices(graph: Graph, parts: dict[Value, _Part], late: dict[Value, list[int]]) -> Graph:
+    """Return the graph with the late readers of `parts` reading slices.
+
+    `late` maps a value to the positions of late readers.
+    """
     emit = Emitter.of(graph)
     emit.nodes.clear()
-    current: dict[Value, tuple[int, Value]] = {}
+    slices: dict[Value, tuple[int, Value]] = {}
     for i, node in enumerate(graph.nodes):
         inputs = list(node.inputs)
         for position, value in enumerate(inputs):
             part = parts.get(value) if value is not None and i in late.get(value, ()) else None
             if value is None or part is None:
                 continue
-            at, made = current.get(value, (-NEAR, value))
-            if i - at >= NEAR:
+            last_use, slice_value = slices.get(value, (-NEAR, value))
+            if i - last_use >= NEAR:
                 emit.scope, emit.source = f"{value.name}.", node.source
-                made = _slice(emit, part, value)
-            current[value] = (i, made)
-            inputs[position] = made
+                slice_value = _slice(emit, part, value)
+            slices[value] = (i, slice_value)
+            inputs[position] = slice_value
         emit.nodes.append(node if tuple(inputs) == node.inputs else replace(node, inputs=tuple(inputs)))
     return replace(graph, nodes=tuple(emit.nodes))
 
 
 def _slice(emit: Emitter, part: _Part, value: Value) -> Value:
+    """Emit the slice of the concatenation equal to the value."""
     shape = spec_of(part.whole).shape
     extent = spec_of(value).shape[part.axis]
     starts = tuple(part.start if axis == part.axis else 0 for axis in range(len(shape)))

@@ -1,11 +1,11 @@
-"""What passes are written with: one walk over a program that replaces values, and what a program needs.
+"""Infrastructure for passes: a forward walk replacing values, and queries on purity and readers.
 
-A pass that looks at one node at a time gives `Rewriter` a step, `node -> nodes to put in its place`, which may say
-that a value is another one. The walk is forward and includes sub-graphs, so a step sees its node with all earlier
-replacements made.
+A pass examining one node at a time passes `Rewriter` a step, `node -> replacing nodes`. The step may also replace one
+value by another. The walk is forward and includes sub-graphs: a step sees a node with all earlier replacements
+applied.
 
-Names of the values that enter and leave the program stay what they are: an output is replaced only by a value that
-can take over its name.
+The inputs and outputs of the program keep their names: an output is replaced only by a value able to take over the
+name of the output.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sublet.ops.emitter import Emitter, Literals, Names
 
 
 def known_weights(graph: Graph) -> tuple[Value, ...]:
-    """The weights whose elements are known, and stay what they are."""
+    """Return the weights with known elements and without updates."""
     return tuple(value for value in graph.constants if value.literal is not None)
 
 
 def readers(graph: Graph) -> Counter[Value]:
-    """How often each value of a program is read; a result of the program counts as read once more."""
+    """Return how often each value of a program is read. Being a result of the program counts as one read."""
     counts: Counter[Value] = Counter(results(graph))
     for node in graph.walk():
         counts.update(reads(node))
@@ -34,31 +34,35 @@ def readers(graph: Graph) -> Counter[Value]:
 
 
 def attributes(node: Node) -> tuple[tuple[str, str], ...]:
-    """The attributes of a node, alike only where they are the same: 1 == True and 0.0 == -0.0, but differ."""
+    """Return the attributes of a node as a comparable key. 1 differs from True, and 0.0 from -0.0."""
     return tuple(sorted((key, repr(value)) for key, value in node.attrs.items()))
 
 
 def is_pure(node: Node) -> bool:
-    """Whether a node, with its sub-graphs, does nothing but compute its outputs."""
+    """True if the node, including sub-graphs, has no effect besides computing its outputs."""
     if node.subgraphs:
         return all(is_pure(inner) for sub in node.subgraphs for inner in sub.nodes)
     return lookup(node.op).pure
 
 
 Readers = Mapping[Value, Sequence[str]]
-"""The nodes of a level that read each value, in order; "" stands for who takes the results or tests the condition."""
+"""The names of the nodes of a level reading each value, in order; "" is the caller or the check of the loop."""
 
 Run = Callable[[Sequence[Node], Readers], Sequence[Node]]
-"""(nodes that always run one after another, who reads what) -> what stands in their place."""
+"""(nodes always running one after another, readers) -> the replacing nodes."""
 
 
 def by_runs(graph: Graph, change: Run) -> Graph:
-    """The program with `change` made to each run of nodes: a level, or what is before or after the check of a loop."""
+    """Return the program with `change` applied to each run of nodes.
+
+    A run is a whole level, or the nodes of a loop before or after the check.
+    """
     nodes = change(graph.nodes, _readers(graph))
     return replace(graph, nodes=tuple(_inside(node, change) for node in nodes))
 
 
 def _inside(node: Node, change: Run) -> Node:
+    """Return the node with `change` applied to the runs of the sub-graphs."""
     if not isinstance(node, While):
         return mapped(node, lambda arm: by_runs(arm, change))
     readers = _readers(node.body, tested(node))
@@ -69,6 +73,7 @@ def _inside(node: Node, change: Run) -> Node:
 
 
 def _readers(graph: Graph, also: Sequence[Value] = ()) -> dict[Value, list[str]]:
+    """Return the readers of each value of a level. `also` lists values read by the condition."""
     readers: dict[Value, list[str]] = {}
     for node in graph.nodes:
         for value in reads_inside(node):
@@ -79,7 +84,7 @@ def _readers(graph: Graph, also: Sequence[Value] = ()) -> dict[Value, list[str]]
 
 
 def settled(graph: Graph, change: Callable[[Graph], Graph], rounds: int) -> Graph:
-    """The graph after `change` again and again, until it changes nothing or has been made `rounds` times."""
+    """Return the graph after applying `change` to a fixpoint, at most `rounds` times."""
     for _ in range(rounds):
         before, graph = graph, change(graph)
         if graph == before:
@@ -88,14 +93,17 @@ def settled(graph: Graph, change: Callable[[Graph], Graph], rounds: int) -> Grap
 
 
 Step = Callable[[Node, "Rewriter"], Sequence[Node]]
+"""(node, rewriter) -> the replacing nodes."""
 
 
 @dataclass
 class Rewriter:
-    """One forward walk over a program. `step` gives what stands in the place of each node, sub-graphs done already.
+    """One forward walk over a program. `step` returns the replacement of each node, after processing the sub-graphs.
 
-    constants   literals known so far, with those added
-    depth       how many sub-graphs the walk is inside of
+    literals    literals known so far, including new literals
+    depth       nesting depth of the walk: 0 at the root level
+    enter       called before the walk enters a sub-graph
+    leave       called after the walk leaves a sub-graph
     """
 
     graph: Graph
@@ -116,53 +124,55 @@ class Rewriter:
         self._fixed = set(self.graph.outputs)
 
     def run(self) -> Graph:
-        """The rewritten program."""
+        """Return the rewritten program."""
         nodes = self._nodes(self.graph.nodes)
         changed = with_results(replace(self.graph, nodes=tuple(nodes)), self.of)
         changed = replace(changed, weights=(*changed.weights, *self.literals.added))
         return renamed(changed, self._renamed) if self._renamed else changed
 
     def emitter(self, like: Node) -> Emitter:
-        """One that writes nodes in the place of `like`."""
+        """Return an emitter writing nodes with the source of `like`."""
         return Emitter(self.names, self.literals, source=like.source)
 
     def of(self, value: Value) -> Value:
-        """What stands for the value now."""
+        """Return the current replacement of a value, or the value."""
         while value in self._now:
             value = self._now[value]
         return value
 
     def can_be(self, old: Value, new: Value) -> bool:
-        """Whether every reader of `old` may read `new` instead."""
+        """True if every reader of `old` may read `new` instead."""
         if old.spec != new.spec:
             return False
         return old not in self._fixed or (new in self._at_root and new not in self._fixed)
 
     def foldable(self, value: Value) -> bool:
-        """Whether the value may have another name: it does not leave the program."""
+        """True if the value may be renamed, because the value is no output of the program."""
         return value not in self._fixed
 
     def be(self, old: Value, new: Value) -> bool:
-        """Let every reader of `old` read `new`, which holds the same. False when that cannot be.
+        """Make every reader of `old` read `new`, a value with the same content. Return False if impossible.
 
-        Once it can, nobody may define `old` any more: the step leaves its node out.
+        After a successful replacement no node may define `old`: the step leaves the defining node out.
         """
         new = self.of(new)
         if old is new or not self.can_be(old, new):
             return False
         self._now[old] = new
-        if old in self._fixed:  # the output keeps its name, whoever computes it
+        if old in self._fixed:  # the output keeps its name: rename the new definition at the end
             self._fixed.add(new)
             self._renamed[new] = old
         return True
 
     def _nodes(self, nodes: Iterable[Node]) -> list[Node]:
+        """Return the replacements of a list of nodes."""
         made: list[Node] = []
         for node in nodes:
             made += self._one(node)
         return made
 
     def _one(self, node: Node) -> Sequence[Node]:
+        """Return the replacement of one node, after processing the sub-graphs."""
         node = with_inputs(node, self.of)
         node = self._loop(node) if isinstance(node, While) else mapped(node, self._arm)
         put = self.step(node, self)
@@ -170,11 +180,12 @@ class Rewriter:
         return put
 
     def place(self, nodes: Iterable[Node]) -> None:
-        """Say that these nodes will stand where the walk is, before a step returns them."""
+        """Declare that `nodes` will stand at the position of the walk. Called by a step before returning."""
         if self.depth == 0:
             self._at_root.update(value for node in nodes for value in node.defs)
 
     def _loop(self, node: While) -> While:
+        """Return the loop with a rewritten body."""
         self.depth += 1
         self.enter(node.body)
         before = self._nodes(node.body.nodes[: node.check])
@@ -186,6 +197,7 @@ class Rewriter:
         return replace(node, body=body, condition=condition, check=len(before))
 
     def _arm(self, arm: Graph) -> Graph:
+        """Return the arm of a branch, rewritten."""
         self.depth += 1
         self.enter(arm)
         changed = with_results(replace(arm, nodes=tuple(self._nodes(arm.nodes))), self.of)

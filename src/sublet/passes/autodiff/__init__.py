@@ -1,4 +1,4 @@
-"""Differentiation in reverse mode: `gradients` is the pass."""
+"""Reverse-mode differentiation. The pass is `gradients`."""
 
 from sublet.passes.autodiff.paths import differentiable, reached
 from sublet.passes.autodiff.reverse import backward, gradients, with_zeros

@@ -1,13 +1,14 @@
-"""The gradient of a branch is a branch on the same index: arm i of it is the backward of arm i.
+"""The gradient of a branch: a branch on the same index, with the backward of arm i as arm i.
 
     %y = case %i { arm { %a = nn.exp(%x) yield %a } arm { yield %x } }
 
-becomes, with what an arm computed and its backward reads as a further output of the forward branch,
+becomes the following branch. Values computed by an arm and read by the backward are additional outputs of the forward
+branch.
 
     %dx = case %i { arm { %b = nn.mul(%dy, %y) yield %b } arm { yield %dy } }
 
-An arm that does not compute such an output gives bytes that nobody reads. Where the forward has fallbacks, one more
-arm in front, for an index below 0, hands the gradients to them.
+An arm without a value for an additional output returns undefined bytes without a reader. If the forward branch has
+fallbacks, an additional first arm, for an index below 0, passes the gradients to the fallbacks.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ UNSIGNED = (DType.BOOL, DType.U8, DType.U16, DType.U32, DType.U64)
 
 @dataclass
 class _Arm:
-    """One arm of the backward: its level, None for the one where no forward arm ran, and the gradients it gives."""
+    """An arm of the backward branch, and the gradients returned by the arm.
+
+    `level` is None for the arm of the fallbacks, without a forward arm.
+    """
 
     name: str
     emit: Emitter
@@ -39,7 +43,7 @@ class _Arm:
     outputs: tuple[Value, ...] = ()
 
     def close(self, wanted: Sequence[Value], kept: Sequence[int]) -> None:
-        """Leave what nobody needs away, and give zeros where there is no gradient."""
+        """Remove dead nodes, and return zeros for missing gradients."""
         grads = [(wanted[i], self.grads[i]) for i in kept]
         self.outputs = tuple(grad if grad is not None else zeros(self.emit, value) for value, grad in grads)
         self.nodes = needed(self.emit.nodes, self.outputs)
@@ -47,14 +51,14 @@ class _Arm:
 
 @dataclass
 class _Slot:
-    """A further output of the forward branch: one value of each arm that has one for it."""
+    """An additional output of the forward branch: at most one value of each arm, all of the same spec."""
 
     spec: Spec
     values: dict[int, Value]
 
 
 def branch_gradient(level: Level, node: CaseOf, grads: Sequence[Value | None]) -> list[Flow]:
-    """The gradients by what the arms capture and by the fallbacks."""
+    """Return the gradients of the captured values and of the fallbacks of a branch."""
     active = level.trail.active
     captured = dict.fromkeys(value for arm in node.arms for value in captures(arm))
     wanted = [value for value in dict.fromkeys((*captured, *node.fallbacks)) if value in active]
@@ -79,29 +83,32 @@ def branch_gradient(level: Level, node: CaseOf, grads: Sequence[Value | None]) -
 
 
 def _backward(level: Level, arm: Graph, grads: Sequence[Value | None], wanted: Sequence[Value]) -> _Arm:
-    inner, found = level.below(arm), Contributions()
+    """Return the backward of an arm."""
+    inner, contributions = level.below(arm), Contributions()
     for output, grad in zip(arm.outputs, grads, strict=True):
         if grad is not None and output in level.trail.active:
-            found.add(inner.emit, output, grad)
-    level.trail.run(inner, arm.nodes, found)
-    return _Arm(f"{arm.name}.grad", inner.emit, inner, [found.total(inner.emit, value) for value in wanted])
+            contributions.add(inner.emit, output, grad)
+    level.trail.run(inner, arm.nodes, contributions)
+    return _Arm(f"{arm.name}.grad", inner.emit, inner, [contributions.total(inner.emit, value) for value in wanted])
 
 
 def _none_taken(level: Level, node: CaseOf, grads: Sequence[Value | None], wanted: Sequence[Value]) -> _Arm:
-    emit, found = level.emit.inside(), Contributions()
+    """Return the backward arm for the fallbacks."""
+    emit, contributions = level.emit.inside(), Contributions()
     for fallback, grad in zip(node.fallbacks, grads, strict=True):
         if grad is not None:
-            found.add(emit, fallback, grad)
-    return _Arm(f"{node.name}.none.grad", emit, None, [found.total(emit, value) for value in wanted])
+            contributions.add(emit, fallback, grad)
+    return _Arm(f"{node.name}.none.grad", emit, None, [contributions.total(emit, value) for value in wanted])
 
 
 def _reads(arm: _Arm, there: dict[Value, Value]) -> Reads:
+    """Return the access of a backward arm to the values of the forward arm."""
     assert arm.level is not None
     return Reads(made_by(arm.level.forward.nodes), lambda emit, value: there.get(value))
 
 
 def _written(arm: _Arm, there: dict[Value, Value]) -> Graph:
-    """The arm, reading what the forward branch hands out."""
+    """Return the arm as a graph reading the additional outputs of the forward branch."""
     if arm.level is None:
         return Graph(arm.name, (), tuple(arm.nodes), arm.outputs)
     emit = arm.emit.inside()
@@ -110,28 +117,31 @@ def _written(arm: _Arm, there: dict[Value, Value]) -> Graph:
 
 
 def _replace(level: Level, node: CaseOf, arms: Sequence[_Arm]) -> dict[Value, Value]:
-    """Let the forward branch hand out what the arms of the backward read of it. Returns what stands for what."""
-    there: dict[Value, Value] = {}
+    """Replace the forward branch by a branch with additional outputs for the values read by the backward arms.
+
+    Returns the output replacing each value of a forward arm.
+    """
+    replacements: dict[Value, Value] = {}
     slots: list[_Slot] = []
     for i, (arm, forward) in enumerate(zip(arms, node.arms, strict=True)):
         assert arm.level is not None
         inner = made_by(arm.level.forward.nodes)
-        handed = zip(forward.outputs, node.outputs, strict=True)
-        shared = {value: output for value, output in handed if value in inner and output is not None}
-        read = taken(Graph(arm.name, (), tuple(arm.nodes), arm.outputs), set(inner))
-        for value in _reads(arm, there).stored(read, shared.__contains__):
+        outputs = zip(forward.outputs, node.outputs, strict=True)
+        shared = {value: output for value, output in outputs if value in inner and output is not None}
+        captured = taken(Graph(arm.name, (), tuple(arm.nodes), arm.outputs), set(inner))
+        for value in _reads(arm, replacements).stored(captured, shared.__contains__):
             _slot_for(slots, value.spec, i).values[i] = value
-        there.update(shared)
+        replacements.update(shared)
     results = [Value(level.forward.names.fresh(f"{node.name}.kept"), slot.spec) for slot in slots]
     for slot, result in zip(slots, results, strict=True):
-        there.update((value, result) for value in slot.values.values())
+        replacements.update((value, result) for value in slot.values.values())
     changed, before = _with_slots(level, node, arms, slots)
     level.replace(node, *before, replace(changed, outputs=(*node.outputs, *results)))
-    return there
+    return replacements
 
 
 def _slot_for(slots: list[_Slot], spec: Spec, arm: int) -> _Slot:
-    """A slot of a spec that has no value of an arm yet."""
+    """Return a slot with this spec and without a value of this arm, adding one if necessary."""
     for slot in slots:
         if slot.spec == spec and arm not in slot.values:
             return slot
@@ -142,7 +152,7 @@ def _slot_for(slots: list[_Slot], spec: Spec, arm: int) -> _Slot:
 def _with_slots(
     level: Level, node: CaseOf, arms: Sequence[_Arm], slots: Sequence[_Slot]
 ) -> tuple[CaseOf, tuple[Node, ...]]:
-    """The forward branch whose arms fill the slots, and what must come before it."""
+    """Return the forward branch with the slots as additional outputs, and the nodes to insert before the branch."""
     graphs = []
     for i, (arm, old) in enumerate(zip(arms, node.arms, strict=True)):
         assert arm.level is not None
@@ -155,7 +165,7 @@ def _with_slots(
 
 
 def _anything(emit: Emitter, spec: Spec) -> Value:
-    """A value of a spec that nobody reads."""
+    """Return an undefined value of a spec, for an output without readers."""
     if isinstance(spec, TensorSpec):
         return emit("nn.undefined", shape=spec.shape, dtype=spec.dtype)  # type: ignore[arg-type]
     return zeros(emit, Value("", spec))

@@ -1,4 +1,4 @@
-"""Nodes written a second time: all that they define gets a name of its own, in their sub-graphs too."""
+"""Copies of nodes and graphs with fresh names for all definitions, including sub-graphs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sublet.ops.emitter import Names
 
 
 def copied(node: Node, names: Names, scope: str, now: Mapping[Value, Value]) -> tuple[Node, dict[Value, Value]]:
-    """The node once more, reading what `now` has in the place of values, and its outputs by the old ones."""
+    """Return a copy of the node with operands replaced by `now`, and the new outputs by the old outputs."""
     made = {value: _fresh(value, names, scope) for value in node.outputs if value is not None}
     inside = {v: _fresh(v, names, scope) for sub in node.subgraphs for v in sub.values()}
     copy = renamed_in(node, {**now, **inside, **made}, definitions=True)
@@ -20,7 +20,7 @@ def copied(node: Node, names: Names, scope: str, now: Mapping[Value, Value]) -> 
 
 
 def copied_graph(graph: Graph, names: Names) -> Graph:
-    """A sub-graph once more."""
+    """Return a copy of a sub-graph with fresh names."""
     own = {value: _fresh(value, names, "") for value in graph.values()}
     return _named_graph(renamed(graph, own), names)
 

@@ -1,8 +1,8 @@
-"""What to store so that values can be computed again: a minimum cut in bytes between what is lost and what is read.
+"""Choice of values to store for recomputation: a minimum cut, in bytes, between lost values and values to read.
 
-Each value is an edge that may be cut at the price of its bytes: stored, what it was computed from is not needed. What
-cannot be computed again hangs on the source, what is read on the sink (Ford and Fulkerson, 1956; PyTorch's partitioner
-asks the same question of a whole step).
+Each value is an edge with the bytes of the value as capacity. Cutting the edge means storing the value: the operands of
+a stored value are not needed. Values without a recomputation are connected to the source, values to read to the sink
+(Ford and Fulkerson, 1956; PyTorch's partitioner solves the same problem for a whole training step).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from sublet.ir.graph import Value
 
 LARGEST = 1 << 29
-"""The sum of all prices: SciPy's flows are 32 bits wide."""
+"""Maximum sum of all prices: SciPy's maximum flow has 32-bit capacities. Larger sums are scaled down."""
 
 
 def least_stored(
     wanted: Sequence[Value], uses: Mapping[Value, Sequence[Value] | None], price: Mapping[Value, int]
 ) -> set[Value]:
-    """The values to store, at the least sum of prices, so that all that is wanted is stored or can be computed.
+    """Return the values to store at the least total price, making all `wanted` values stored or recomputable.
 
-    `uses` says what each value is computed from again, None where it cannot be. Of several least cuts the one next to
-    what is wanted is taken: it computes least.
+    `uses` maps each value to the operands of its recomputation, or to None if recomputation is impossible. Of several
+    minimum cuts the function takes the cut closest to the wanted values, with the least recomputation.
     """
     if all(of is not None for of in uses.values()):
         return set()

@@ -1,4 +1,4 @@
-"""One level of a program while it is differentiated, and which of its nodes are needed."""
+"""State of the differentiation of one level of a program, and removal of dead nodes."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from sublet.passes.autodiff.schedules import Checkpoints
 SCALAR = TensorSpec(DType.I64)
 
 Flow = tuple[Value, Value, Box | None]
-"""A contribution: the gradient of a value, or of the part of it in a box."""
+"""A contribution: (value, gradient, box). The gradient is of the whole value if the box is None."""
 
 Run = Callable[["Level", Sequence[Node], Contributions], None]
+"""(level, nodes, contributions): the backward walk over the nodes of a level."""
 
 
 @dataclass
 class Trail:
-    """What all levels of a program share.
+    """State shared by all levels of a program during differentiation.
 
-    active   the values that depend on what the gradient is wanted of
-    makers   the nodes of the forward program by what they define
-    run      walks back over the nodes of a level
-    asked    how loops are differentiated
-    cut      the loops that are as they were asked for, by name: whether their rounds are computed again
+    active           values depending on a value of `wrt`
+    makers           the forward node defining each value
+    run              the backward walk over the nodes of a level
+    checkpoints      how loops are differentiated
+    recompute_loops  by name, the loops already in their final form: True if iterations are recomputed
     """
 
     active: set[Value]
@@ -41,9 +42,10 @@ class Trail:
 
 @dataclass
 class Level:
-    """`emit` writes the backward; `forward` holds the forward nodes of the same level, which may be the same list.
+    """A level of a program during differentiation.
 
-    A loop or branch that must hand more out is replaced in `forward` by another node of the same name.
+    `emit` writes the backward; `forward` holds the forward nodes of the same level and may be the same emitter. A loop
+    or branch in need of more outputs is replaced in `forward` by a node of the same name.
     """
 
     emit: Emitter
@@ -51,48 +53,50 @@ class Level:
     trail: Trail = field(repr=False)
 
     def current(self, node: Node) -> Node:
-        """The node as it is now: it may have been given more outputs since."""
+        """Return the current version of a node, possibly with more outputs than the original."""
         return next(found for found in self.forward.nodes if found.name == node.name)
 
     def replace(self, node: Node, *by: Node) -> None:
-        """Put nodes in the place of the one of this name."""
+        """Replace the node of this name by the nodes `by`."""
         position = next(i for i, found in enumerate(self.forward.nodes) if found.name == node.name)
         self.forward.nodes[position : position + 1] = by
 
     def below(self, graph: Graph) -> Level:
-        """The level of a sub-graph."""
+        """Return the level of a sub-graph."""
         inner = Level(self.emit.inside(), self.forward.inside(), self.trail)
         inner.forward.nodes.extend(graph.nodes)
         return inner
 
     def fresh(self, hint: str, spec: TensorSpec) -> Value:
-        """A new value of the backward."""
+        """Return a new value of the backward."""
         return Value(self.emit.names.fresh(f"{self.emit.scope}{hint}"), spec)
 
 
 def zeros(emit: Emitter, value: Value) -> Value:
-    """The gradient of a value that nothing depends on."""
+    """Return zeros as the gradient of a value without contributions."""
     if isinstance(value.spec, TensorSpec):
         return emit.filled(0, value.spec)
     assert value.spec.dtype is not None, "only what is differentiable has a gradient"
     extents = tuple(extent or 0 for extent in value.spec.dims or ())
-    return emit.filled(0, TensorSpec(value.spec.dtype, extents))  # rows outside the plan: there are none
+    return emit.filled(
+        0, TensorSpec(value.spec.dtype, extents)
+    )  # run-time rows: a value without contributions has none
 
 
 def makers_of(nodes: Iterable[Node]) -> dict[Value, Node]:
-    """The node that defines each value, sub-graphs included."""
-    found: dict[Value, Node] = {}
+    """Return the node defining each value, including sub-graphs."""
+    makers: dict[Value, Node] = {}
     for node in nodes:
-        found.update((value, node) for value in node.defs)
+        makers.update((value, node) for value in node.defs)
         for sub in node.subgraphs:
-            found.update(makers_of(sub.nodes))
-    return found
+            makers.update(makers_of(sub.nodes))
+    return makers
 
 
 def needed(
     nodes: Sequence[Node], outputs: Iterable[Value], always: set[str] | frozenset[str] = frozenset()
 ) -> list[Node]:
-    """The nodes that `outputs` depend on, and those with a name in `always`, in order."""
+    """Return the nodes reachable backwards from `outputs`, and the nodes named in `always`, in order."""
     wanted, kept = set(outputs), list[Node]()
     for node in reversed(nodes):
         if node.name in always or any(value in wanted for value in node.defs):
@@ -102,5 +106,5 @@ def needed(
 
 
 def refuse(node: Node, what: str) -> GradientError:
-    """The error that names a node, with the line it comes from."""
+    """Return a GradientError naming the node and the source line of the node."""
     return GradientError(f"node {node.told}: {what}")

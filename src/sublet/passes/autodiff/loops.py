@@ -1,9 +1,9 @@
-"""The gradient of a loop is a loop over the same rounds, from the last to the first.
+"""The gradient of a loop: a loop over the same iterations in reverse order.
 
-It carries the gradient of each carried value, and one of each captured value that every round adds to. What the body
-computed and its backward reads is stacked by the forward loop, a row a round [NNC: tape], and comes back in slices.
-What can be had for less is not stacked: captured values, what costs no more to compute again, steps of sequences,
-rows that are stacked already, and of an update and its parameter one is enough:
+The backward loop carries the gradient of each loop-carried value, and a sum for each captured value. The forward loop
+stacks every value read by the backward loop on a tape, one row an iteration [NNC: tape]; the backward loop reads the
+tape in slices. The following values need no tape: captured values, values cheaper to recompute than to store, slices of
+sequences, rows already stacked by the forward loop; and a parameter and its update share one tape.
 
     %y = while(%i; %x = %x0) { %p = nn.mul(%x, %a)  next %p }
 
@@ -31,9 +31,10 @@ from sublet.passes.autodiff.tape import Tape
 
 @dataclass
 class Back:
-    """What the backward of a loop gives: gradients by initial values, by position, and by the steps of wholes.
+    """The gradients returned by the backward of a loop.
 
-    What is captured is added to where it was found.
+    `init_grads` are the gradients of initial values, by position. `step_grads` are the stacked gradients of sequences
+    and captured stacks. Gradients of captured values are added directly to the contributions of the surrounding level.
     """
 
     inits: dict[int, Value] = field(default_factory=dict)
@@ -42,12 +43,12 @@ class Back:
 
 @dataclass
 class _Body:
-    """The backward of a body while it is written.
+    """The body of a backward loop during construction.
 
-    carried    (parameter, initial value, update, the value it is the gradient of)
-    begins     the positions of the carried values that the first of `carried` are for
-    rows       (gradient of a step, the lane of the step)
-    given      (slice, lane): the gradients of stacked rows, as they come in
+    carried         (parameter, initial value, update, differentiated value)
+    init_positions  positions of the forward loop-carried values of the first entries of `carried`
+    rows            (gradient of a step, the lane of the step)
+    row_grads       slice -> lane: the incoming gradients of stacked rows
     """
 
     level: Level
@@ -58,11 +59,12 @@ class _Body:
     nodes: list[Node] = field(default_factory=list)
 
     def outputs(self) -> tuple[Value, ...]:
+        """Return the outputs of the body: updates, then rows."""
         return (*(update for _, _, update, _ in self.carried), *(row for row, _ in self.rows))
 
 
 def loop_gradient(level: Level, node: While, grads: Sequence[Value | None], found: Contributions) -> list[Flow]:
-    """The gradients by initial values and sequences; those by what the body captures are added to what is found."""
+    """Return the gradients of initial values and sequences; add the gradients of captured values to `found`."""
     back = differentiated(level, node, grads, found, again=level.trail.cut.get(node.name, False))
     flows: list[Flow] = [(node.inits[i], grad, None) for i, grad in back.inits.items()]
     rounds = rounds_of(node)
@@ -75,9 +77,10 @@ def loop_gradient(level: Level, node: While, grads: Sequence[Value | None], foun
 def differentiated(
     level: Level, node: While, grads: Sequence[Value | None], found: Contributions, *, again: bool
 ) -> Back:
-    """Writes the backward of a loop as it is, and gives the forward its tape.
+    """Write the backward of a loop, add the tape to the forward loop, and return the gradients.
 
-    With `again` it stores what a round begins with, and the backward computes the round again.
+    With `again` the forward loop stores only the values live at the start of an iteration, and the backward loop
+    recomputes each iteration.
     """
     rounds = Rounds(rounds_of(node), told_count(node), level.fresh("counter", SCALAR), level.emit)
     body = _backward(level, node, grads, rounds, found)
@@ -89,7 +92,7 @@ def differentiated(
 
 
 def tape_bytes(level: Level, node: While, grads: Sequence[Value | None]) -> tuple[int, int]:
-    """The bytes that a round begins with as far as a backward needs it, and those of a round of a plain tape."""
+    """Return the bytes stored for an iteration by a checkpointed loop and by a plain loop."""
     aside = Level(level.emit.inside(), level.forward.inside(), replace(level.trail, asked=None))
     rounds = Rounds(rounds_of(node), told_count(node), level.fresh("counter", SCALAR), aside.emit)
     body = _backward(aside, node, grads, rounds, Contributions())
@@ -98,6 +101,7 @@ def tape_bytes(level: Level, node: While, grads: Sequence[Value | None]) -> tupl
 
 
 def _taped(level: Level, node: While, body: _Body, rounds: Rounds, again: bool) -> Tape:
+    """Return the tape for the backward body."""
     tape = Tape(level, node, body.level.forward, rounds, again)
     tape.choose(Graph("", (), tuple(body.nodes), body.outputs()))
     return tape
@@ -106,7 +110,10 @@ def _taped(level: Level, node: While, body: _Body, rounds: Rounds, again: bool) 
 def _backward(
     level: Level, node: While, grads: Sequence[Value | None], rounds: Rounds, around_it: Contributions
 ) -> _Body:
-    """One round of the backward, as far as what it reads of the forward is not yet known."""
+    """Return the backward body of one iteration, before the reads of forward values are resolved.
+
+    `around_it` are the contributions of the surrounding level.
+    """
     active, body = level.trail.active, _Body(level.below(node.body))
     emit, found = body.level.emit, Contributions()
     finals = dict(enumerate(grads[: node.carried]))
@@ -137,7 +144,7 @@ def _backward(
     for value, parameter in sums.items():
         update = found.total(emit, value) or parameter
         if update != parameter:
-            before = around_it.total(level.emit, value)  # each round adds to what was found after the loop
+            before = around_it.total(level.emit, value)  # the sum continues from later contributions
             body.carried.append((parameter, before or zeros(level.emit, value), update, value))
     body.nodes = needed(emit.nodes, body.outputs())
     return body
@@ -152,7 +159,7 @@ def _results(
     steps: dict[Value, Lane],
     found: Contributions,
 ) -> None:
-    """What a round of the backward hands on."""
+    """Collect the updates and rows of the backward body."""
     emit = body.level.emit
     for i, parameter in carried.items():
         update = found.total(emit, node.parameters[i]) or zeros(emit, node.parameters[i])
@@ -165,6 +172,7 @@ def _results(
 
 
 def _part(node: While, row: Value) -> TensorSpec:
+    """Return the spec of one row. Raises GradientError for a row with a size known only at run time."""
     if isinstance(row.spec, TensorSpec):
         return row.spec
     what = (
@@ -174,27 +182,27 @@ def _part(node: While, row: Value) -> TensorSpec:
 
 
 def _steps(level: Level, node: While, rounds: Rounds) -> dict[Value, Lane]:
-    """The values of the body that are steps of something around it, by what they are steps of: each round has its own.
+    """Return the values of the body equal to one step of an outer value in each iteration, with the lane of each.
 
-    Slices, and rows of a captured stack that are selected by the counter, upwards or downwards.
+    Steps are slices, and rows of a captured stack selected by the counter, upwards or downwards.
     """
-    found: dict[Value, Lane] = {}
+    lanes: dict[Value, Lane] = {}
     details = zip(node.slices, node.sequences, node.slice_axes, node.slice_reversed, strict=True)
     for value, sequence, axis, backwards in details:
         if value in level.trail.active:
-            found[value] = lane_of(sequence, axis, _part(node, value), backwards)
+            lanes[value] = lane_of(sequence, axis, _part(node, value), backwards)
     inside = set(node.body.values())
     for inner in node.body.nodes:
         if inner.op != "nn.select" or inner.defs[0] not in level.trail.active or inner.uses[0] in inside:
             continue
         lane = _selected(level, node, inner, rounds)
         if lane is not None:
-            found[inner.defs[0]] = lane
-    return found
+            lanes[inner.defs[0]] = lane
+    return lanes
 
 
 def _selected(level: Level, node: While, select: Node, rounds: Rounds) -> Lane | None:
-    """The lane of a row of a captured stack, if each round selects the next or the one before."""
+    """Return the lane of a row of a captured stack if consecutive iterations select consecutive rows, else None."""
     stack, index = select.uses
     part, extent = spec_of(select.defs[0]), spec_of(stack).shape[0]
     if index == node.counter:
@@ -211,22 +219,22 @@ def _selected(level: Level, node: While, select: Node, rounds: Rounds) -> Lane |
 
 
 def _without_selects(node: While, steps: dict[Value, Lane]) -> list[Node]:
-    """The nodes of the body, but those that give one of `steps`."""
+    """Return the nodes of the body without definitions of `steps`."""
     return [inner for inner in node.body.nodes if not any(value in steps for value in inner.defs)]
 
 
 def _only_stepped(node: While, steps: dict[Value, Lane]) -> set[Value]:
-    """The captured stacks that nothing reads but the selections among `steps`."""
+    """Return the captured stacks read only by the selections in `steps`."""
     left = replace(node.body, nodes=tuple(_without_selects(node, steps)))
     return {lane.whole for lane in steps.values()} - set(captures(left))
 
 
 def _loop(level: Level, body: _Body, tape: Tape, rounds: Rounds, found: Contributions) -> Back:
-    """Writes the backward loop; the gradients it gives."""
+    """Write the backward loop and return the gradients."""
     emit = level.emit
     inner = emit.inside()
     go = inner("nn.less", rounds.counter, rounds.end())
-    slices = tape.slices  # filled while the body is written
+    slices = tape.slices  # `tape_access().write_backward` appends the slices
     for part, lane in body.given.items():
         tape.given(part, lane)
     for update, (parameter, init, source) in tape.later.items():
@@ -268,7 +276,7 @@ def _loop(level: Level, body: _Body, tape: Tape, rounds: Rounds, found: Contribu
 
 
 def _stack(level: Level, lane: Lane, rounds: Rounds) -> tuple[Value, bool]:
-    """The stacked output for the gradients of the steps of a lane, and whether it is filled from its end."""
+    """Return the stacked output for the gradients of the steps of a lane, and True if filled from the end."""
     hint = level.emit.names.fresh(f"{level.emit.scope}{lane.whole.name}.rows")
     if isinstance(lane.whole.spec, Unplannable):
         return Value(hint, lane.whole.spec), not lane.down

@@ -1,15 +1,15 @@
-"""A loop as loops in loops, chunk after chunk: the same rounds in the same order.
+"""Strip mining: rewrite a loop as chunks of nested loops with the same iterations in the same order.
 
     %y = while(%i < 64; %x = %x0) { B(%i, %x) }
 
-in chunks of 7 times 8 rounds and of 8 is
+in chunks of 7 times 8 iterations and of 8 is
 
     %x1 = while(%s < 7; %u = %x0) { %b = nn.mul(%s, 8)
                                     %v = while(%j < 8; %x = %u) { %i = nn.add(%b, %j)  B(%i, %x) }
                                     next %v }
     %y = while(%j2 < 8; %x2 = %x1) { %i2 = nn.add(56, %j2)  B(%i2, %x2) }
 
-Steps and rows are those of parts of the sequences and stacks, reshaped to an axis a loop.
+Each chunk reads and writes a part of the sequences and stacks, reshaped to one axis a loop.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from sublet.passes.autodiff.schedules import Chunk
 
 @dataclass(frozen=True)
 class Span:
-    """The rounds of a chunk: so many, from `begin` on."""
+    """The iterations of a chunk, beginning with iteration `begin` of the original loop."""
 
     chunk: Chunk
     begin: int
 
     def box(self, shape: Sequence[int], axis: int, backwards: bool) -> Box:
-        """The part of a sequence or stack that these rounds go through."""
+        """Return the part of a sequence or stack accessed by the iterations of the chunk."""
         rounds = self.chunk.rounds
         first = shape[axis] - self.begin - rounds if backwards else self.begin
         return tuple((first, first + rounds) if i == axis else (0, extent) for i, extent in enumerate(shape))
 
     def folded(self, emit: Emitter, whole: Value, axis: int, backwards: bool) -> Value:
-        """The part of a whole that these rounds go through, with an axis for each loop."""
+        """Return the part of `whole` accessed by the chunk, reshaped to an axis for each loop."""
         shape = spec_of(whole).shape
         part = part_of(emit, whole, self.box(shape, axis, backwards))
         return emit("nn.reshape", part, shape=(*shape[:axis], *self.chunk.extents, *shape[axis + 1 :]))
 
     def unfolded(self, emit: Emitter, part: Value, axis: int) -> Value:
-        """The axes of the loops as one."""
+        """Return `part` with the axes of the nested loops merged into a single axis."""
         shape, depth = spec_of(part).shape, len(self.chunk.extents)
         if depth == 1:
             return part
@@ -56,17 +56,17 @@ class Span:
 
 
 def joined(emit: Emitter, parts: Sequence[Value], axis: int, backwards: bool) -> Value:
-    """The parts of all chunks, in the order of rounds, as one."""
+    """Return the concatenation of the parts of all chunks, given in the order of iterations."""
     parts = parts[::-1] if backwards else parts
     return parts[0] if len(parts) == 1 else emit("nn.concat", *parts, axis=axis)
 
 
 @dataclass
 class _Nest:
-    """What the loops of one nest have in common.
+    """The common data of the loops of one nest.
 
-    body     that of the loop which is cut
-    again    the names of the loops, and whether their rounds are computed again
+    body     the body of the original loop
+    again    by loop name, True if the backward recomputes the iterations
     """
 
     node: While
@@ -82,7 +82,7 @@ class _Nest:
         inputs: Sequence[Value],
         outputs: tuple[Value | None, ...],
     ) -> While:
-        """The loop over the first of the extents; round 0 is number `base` of all."""
+        """Return the loop over the first extent of the chunk. Iteration 0 has number `base` in the original loop."""
         node, inside = self.node, emit.inside()
         counter = Value(emit.names.fresh(f"{node.name}.counter"), SCALAR)
         go = inside("nn.less", counter, inside.filled(chunk.extents[0], SCALAR))
@@ -99,7 +99,7 @@ class _Nest:
         )
 
     def _rounds(self, inside: Emitter, counter: Value, base: Value) -> None:
-        """The nodes of a round of the loop that is cut, but its condition."""
+        """Write the nodes of an iteration of the original loop, without the condition."""
         if self.numbered:
             made = inside("nn.add", base, counter)
             number = self.body.inputs[0]
@@ -110,7 +110,7 @@ class _Nest:
     def _segments(
         self, inside: Emitter, chunk: Chunk, counter: Value, base: Value, inputs: Sequence[Value]
     ) -> tuple[list[Value], list[Value]]:
-        """A round that is a loop: what it takes besides the counter, and what it gives."""
+        """Write an iteration consisting of an inner loop; return its inputs, besides the counter, and its outputs."""
         node, fresh = self.node, inside.names.fresh
         below = replace(chunk, extents=chunk.extents[1:])
         taken = [Value(fresh(f"{value.name}.begin"), value.spec) for value in node.parameters]
@@ -134,9 +134,9 @@ def nest(
     finals: Sequence[Value | None],
     again: dict[str, bool],
 ) -> While:
-    """The rounds of a span as loops in loops; its stacked outputs have an axis for each loop.
+    """Write the iterations of a span as nested loops to `emit` and return the outermost loop.
 
-    Written to `emit` with what it takes of the sequences; `again` gets the names of its loops.
+    The stacked outputs have one axis for each loop. `again` receives the names of the loops.
     """
     details = zip(node.sequences, node.slice_axes, node.slice_reversed, strict=True)
     sequences = [span.folded(emit, whole, axis, backwards) for whole, axis, backwards in details]
@@ -155,22 +155,27 @@ def nest(
 
 
 def _unconditional(node: While) -> Graph:
-    """The body without its condition, where nobody else reads that."""
+    """Return the body without the condition, unless the condition has a further reader."""
     read = {value for inner in node.body.nodes for value in reads_inside(inner)} | {*node.body.outputs}
     nodes = [inner for inner in node.body.nodes if node.condition not in inner.defs or node.condition in read]
     return replace(node.body, nodes=tuple(nodes))
 
 
 def _without(spec: TensorSpec, axis: int) -> TensorSpec:
+    """Return the spec without an axis."""
     return TensorSpec(spec.dtype, (*spec.shape[:axis], *spec.shape[axis + 1 :]))
 
 
 def _with(spec: TensorSpec, axis: int, extents: Sequence[int]) -> TensorSpec:
+    """Return the spec with the axes `extents` inserted at `axis`."""
     return TensorSpec(spec.dtype, (*spec.shape[:axis], *extents, *spec.shape[axis:]))
 
 
 def foldable(node: While, rounds: int) -> bool:
-    """Whether a loop of so many rounds may be cut: what it takes and stacks is planned, and as long as it is."""
+    """True if a loop with this number of iterations can be strip-mined.
+
+    All values must be planned, and every stack must have exactly one row an iteration.
+    """
     stacks = zip(node.rows, node.stacked, node.row_axes, strict=True)
     planned = all(value.plannable for value in (*node.uses, *node.body.values()))
     return planned and all(

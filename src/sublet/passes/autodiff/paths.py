@@ -1,4 +1,4 @@
-"""What lies between what is differentiated and what the gradient is wanted of, through loops and branches."""
+"""Activity analysis: the values between the inputs and the outputs of differentiation, including loops and branches."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from sublet.ops.nn.shapes import FLOATS
 
 
 def differentiable(value: Value) -> bool:
-    """Whether it may have a gradient: it is of a floating-point type. So may rows stacked outside the plan."""
+    """True if the value is of a floating-point type. Rows stacked outside of the plan count too."""
     return value.spec.dtype in FLOATS
 
 
 def reached(nodes: Sequence[Node], sources: Iterable[Value]) -> set[Value]:
-    """The floating-point values that depend on `sources`, these included, in sub-graphs too."""
+    """Return the floating-point values depending on `sources`, including `sources` and values in sub-graphs."""
     active = set(sources)
     spread(nodes, active)
     return active
 
 
 def spread(nodes: Sequence[Node], active: set[Value]) -> None:
-    """Add to `active` what `nodes` compute from it."""
+    """Add all floating-point values computed by `nodes` from active values to `active`."""
     for node in nodes:
         if isinstance(node, While):
             _through_loop(node, active)
@@ -36,6 +36,7 @@ def spread(nodes: Sequence[Node], active: set[Value]) -> None:
 
 
 def _through_loop(node: While, active: set[Value]) -> None:
+    """Propagate activity through a loop, to a fixpoint over the loop-carried values."""
     _pass(zip(node.sequences, node.slices, strict=True), active)
     _pass(zip(node.inits, node.parameters, strict=True), active)
     before = -1
@@ -47,11 +48,12 @@ def _through_loop(node: While, active: set[Value]) -> None:
 
 
 def _pass(pairs: Iterable[tuple[Value, Value | None]], active: set[Value]) -> None:
+    """Mark the target of each pair (source, target) as active if the source is active."""
     active.update([to for source, to in pairs if to is not None and source in active and differentiable(to)])
 
 
 def _gather(nodes: Sequence[Node], wanted: set[Value]) -> None:
-    """Add to `wanted` the floating-point values that `nodes` compute it from, in sub-graphs too."""
+    """Add the floating-point values from which `nodes` compute wanted values to `wanted`, including sub-graphs."""
     for node in reversed(nodes):
         if not any(value in wanted for value in node.defs):
             continue
@@ -67,6 +69,7 @@ def _gather(nodes: Sequence[Node], wanted: set[Value]) -> None:
 
 
 def _back_through_loop(node: While, wanted: set[Value]) -> None:
+    """Propagate `wanted` backwards through a loop, to a fixpoint over the loop-carried values."""
     _back(zip((*node.parameters, *node.rows), node.outputs, strict=True), wanted)
     before = -1
     while before != len(wanted):
@@ -78,11 +81,15 @@ def _back_through_loop(node: While, wanted: set[Value]) -> None:
 
 
 def _back(pairs: Iterable[tuple[Value, Value | None]], wanted: set[Value]) -> None:
+    """Mark the source of each pair (source, target) as wanted if the target is wanted."""
     wanted.update([source for source, to in pairs if to is not None and to in wanted and differentiable(source)])
 
 
 def carries_between(node: While, targets: Iterable[Value]) -> set[int]:
-    """The carried pairs of a loop whose parameter leads to `targets`, values of the body, in this or a later round."""
+    """Return the positions of the carried pairs whose parameter leads to `targets` in the same or a later iteration.
+
+    `targets` are values of the body.
+    """
     wanted = set(targets)
     found: set[int] = set()
     while True:

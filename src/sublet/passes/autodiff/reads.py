@@ -1,4 +1,4 @@
-"""How the backward of a sub-graph gets at what the forward computed: stored, or computed again."""
+"""Access of a backward sub-graph to forward values: stored or recomputed."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ CHEAP = frozenset(
         *("select", "index_select", "embedding"),
     )
 )
-"""Commands that cost no more than storing what they compute and reading it again."""
+"""Commands costing no more than storing and reloading the result."""
 
 
 @dataclass
 class Reads:
-    """How the backward of a sub-graph gets at what the forward computed.
+    """Access of a backward sub-graph to the values of a forward sub-graph.
 
-    inner     the values of the forward sub-graph, each with its maker (None for what enters it)
-    source    writes what stands for a value that the backward has, and gives it; None where it must be computed
-    same      whether a value is the same in each round, so that it is computed again at whatever cost
-    kept      where everything is computed again, loops included: the values that may be stored
+    makers        the values of the forward sub-graph, each with the defining node (None for inputs)
+    source        emits and returns a stored copy of a value; None if the value must be recomputed
+    is_invariant  True if a value is the same in each iteration; an invariant is recomputed at any cost
+    storable      if everything is recomputed, loops included: the values allowed to be stored; else None
     """
 
     inner: Mapping[Value, Node | None]
@@ -44,32 +44,36 @@ class Reads:
     def stored(
         self, values: Sequence[Value], at_hand: Callable[[Value], bool], free: Callable[[Value], bool] | None = None
     ) -> list[Value]:
-        """Which values to store, of the fewest bytes, so that `values` are stored, at hand, or can be computed again.
+        """Return the values to store, with the fewest bytes, to make `values` stored, at hand or recomputable.
 
-        Comparisons, arithmetic and moves of elements are computed again, and whatever does not change. What is `free`
-        to store is stored by something else already.
+        Comparisons, arithmetic, moves of elements and loop invariants are recomputed. A value accepted by `free` is
+        stored for another purpose already and has no price.
         """
 
-        def away(of: Iterable[Value]) -> list[Value]:
+        def not_at_hand(of: Iterable[Value]) -> list[Value]:
+            """Return the forward values not at hand."""
             return [value for value in of if value in self.inner and not at_hand(value)]
 
         uses: dict[Value, list[Value] | None] = {}
-        waiting = away(values)
+        waiting = not_at_hand(values)
         while waiting:
             value = waiting.pop()
             if value not in uses:
                 maker = self.inner[value]
-                of = uses[value] = away(needs(maker)) if maker is not None and self._again(maker, value) else None
+                of = uses[value] = (
+                    not_at_hand(needs(maker)) if maker is not None and self._again(maker, value) else None
+                )
                 waiting += of or []
         order = {value: i for i, value in enumerate(self.inner)}
         free = free or (lambda value: False)
         price = {value: 1 if free(value) else max(value.nbytes, 2) for value in uses}
         never = 1 + sum(price.values())
         price |= {v: never for v in uses if not v.plannable or (self.kept is not None and v not in self.kept)}
-        wanted = sorted(away(values), key=lambda value: order[value])
+        wanted = sorted(not_at_hand(values), key=lambda value: order[value])
         return sorted(least_stored(wanted, uses, price), key=lambda value: order[value])
 
     def _again(self, maker: Node, value: Value) -> bool:
+        """True if `value` may be recomputed by a copy of `maker`."""
         if self.kept is not None:
             return is_pure(maker)
         if maker.subgraphs or not maker.plannable:
@@ -77,9 +81,9 @@ class Reads:
         return lookup(maker.op).pure and (maker.op in CHEAP or self.same(value))
 
     def write(self, emit: Emitter, nodes: Iterable[Node], outputs: Sequence[Value]) -> tuple[Value, ...]:
-        """Append the nodes of a backward, with what they read written before the first that reads it.
+        """Append the nodes of a backward. The forward values read by a node are emitted before the first reader.
 
-        Returns what stands for `outputs`.
+        Returns the replacements of `outputs`.
         """
         now: dict[Value, Value] = {}
         for node in nodes:
@@ -90,6 +94,7 @@ class Reads:
         return tuple(now.get(value, value) for value in outputs)
 
     def _fetch(self, emit: Emitter, values: Iterable[Value], now: dict[Value, Value]) -> None:
+        """Emit loads or recomputations of `values` and record the new values in `now`."""
         for value in values:
             if value not in self.inner or value in now:
                 continue
@@ -106,5 +111,5 @@ class Reads:
 
 
 def taken(graph: Graph, inner: set[Value]) -> list[Value]:
-    """The values of `inner` that a graph of another level captures, in order of first use."""
+    """Return the values of `inner` captured by a graph of another level, in order of first use."""
     return [value for value in captures(graph) if value in inner]

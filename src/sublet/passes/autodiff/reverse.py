@@ -1,9 +1,9 @@
-"""Reverse-mode differentiation as a pass: gradients are more nodes of the same graph.
+"""Reverse-mode differentiation as a graph pass: gradients are additional nodes of the same graph.
 
-In SSA every value is defined once, so its gradient is complete, and summed once, when the walk back over the nodes
-arrives at its definition. Only nodes that lie between what is differentiated and what the gradient is wanted of are
-visited, in loops and branches too. The gradient of a loop is a loop and that of a branch a branch: what a pass has
-differentiated can be differentiated again.
+In SSA form every value has a single definition. When the backward walk reaches the definition, the gradient of the
+value is complete, and summed only then. The walk visits only nodes between the differentiated values and the values of
+`wrt`, in loops and branches too. The gradient of a loop is a loop, and the gradient of a branch a branch: the result
+can be differentiated again.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ def gradients(
     seeds: Sequence[Value] | None = None,
     checkpoint: Checkpoints = None,
 ) -> tuple[Graph, tuple[Value, ...]]:
-    """The graph with the gradients of `of` by `wrt` as further nodes and outputs, and these gradients.
+    """Return the graph with the gradients of `of` by `wrt` as further nodes and outputs, and the gradients.
 
-    `of` and `wrt` are floating-point values of the root graph: inputs, weights, or what its nodes compute. `seeds` are
-    values of the graph, the gradients of `of`; ones when they are not given, so that the sum of all elements of `of`
-    is differentiated. What `of` does not depend on has zeros. Each gradient has the spec of its value. `checkpoint`
-    says which rounds of loops are stored, see `sublet.gradients`.
+    `of` and `wrt` are floating-point values of the root graph: inputs, weights, or results of nodes. `seeds` are values
+    of the graph, the gradients of `of`; the default is ones, to differentiate the sum of all elements of `of`. Values
+    without influence on `of` have zeros. Each gradient has the spec of the differentiated value. `checkpoint` selects
+    the loop iterations to store, see `sublet.gradients`.
+
     Raises GradientError for a value that is no floating-point number, is random, or is not of the root graph, and for
-    an op on the way that has no gradient; the message has the line that the node comes from.
+    an op without a gradient on the way; the message contains the source line of the node.
     """
     known = {*graph.inputs, *graph.weights, *(value for node in graph.nodes for value in node.defs)}
     for value in (*of, *wrt, *(seeds or ())):
@@ -55,9 +56,9 @@ def gradients(
             raise GradientError(f"%{value.name} is {value.spec}: only floating-point tensors have a gradient")
     emit = Emitter.of(graph)
     emit.scope = "grad/"
-    given = seeds if seeds is not None else [emit.filled(1, spec_of(value)) for value in of]
+    seed_values = seeds if seeds is not None else [emit.filled(1, spec_of(value)) for value in of]
     emit.scope = ""
-    starts = _seeds(emit, of, given)
+    starts = _seeds(emit, of, seed_values)
     found = backward(emit, graph.nodes, starts, wrt, checkpoint)
     emit.scope = "grad/"
     grads = tuple(with_zeros(emit, found, wrt))
@@ -66,14 +67,15 @@ def gradients(
 
 
 def _seeds(emit: Emitter, of: Sequence[Value], given: Sequence[Value]) -> dict[Value, Value]:
+    """Return the total seed of each value of `of`. Raises GradientError for a wrong number or spec of seeds."""
     if len(of) != len(given):
         raise GradientError(f"{len(given)} seeds are given for {len(of)} values: give one for each")
-    found = Contributions()
+    contributions = Contributions()
     for value, seed in zip(of, given, strict=True):
         if seed.spec != value.spec:
             raise GradientError(f"the seed %{seed.name} of %{value.name} is {seed.spec}, but must be {value.spec}")
-        found.add(emit, value, seed)
-    totals = ((value, found.total(emit, value)) for value in dict.fromkeys(of))
+        contributions.add(emit, value, seed)
+    totals = ((value, contributions.total(emit, value)) for value in dict.fromkeys(of))
     return {value: total for value, total in totals if total is not None}
 
 
@@ -84,11 +86,11 @@ def backward(
     wrt: Sequence[Value],
     checkpoint: Checkpoints = None,
 ) -> list[Value | None]:
-    """The gradients of `wrt`, when the gradients of some values that `nodes` compute are `seeds`; None for zero.
+    """Return the gradients of `wrt`, given the gradients `seeds` of some values computed by `nodes`; None for zero.
 
-    `emit` holds `nodes`. Those that compute the gradients are appended, and a loop or branch that must hand out more
-    for them is replaced there by another of the same name and values. Raises GradientError for a value that has no
-    gradient, or an op on the way that has no rule.
+    `emit` holds `nodes`. The nodes computing the gradients are appended. A loop or branch in need of more outputs is
+    replaced in `emit` by a node of the same name and values. Raises GradientError for a value without a gradient, or an
+    op without a gradient rule on the way.
     """
     before = {node.name for node in emit.nodes}
     there = [value for node in emit.nodes for value in node.defs]
@@ -110,12 +112,12 @@ def backward(
 
 
 def with_zeros(emit: Emitter, found: Sequence[Value | None], wrt: Sequence[Value]) -> list[Value]:
-    """The gradients of values outside of loops that `backward` found, and zeros of their own for the others."""
+    """Return the gradients found by `backward` for values outside of loops, with separate zeros for each None."""
     return [emit.filled(0, spec_of(value)) if grad is None else grad for value, grad in zip(wrt, found, strict=True)]
 
 
 def _check(value: Value, makers: Mapping[Value, Node]) -> None:
-    """Raise unless a value may have a gradient."""
+    """Raise GradientError unless the value may have a gradient."""
     maker = makers.get(value)
     where = f" ({maker.source})" if maker is not None and maker.source else ""
     if not differentiable(value) or not isinstance(value.spec, TensorSpec):
@@ -127,7 +129,7 @@ def _check(value: Value, makers: Mapping[Value, Node]) -> None:
 
 
 def _walk_back(level: Level, nodes: Sequence[Node], found: Contributions) -> None:
-    """Add to `found` what the gradients in it of values that `nodes` compute say of what these depend on."""
+    """Add the contributions of `nodes`, in reverse order, to `found`, starting from the gradients in `found`."""
     emit, active = level.emit, level.trail.active
     scope, source = emit.scope, emit.source
     for node in reversed(nodes):
@@ -141,7 +143,7 @@ def _walk_back(level: Level, nodes: Sequence[Node], found: Contributions) -> Non
 
 
 def _flows(level: Level, node: Node, found: Contributions) -> list[Flow]:
-    """What a node contributes to the gradients of what it reads."""
+    """Return the contributions of a node to the gradients of the operands."""
     if isinstance(node, While | CaseOf):
         node = level.current(node)
     grads = [found.total(level.emit, value) for value in node.outputs]
@@ -167,7 +169,7 @@ def _flows(level: Level, node: Node, found: Contributions) -> list[Flow]:
 
 
 def _parts(node: Node) -> list[Box] | None:
-    """The box of input 0 that each output is, for a node that only takes parts; else None."""
+    """Return the box of input 0 read by each output, for a node that only takes parts; else None."""
     if node.op == "nn.slice" and all(step == 1 for step in pick(node.attrs, "steps")):
         return [tuple(zip(pick(node.attrs, "starts"), pick(node.attrs, "ends"), strict=True))]
     if node.op == "nn.split":
@@ -185,7 +187,7 @@ def _parts(node: Node) -> list[Box] | None:
 
 
 def _input_grads(level: Level, node: Node, grads: Sequence[Value | None]) -> list[Value | None]:
-    """The gradients by the inputs, as the rule of the op has it."""
+    """Return the gradients of the inputs by the gradient rule of the op."""
     rule, emit = lookup(node.op).gradient, level.emit
     if rule is None:
         raise refuse(node, f"{node.op} has no gradient")
@@ -202,7 +204,7 @@ def _input_grads(level: Level, node: Node, grads: Sequence[Value | None]) -> lis
     _walk_back(Level(emit, emit, level.trail), nodes, found)
     seen: set[Value] = set()
     results: list[Value | None] = []
-    for value in node.inputs:  # an input given twice has its gradient once
+    for value in node.inputs:  # the gradient of a repeated input counts once
         results.append(None if value in seen else found.total(emit, value))
         seen.update({value} if value is not None else ())
     return results

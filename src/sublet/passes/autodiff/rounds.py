@@ -1,4 +1,4 @@
-"""How many rounds a loop makes, and which index of a sequence a round touches: what its backward must know."""
+"""Trip counts of loops, and the index of a sequence accessed by an iteration, as needed by the backward of a loop."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from sublet.passes.accumulate import part_of
 from sublet.passes.autodiff.level import SCALAR
 
 MAX_TRIPS = "max_trips"
-"""The attribute of a loop that declares how many rounds it makes at most."""
+"""The attribute of a loop declaring the maximum number of iterations."""
 
 
 def rounds_of(node: While) -> int | None:
-    """The number of rounds, when the program says it: the loop goes on while its counter is below a literal."""
+    """Return the number of iterations if statically known: the loop runs while the counter is below a literal."""
     limit = _limit(node)
     return None if limit is None or limit.literal is None else max(int(limit.literal[0]), 0)
 
 
 def bound_of(node: While) -> int | None:
-    """The largest number of rounds that the loop may make; None when nothing limits it.
+    """Return the maximum number of iterations, or None if unlimited.
 
-    An attribute `max_trips` declares it, and so does each planned sequence and stacked output by its extent.
+    The limit is the attribute `max_trips` or the extent of a planned sequence or stacked output, whichever is smaller.
     """
-    told = room(node), rounds_of(node), node.attrs.get(MAX_TRIPS)
-    limits = [trips for trips in told if isinstance(trips, int)]
-    both = _maker(node, node.condition)
-    if both is not None and both.op == "nn.logical_and":
-        found = [_below(node, value) for value in both.uses]
-        limits += [max(int(limit.literal[0]), 0) for limit in found if limit is not None and limit.literal is not None]
+    declared = room(node), rounds_of(node), node.attrs.get(MAX_TRIPS)
+    limits = [trips for trips in declared if isinstance(trips, int)]
+    conjunction = _maker(node, node.condition)
+    if conjunction is not None and conjunction.op == "nn.logical_and":
+        bounds = [_below(node, value) for value in conjunction.uses]
+        limits += [max(int(limit.literal[0]), 0) for limit in bounds if limit is not None and limit.literal is not None]
     return min(limits, default=None)
 
 
 def told_count(node: While) -> Value | None:
-    """The scalar around the loop that is the number of rounds: a carried value that counts them, or their limit.
+    """Return the scalar around the loop equal to the trip count, or None.
 
-    The limit may be below 0: then there is no round.
+    The scalar is a carried value counting iterations, or the limit of the counter. The limit may be negative: the loop
+    then has no iteration.
     """
     makers = made_by(node.body.nodes)
     for init, parameter, update, final in zip(node.inits, node.parameters, node.updates, node.finals, strict=True):
@@ -53,11 +54,12 @@ def told_count(node: While) -> Value | None:
 
 
 def _limit(node: While) -> Value | None:
+    """Return the outer value the counter must stay below, or None."""
     return _below(node, node.condition)
 
 
 def _below(node: While, condition: Value) -> Value | None:
-    """What the counter is compared with, if `condition` is that it is below something from around the loop."""
+    """Return the outer value compared with the counter if `condition` is "counter below outer value", else None."""
     maker = _maker(node, condition)
     sides = {"nn.less": (0, 1), "nn.greater": (1, 0)}
     if maker is None or maker.op not in sides:
@@ -68,14 +70,16 @@ def _below(node: While, condition: Value) -> Value | None:
 
 
 def _maker(node: While, value: Value) -> Node | None:
+    """Return the node before the check defining the value, or None."""
     return next((inner for inner in node.body.nodes[: node.check] if value in inner.defs), None)
 
 
 @dataclass(frozen=True)
 class Lane:
-    """Where the rounds of a loop read or write one step of a value: round k at `first + k`, or `first - k`.
+    """An affine access of a loop to steps of a value, along an axis.
 
-    `first` is None for `count - 1 - k`, where only a run tells the count.
+    Iteration k reads or writes index `first + k`, or `first - k` if `down`. `first` is None for index `count - 1 - k`
+    with a trip count known only at run time.
     """
 
     whole: Value
@@ -85,30 +89,32 @@ class Lane:
     down: bool
 
     def touched(self, rounds: int) -> tuple[int, int]:
-        """The indices that so many rounds touch: the first and the one after the last."""
+        """Return the range of indices accessed by the given number of iterations: the first, and the last plus 1."""
         assert self.first is not None
         return (self.first - rounds + 1, self.first + 1) if self.down else (self.first, self.first + rounds)
 
     def box(self, rounds: int) -> tuple[tuple[int, int], ...]:
-        """The part of the value that so many rounds touch."""
+        """Return the part of the value accessed by the given number of iterations."""
         shape = spec_of(self.whole).shape
         return tuple(self.touched(rounds) if i == self.axis else (0, extent) for i, extent in enumerate(shape))
 
 
 def lane_of(whole: Value, axis: int, part: TensorSpec, backwards: bool) -> Lane:
-    """The lane of a slice or row. A sequence outside the plan has as many steps as there are rounds."""
+    """Return the lane of a slice or row. A sequence outside the plan has exactly one step an iteration."""
     extent = whole.spec.shape[axis] if isinstance(whole.spec, TensorSpec) else None
     return Lane(whole, axis, part, extent - 1 if backwards and extent is not None else 0, backwards)
 
 
 @dataclass
 class Rounds:
-    """The rounds of the backward of a loop: round j goes back over round `rounds - 1 - j` of the forward.
+    """The iterations of a backward loop: iteration j differentiates iteration `count - 1 - j` of the forward loop.
 
-    static   the number of rounds, when it is known
-    count    the number of rounds, as a value around the loop, when only a run tells it
-    last     count - 1, once somebody needs it
-    counter  that of the backward
+    static   the trip count, if statically known
+    count    the trip count as a value around the loop, if known only at run time
+    counter  the counter of the backward loop
+    outer    emitter of the level around the loop
+    last     count - 1, once emitted
+    index    the index of the forward iteration, once emitted
     """
 
     static: int | None
@@ -119,13 +125,13 @@ class Rounds:
     index: Value | None = None
 
     def number(self, emit: Emitter) -> Value:
-        """Writes which round of the forward this one goes back over."""
+        """Emit and return the index of the forward iteration differentiated by the backward iteration."""
         if self.index is None:
             self.index = emit("nn.sub", self.limit(), self.counter)
         return self.index
 
     def limit(self) -> Value:
-        """The number of the last round of the forward."""
+        """Return the index of the last forward iteration."""
         if self.static is not None:
             return self.outer.filled(self.static - 1, SCALAR)
         if self.last is None:
@@ -134,7 +140,7 @@ class Rounds:
         return self.last
 
     def is_last(self, value: Value, makers: Mapping[Value, Node]) -> bool:
-        """Whether a value around the loop is the number of the last round of the forward."""
+        """True if an outer value is the index of the last forward iteration."""
         if self.static is not None:
             return value.spec == SCALAR and value.literal == (self.static - 1,)
         maker = makers.get(value)
@@ -143,14 +149,14 @@ class Rounds:
         )
 
     def end(self) -> Value:
-        """What the counter stays below."""
+        """Return the exclusive limit of the counter."""
         if self.static is not None:
             return self.outer.filled(self.static, SCALAR)
         assert self.count is not None
         return self.count
 
     def read(self, emit: Emitter, lane: Lane) -> Value:
-        """Writes the step that the forward round touched, where it cannot be a slice of the backward loop."""
+        """Emit the step accessed by the forward iteration, where the step cannot be a slice of the backward loop."""
         if lane.first is None:
             index = self.counter
         else:
@@ -162,7 +168,7 @@ class Rounds:
         return step_of(emit, lane, index)
 
     def before(self, emit: Emitter, lane: Lane, init: Value) -> Value:
-        """Writes the step that the forward round before touched; `init` where there was none."""
+        """Emit the step accessed by the previous forward iteration, or `init` in the first iteration."""
         index, zero, one = self.number(emit), emit.filled(0, SCALAR), emit.filled(1, SCALAR)
         earlier = emit("nn.maximum", emit("nn.sub", index, one), zero)
         if lane.down:
@@ -173,7 +179,7 @@ class Rounds:
         return emit("nn.where", emit("nn.equal", index, zero), init, step_of(emit, lane, earlier))
 
     def sliced(self, lane: Lane) -> tuple[Value, bool] | None:
-        """The sequence whose slices the backward loop reads, and whether from its end; None where that cannot be."""
+        """Return the sequence to slice in the backward loop, and True if sliced from the end; None if impossible."""
         if not isinstance(lane.whole.spec, TensorSpec):
             return lane.whole, not lane.down
         if self.static is None:
@@ -181,16 +187,16 @@ class Rounds:
         return part_of(self.outer, lane.whole, lane.box(self.static)), not lane.down
 
     def placed(self, rows: Value, lane: Lane) -> Value:
-        """The gradient of the value of a lane, from the rows that the backward stacked, when a run tells the count.
+        """Return the gradient of the value of a lane, from rows stacked by the backward with a run-time trip count.
 
-        Row j is of the step that round count - 1 - j touched; steps that no round touched have zeros.
+        Row j belongs to the step accessed by iteration count - 1 - j. Steps accessed by no iteration have zeros.
         """
         emit, (extent, spec) = self.outer, (spec_of(lane.whole).shape[lane.axis], spec_of(rows))
         assert self.count is not None
         step = emit("nn.iota", count=extent, dtype=DType.I64.text)
         if lane.first is None:
             row = step
-        elif lane.down:  # step = first - round, so row = count - 1 - first + step
+        elif lane.down:  # step = first - iteration, so row = count - 1 - first + step
             row = emit("nn.add", step, emit("nn.sub", self.limit(), emit.filled(lane.first, SCALAR)))
         else:
             row = emit("nn.sub", self.limit(), step)
@@ -203,7 +209,7 @@ class Rounds:
 
 
 def step_of(emit: Emitter, lane: Lane, index: Value) -> Value:
-    """One step of a value at an index that a run computes."""
+    """Emit a step of a value at a run-time index."""
     if lane.axis == 0:
         return emit("nn.select", lane.whole, index)
     step = emit("nn.index_select", lane.whole, emit("nn.reshape", index, shape=(1,)), axis=lane.axis)

@@ -1,9 +1,9 @@
-"""Which rounds of a loop are stored for its backward, and which are computed again: a loop as loops in loops.
+"""Checkpoint schedules: the loop iterations stored for the backward, and the iterations recomputed.
 
-A loop of T rounds keeps a tape of T rows. Cut in segments of k rounds, it keeps what each segment begins with, a
-checkpoint, and in the backward each segment runs once more with a tape of k rows: with k near the root of T both are
-O(sqrt(T)), for one more forward. Segments may be cut again: d levels of T^(1/d) rounds each take d - 1 more forwards,
-and with 8 rounds a level both are O(log(T)) (Griewank and Walther, 2000).
+A loop of T iterations keeps a tape of T rows. Divided into segments of k iterations, the loop keeps only the values
+live at the start of each segment (a checkpoint), and the backward reruns each segment with a tape of k rows: with k
+near the root of T both are O(sqrt(T)), for one more forward. Segments may be divided again: d levels of T^(1/d)
+iterations each take d - 1 more forwards, and with 8 iterations a level both are O(log(T)) (Griewank and Walther, 2000).
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from sublet.base.errors import SpecError
 PLAIN, SQRT, TREE = "plain", "sqrt", "tree"
 
 Checkpoint = int | str
-"""How a loop is differentiated: "plain", "sqrt", "tree", or every how many rounds a checkpoint is stored."""
+"""The strategy for a loop: "plain", "sqrt", "tree", or the number of iterations between checkpoints."""
 
 Checkpoints = Checkpoint | Mapping[str, Checkpoint] | None
-"""One for all loops, or by the names of loops; None is "plain"."""
+"""A strategy for all loops, or strategies by loop name; None is "plain"."""
 
 LEVEL = 8
 NEAR = range(LEVEL // 2, LEVEL + 3)
-"""Rounds of a level of the tree: fewer would take less memory, but more forwards and a longer program."""
+"""Possible extents of a level of the tree: smaller extents need less memory, but more forwards and a longer program."""
 
 LAST = LEVEL // 2
-"""Rounds of the innermost level, which keep a tape: its rows are the larger ones."""
+"""Iterations of the innermost level, with a tape: rows of the tape are larger than checkpoints."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rounds that follow each other, as a loop in a loop ..., with so many rounds each, the outermost first.
+    """Consecutive iterations as nested loops, with the extents of the loops, outermost first.
 
-    All but the innermost store what their rounds begin with, and compute them again; with `again` that one too.
+    All but the innermost loop store a checkpoint each iteration and recompute the iteration; with `again`, the
+    innermost too.
     """
 
     extents: tuple[int, ...]
@@ -43,34 +44,37 @@ class Chunk:
 
     @property
     def rounds(self) -> int:
-        """Of all."""
+        """The total number of iterations."""
         return prod(self.extents)
 
     @property
     def cut(self) -> bool:
-        """Whether anything is computed again."""
+        """True if any iteration is recomputed."""
         return self.again or len(self.extents) > 1
 
 
 def checked(checkpoints: Checkpoints) -> Checkpoints:
-    """What was asked for. Raises SpecError where it is none of the ways there are."""
-    each = checkpoints.values() if isinstance(checkpoints, Mapping) else [checkpoints]
-    for one in each:
-        counted = isinstance(one, int) and not isinstance(one, bool) and one >= 1
-        if one is not None and not counted and one not in (PLAIN, SQRT, TREE):
+    """Return `checkpoints`. Raises SpecError for an unknown strategy."""
+    strategies = checkpoints.values() if isinstance(checkpoints, Mapping) else [checkpoints]
+    for strategy in strategies:
+        counted = isinstance(strategy, int) and not isinstance(strategy, bool) and strategy >= 1
+        if strategy is not None and not counted and strategy not in (PLAIN, SQRT, TREE):
             ways = '"plain", "sqrt", "tree", or a number of rounds from 1 on'
-            raise SpecError(f"checkpoint={one!r} is no way to store a loop: give {ways}")
+            raise SpecError(f"checkpoint={strategy!r} is no way to store a loop: give {ways}")
     return checkpoints
 
 
 def asked_for(checkpoints: Checkpoints, loop: str) -> Checkpoint:
-    """How this loop is differentiated."""
+    """Return the checkpoint strategy of a loop."""
     found = checkpoints.get(loop) if isinstance(checkpoints, Mapping) else checkpoints
     return PLAIN if found is None else found
 
 
 def chunks_of(checkpoint: Checkpoint, rounds: int, begins: int, row: int) -> tuple[Chunk, ...]:
-    """A loop of so many rounds in chunks. `begins` are the bytes that a round begins with, `row` those of the tape."""
+    """Return the chunks of a loop of `rounds` iterations.
+
+    `begins` are the bytes of a checkpoint, `row` the bytes of a row of a plain tape.
+    """
     if checkpoint == PLAIN or rounds < 2:
         return (Chunk((rounds,)),)
     if checkpoint == TREE:
@@ -83,7 +87,10 @@ def chunks_of(checkpoint: Checkpoint, rounds: int, begins: int, row: int) -> tup
 
 
 def _every(rounds: int, apart: int) -> tuple[Chunk, ...]:
-    """Checkpoints so many rounds apart. The last segment needs none: its backward comes right after its forward."""
+    """Return chunks with a checkpoint every `apart` iterations.
+
+    The last segment needs no checkpoint: the backward of the segment directly follows the forward.
+    """
     if apart == 1:
         return (Chunk((rounds,), again=True),)
     segments = -(-rounds // apart) - 1
@@ -92,7 +99,7 @@ def _every(rounds: int, apart: int) -> tuple[Chunk, ...]:
 
 
 def _tree(rounds: int) -> tuple[Chunk, ...]:
-    """The largest product of extents near LEVEL, and LAST, that is no more than the rounds; then what is left."""
+    """Return chunks with the largest product of extents near LEVEL, times LAST, within `rounds`; then the rest."""
     if rounds < LEVEL * LEVEL:
         return _every(rounds, isqrt(rounds))
     found = max(_products(rounds // LAST), key=lambda extents: (prod(extents), -sum(extents)))
@@ -101,7 +108,7 @@ def _tree(rounds: int) -> tuple[Chunk, ...]:
 
 
 def _products(most: int) -> list[tuple[int, ...]]:
-    """The products of numbers near LEVEL that are not above `most`, of no more levels than LEVEL takes."""
+    """Return all lists of extents near LEVEL with a product of at most `most`, with the fewest necessary levels."""
     depth, found = 1, list[tuple[int, ...]]()
     while LEVEL ** (depth - 1) < most:
         found += [each[::-1] for each in combinations_with_replacement(NEAR, depth) if prod(each) <= most]

@@ -1,8 +1,8 @@
-"""The gradient of a loop of which not every round is stored: it is cut in chunks, and each is differentiated.
+"""The gradient of a loop with checkpoints: strip-mine the loop into chunks and differentiate each chunk.
 
-The chunks are loops in loops (`nests`), and the backward walks over them from the last to the first. Nothing that is
-computed differs from the gradient of the loop as it was: the same commands on the same operands, and sums go on in the
-order of rounds from one chunk to the next, so the bits are the same.
+The chunks are nested loops (`strip_mining`). The backward walks over the chunks from the last to the first. All results
+equal the gradient of the original loop bit by bit: the commands and operands are the same, and sums continue in the
+order of iterations from chunk to chunk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sublet.passes.rewriting import is_pure
 
 
 def cut_gradient(level: Level, node: While, grads: Sequence[Value | None], found: Contributions) -> list[Flow]:
-    """The gradients by initial values and sequences of a loop that is stored as it is asked for."""
+    """Return the gradients of initial values and sequences of a loop, stored by the requested checkpoint strategy."""
     chunks = _chunks(level, node, grads)
     if not any(chunk.cut for chunk in chunks):
         return loop_gradient(level, node, grads, found)
@@ -38,7 +38,7 @@ def cut_gradient(level: Level, node: While, grads: Sequence[Value | None], found
 
 
 def _chunks(level: Level, node: While, grads: Sequence[Value | None]) -> tuple[Chunk, ...]:
-    """The chunks that a loop is to be cut in; none where it cannot be, or is cut already."""
+    """Return the chunks of a loop, or an empty tuple if the loop cannot be strip-mined or already is."""
     checkpoint, rounds = asked_for(level.trail.asked, node.name), rounds_of(node)
     if node.name in level.trail.cut or rounds is None or not foldable(node, rounds) or not is_pure(node):
         return ()
@@ -47,7 +47,7 @@ def _chunks(level: Level, node: While, grads: Sequence[Value | None]) -> tuple[C
 
 
 def _cut(level: Level, node: While, spans: Sequence[Span]) -> list[While]:
-    """The loops of the spans, which stand where the loop stood."""
+    """Replace the forward loop by the loops of the spans, and return the loops."""
     emit, names = level.forward.inside(), level.forward.names
     emit.source, emit.scope = node.source, f"{node.name}."
     carried, loops = list(node.inits), list[While]()
@@ -68,6 +68,7 @@ def _cut(level: Level, node: While, spans: Sequence[Span]) -> list[While]:
 
 
 def _stack(loop: While, j: int) -> Value:
+    """Return stacked output j, required to be present."""
     found = loop.stacked[j]
     assert found is not None
     return found
@@ -81,7 +82,7 @@ def _flows(
     grads: Sequence[Value | None],
     found: Contributions,
 ) -> list[Flow]:
-    """What the backwards of all spans, from the last to the first, say of initial values and sequences."""
+    """Return the contributions to initial values and sequences from the backwards of all spans, last span first."""
     emit, carried = level.emit, list(grads[: node.carried])
     stacked = list(zip(grads[node.carried :], node.row_axes, node.row_reversed, strict=True))
     backs = list[tuple[Span, While, Back]]()
@@ -93,12 +94,12 @@ def _flows(
     flows: list[Flow] = [(node.inits[i], grad, None) for i, grad in enumerate(carried) if grad is not None]
     for j, (axis, backwards) in enumerate(zip(node.slice_axes, node.slice_reversed, strict=True)):
         whole = node.sequences[j]
-        given = [{lane.whole: grad for lane, grad in back.steps}.get(loop.sequences[j]) for _, loop, back in backs]
-        if all(grad is None for grad in given):
+        step_grads = [{lane.whole: grad for lane, grad in back.steps}.get(loop.sequences[j]) for _, loop, back in backs]
+        if all(grad is None for grad in step_grads):
             continue
         parts = [
             span.unfolded(emit, grad or zeros(emit, loop.sequences[j]), axis)
-            for (span, loop, _), grad in zip(backs, given, strict=True)
+            for (span, loop, _), grad in zip(backs, step_grads, strict=True)
         ]
         box = Span(Chunk((sum(span.chunk.rounds for span in spans),)), 0)
         shape = whole.spec.shape  # type: ignore[union-attr]

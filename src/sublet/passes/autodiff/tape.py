@@ -1,4 +1,4 @@
-"""What the forward loop stacks for its backward, and how the backward gets at it."""
+"""The tape: rows stacked by the forward loop for the backward, and the ways to read forward values in the backward."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from sublet.passes.autodiff.rounds import Lane, Rounds, bound_of, lane_of, told_
 REASON = "it has as many rows as the run makes rounds; declare max_trips to have it planned"
 
 LINE = 64
-"""Bytes that a scalar mostly takes in an arena: a tape of a few is not worth the scalars that do without it."""
+"""Bytes a scalar typically takes in an arena: a tape of a few scalars is not worth the scalars replacing the tape."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A slice of the backward loop."""
+    """A slice read by the backward loop."""
 
     value: Value
     sequence: Value
@@ -31,15 +31,15 @@ class Slice:
 
 
 class Tape:
-    """The rows that a forward loop stacks for its backward, and the other ways to what the forward computed.
+    """The rows stacked by a forward loop for the backward, and the remaining ways to read forward values.
 
-    lanes     where values of the body are stacked, or what they are steps of
-    again     whether each round is computed again, so that only what it begins with is stacked
-    new       the rows that are stacked for the backward alone
-    later     updates whose parameter is stacked: the backward carries to the round before what it read of it:
-              (carried value, the one of its first round, parameter)
-    shifted   parameters whose update is stacked: (its lane, the initial value)
-    slices    those of the backward loop
+    lanes         values of the body already stacked, or steps of an outer value, with the lane of each
+    again         True if each iteration is recomputed, and only the values live at its start are stacked
+    new           the rows stacked for the backward alone
+    carried_back  updates with a stacked parameter: the backward loop carries the parameter to the iteration before;
+                  (carried value, initial value, parameter)
+    shifted       parameters with a stacked update: (lane of the update, initial value)
+    slices        the slices of the backward loop
     """
 
     def __init__(self, level: Level, node: While, forward: Emitter, rounds: Rounds, again: bool = False) -> None:
@@ -65,7 +65,7 @@ class Tape:
             self.lanes[value] = lane_of(sequence, axis, value.spec, backwards)  # type: ignore[arg-type]
 
     def choose(self, backward: Graph) -> None:
-        """Decide what to stack for the backward of a body."""
+        """Choose the values to stack for the backward of a body."""
         read = taken(backward, set(self.inner))
         if self.rounds.static is None and self.rounds.count is None:
             self.rounds.count = self.level.fresh(f"{self.node.name}.rounds", SCALAR)
@@ -77,8 +77,8 @@ class Tape:
             if whole is not None and row not in self.lanes:
                 self.lanes[row] = lane_of(whole, axis, spec_of(row), backwards)
         updates = dict(zip(self.node.updates, self.node.parameters, strict=True))
-        alike = {update for update, parameter in updates.items() if parameter in read and self._saves(parameter)}
-        stored = self.reads().stored(read, self._at_hand, alike.__contains__)
+        shareable = {update for update, parameter in updates.items() if parameter in read and self._saves(parameter)}
+        stored = self.reads().stored(read, self._at_hand, shareable.__contains__)
         self._derive(stored)
         for value in (value for value in stored if value not in self.shifted and value not in self.later):
             whole = Value(self.inside.names.fresh(f"{self.node.name}.tape.{value.name}"), self._spec(value))
@@ -87,21 +87,22 @@ class Tape:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes that a round adds to the tape."""
+        """The bytes added to the tape by an iteration."""
         return sum(value.nbytes for value, _ in self.new)
 
     def _at_hand(self, value: Value) -> bool:
+        """True if the backward can read the value without storing or recomputing."""
         return value == self.node.counter or value in self.lanes or self._constant(value) is not None
 
     def _constant(self, value: Value) -> Value | None:
-        """The initial value of a parameter that every round hands on as it is."""
+        """Return the initial value of a parameter passed on unchanged by every iteration, else None."""
         for parameter, update, init in zip(self.node.parameters, self.node.updates, self.node.inits, strict=True):
             if value == parameter == update:
                 return init
         return None
 
     def _derive(self, stored: Sequence[Value]) -> None:
-        """Take one tape for a parameter and its update, where that saves memory: they are the same a round apart."""
+        """Use a single tape for a parameter and its update if bytes are saved: both are equal one iteration apart."""
         carries = list(zip(self.node.parameters, self.node.updates, self.node.inits, strict=True))
         origin: dict[Value, Value] = {}
         for i, (parameter, update, init) in enumerate(carries):
@@ -117,10 +118,12 @@ class Tape:
                 self.shifted[parameter] = (self.lanes[update], init)
 
     def _saves(self, value: Value) -> bool:
+        """True if omitting the tape of a value saves more bytes than the additional scalars take."""
         row = max(value.nbytes, LINE)
         return self.extent is None or self.extent * value.nbytes > 4 * LINE + row
 
     def _spec(self, value: Value) -> Spec:
+        """Return the spec of the stack of a value."""
         if not isinstance(value.spec, TensorSpec):
             what = f"%{value.name} has as many rows as a run makes, in each round: declare max_trips of the inner loop"
             raise refuse(self.node, what)
@@ -130,7 +133,7 @@ class Tape:
         return Unplannable(REASON, str(dtype), (None, *shape))
 
     def _check_steps(self, sequence: Value) -> None:
-        """Raise unless a sequence outside the plan has as many steps as this loop makes rounds."""
+        """Raise GradientError unless a sequence outside the plan has exactly one step for each iteration."""
         if isinstance(sequence.spec, TensorSpec):
             return
         maker, count = self.level.trail.makers.get(sequence), self.rounds.count
@@ -140,7 +143,7 @@ class Tape:
             raise refuse(self.node, f"{what}; declare max_trips of the loop that stacks it")
 
     def forward(self) -> While:
-        """The forward loop with its tape."""
+        """Return the forward loop with the tape."""
         node = self.node
         nodes = node.body.nodes if self.again else tuple(self.inside.nodes)
         early = {value for inner in node.body.nodes[: node.check] for value in inner.defs}
@@ -160,7 +163,7 @@ class Tape:
         return self._with_count(changed) if self.counted else changed
 
     def _with_count(self, node: While) -> While:
-        """The loop with the number of its rounds as one more carried value."""
+        """Return the loop with the trip count as an additional carried value."""
         emit, n = self.inside, node.carried
         parameter = Value(emit.names.fresh(f"{node.name}.round"), SCALAR)
         begin = len(emit.nodes)
@@ -180,16 +183,17 @@ class Tape:
         )
 
     def given(self, value: Value, lane: Lane) -> None:
-        """Let a value that the backward reads be the step of a lane."""
+        """Declare `value`, read by the backward, as the step of a lane."""
         self.inner[value] = None
         self.lanes[value] = lane
 
     def reads(self) -> Reads:
-        """How the backward reads what the forward computed."""
+        """Return the access of the backward to forward values."""
         kept = frozenset(self.node.body.values()) if self.again else None
         return Reads(self.inner, self._source, self._unchanging, kept)
 
     def _source(self, emit: Emitter, value: Value) -> Value | None:
+        """Emit a read of a forward value, or return None if the value must be recomputed."""
         if value == self.node.counter:
             return self.rounds.number(emit)
         constant = self._constant(value)
@@ -198,7 +202,7 @@ class Tape:
         maker = self.inner[value]
         descends = maker is not None and maker.op == "nn.sub" and maker.uses[1] == self.node.counter
         if maker is not None and descends and self.rounds.is_last(maker.uses[0], self.level.trail.makers):
-            return self.rounds.counter  # this loop goes back over one that goes back
+            return self.rounds.counter  # the forward loop counts down: the backward loop counts up again
         if value in self.later:
             return self.later[value][0]
         if value in self.shifted:
@@ -207,15 +211,16 @@ class Tape:
         return None if lane is None else self._step(emit, value, lane)
 
     def _step(self, emit: Emitter, value: Value, lane: Lane) -> Value:
+        """Return the step of a lane, as a new slice of the backward loop if possible."""
         sliced = self.rounds.sliced(lane)
         if sliced is None:
             return self.rounds.read(emit, lane)
-        found = self.level.fresh(value.name, lane.part)
-        self.slices.append(Slice(found, sliced[0], lane.axis, sliced[1]))
-        return found
+        slice_value = self.level.fresh(value.name, lane.part)
+        self.slices.append(Slice(slice_value, sliced[0], lane.axis, sliced[1]))
+        return slice_value
 
     def _unchanging(self, value: Value) -> bool:
-        """Whether every round computes the same."""
+        """True if every iteration computes the same value."""
         if value not in self._same:
             maker = self.inner.get(value)
             if value not in self.inner or self._constant(value) is not None:

@@ -1,1 +1,1 @@
-"""Orders of the nodes of a program: bytes alive in any of them, a search for the least, and what none goes below."""
+"""Orders of the nodes of a program: live bytes of any order, a search for the lowest peak, and a lower bound."""

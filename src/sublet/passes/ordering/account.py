@@ -1,8 +1,9 @@
-"""The bytes that are alive in any order of the nodes of a level: what the compiled search counts.
+"""Live bytes of a level in any order of the nodes, as modelled by the compiled search.
 
-Counted are atoms: bytes that live and die together. A view is atoms of its base, a concatenation the atoms of its
-operands, so neither takes bytes; a result takes over the atoms of an operand that end there, where the op allows it. No
-plan of any order has fewer bytes at its peak where `proves` says so; elsewhere it is an estimate.
+The unit is the atom: bytes with a common definition and a common last use. A view consists of atoms of the base, a
+concatenation of the atoms of the operands; neither takes bytes. A result takes over the atoms of an operand at the last
+use, where the op allows in-place execution. If `is_bound`, no plan of any order has fewer bytes at the peak; otherwise
+the model is an estimate.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sublet.passes.ordering import _ordering
 
 
 class Segment(NamedTuple):
-    """Bytes begin to end of what was made as `root`."""
+    """The bytes from `begin` to `end` of the value defined as `root`."""
 
     root: Value
     begin: int
@@ -29,16 +30,22 @@ class Segment(NamedTuple):
 
 
 Content = tuple[Segment, ...]
+"""The bytes of a value, in order."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """Atoms and nodes by position: sizes, who makes (-1: the start) and reads them, what results may be written over.
+    """The atoms and nodes of a level, by position.
 
-    over   by node: (bytes of a result, the atoms of each operand that it may be written over)
-    extra  bytes that each node needs in its sub-graphs
-    proves whether no plan of any order has fewer bytes alive: there is no control flow, nothing is updated, and
-           no operand has to be copied into a concatenation, where two copies might be the same bytes
+    size      bytes of each atom
+    kept      True for atoms live after the last node
+    maker     node defining each atom, -1 for atoms live before the first node
+    read      atoms read by each node
+    inplace   by node: (bytes of a result, the atoms of each operand the result may overwrite)
+    extra     bytes needed by each node inside the sub-graphs of the node
+    before    predecessors of each node
+    is_bound  True if no plan of any order has fewer live bytes: the level has no control flow and no updates, and no
+              operand has to be copied into a concatenation, where two copies might share bytes
     """
 
     size: tuple[int, ...]
@@ -51,7 +58,7 @@ class Account:
     proves: bool
 
     def problem(self) -> _ordering.Problem:
-        """In the form of the compiled search."""
+        """Return the model as a problem for the compiled search."""
         return _ordering.problem(self.size, self.kept, self.maker, self.before, self.read, self.over, self.extra)
 
 
@@ -65,10 +72,11 @@ def account_of(
     *,
     in_all: bool = True,
 ) -> Account:
-    """The account of some nodes of a level after which the `wanted` values are needed.
+    """Return the model of some nodes of a level. The `wanted` values are live after the last node.
 
-    Values `outside` have no bytes here; nor has an update that is written over its target, the last to read it. An
-    operand lies in all concatenations that read it, or (not `in_all`) in the first of them, as plans mostly have it.
+    Values in `outside` have no bytes, nor has an update written in place by the last reader of the target. An operand
+    lies in place in all concatenations reading the operand or, with `in_all` False, in the first only, like in most
+    plans.
     """
     home = {*outside, *_at_home(graph, nodes, flow)}
     reads = [reads_inside(node) for node in nodes]
@@ -88,7 +96,7 @@ def account_of(
 
 
 def _copies(node: Node, contents: Mapping[Value, Content]) -> bool:
-    """Whether an operand is no bytes of the concatenation that holds it, or one of several that are the same is not."""
+    """True if a concatenation has to copy an operand, or holds one operand twice."""
     rest: dict[Value, int] = {}
     for whole, part, _ in shared(node, lookup(node.op).parts(node)):
         rest[whole] = rest.get(whole, whole.nbytes) - part.nbytes
@@ -97,18 +105,18 @@ def _copies(node: Node, contents: Mapping[Value, Content]) -> bool:
 
 
 def _at_home(graph: Graph, nodes: Sequence[Node], flow: DataFlow) -> set[Value]:
-    """The updates that lie in the memory of their targets: nobody that follows them reads the target."""
+    """Return the updates written into the memory of the target: no node after the update reads the target."""
     targets = {source: target for target, source in graph.updates}
     readers: dict[Value, list[int]] = {}
     for i, node in enumerate(nodes):
         for value in reads_inside(node) & {*targets.values()}:
             readers.setdefault(value, []).append(i)
-    found = set()
+    in_place = set()
     for i, node in enumerate(nodes):
         for made, read, _ in shared(node, () if node.subgraphs else lookup(node.op).inplace(node)):
             if targets.get(made) == read and all(k == i or k in flow.before[i] for k in readers[read]):
-                found.add(made)
-    return found
+                in_place.add(made)
+    return in_place
 
 
 def _define(
@@ -117,7 +125,11 @@ def _define(
     outside: Collection[Value],
     wholes: dict[Value, set[Segment]] | None,
 ) -> None:
-    """What the results of a node are bytes of; `wholes`: the concatenation that bytes lie in, if in one only."""
+    """Add the contents of the results of a node to `contents`.
+
+    If `wholes` is a dict, each operand lies in place in a single concatenation: `wholes` maps a value to the content of
+    the concatenation. If None, an operand lies in place in every concatenation.
+    """
     placed: dict[Value, list[tuple[int, Content]]] = {}
     if not node.subgraphs:
         op = lookup(node.op)
@@ -136,33 +148,37 @@ def _define(
 
 
 def _cut(content: Content, begin: int, end: int) -> Content:
-    """Bytes begin to end of a content."""
-    found, at = [], 0
+    """Return the bytes from `begin` to `end` of a content."""
+    ranges, position = [], 0
     for root, first, last in content:
-        low, high = max(begin - at, 0), min(end - at, last - first)
+        low, high = max(begin - position, 0), min(end - position, last - first)
         if low < high:
-            found.append(Segment(root, first + low, first + high))
-        at += last - first
-    return tuple(found)
+            ranges.append(Segment(root, first + low, first + high))
+        position += last - first
+    return tuple(ranges)
 
 
 def _laid(value: Value, placed: Sequence[tuple[int, Content]]) -> Content:
-    """The content of a value of which some is bytes of others; the rest, and what would be there twice, is its own."""
-    found: list[Segment] = []
-    at = own = 0
+    """Return the content of a value composed of the contents in `placed`, at offsets.
+
+    The remaining bytes are new bytes of the value, and so are bytes occurring twice.
+    """
+    ranges: list[Segment] = []
+    end = own_bytes = 0
     for offset, content in [*sorted(placed, key=lambda pair: pair[0]), (value.nbytes, ())]:
         nbytes = sum(segment.end - segment.begin for segment in content)
-        if offset < at or offset + nbytes > value.nbytes or _overlap(found, content):
+        if offset < end or offset + nbytes > value.nbytes or _overlap(ranges, content):
             continue
-        if at < offset:
-            found.append(Segment(value, own, own + offset - at))
-            own += offset - at
-        found += content
-        at = offset + nbytes
-    return tuple(found)
+        if end < offset:
+            ranges.append(Segment(value, own_bytes, own_bytes + offset - end))
+            own_bytes += offset - end
+        ranges += content
+        end = offset + nbytes
+    return tuple(ranges)
 
 
 def _overlap(some: Iterable[Segment], others: Content) -> bool:
+    """True if two contents share bytes."""
     return any(a.root == b.root and a.begin < b.end and b.begin < a.end for a in some for b in others)
 
 
@@ -177,35 +193,36 @@ def _divided(
     flow: DataFlow,
     proves: bool,
 ) -> Account:
-    """The account, with what was made in one piece divided where somebody takes a part of it."""
+    """Return the model, with every value divided into atoms at the boundaries of its parts."""
     bounds: dict[Value, set[int]] = {}
     for content in contents.values():
         for root, begin, end in content:
             bounds.setdefault(root, set()).update((begin, end))
-    cuts = {root: sorted(several) for root, several in bounds.items()}
+    cuts = {root: sorted(edges) for root, edges in bounds.items()}
     first, count = {}, 0
-    for root, several in cuts.items():
+    for root, edges in cuts.items():
         first[root] = count
-        count += len(several) - 1
+        count += len(edges) - 1
 
-    def atoms(value: Value) -> list[int]:
-        found: list[int] = []
+    def atoms_of(value: Value) -> list[int]:
+        """Return the numbers of the atoms of a value."""
+        numbers: list[int] = []
         for root, begin, end in contents.get(value, ()):
             start = first[root]
-            found += range(start + bisect_left(cuts[root], begin), start + bisect_left(cuts[root], end))
-        return found
+            numbers += range(start + bisect_left(cuts[root], begin), start + bisect_left(cuts[root], end))
+        return numbers
 
-    size = [0 if root in outside else end - begin for root, several in cuts.items() for begin, end in pairwise(several)]
-    made_by = [maker[root] for root, several in cuts.items() for _ in several[1:]]
+    size = [0 if root in outside else end - begin for root, edges in cuts.items() for begin, end in pairwise(edges)]
+    made_by = [maker[root] for root, edges in cuts.items() for _ in edges[1:]]
     stays = [False] * count
     for value in kept:
-        for a in atoms(value):
+        for a in atoms_of(value):
             stays[a] = True
     read = [
-        tuple(sorted({a for value in several for a in atoms(value) if made_by[a] != i}))
-        for i, several in enumerate(reads)
+        tuple(sorted({a for value in edges for a in atoms_of(value) if made_by[a] != i}))
+        for i, edges in enumerate(reads)
     ]
-    over = [_slots(node, contents, atoms) for node in nodes]
+    over = [_slots(node, contents, atoms_of) for node in nodes]
     more = tuple(extra.get(node.name, 0) for node in nodes)
     return Account(tuple(size), tuple(stays), tuple(made_by), tuple(read), tuple(over), more, flow.before, proves)
 
@@ -213,9 +230,9 @@ def _divided(
 def _slots(
     node: Node, contents: Mapping[Value, Content], atoms: Callable[[Value], list[int]]
 ) -> tuple[tuple[int, tuple[tuple[int, ...], ...]], ...]:
-    """What each result that is bytes of its own may be written over."""
-    found: dict[Value, list[tuple[int, ...]]] = {}
+    """Return the operands each result may overwrite, for results with new bytes only."""
+    slots: dict[Value, list[tuple[int, ...]]] = {}
     for made, read, _ in shared(node, () if node.subgraphs else lookup(node.op).inplace(node)):
         if contents[made] == (Segment(made, 0, made.nbytes),) and made.nbytes and read in contents:
-            found.setdefault(made, []).append(tuple(atoms(read)))
-    return tuple((made.nbytes, tuple(dict.fromkeys(operands))) for made, operands in found.items())
+            slots.setdefault(made, []).append(tuple(atoms(read)))
+    return tuple((made.nbytes, tuple(dict.fromkeys(operands))) for made, operands in slots.items())

@@ -1,10 +1,10 @@
-"""An order of fewer bytes, level by level, and what no order goes below.
+"""Search for an order with fewer live bytes, level by level, and a lower bound for all orders.
 
-The search begins with the better of the order given and of the greedy ones (`passes/order.py`). It looks where the peak
-is: windows of nodes around it, narrow ones first, are searched for an order in which fewer bytes are alive
-(`core/descent.cpp`), up to the whole stretch between nodes that come at the same place in every order. Where that one
-is refuted, no order needs less. A minimum cut at the node where most is alive (`core/cut.cpp`) often says so at once.
-Sets of nodes are counted, not seconds.
+The search starts with the better of the given order and the greedy orders (`passes/reordering.py`). For windows of
+nodes around the peak, narrow windows first, the compiled search looks for an order with a lower peak
+(`core/descent.cpp`). The largest window extends between nodes with the same position in every order; if the search
+refutes the largest window, no order has a lower peak. A minimum cut at the node of the peak (`core/cut.cpp`) often
+proves the bound without a search. The limit counts visited sets of nodes, not seconds.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from sublet.passes.order import constrained, data_flow, greedy, reordered
 from sublet.passes.ordering.account import Account, account_of
 
 EFFORT = 200_000
-"""Sets of nodes that are visited for one level."""
+"""Maximum number of visited sets of nodes for one level."""
 
 Stop = Callable[[], bool]
 
 
 @dataclass(frozen=True)
 class LeastLive:
-    """What is known of all orders of a program's nodes.
+    """The result of a search over all orders of the nodes of a level.
 
-    live_bytes  alive at the peak of the order found
-    bound       no order has fewer bytes alive at its peak: views and concatenations in place, results over operands
-    node        where any order needs so many; "" for the start, or where a search says so
-    searched    a search has refuted every peak below the bound; otherwise it is a minimum cut at the node
-    steps       sets of nodes visited
-    proven      whether plans of no order can have fewer bytes alive than the bound; else it is of an estimate
+    live_bytes  live bytes at the peak of the best order found
+    bound       no order has fewer live bytes at the peak, with views and concat operands in place and in-place results
+    node        the node requiring `bound` bytes in any order; "" for the start or for a bound proved by a search
+    searched    True if a search refuted every lower peak; False if the bound is a minimum cut at the node
+    steps       number of visited sets of nodes
+    proven      True if no plan of any order has fewer live bytes than `bound`; False if the bound rests on an estimate
     """
 
     live_bytes: int
@@ -44,17 +44,17 @@ class LeastLive:
 
     @property
     def exact(self) -> bool:
-        """Whether no order has fewer bytes alive than the one found."""
+        """True if no order has fewer live bytes than the order found."""
         return self.bound == self.live_bytes
 
 
 def never() -> bool:
-    """Never stop."""
+    """Return False: never stop."""
     return False
 
 
 def orders_of_less(graph: Graph, outside: Collection[Value] = ()) -> tuple[Graph, ...]:
-    """Orders that may need less: by the account that bounds all plans, and by the one that is nearer to most."""
+    """Return two candidate orders: one by the bounding model, and one by the model closer to most plans."""
     return tuple(least_live(graph, outside, in_all=in_all)[0] for in_all in (True, False))
 
 
@@ -66,8 +66,8 @@ def least_live(
     *,
     in_all: bool = True,
 ) -> tuple[Graph, LeastLive]:
-    """The graph in the best order found, and what is known of all orders of its root level."""
-    known: list[LeastLive] = []
+    """Return the graph in the best order found, and the search result for the root level."""
+    results_by_level: list[LeastLive] = []
 
     def choose(
         level: Graph, nodes: Sequence[Node], wanted: Sequence[Value], extra: dict[str, int]
@@ -76,19 +76,19 @@ def least_live(
         account = account_of(level, nodes, wanted, extra, constrained(level, nodes), outside, in_all=in_all)
         order, peak, bound, node, searched, steps = account.problem().improved(range(len(nodes)), effort, stop)
         name = "" if node < 0 else nodes[node].name
-        known.append(LeastLive(peak, bound, name, searched, steps, in_all and account.proves))
+        results_by_level.append(LeastLive(peak, bound, name, searched, steps, in_all and account.proves))
         return tuple(nodes[i] for i in order), peak
 
-    found = reordered(graph, choose)
-    return found, known[-1]
+    reordered_graph = reordered(graph, choose)
+    return reordered_graph, results_by_level[-1]
 
 
 def account_in_order(graph: Graph, outside: Collection[Value] = ()) -> Account:
-    """The account of a graph's root level, in its own order."""
+    """Return the model of the root level of a graph, in the given order."""
     return account_of(graph, graph.nodes, results(graph), {}, data_flow(graph.nodes), outside)
 
 
 def live_bytes(graph: Graph, outside: Collection[Value] = ()) -> int:
-    """The bytes alive at the peak of a graph without control flow, in its own order."""
+    """Return the live bytes at the peak of a graph without control flow, in the given order."""
     problem = account_in_order(graph, outside).problem()
     return max([problem.at_start(), *problem.curve(range(len(graph.nodes)))])

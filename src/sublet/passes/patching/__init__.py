@@ -1,1 +1,1 @@
-"""Patches: the front of a network computed piece by piece of its output, so that no large map is ever whole."""
+"""Patch-based inference: compute the front of a network patch by patch, so no large feature map is ever whole."""

@@ -1,7 +1,7 @@
-"""Which area of its operands a node needs for an area of its output, and what it looks like on that area alone.
+"""Receptive fields: the area of the operands needed for an area of the output, and the node computing only the area.
 
-Windows (convolutions, poolings) need what they lie over; at a border of the map the padding stays, inside there is
-none. What computes each place from the same place needs the same area. Nothing else is known here.
+Nodes with windows (convolutions, poolings) need the area under the windows; padding stays at the borders of the map and
+is removed inside. Pointwise nodes need the same area. Other nodes are not supported.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from sublet.ir.graph import Attr, Node, Value
 from sublet.ops.nn.windows import Windows, windows
 
 Area = tuple[tuple[int, int], ...]
-"""From and to, for each of the two spatial axes."""
+"""(begin, end) along each of the two spatial axes."""
 
 Axes = tuple[int, int]
+"""The two spatial axes: height and width."""
 
 NORMALIZATIONS = frozenset(("onnx.BatchNormalization", "nn.batch_norm_inference"))
-"""Their other operands have an element for each channel."""
+"""Ops whose remaining operands have one element a channel."""
 
 _ONNX = ("Relu", "Clip", "LeakyRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Elu", "Selu", "Softplus", "Erf")
 _MORE = (
@@ -41,21 +42,22 @@ _NN_MORE = ("abs", "sqrt", "exp", "add", "sub", "mul", "div", "minimum", "maximu
 POINTWISE = frozenset(
     [*(f"onnx.{name}" for name in _ONNX + _MORE), *NORMALIZATIONS, *(f"nn.{name}" for name in _NN + _NN_MORE)]
 )
-"""Each place of the output comes from the same place of the operands; other operands are the same at all places."""
+"""Ops computing an output position from the same position of the operands, or from operands constant over positions."""
 
 WINDOWED = frozenset(f"onnx.{name}" for name in ("Conv", "FusedConv", "MaxPool", "AveragePool")) | frozenset(
     ("nn.conv", "nn.max_pool", "nn.avg_pool")
 )
+"""Ops computing each output position from a window of the first operand."""
 
 
 def extents(value: Value, axes: Axes) -> tuple[int, int] | None:
-    """The spatial extents of a map of four axes; None of anything else."""
+    """Return the spatial extents of a map with four axes, None for any other value."""
     spec = value.spec
     return (spec.shape[axes[0]], spec.shape[axes[1]]) if isinstance(spec, TensorSpec) and len(spec.shape) == 4 else None
 
 
 def sized(value: Value, area: Area, axes: Axes) -> TensorSpec:
-    """The type of an area of a map."""
+    """Return the type of an area of a map."""
     assert isinstance(value.spec, TensorSpec)
     shape = list(value.spec.shape)
     for axis, (begin, end) in zip(axes, area, strict=True):
@@ -64,7 +66,7 @@ def sized(value: Value, area: Area, axes: Axes) -> TensorSpec:
 
 
 def axes_of(node: Node) -> Axes | None:
-    """The spatial axes of a node with windows; None of any other, or of other than two."""
+    """Return the spatial axes of a node with two-dimensional windows, None for any other node."""
     over = _windows(node)
     if over is None or len(over.kernel) != 2:
         return None
@@ -72,7 +74,10 @@ def axes_of(node: Node) -> Axes | None:
 
 
 def obstacle(node: Node, axes: Axes, maps: frozenset[Value]) -> str:
-    """Why a node cannot be computed by areas; "" where it can. `maps` are the operands that come in areas."""
+    """Return the reason why a node cannot be computed by areas, "" if possible.
+
+    `maps` are the operands split into areas.
+    """
     outs = node.defs
     if node.subgraphs or len(outs) != 1 or extents(outs[0], axes) is None:
         return "makes other than one map of four axes"
@@ -96,7 +101,7 @@ def obstacle(node: Node, axes: Axes, maps: frozenset[Value]) -> str:
 
 
 def needed(node: Node, area: Area, axes: Axes) -> Area:
-    """The area of the maps it reads that a node needs for an area of its output."""
+    """Return the area of the operand maps needed for an area of the output."""
     over = _windows(node)
     if over is None:
         return area
@@ -111,7 +116,10 @@ def needed(node: Node, area: Area, axes: Axes) -> Area:
 
 
 def attributes(node: Node, area: Area, axes: Axes) -> Mapping[str, Attr]:
-    """The attributes of a node that computes an area of its output from what `needed` says: padding at borders only."""
+    """Return the attributes of the node computing an area of the output from the area of `input_area`.
+
+    The node pads only at the borders of the map.
+    """
     over = _windows(node)
     if over is None:
         return node.attrs
@@ -129,20 +137,20 @@ def attributes(node: Node, area: Area, axes: Axes) -> Mapping[str, Attr]:
 
 
 def _same_everywhere(value: Value, axes: Axes) -> bool:
-    """Whether an operand has one element for all places of a map of four axes."""
+    """True if an operand has one element for all positions of a map with four axes."""
     shape = value.spec.shape if isinstance(value.spec, TensorSpec) else (0,)
     aligned = (1,) * (4 - len(shape)) + tuple(shape)
     return len(aligned) == 4 and all(aligned[axis] == 1 for axis in axes)
 
 
 def _windows(node: Node) -> Windows | None:
-    """The windows of a node; None where it has none, or rare ones."""
+    """Return the windows of a node, or None for a node without windows or with unsupported windows."""
     if node.op not in WINDOWED or not node.uses or node.attrs.get("ceil_mode") or node.attrs.get("ceil"):
         return None
     weight = node.inputs[1] if len(node.inputs) > 1 else None
-    told = node.attrs.get("kernel_shape") or node.attrs.get("kernel")
+    declared = node.attrs.get("kernel_shape") or node.attrs.get("kernel")
     shape = weight.spec.shape if weight is not None and isinstance(weight.spec, TensorSpec) else ()
-    kernel = told if isinstance(told, tuple) else shape[2:]
+    kernel = declared if isinstance(declared, tuple) else shape[2:]
     if len(kernel) != 2:
         return None
     attrs: dict[str, Attr] = dict(node.attrs)

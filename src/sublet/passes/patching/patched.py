@@ -1,9 +1,10 @@
-"""Patch-wise: the front of a network computed for one patch of its output after the other (Lin et al., MCUNetV2, 2021).
+"""Patch-based inference: compute the front of a network one output patch after another (Lin et al., MCUNetV2, 2021).
 
-Requires a legal graph and a node up to which the front goes: all that it depends on, as far as that depends on inputs,
-computes areas of maps from areas of maps, and nobody else reads any of it. Ensures the same results, bit by bit where
-kernels compute a place alike wherever it lies. Each patch is computed from the area of the input that it needs,
-neighbours' edges (the halo) included, so edges are computed more than once; padding stays at the borders of the maps.
+Requires a legal graph and the last node of the front. Every input-dependent node before the last node must compute
+areas of maps from areas of maps, and only the front may read the maps. Ensures the same results, bit by bit if kernels
+compute a position alike wherever the position lies. Each patch is computed from the receptive field of the patch,
+including the edges of neighbouring patches (the halo), so edges are computed repeatedly. Padding stays at the borders
+of the maps.
 
     %a = onnx.Conv(%x, %w)              %x.0 = nn.slice(%x)  %a.0 = onnx.Conv(%x.0, %w)  %b.0 = onnx.Conv(%a.0, %v)
     %b = onnx.Conv(%a, %v)       ->     %x.1 = nn.slice(%x)  %a.1 = onnx.Conv(%x.1, %w)  %b.1 = onnx.Conv(%a.1, %v)
@@ -25,11 +26,12 @@ from sublet.ops.emitter import Literals, Names
 from sublet.passes.patching.areas import Area, Axes, attributes, axes_of, extents, needed, obstacle, sized
 
 MOST_PATCHES = 1 << 12
+"""Maximum number of patches."""
 
 
 @dataclass(frozen=True)
 class Patches:
-    """How the front is divided: rows and columns of patches of the output of `node`."""
+    """A division of the output of `node`, the last node of the front, into rows and columns of patches."""
 
     rows: int
     columns: int
@@ -41,7 +43,7 @@ class Patches:
 
 @dataclass(frozen=True)
 class Front:
-    """The nodes that are computed in patches, in order, what the last makes, and which axes of maps are divided."""
+    """The nodes to compute in patches, in order, the result of the last node, and the spatial axes of the maps."""
 
     nodes: tuple[Node, ...]
     result: Value
@@ -49,15 +51,18 @@ class Front:
 
 
 def parse_patches(text: str) -> Patches:
-    """ "4x4@NODE". Raises PlanError for anything else."""
-    found = re.fullmatch(r"([0-9]{1,4})x([0-9]{1,4})@(.+)", text, re.DOTALL)
-    if found is None or not 1 < int(found[1]) * int(found[2]) <= MOST_PATCHES:
+    """Parse "ROWSxCOLUMNS@NODE", such as "4x4@Add_12". Raises PlanError for any other text."""
+    match = re.fullmatch(r"([0-9]{1,4})x([0-9]{1,4})@(.+)", text, re.DOTALL)
+    if match is None or not 1 < int(match[1]) * int(match[2]) <= MOST_PATCHES:
         raise PlanError(f"patches {text[:80]!r}: write ROWSxCOLUMNS@NODE, such as 4x4@Add_12, or auto")
-    return Patches(int(found[1]), int(found[2]), found[3])
+    return Patches(int(match[1]), int(match[2]), match[3])
 
 
 def patched(graph: Graph, text: str) -> Graph:
-    """The graph with its front in patches, as `text` says. The same graph for the same text. Raises PlanError."""
+    """Return the graph with the front in patches, as given by `text`. The result is deterministic.
+
+    Raises PlanError if `text` is malformed, or names a node without a front or with too few rows or columns.
+    """
     patches = parse_patches(text)
     front = front_to(graph, patches.node)
     if isinstance(front, str):
@@ -78,36 +83,39 @@ def patched(graph: Graph, text: str) -> Graph:
 
 
 def places(front: Front, rows: int, columns: int) -> dict[str, float]:
-    """How many times the places of its map each node of a front computes in so many patches, by name."""
+    """Return, by node name, the ratio of computed positions to positions of the map.
+
+    The front is divided into `rows` x `columns` patches. A ratio above 1 is due to overlapping receptive fields.
+    """
     size = extents(front.result, front.axes)
     assert size is not None
     down = [areas_in(front, (cut, (0, size[1]))) for cut in divided(size[0], rows)]
     across = [areas_in(front, ((0, size[0]), cut)) for cut in divided(size[1], columns)]
-    found = {}
+    factors = {}
     for node in front.nodes:
         (out,) = node.defs
         whole = extents(out, front.axes)
         assert whole is not None
         lengths = [sum(areas[out][i][1] - areas[out][i][0] for areas in kind) for i, kind in enumerate((down, across))]
-        found[node.name] = lengths[0] * lengths[1] / max(1, whole[0] * whole[1])
-    return found
+        factors[node.name] = lengths[0] * lengths[1] / max(1, whole[0] * whole[1])
+    return factors
 
 
 def areas_in(front: Front, area: Area) -> dict[Value, Area]:
-    """Of each map of the front the area that somebody needs for an area of the result."""
-    found = {front.result: area}
+    """Return the needed area of each map of the front, for an area of the result."""
+    areas = {front.result: area}
     made = {value for node in front.nodes for value in node.defs}
     for node in reversed(front.nodes):
-        wanted = needed(node, found[node.defs[0]], front.axes)
+        wanted = needed(node, areas[node.defs[0]], front.axes)
         for value in node.uses:
             if value in made:
-                known = found.get(value, wanted)
-                found[value] = tuple((min(a, c), max(b, d)) for (a, b), (c, d) in zip(known, wanted, strict=True))
-    return found
+                known = areas.get(value, wanted)
+                areas[value] = tuple((min(a, c), max(b, d)) for (a, b), (c, d) in zip(known, wanted, strict=True))
+    return areas
 
 
 def front_to(graph: Graph, name: str) -> Front | str:
-    """The front up to a node, or why there is none."""
+    """Return the front ending at a node, or the reason why no front ends there."""
     position = {node.name: i for i, node in enumerate(graph.nodes)}
     if name not in position:
         return f"the graph has no node {name[:80]!r}"
@@ -135,15 +143,17 @@ def front_to(graph: Graph, name: str) -> Front | str:
 
 
 def _varying(graph: Graph) -> frozenset[Value]:
-    """What depends on an input."""
-    found = {*graph.inputs, *graph.updated}
+    """Return the values depending on an input or on an updated value."""
+    varying = {*graph.inputs, *graph.updated}
     for node in graph.nodes:
-        if not found.isdisjoint(reads_inside(node)):
-            found.update(node.defs)
-    return frozenset(found)
+        if not varying.isdisjoint(reads_inside(node)):
+            varying.update(node.defs)
+    return frozenset(varying)
 
 
 class _Writer:
+    """Writer of the patches of a front."""
+
     def __init__(self, graph: Graph, front: Front) -> None:
         self.front = front
         self.values = Names(value.name for value in graph.values())
@@ -154,7 +164,10 @@ class _Writer:
         self.maps = self.made | ({*graph.inputs} & _varying(graph))
 
     def whole(self, cuts: Sequence[Sequence[tuple[int, int]]]) -> list[Node]:
-        """The nodes of all patches, and what joins them."""
+        """Return the nodes of all patches and the concatenations joining the patches.
+
+        `cuts` are the ranges of rows and the ranges of columns.
+        """
         nodes: list[Node] = []
         rows = []
         result, axes = self.front.result, self.front.axes
@@ -179,48 +192,50 @@ class _Writer:
         return nodes
 
     def _joined(self, pieces: Sequence[Value], whole: Value, axis: int) -> Node:
+        """Return the concatenation of the pieces."""
         op = "onnx.Concat" if self.in_onnx else "nn.concat"
         return Node(self.names.fresh(f"{whole.name}.joined"), op, tuple(pieces), (whole,), {"axis": axis})
 
     def _patch(self, area: Area, mark: str) -> tuple[list[Node], Value]:
-        """The nodes that compute an area of the result, and what they make."""
+        """Return the nodes computing an area of the result, and the value of the area. `mark` is a suffix for names."""
         axes = self.front.axes
         areas = areas_in(self.front, area)
-        here: dict[Value, Value] = {}
-        taken: dict[tuple[Value, Area], Value] = {}
+        computed: dict[Value, Value] = {}
+        slices: dict[tuple[Value, Area], Value] = {}
         nodes: list[Node] = []
 
         def part(value: Value, wanted: Area) -> Value:
-            """An area of a map, of what this patch has of it."""
+            """Return an area of a map, cut from the area of the map in this patch."""
             has = areas[value] if value in self.made else tuple((0, extent) for extent in extents(value, axes) or ())
-            source = here.get(value, value)
+            source = computed.get(value, value)
             if has == wanted:
                 return source
-            if (value, wanted) not in taken:
+            if (value, wanted) not in slices:
                 out = Value(self.values.fresh(f"{value.name}.{mark}"), sized(value, wanted, axes))
                 nodes.append(self._slice(source, out, [(b - a) for (b, _), (a, _) in zip(wanted, has, strict=True)]))
-                taken[value, wanted] = out
-            return taken[value, wanted]
+                slices[value, wanted] = out
+            return slices[value, wanted]
 
         for node in self.front.nodes:
             (out,) = node.defs
             wanted = needed(node, areas[out], axes)
             inputs = tuple(part(v, wanted) if v is not None and v in self.maps else v for v in node.inputs)
-            here[out] = Value(self.values.fresh(f"{out.name}.{mark}"), sized(out, areas[out], axes))
-            outputs = tuple(None if value is None else here[out] for value in node.outputs)
+            computed[out] = Value(self.values.fresh(f"{out.name}.{mark}"), sized(out, areas[out], axes))
+            outputs = tuple(None if value is None else computed[out] for value in node.outputs)
             attrs = attributes(node, areas[out], axes)
             name = self.names.fresh(f"{node.name}.{mark}")
             nodes.append(Node(name, node.op, inputs, outputs, attrs, node.source))
-        return nodes, here[self.front.result]
+        return nodes, computed[self.front.result]
 
     def _slice(self, source: Value, out: Value, begins: Sequence[int]) -> Node:
+        """Return the node slicing `out` from `source`, beginning at `begins`."""
         name = self.names.fresh(f"{out.name}.taken")
         shape = out.spec.shape if isinstance(out.spec, TensorSpec) else ()
         if self.in_onnx:
             to = (begin + shape[axis] for begin, axis in zip(begins, self.front.axes, strict=True))
             pairs = TensorSpec(DType.I64, (2,))
-            told = [self.literals.of(tuple(numbers), pairs) for numbers in (begins, to, self.front.axes)]
-            return Node(name, "onnx.Slice", (source, *told), (out,))
+            operands = [self.literals.of(tuple(numbers), pairs) for numbers in (begins, to, self.front.axes)]
+            return Node(name, "onnx.Slice", (source, *operands), (out,))
         starts = [0] * len(shape)
         for axis, begin in zip(self.front.axes, begins, strict=True):
             starts[axis] = begin

@@ -1,1 +1,1 @@
-"""Recomputation: values are dropped and computed again before a late reader, where that lowers the peak."""
+"""Rematerialization: drop values and recompute them before a late reader, where the peak falls."""

@@ -1,8 +1,8 @@
-"""What is computed again, as data, and the one function that writes it into a graph.
+"""Rematerialization: the recomputed nodes as data, and the function applying the data to a graph.
 
-Requires a legal graph. Ensures the same results, bit by bit where the same kernel gives the same: each pair (node,
-reader) puts a clone of the node right before the reader, and whoever reads what it makes from there on reads the
-clone. So the value is not alive between its last reader before the clone and the clone.
+Requires a legal graph. Ensures the same results, bit by bit if the same kernel is deterministic. Each pair (node,
+reader) puts a clone of the node right before the reader; the reader and all later readers read the clone. The value is
+dead between the last reader before the clone and the clone.
 
     %y = nn.relu(%x)                     %y = nn.relu(%x)
     %z = nn.conv(%y, %w)                 %z = nn.conv(%y, %w)
@@ -10,15 +10,15 @@ clone. So the value is not alive between its last reader before the clone and th
     %d = gradient(%g, %y)                %y.again = nn.relu(%x) again
                                          %d = gradient(%g, %y.again)
 
-Clones before one reader stand in the order of what they are clones of, so a chain reads its own clones. What nobody
-reads any more is left out: where the first reader reads a clone, the node has moved. A result of the program is the
-original's always. Random commands are functions of a key, and give the same numbers again.
+Clones before the same reader stand in the order of the original nodes, so a clone reads the clones of its operands.
+Nodes without readers are removed: if the first reader reads a clone, the node has moved. A result of the program is
+always computed by the original node. Random commands are functions of a key and return the same numbers again.
 
-A clone never stands behind the node that makes the new content of an input or weight which it reads: that content may
-be written over the old. A batch normalisation reads the running statistics only to move them; its clone, whose moved
-ones nobody reads, reads the scale in their place.
+A clone reading an input or weight never stands after the node computing the new content: the new content may overwrite
+the old. A batch normalisation reads the running statistics only to update the statistics; a clone, whose updated
+statistics have no reader, reads the scale instead.
 
-A pair may also name the offload of a value (`offload.py`): its clone brings the value back from slow memory.
+A pair may also name the offload of a value (`offload.py`): the clone then reloads the value from slow memory.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ from sublet.ops.nn.conversion import RELOAD
 from sublet.passes.recompute.offload import is_offload, meant, there_and_back, with_offloads
 
 Again = Sequence[tuple[str, str]]
-"""Pairs (node, reader) of the root level, by name."""
+"""Pairs (node, reader) of names of the root level: recompute the node before the reader."""
 
 ONLY_MOVED: Mapping[str, tuple[tuple[int, int, int], ...]] = {"nn.batch_norm": ((3, 1, 1), (4, 1, 2))}
-"""By op (operand, another of the same spec, output): the operand has a part in this output only."""
+"""By op, (operand, replacing operand of the same spec, output): the operand influences only this output."""
 
 
 def recomputed(graph: Graph, again: Again) -> Graph:
-    """The graph in which these nodes are computed again. The same graph for the same pairs.
+    """Return the graph with the given nodes rematerialized. The result is deterministic.
 
-    Raises PlanError for a pair that this graph cannot have, that is told twice, or that nobody would read.
+    Raises PlanError for a pair that is impossible, given twice, or without an effect.
     """
     if not again:
         return graph
-    nodes, left = _written(graph, again)
-    if len(left) != len(again):
-        name, reader = next((pair for pair in again if pair not in left), again[0])
+    nodes, live_pairs = _written(graph, again)
+    if len(live_pairs) != len(again):
+        name, reader = next((pair for pair in again if pair not in live_pairs), again[0])
         raise PlanError(f"{name!r} computed again before {reader!r} is read by nobody, or told twice: leave it out")
     return replace(graph, nodes=tuple(nodes))
 
 
 def read_by_somebody(graph: Graph, again: Again) -> Again:
-    """Those of the pairs that change something. Raises PlanError for a pair that this graph cannot have."""
+    """Return the pairs with a clone read by a live node. Raises PlanError for an impossible pair."""
     return _written(graph, again)[1]
 
 
 def _written(graph: Graph, again: Again) -> tuple[Sequence[Node], Again]:
-    """The nodes, and of the pairs those whose clones are left."""
+    """Return the nodes with clones, and the pairs with a live clone."""
     graph = with_offloads(graph, meant(graph, (name for name, _ in again)))
     places = _places(graph, again)
     names = Names([value.name for value in graph.values()] + [node.name for node in graph.walk()])
@@ -80,7 +80,7 @@ def _written(graph: Graph, again: Again) -> tuple[Sequence[Node], Again]:
 
 
 def clonable(graph: Graph) -> list[int]:
-    """For each node of the root level the last position that a clone of it may stand before; -1 where none may."""
+    """Return for each node of the root level the last position with a legal clone before it; -1 if none."""
     maker = makers(graph.nodes)
     end = len(graph.nodes)
     closed = {target: maker.get(source, end) for target, source in graph.updates}
@@ -88,6 +88,7 @@ def clonable(graph: Graph) -> list[int]:
 
 
 def _latest(node: Node, closed: Mapping[Value, int], last: int) -> int:
+    """Return the last legal position of a clone of the node, given `closed`, the position of the update by value."""
     if (
         node.subgraphs
         or not lookup(node.op).pure
@@ -100,7 +101,7 @@ def _latest(node: Node, closed: Mapping[Value, int], last: int) -> int:
 
 
 def _operands(node: Node) -> tuple[Value | None, ...]:
-    """What a clone of the node reads."""
+    """Return the operands of a clone of the node."""
     if is_offload(node):
         return (there_and_back(node)[1],)
     read = list(node.inputs)
@@ -111,20 +112,20 @@ def _operands(node: Node) -> tuple[Value | None, ...]:
 
 
 def reads_of_clone(node: Node) -> set[Value]:
-    """The values that a clone of the node reads."""
+    """Return the values read by a clone of the node."""
     return {value for value in _operands(node) if value is not None}
 
 
 def only_moved(node: Node) -> set[Value]:
-    """The outputs of which a clone has no use: they hold something else there."""
+    """Return the outputs not renewed by a clone, because a clone computes a different content."""
     return {value for _, _, k in ONLY_MOVED.get(node.op, ()) if (value := node.outputs[k]) is not None}
 
 
 def _places(graph: Graph, again: Again) -> dict[int, set[int]]:
-    """The positions of what is computed again by the position of the reader. Raises PlanError."""
+    """Return the positions of the nodes to clone by the position of the reader. Raises PlanError."""
     position = {node.name: i for i, node in enumerate(graph.nodes)}
     latest = clonable(graph)
-    found: dict[int, set[int]] = {}
+    positions: dict[int, set[int]] = {}
     for name, reader in again:
         if name not in position or reader not in position:
             raise PlanError(f"{name!r} cannot be computed again before {reader!r}: the graph has no such nodes")
@@ -132,21 +133,23 @@ def _places(graph: Graph, again: Again) -> dict[int, set[int]]:
         if not j < i <= latest[j]:
             why = "it stands before it" if i <= j else "it does more than compute, or what it reads is updated by then"
             raise PlanError(f"{name!r} cannot be computed again before {reader!r}: {why}")
-        found.setdefault(i, set()).add(j)
-    return found
+        positions.setdefault(i, set()).add(j)
+    return positions
 
 
 @dataclass(frozen=True)
 class _Fresh:
-    """Values of a clone."""
+    """Factory of the values of clones."""
 
     names: Names
 
     def of(self, value: Value | None) -> Value | None:
+        """Return a value with a fresh name."""
         return None if value is None else replace(value, name=self.names.fresh(f"{value.name}.again"))
 
 
 def _clone(node: Node, now: Mapping[Value, Value], names: Names) -> Node:
+    """Return a clone of the node, reading the current replacements `now`. The clone of an offload is a reload."""
     fresh = _Fresh(names)
     inputs = tuple(None if value is None else now.get(value, value) for value in _operands(node))
     outputs = tuple(fresh.of(value) for value in (node.inputs if is_offload(node) else node.outputs))
@@ -157,13 +160,14 @@ def _clone(node: Node, now: Mapping[Value, Value], names: Names) -> Node:
 
 
 def _pairs(node: Node, clone: Node) -> dict[Value, Value]:
+    """Return the values of the clone by the values of the node."""
     moved = only_moved(node)
     pairs = zip(node.inputs if is_offload(node) else node.outputs, clone.outputs, strict=True)
     return {old: new for old, new in pairs if old is not None and new is not None and old not in moved}
 
 
 def _needed(nodes: Sequence[Node], needed: set[Value], several: Collection[str]) -> list[Node]:
-    """The nodes without clones, and nodes that have clones, that nobody reads."""
+    """Return the nodes without dead clones and dead originals of clones."""
     kept: list[Node] = []
     for node in reversed(nodes):
         if (node.again or node.name in several) and needed.isdisjoint(node.outputs):

@@ -1,9 +1,9 @@
-"""What no order and no recomputation can go below: the node whose operands and results alone need most.
+"""A memory bound for all orders and rematerializations: the node whose operands and results alone need the most bytes.
 
-Counted is what must lie in the arena at once, when a node runs for the sake of a result: the values it reads and makes
-that are bytes of their own, and inputs that something after it reads, which nobody can compute again. A result that may
-be written over an operand counts nothing, views and parts of one tensor count as the largest of them, and what may lie
-outside the arena (in memory of a weight that nobody reads any more, or of an output of the caller's) counts nothing.
+Counted are the bytes necessarily in the arena while a live node runs: values read and defined with separate bytes, and
+inputs with a later reader, because no node can recompute an input. Not counted are results that may overwrite an
+operand, and values that may lie outside the arena (in memory of a weight without later readers, or in an output buffer
+of the caller). Views and parts of a tensor count as the largest of them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ START, END = "", "return"
 
 @dataclass(frozen=True)
 class Floor:
-    """Any program of these nodes needs at least `nbytes` when `node` runs: these values lie in the arena then.
+    """A bound: any program of the nodes needs at least `nbytes` when `node` runs, with `values` in the arena.
 
-    node    "" for the start, when the inputs are there; "return" for the end, when the outputs are
-    steady  bytes of constants that lie in the arena throughout, counted too
+    node    "" for the start, with all inputs live; "return" for the end, with all outputs live
+    values  (name, bytes) of each counted value
+    steady  bytes of constants in the arena throughout, included in `nbytes`
     """
 
     nbytes: int
@@ -37,7 +38,7 @@ class Floor:
 
     @property
     def words(self) -> str:
-        """The claim, for people."""
+        """The bound as a sentence."""
         where = {START: "at the start", END: "at the end"}.get(self.node, f"at node {self.node}")
         named = ", ".join(f"{name} ({nbytes:,})" for name, nbytes in self.values)
         throughout = f"; constants take {self.steady:,} throughout" if self.steady else ""
@@ -45,41 +46,45 @@ class Floor:
 
 
 def floor(graph: Graph, *, io_bound: bool, weights_bound: bool, offloading: bool = False) -> Floor:
-    """The bytes that any order of these nodes needs, whichever of them are computed again.
+    """Return the bytes needed by any order and any rematerialization of the nodes.
 
-    With `offloading`, also whatever is brought to another memory and back: inputs that wait count nothing then.
+    With `offloading`, the bound also holds for programs that offload values: waiting inputs then count nothing.
     """
     steady = 0 if weights_bound else sum(value.nbytes for value in graph.constants)
     level = _Level(graph, io_bound, offloading)
-    found = [level.at_start(), level.at_end(), *(level.at(i) for i in level.needed)]
-    highest = max(found, key=lambda each: each.nbytes)
+    bounds = [level.at_start(), level.at_end(), *(level.at(i) for i in level.needed)]
+    highest = max(bounds, key=lambda each: each.nbytes)
     return Floor(highest.nbytes + steady, highest.node, highest.values, steady)
 
 
 class _Sets:
-    """Values that may be bytes of each other (union-find)."""
+    """Union-find over values that may share bytes."""
 
     def __init__(self) -> None:
         self._of: dict[Value, Value] = {}
 
     def first(self, value: Value) -> Value:
+        """Return the representative of the set of a value."""
         while value in self._of:
             value = self._of[value]
         return value
 
     def join(self, values: Iterable[Value | None]) -> None:
+        """Merge the sets of the values."""
         firsts = list(dict.fromkeys(self.first(value) for value in values if value is not None))
         for other in firsts[1:]:
             self._of[other] = firsts[0]
 
 
 class _Level:
+    """The root level of a graph, prepared for bounds at each node."""
+
     def __init__(self, graph: Graph, io_bound: bool, offloading: bool) -> None:
         self.graph, self.nodes, self.io_bound = graph, graph.nodes, io_bound
         self.wait_here = not (io_bound or offloading)
         flow = data_flow(graph.nodes)
         self.after = [0] * len(self.nodes)
-        """By node those that need what it makes, as bits."""
+        """By node, the transitive successors as bits."""
         for i in reversed(range(len(self.nodes))):
             for j in flow.after[i]:
                 self.after[i] |= self.after[j] | 1 << j
@@ -91,13 +96,13 @@ class _Level:
         final = sum(1 << i for i, node in enumerate(self.nodes) if not is_pure(node) or wanted & set(node.defs))
         run = [i for i in range(len(self.nodes)) if (self.after[i] | 1 << i) & final]
         self.needed = [i for i in run if not self.nodes[i].subgraphs]
-        """What runs for the sake of a result; nothing is said of the bytes that loops and branches need."""
+        """The live nodes. Loops and branches are left out: the bound says nothing about bytes inside them."""
         running = sum(1 << i for i in run)
         self.after = [bits & running for bits in self.after]
         self.readers = {value: bits & running for value, bits in self.readers.items()}
         self.same, self.linked = self._sets()
         self.outside: dict[Value, list[Value]] = {}
-        """By set of linked values those with memory outside the arena that may come to hold others of the set."""
+        """By set of linked values, the values with memory outside the arena, able to hold other values of the set."""
         free = [target for target in graph.updated if target in graph.weights or io_bound]
         for value in (*free, *((*graph.outputs, *graph.inputs) if io_bound else ())):
             self.outside.setdefault(self.linked.first(value), []).append(value)
@@ -105,6 +110,7 @@ class _Level:
         self.fixed = {self.same.first(value) for value in fixed}
 
     def _sets(self) -> tuple[_Sets, _Sets]:
+        """Return two partitions of the values: by views and parts, and additionally by in-place results and updates."""
         same, linked = _Sets(), _Sets()
         for node in self.nodes:
             if node.subgraphs:
@@ -120,7 +126,7 @@ class _Level:
         return same, linked
 
     def at(self, i: int) -> Floor:
-        """What is in the arena when a node runs."""
+        """Return the bound at node `i`."""
         node, later = self.nodes[i], self.after[i]
         over = {output for output, _ in _shared(node, (lookup(node.op).inplace,))}
         read = [value for value in reads_of_clone(node) if not self._hidden(value, later | 1 << i)]
@@ -129,25 +135,26 @@ class _Level:
         return self._sum(node.name, (*read, *made, *waiting))
 
     def at_start(self) -> Floor:
-        """All inputs that lie in the arena and are read."""
+        """Return the bound at the start: all inputs in the arena with a reader."""
         there = [] if self.io_bound else [value for value in self.graph.inputs if self.readers.get(value)]
         return self._sum(START, there)
 
     def at_end(self) -> Floor:
-        """All outputs that lie in the arena."""
+        """Return the bound at the end: all outputs in the arena."""
         return self._sum(END, [value for value in self.graph.outputs if not self._hidden(value, 0)])
 
     def _hidden(self, value: Value, waiting: int) -> bool:
-        """Whether a value may lie outside the arena, while these nodes (as bits) have not run."""
+        """True if a value may lie outside the arena while the nodes `waiting` (as bits) have not run."""
         if not value.plannable or self.same.first(value) in self.fixed:
             return True
-        several = self.outside.get(self.linked.first(value), ())
+        candidates = self.outside.get(self.linked.first(value), ())
         return any(
             other.nbytes >= value.nbytes and not (other in self.graph.updated and self.readers.get(other, 0) & waiting)
-            for other in several
+            for other in candidates
         )
 
     def _sum(self, name: str, values: Sequence[Value]) -> Floor:
+        """Return the bound counting the largest value of each set."""
         largest: dict[Value, Value] = {}
         for value in sorted(values, key=lambda value: (value.nbytes, value.name)):
             if value.nbytes:
@@ -157,5 +164,5 @@ class _Level:
 
 
 def _shared(node: Node, facts: Iterable[Callable[[Node], tuple[Share, ...]]]) -> list[tuple[Value, Value]]:
-    """The pairs (output, operand) that may be the same bytes by these facts."""
+    """Return the pairs (output, operand) that may share bytes by the given facts of the op."""
     return [(output, operand) for fact in facts for output, operand, _ in shared(node, fact(node))]

@@ -1,12 +1,12 @@
-"""No less extra time than this: what is read behind a moment, and is not alive there, is made again behind it.
+"""A lower bound on extra time, by a linear program over a few moments and all stages between consecutive moments.
 
-It holds for programs in the order given in which every node runs where it stands, and clones besides. Of each there is
-told which blocks are alive at a few moments, and which nodes run again between one of these and the next. As in a
-schedule by stages (Jain et al., "Checkmate", 2020, section 4), but in few of them, and over any number of stages at
-once: a block that is read behind a moment was alive there, or a clone of its maker runs between the two; and whatever
-that clone reads was alive there too, or is made again on the way. So a whole chain is paid for where nothing of it is
-kept. Nothing is said of the bytes between these moments, and what runs again twice from one to the next counts once:
-the least over these choices is no more than what any such program costs.
+The bound covers programs in the given order with every node at its position, plus clones. A moment is the position of
+an original node. The unknowns of the linear program are the blocks live at each moment, and the nodes rerun in each
+stage, between consecutive moments. Like a schedule by stages (Jain et al., "Checkmate", 2020, section 4), but with few
+stages, and with constraints over any number of stages: a block read after a moment was live at the moment, or a clone
+of the defining node runs between the moment and the read; and each operand of the clone was live at the moment too, or
+is recomputed on the way. A dropped chain is therefore paid for in full. Bytes between moments are unconstrained, and a
+node rerun twice in a stage counts once. The optimum is therefore at most the cost of any real program.
 """
 
 from __future__ import annotations
@@ -23,83 +23,84 @@ from sublet.passes.recompute.linear import Linear, Term
 from sublet.passes.recompute.timeline import Timeline, written_over
 
 SMALLEST = 1 / 256
-"""A share of the largest block: smaller ones are taken to be wherever they are needed, without any bytes."""
+"""Minimum size of a tracked block, as a share of the largest block. Smaller blocks are free and always available."""
 
 CANDIDATES = 24
-"""Moments that are tried: of the peaks above the budget the highest of as many stretches."""
+"""Maximum number of candidate moments: the highest peak above the budget in each of as many stretches."""
 
 MOMENTS = 5
-"""Moments that are held to the budget together, of these."""
+"""Maximum number of moments constrained jointly."""
 
 MOST_UNKNOWNS = 2000
-"""No moment is added to those that make so many: branch and bound would take minutes."""
+"""Maximum variables of the program with one more moment: with more, branch and bound would take minutes."""
 
 NODES = 50
-"""Nodes of branch and bound."""
+"""Maximum nodes of branch and bound."""
 
 MARGIN = 1e-6
-"""What the solver's tolerances are left, as a share and in units."""
+"""Allowance for the tolerances of the solver, both relative and in units."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A level, and what is asked of it for every choice of moments."""
+    """A problem, with the facts shared by all choices of moments."""
 
     level: Level
     plain: Timeline
 
     @cached_property
     def unit(self) -> int:
-        """The bytes of the largest block: the solver is told of bytes in these."""
+        """The bytes of the largest block: the unit of bytes in the linear program."""
         return max([*self.level.blocks.nbytes, 1])
 
     @cached_property
     def second(self) -> float:
-        """The seconds of the longest node: the solver is told of time in these."""
+        """The seconds of the longest node: the unit of time in the linear program."""
         return max(self.level.seconds) or 1.0
 
     @cached_property
     def counted(self) -> frozenset[int]:
-        """The blocks that are told apart."""
+        """The blocks with a variable in the linear program."""
         nbytes, kept = self.level.blocks.nbytes, self.level.blocks.kept
         return frozenset(b for b, size in enumerate(nbytes) if b not in kept and size > SMALLEST * self.unit)
 
     @cached_property
     def read(self) -> list[list[int]]:
-        """The nodes that read each block."""
+        """The nodes reading each block."""
         return self.level.blocks.readers
 
     def saved(self, moment: int) -> int:
-        """The bytes that the plain program saves at a moment by what is written in place."""
+        """Return the bytes saved by in-place results at a moment of the plain program."""
         lives = self.plain.lives
         ending = [c.block for c in lives if c.read and c.read[-1] == moment and not c.kept]
         return written_over(self.level, self.level.blocks.over[moment], ending)
 
     def renews(self, block: int) -> int | None:
-        """The node whose clone makes the block anew."""
+        """Return the node whose clone redefines the block, or None."""
         j = self.level.maker.get(block)
         return j if j is not None and block in self.level.renewed[j] else None
 
 
 def least_seconds_again(level: Level, budget: int, plain: Timeline) -> float | None:
-    """No such program within the budget takes less more time; None where not even the choices told of here fit.
+    """Return a lower bound on the extra seconds of any program within the budget; None if no choice fits.
 
-    `plain` is the timeline of the level as it is.
+    `plain` is the timeline without clones.
     """
     facts = Facts(level, plain)
     moments = _chosen(facts, budget)
     if not moments:
         return 0.0
     program = _Choices(facts, moments, budget).program
-    found = program.least(), program.least(NODES)
-    known = [bound for bound in found if bound is not None]
-    return max(0.0, max(known) * (1 - MARGIN) - MARGIN) * facts.second if len(known) == len(found) else None
+    bounds = program.least(), program.least(NODES)
+    known = [bound for bound in bounds if bound is not None]
+    return max(0.0, max(known) * (1 - MARGIN) - MARGIN) * facts.second if len(known) == len(bounds) else None
 
 
 def _chosen(facts: Facts, budget: int) -> list[int]:
-    """Moments that bound the time best together: one by one that which adds most to the others, by linear programs.
+    """Return the moments with the best joint bound, selected greedily by linear programs.
 
-    What each would add is worked out anew only while it may still be the best: it adds less beside more others.
+    Evaluation is lazy: the gain of a moment shrinks as more moments are chosen, so a gain is recomputed only while the
+    moment may still be the best.
     """
     best, chosen = 0.0, list[int]()
     hopes = dict.fromkeys(_candidates(facts, budget), np.inf)
@@ -118,6 +119,7 @@ def _chosen(facts: Facts, budget: int) -> list[int]:
 
 
 def _candidates(facts: Facts, budget: int) -> list[int]:
+    """Return the highest peak above the budget in each of CANDIDATES stretches of peaks."""
     live = np.concatenate([[0], facts.plain.live, [0]])
     peaks = np.flatnonzero((live[1:-1] > budget) & (live[1:-1] >= live[:-2]) & (live[1:-1] > live[2:]))
     stretches = np.array_split(peaks, min(CANDIDATES, max(len(peaks), 1)))
@@ -125,10 +127,10 @@ def _candidates(facts: Facts, budget: int) -> list[int]:
 
 
 class _Choices:
-    """What is alive at some moments, and what runs again behind them, as a linear program.
+    """A linear program over the live blocks at some moments and the clones after each moment.
 
-    A moment is when a node runs that was there before: clones that stand before it ran earlier. Stage k are the nodes
-    and clones behind moment k, up to moment k + 1.
+    At a moment an original node runs; clones standing before the node ran earlier. Stage k contains the nodes and
+    clones after moment k, up to moment k + 1.
     """
 
     def __init__(self, facts: Facts, moments: Sequence[int], budget: int) -> None:
@@ -149,7 +151,7 @@ class _Choices:
             self._hold(k, budget)
 
     def _need(self, block: int, k: int, end: int, clone: int | None) -> None:
-        """What is read in the stages from k to `end`, by a node or by a clone, is alive at moment k or made again."""
+        """Constrain: a block read in stages k to `end`, by a node or by `clone`, is live at moment k or recomputed."""
         facts = self._facts
         if block not in facts.counted or self._level.maker.get(block, -1) >= self._moments[k]:
             return
@@ -163,17 +165,20 @@ class _Choices:
             self.program.hold([(clone, 1.0), *terms], 0.0)
 
     def _at(self, block: int, k: int) -> int:
-        """Whether what is in the block at moment k was made before and is read behind it."""
+        """Return the variable: the content of the block at moment k was defined before and is read later."""
         if (block, k) not in self._alive:
             self._alive[block, k] = self.program.unknown()
         return self._alive[block, k]
 
     def _may(self, j: int, k: int) -> bool:
-        """Whether a clone of the node may stand behind moment k."""
+        """True if a clone of the node may stand after moment k."""
         return self._level.latest[j] > self._moments[k]
 
     def _within(self, j: int, k: int, end: int) -> int:
-        """Whether a clone of node j runs in one of the stages from k to `end`: in one it costs its seconds."""
+        """Return the variable: a clone of node j runs in some stage from k to `end`.
+
+        A clone in a single stage costs the seconds of j.
+        """
         if (j, k, end) not in self._again:
             cost = self._level.seconds[j] / self._facts.second if end == k + 1 else 0.0
             self._again[j, k, end] = self.program.unknown(cost)
@@ -181,7 +186,10 @@ class _Choices:
         return self._again[j, k, end]
 
     def _close(self) -> None:
-        """Whatever runs again has what it reads; what runs in several stages runs in the first or in the others."""
+        """Constrain every clone variable until no clone variable is unconstrained.
+
+        The operands of a clone are available. A clone in a range of stages runs in the first stage or in the rest.
+        """
         while self._open:
             j, k, end = self._open.pop()
             clone = self._again[j, k, end]
@@ -192,7 +200,7 @@ class _Choices:
                 self.program.hold([(clone, 1.0), *((self._within(j, *part), -1.0) for part in parts)], 0.0)
 
     def _carry(self) -> None:
-        """What is alive at a moment was so at the one before, or was made between them."""
+        """Constrain: a block live at a moment was live at the previous moment, or was defined in between."""
         for block, k in list(self._alive):
             if k and self._level.maker.get(block, -1) < self._moments[k - 1]:
                 terms = [(self._at(block, k), 1.0), (self._at(block, k - 1), -1.0)]
@@ -203,7 +211,7 @@ class _Choices:
         self._close()
 
     def _hold(self, k: int, budget: int) -> None:
-        """The bytes alive at moment k are within the budget: those of the plain program, more and less."""
+        """Constrain the live bytes at moment k to the budget, relative to the plain program."""
         facts, nbytes, moment = self._facts, self._level.blocks.nbytes, self._moments[k]
         live = int(facts.plain.live[moment]) - sum(nbytes[b] for b in self._waiting(moment))
         saved, terms = self._written_over(k)
@@ -215,7 +223,7 @@ class _Choices:
         self.program.hold(terms, (budget - live - saved) / facts.unit)
 
     def _waiting(self, moment: int) -> Iterator[int]:
-        """The blocks that the plain program carries through a moment: made before it, and read behind it alone."""
+        """Yield the blocks carried through a moment by the plain program: defined before, and read only after."""
         read = self._level.blocks.read[moment]
         for content in self._facts.plain.lives:
             last = content.read[-1] if content.read else -1
@@ -223,9 +231,9 @@ class _Choices:
                 yield content.block
 
     def _written_over(self, k: int) -> tuple[int, list[Term]]:
-        """The bytes that the plain program saves at moment k by what is written in place, and what any saves there.
+        """Return the bytes saved in place at moment k by the plain program, and the terms for any program.
 
-        Of what is not alive behind the moment, each once; into one result one operand, but a whole has several parts.
+        Each block dead after the moment is overwritten once. A result overwrites one operand, a concatenation several.
         """
         facts, nbytes, moment = self._facts, self._level.blocks.nbytes, self._moments[k]
         pairs = [pair for pair in self._level.blocks.over[moment] if pair[1] not in self._level.blocks.kept]

@@ -1,10 +1,10 @@
-"""No less extra time than this: two bounds by linear programming, of which the better is told.
+"""Lower bounds on extra time: two bounds by linear programming, of which the better is returned.
 
-Both hold for programs in the order given in which every node runs where it stands, and clones besides. That of
-`least_again.py` sees few moments and whole chains behind them. The other sees all moments: a block that is not alive
-all the way between two readers costs its share of a clone of its maker, and what that needs at least (see
-`_Clones`); what it saves counts in full, in-place results included, and what clones write themselves counts nothing. So
-the least over these is no more than what any such program costs. Fractions of a block may be dropped.
+Both hold for programs in the given order with every node at its position, plus clones. The bound of
+`time_bound_stages.py` covers few moments, and whole recomputed chains. The bound of this module covers all moments: a
+block dropped somewhere between two readers costs a share of a clone of the defining node, plus the least needs of the
+clone (see `_CloneCosts`); savings count in full, in-place results included, and the bytes defined by clones count zero.
+Fractions of a block may be dropped. The optimum is therefore at most the cost of any real program.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from sublet.passes.recompute.linear import Linear, Term
 from sublet.passes.recompute.timeline import Lives, Timeline, timeline
 
 UNIT = 1 << 20
-"""Bytes are told to the solver in these."""
+"""Unit of bytes in the linear program."""
 
 MOST_NEEDED = 16
-"""Smaller values that are asked for with each clone; what others cost counts nothing."""
+"""Maximum number of smaller values required with each clone; further values count nothing."""
 
 
 @dataclass
 class _Choices:
-    """What a program may do, each to a fraction from 0 to 1, at a cost in seconds.
+    """A linear program over choices, each taken to a fraction from 0 to 1 at a cost in seconds.
 
-    freed  (position of a node, number of the choice, bytes that are not alive then: fewer than none where more are)
+    freed  (position of a node, variable, bytes freed at the position: negative if the choice takes bytes)
     """
 
     program: Linear = field(default_factory=Linear)
     freed: list[tuple[int, int, float]] = field(default_factory=list)
 
     def add(self, seconds: float, nbytes: float, moments: range) -> int:
-        """One more, which frees so many bytes at each of some moments."""
+        """Add a choice freeing `nbytes` at each of `moments`; return the variable."""
         number = self.program.unknown(seconds)
         self.freed += [(t, number, nbytes) for t in moments]
         return number
 
 
 def least_extra_seconds(level: Level, budget: int) -> float | None:
-    """No such program within the budget takes less more time, by either bound; None where one of them has none."""
+    """Return a lower bound on the extra seconds of any program within the budget; None if proven infeasible."""
     plain = timeline(level, NONE)
     if plain.peak <= budget:
         return 0.0
@@ -54,7 +54,7 @@ def least_extra_seconds(level: Level, budget: int) -> float | None:
 
 
 def _by_gaps(level: Level, budget: int, plain: Timeline) -> float | None:
-    """The bound by what is not alive between two readers."""
+    """Return the bound by blocks dropped between two readers."""
     choices, freed = _choices(level, plain.lives), dict[int, list[Term]]()
     for moment, number, nbytes in choices.freed:
         freed.setdefault(moment, []).append((number, -nbytes / UNIT))
@@ -65,6 +65,7 @@ def _by_gaps(level: Level, budget: int, plain: Timeline) -> float | None:
 
 
 def _choices(level: Level, contents: list[Lives]) -> _Choices:
+    """Return the choices: each block may be dropped in each gap, and each need of a clone recomputed or kept."""
     clones, choices = _Clones(level, contents), _Choices()
     for lives in contents:
         j = clones.maker.get(lives.block, -1)
@@ -79,22 +80,23 @@ def _choices(level: Level, contents: list[Lives]) -> _Choices:
 
 
 def _gaps(level: Level, lives: Lives, j: int) -> Iterator[range]:
-    """The moments between readers of one content that node j makes, as far as a clone can end them."""
+    """Yield, as ranges of positions, the gaps between readers of a content of node `j` that a clone can end."""
     for before, reader in zip([lives.made, *lives.read], lives.read, strict=False):
         over = before != lives.made and any(source == lives.block for _, source in level.blocks.over[before])
-        begin = before if over else before + 1  # what reads it before may then write its result there
+        begin = before if over else before + 1  # the earlier reader may then overwrite the block
         end = max(before + 1, min(reader, level.latest[j] + 1))
         if level.latest[j] > before and begin < end:
             yield range(begin, end)
 
 
 class _Clones:
-    """What a clone costs at least: shares of it, by bytes, are told of each block that it makes.
+    """Lower bounds on the cost of a clone, attributed to the defined blocks by shares of bytes.
 
-    Of a value that a node alone reads, nothing is there when a clone of the node runs, unless it was kept for that or
-    was made again, once for each such clone. Where the value has no fewer bytes than all that the node makes, it is
-    made again: keeping what the node made needs no more bytes, and no clone. So activations ask for the normalisation
-    that they were written over. A smaller one may be kept for as long as what the node made is not there.
+    Consider a value read by a single node. When a clone of the node runs, the value is dead unless the value was kept
+    or recomputed for the clone, once for each clone. If the value is at least as large as all results of the node, the
+    bound recomputes the value: keeping the results instead would need no more bytes, and no clone. For example, a clone
+    of an activation pays for the normalisation overwritten by the activation. A smaller value may be kept while the
+    results are dropped.
     """
 
     def __init__(self, level: Level, contents: list[Lives]) -> None:
@@ -104,7 +106,7 @@ class _Clones:
         self._made = [sum(self._nbytes[b] for b in born) for born in level.blocks.born]
         self._readers: dict[int, set[int]] = {}
         for j, read in enumerate(level.cloned):
-            for block in read if level.blocks.born[j] else ():  # a view is there wherever its base is
+            for block in read if level.blocks.born[j] else ():  # a view is live wherever the base is
                 self._readers.setdefault(block, set()).add(j)
         self._contents: dict[int, list[Lives]] = {}
         for lives in contents:
@@ -119,20 +121,21 @@ class _Clones:
             self._needed.append([*small, *(each for block in large for each in self.needed(block))][:MOST_NEEDED])
 
     def seconds(self, block: int) -> float:
-        """What it costs to make a block again, beside what is needed for that."""
+        """Return the seconds to recompute a block, without optional needs."""
         return self._seconds[self.maker[block]] * self._share(block)
 
     def needed(self, block: int) -> list[tuple[float, float]]:
-        """The seconds of each value that is needed to make a block again, or the bytes where it is kept instead."""
+        """Return, for each need of a recomputation of the block, the seconds to recompute and the bytes to keep."""
         share = self._share(block)
         return [(seconds * share, nbytes * share) for seconds, nbytes in self._needed[self.maker[block]]]
 
     def _share(self, block: int) -> float:
+        """Return the share of the block in the bytes defined by its node."""
         made = self._made[self.maker[block]]
         return self._nbytes[block] / made if made else 0.0
 
     def _alone(self, j: int) -> Iterator[int]:
-        """The blocks that nothing but a node reads, and that nobody needs after it."""
+        """Yield the blocks read only by node `j`, dead afterwards."""
         for block in dict.fromkeys(self._level.cloned[j]):
             (lives, *others) = self._contents[block]
             alone = self._readers.get(block) == {j} and lives.read[-1:] == [j] and not (lives.kept or others)

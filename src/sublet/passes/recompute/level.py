@@ -1,6 +1,7 @@
-"""The root level of a program as numbers, for a search over what is computed again: nodes, blocks of bytes, seconds.
+"""The rematerialization problem: the root level of a program as numbers, with nodes, blocks of bytes, and seconds.
 
-Blocks are those of `passes/live_bytes.py`: a view is bytes of its base. What does not lie in the arena has no bytes.
+Blocks are the blocks of `passes/live_bytes.py`: a view shares the bytes of the base. Values outside of the arena have 0
+bytes.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from sublet.passes.recompute.clones import clonable, only_moved, reads_of_clone
 from sublet.passes.recompute.offload import is_offload, offloaded, there_and_back
 
 Clones = frozenset[tuple[int, int]]
-"""Pairs (node, position of the reader): what is computed again, and before which node."""
+"""Pairs (node, position of the reader): recompute the node right before the reader."""
 
 NONE: Clones = frozenset()
 
 
 @dataclass(frozen=True)
 class Level:
-    """The nodes of a root level, in order, and their blocks; both by position.
+    """The nodes of a root level, in order, and the blocks; both identified by position.
 
-    blocks   as estimated: sizes, who makes and reads what, in what the results may be written
-    cloned   the blocks that a clone of a node reads
-    renewed  the blocks that a clone of a node makes anew, for those that read later
-    wasted   bytes that a clone makes in blocks that nobody reads
-    views    the nodes that name bytes of a block that the node makes
-    latest   before which node at the latest a clone of it may stand
-    seconds  of one run of each node
-    away     by block the node that brings it to the slow memory, -1 for none; it runs only where it is brought back
-    steady   bytes that are in the arena all the time
+    blocks   estimated blocks: sizes, definitions, reads and in-place pairs
+    cloned   blocks read by a clone of each node
+    renewed  blocks redefined by a clone of each node, for later readers
+    wasted   bytes of blocks defined by a clone without a reader
+    views    nodes naming bytes of a block defined by the node
+    latest   last node before which a clone of the node may stand
+    seconds  duration of a run of each node
+    away     by block, the node offloading the block to slow memory, -1 for none; runs only if the block is reloaded
+    steady   bytes in the arena throughout
     """
 
     names: tuple[str, ...]
@@ -51,17 +52,17 @@ class Level:
 
     @cached_property
     def maker(self) -> dict[int, int]:
-        """The node that makes each block, where one does."""
+        """The node defining each block, without blocks live before the first node."""
         return {b: j for j, born in enumerate(self.blocks.born) for b in born}
 
     def again(self, clones: Clones) -> tuple[tuple[str, str], ...]:
-        """The clones by name, with the views that their readers look through; in the order they will stand in."""
+        """Return the clones as pairs of names, in order of execution, with the views between clones and readers."""
         pairs = {(k, r) for j, r in clones for k in (j, *self.views[j]) if k < r}
         return tuple((self.names[j], self.names[r]) for j, r in sorted(pairs, key=lambda pair: (pair[1], pair[0])))
 
 
 def level_of(graph: Graph, seconds: Mapping[str, float], *, io_bound: bool, weights_bound: bool) -> Level:
-    """The root level of a graph, with the seconds that each node takes by name."""
+    """Return the problem of the root level of a graph. `seconds` maps the name of each node to its duration."""
     extra = _inner_bytes(graph)
     blocks = blocks_of(graph, graph.nodes, results(graph), extra)
     block = blocks.of
@@ -86,8 +87,8 @@ def level_of(graph: Graph, seconds: Mapping[str, float], *, io_bound: bool, weig
             views[j] = [k for k in views[maker[block[there_and_back(node)[0]]]] if k > j]
     cloned = [_blocks_read(node, block) for node in graph.nodes]
     latest = list(clonable(graph))
-    for j, several in enumerate(views):
-        latest[j] = min([latest[j], *(latest[k] for k in several)])
+    for j, viewing in enumerate(views):
+        latest[j] = min([latest[j], *(latest[k] for k in viewing)])
         latest[j] = min([latest[j], *(closed[b] for b in cloned[j] if b in closed)])
     away = [-1] * len(blocks.nbytes)
     for j, node in enumerate(graph.nodes):
@@ -109,12 +110,12 @@ def level_of(graph: Graph, seconds: Mapping[str, float], *, io_bound: bool, weig
 
 
 def _renewed(node: Node, born: Sequence[int], moved: set[int], block: Mapping[Value, int]) -> tuple[int, ...]:
-    """The blocks that a clone of the node makes anew."""
+    """Return the blocks redefined by a clone of the node."""
     return (block[there_and_back(node)[0]],) if is_offload(node) else tuple(b for b in born if b not in moved)
 
 
 def _join_parts(nodes: Sequence[Node], blocks: Blocks) -> None:
-    """A whole that is written where its parts lie takes over their bytes."""
+    """Let each concatenation take over the bytes of operands computed in place, by adding in-place pairs."""
     for node, over in zip(nodes, blocks.over, strict=True):
         if not node.subgraphs:
             for share in lookup(node.op).parts(node):
@@ -126,9 +127,10 @@ def _join_parts(nodes: Sequence[Node], blocks: Blocks) -> None:
 
 
 def _updated_in_pieces(graph: Graph, blocks: Blocks, maker: dict[Value, int]) -> dict[int, int]:
-    """Lets updates that are parts written over views of their target have no bytes of their own.
+    """Give updates 0 bytes if written, part by part, over views of the updated value.
 
-    Gives by block of such a target the node that first writes over it: no clone that reads it may stand behind.
+    Returns, by block of the updated value, the first overwriting node: no clone reading the block may stand after the
+    node.
     """
     closed: dict[int, int] = {}
     for target, source in graph.updates:
@@ -146,15 +148,15 @@ def _updated_in_pieces(graph: Graph, blocks: Blocks, maker: dict[Value, int]) ->
 
 
 def _updated_in_steps(graph: Graph, blocks: Blocks, maker: Mapping[Value, int]) -> dict[int, int]:
-    """Lets what leads to an update, each written over the one before and the first over the target, have no bytes.
+    """Give each step towards an update 0 bytes if each overwrites the step before, and the first the updated value.
 
-    Gives by block of what is written over the node that does so: no clone that reads it may stand behind.
+    Returns, by overwritten block, the overwriting node: no clone reading the block may stand after the node.
     """
     closed: dict[int, int] = {}
     for target, source in graph.updates:
         if target in blocks.of and not blocks.nbytes[blocks.of[target]]:
             steps = _steps(graph.nodes, maker, blocks, target, source)
-            for before, node, after in steps if len(steps) > 1 else ():  # a single one is `at_home`
+            for before, node, after in steps if len(steps) > 1 else ():  # `update_in_place` covers a single step
                 blocks.nbytes[blocks.of[after]] = 0
                 closed[blocks.of[before]] = node
     return closed
@@ -163,9 +165,12 @@ def _updated_in_steps(graph: Graph, blocks: Blocks, maker: Mapping[Value, int]) 
 def _steps(
     nodes: Sequence[Node], maker: Mapping[Value, int], blocks: Blocks, target: Value, source: Value
 ) -> list[tuple[Value, int, Value]]:
-    """(what a node reads for the last time, the node, what it writes over it) from the target to the source; none
-    where they do not lead there."""
-    found: list[tuple[Value, int, Value]] = []
+    """Return the chain of in-place nodes from `target` to `source`, or [] if no chain exists.
+
+    Each entry is (operand with the last use at the node, position of the node, result overwriting the operand). The
+    chain is in backward order, from `source`.
+    """
+    chain: list[tuple[Value, int, Value]] = []
     after = source
     while after != target:
         j = maker.get(after)
@@ -176,13 +181,13 @@ def _steps(
         last = [v for v in operands if blocks.readers[blocks.of[v]][-1:] == [j]]
         if len(last) != 1 or (last[0] != target and len(blocks.readers[blocks.of[last[0]]]) > 1):
             return []
-        found.append((last[0], j, after))
+        chain.append((last[0], j, after))
         after = last[0]
-    return found
+    return chain
 
 
 def _over(node: Node, part: Value | None, home: int, blocks: Blocks) -> bool:
-    """Whether the node may write the part over bytes of a block."""
+    """True if the node may write `part` over bytes of the block `home`."""
     if node.subgraphs:
         return False
     pairs = shared(node, lookup(node.op).inplace(node))
@@ -190,20 +195,21 @@ def _over(node: Node, part: Value | None, home: int, blocks: Blocks) -> bool:
 
 
 def _blocks_read(node: Node, block: Mapping[Value, int]) -> tuple[int, ...]:
+    """Return the blocks read by a clone of the node."""
     read = node.uses if node.subgraphs else [v for v in (*node.uses, *node.defs) if v in reads_of_clone(node)]
     return tuple(dict.fromkeys(block[value] for value in read if value in block))
 
 
 def _inner_bytes(graph: Graph) -> dict[str, int]:
-    """The bytes that loops and branches need inside, besides their results, by name."""
-    found: dict[str, int] = {}
+    """Return the bytes needed inside loops and branches besides the results, by name of the node."""
+    bytes_by_node: dict[str, int] = {}
 
     def as_given(
         level: Graph, nodes: Sequence[Node], wanted: Sequence[Value], extra: dict[str, int]
     ) -> tuple[tuple[Node, ...], int]:
-        found.update(extra)
+        bytes_by_node.update(extra)
         return tuple(nodes), blocks_of(level, nodes, wanted, extra).peak(range(len(nodes)))[0]
 
     choose: Callable[..., tuple[tuple[Node, ...], int]] = as_given
     reordered(graph, choose)
-    return found
+    return bytes_by_node

@@ -1,4 +1,4 @@
-"""Values that go to a slow memory and come back: written into a graph, for the search as a node that may be cloned.
+"""Offloading of values to a slow memory and back, represented for the search as a node with clones.
 
     %y = nn.relu(%x)                     %y = nn.relu(%x)
     %z = nn.conv(%y, %w)                 %y.offload = nn.offload(%y)
@@ -7,8 +7,8 @@
                                          %y.again = nn.reload(%y.offload) again
                                          %d = gradient(%g, %y.again)
 
-To the search the offload is a node like any other: a clone of it is the reload, which reads what the offload made and
-makes anew what that was made of. In pairs (node, reader) it is called like the value, with `OFFLOADED`.
+The search treats the offload like any node: a clone of the offload is the reload. The clone reads the result of the
+offload and redefines the operand. A pair (node, reader) names the offload by the name of the value plus `OFFLOADED`.
 """
 
 from __future__ import annotations
@@ -25,70 +25,71 @@ from sublet.ops.emitter import Names
 from sublet.ops.nn.conversion import OFFLOAD
 
 UNREAD = 4
-"""Nodes that a value is not read by, before one that reads it, where it may be brought away for so long."""
+"""Minimum number of nodes between two accesses of a value worth offloading."""
 
 
 def is_offload(node: Node) -> bool:
-    """Whether the node brings a value to the slow memory."""
+    """True if the node offloads a value to slow memory."""
     return node.op == OFFLOAD
 
 
 def there_and_back(node: Node) -> tuple[Value, Value]:
-    """What an offload reads, and what it makes of it in the slow memory."""
+    """Return the operand of an offload and its result, the copy in slow memory."""
     return node.uses[0], node.defs[0]
 
 
 def offloaded(graph: Graph) -> frozenset[Value]:
-    """The values of a graph that lie in the slow memory where there is one."""
+    """Return the values of a graph in slow memory, if the target has a slow memory."""
     return frozenset(there_and_back(node)[1] for node in graph.nodes if is_offload(node))
 
 
 def candidates(graph: Graph, least: int) -> list[str]:
-    """The values of the root level that may be brought away.
+    """Return the values of the root level worth offloading.
 
-    They are computed by a node, have so many bytes at least, and lie unread for a while, views of them unread too.
+    A candidate is computed by a node, has at least `least` bytes and, together with its views, has a long gap without
+    readers.
     """
-    taken = {node.name for node in graph.walk()} | {value.name for value in graph.values()}
+    used_names = {node.name for node in graph.walk()} | {value.name for value in graph.values()}
     base: dict[Value, Value] = {}
-    touched: dict[Value, list[int]] = {}
+    accesses: dict[Value, list[int]] = {}
     for i, node in enumerate(graph.nodes):
         for value in reads_inside(node):
-            touched.setdefault(base.get(value, value), []).append(i)
+            accesses.setdefault(base.get(value, value), []).append(i)
         viewed = () if node.subgraphs else lookup(node.op).views(node)
         for share in viewed:
             whole, part = node.inputs[share.input], node.outputs[share.output]
             if whole is not None and part is not None:
                 base[part] = base.get(whole, whole)
         for value in node.defs:
-            touched.setdefault(base.get(value, value), []).append(i)
+            accesses.setdefault(base.get(value, value), []).append(i)
     return [
         value.name
         for node in graph.nodes
         for value in node.defs
         if value not in base and value.plannable and value.nbytes >= max(1, least)
-        if value.name + OFFLOADED not in taken
-        if max((later - before for before, later in pairwise(touched[value])), default=0) > UNREAD
+        if value.name + OFFLOADED not in used_names
+        if max((later - before for before, later in pairwise(accesses[value])), default=0) > UNREAD
     ]
 
 
 def with_offloads(graph: Graph, values: Collection[str]) -> Graph:
-    """The graph in which each of these values, by name, is brought away right after its node."""
+    """Return the graph with an offload of each of the named values right after the defining node."""
     wanted = set(values)
     if not wanted:
         return graph
     names = Names(value.name for value in graph.values())
-    made: list[Node] = []
+    nodes: list[Node] = []
     for node in graph.nodes:
-        made.append(node)
+        nodes.append(node)
         for value in node.defs:
             if value.name in wanted:
                 away = replace(value, name=names.fresh(value.name + OFFLOADED))
-                made.append(Node(value.name + OFFLOADED, OFFLOAD, (value,), (away,), {}))
-    return replace(graph, nodes=tuple(made))
+                nodes.append(Node(value.name + OFFLOADED, OFFLOAD, (value,), (away,), {}))
+    return replace(graph, nodes=tuple(nodes))
 
 
 def meant(graph: Graph, nodes: Iterable[str]) -> list[str]:
-    """The values whose offloads these names are, of those that no node of the graph has."""
+    """Return the values whose offloads are named in `nodes`, without names of existing nodes."""
     known = {node.name for node in graph.nodes}
     values = {value.name for node in graph.nodes for value in node.defs}
     others = dict.fromkeys(name for name in nodes if name not in known)

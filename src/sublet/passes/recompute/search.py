@@ -1,9 +1,9 @@
-"""What to compute again so that no more than a number of bytes is alive: the cheapest found.
+"""Search for the cheapest rematerialization within a budget of live bytes.
 
-Each start is brought within the budget, step by step the clone that takes most off for its time, then freed of what
-is not needed; the cheapest two are improved by ruin and recreate, both at once on two cores. Starts are nothing;
-checkpoints in 2, 3, 4, 6, ... stretches; and what was found for other budgets. Evaluations are counted, so results do
-not depend on the clock.
+From each start, the search adds clones until the budget holds, each time the clone freeing the most bytes above the
+budget per second; then removes unnecessary clones. Ruin and recreate improves the two cheapest results, in parallel on
+two cores. Starts are: no clones; checkpoints in 2, 3, 4, 6, ... segments; and results for other budgets. The limit
+counts evaluations, so results do not depend on the clock.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ from sublet.passes.recompute.level import NONE, Clones, Level
 
 STRETCHES = (2, 3, 4, 6, 8, 11, 16, 23, 32)
 LIKELY = 3
-"""Starts by checkpoints that are followed for a budget: those that need least in it, or come nearest."""
+"""Checkpoint solutions used as starts: the cheapest within the budget, or the closest to the budget."""
 
 HALVINGS = 3
-"""Times that what was not met is approached, as long as that comes nearer."""
+"""Maximum number of intermediate budgets for a budget not met, while the peak keeps falling."""
 
 IMPROVED = 2
-"""Of those that were brought within it the cheapest are improved."""
+"""Number of the cheapest solutions within the budget to improve."""
 
 CORES = 2
-"""Starts that are followed at once."""
+"""Number of starts searched in parallel."""
 
 EFFORT = 25_000
-"""Evaluations for the improvement of each."""
+"""Evaluations for the improvement of each solution."""
 
 NODES, MOST_TIMES = 1000, 4
-"""A level of fewer nodes has as many times more evaluations, as each takes less time; no more often than that."""
+"""A problem with fewer than NODES nodes has proportionally more evaluations, because each is faster, but at most
+MOST_TIMES as many."""
 
 Stop = Callable[[], bool]
 
 
 @dataclass(frozen=True)
 class Found:
-    """Clones, the bytes alive at the peak as estimated, and the seconds of all nodes."""
+    """A set of clones, the estimated peak of live bytes, and the seconds of all nodes."""
 
     clones: Clones
     peak: int
@@ -49,10 +50,10 @@ class Found:
 
 @dataclass
 class Search:
-    """A search over one level. It remembers what it found: a budget is never answered worse than a smaller one was.
+    """A search over one problem, remembering results: a larger budget never has a costlier answer than a smaller.
 
-    stopped      asked once in a while; True ends the search with what it has
-    interrupted  whether it was, by Ctrl-C; it then ends with what it has
+    should_stop  polled regularly; True ends the search with the best result so far
+    interrupted  True if Ctrl-C ended the search
     """
 
     level: Level
@@ -67,16 +68,16 @@ class Search:
         self._segments = [frozenset(self._core.segments(count)) for count in STRETCHES]
 
     def roughly(self, budget: int) -> Found | None:
-        """As `within`, from the plain program alone, without any improvement."""
+        """Return the cheapest solution within the budget, from the plain program alone and without improvement."""
         if self.found[0].peak > budget:
             self._from_each([NONE], budget, 0)
         return min(self._fitting(budget), key=_cheapest, default=None)
 
     def within(self, budget: int) -> Found | None:
-        """The cheapest found with no more than so many bytes alive; None where none was found."""
+        """Return the cheapest solution found with at most `budget` live bytes; None if none was found."""
         if self.found[0].peak > budget and not self.over():
             self._try(budget)
-        for _ in range(HALVINGS):  # what reaches for too little stops early: come nearer first
+        for _ in range(HALVINGS):  # a budget far below the best peak stops early: try one halfway first
             least = self.lowest().peak
             if self._fitting(budget) or self.over():
                 break
@@ -87,15 +88,18 @@ class Search:
         return min(self._fitting(budget), key=_cheapest, default=None)
 
     def _fitting(self, budget: int) -> list[Found]:
+        """Return the solutions within the budget."""
         return [found for found in self.found if found.peak <= budget]
 
     def _try(self, budget: int) -> None:
+        """Search from all starts, then improve the cheapest solutions."""
         times = min(MOST_TIMES, max(1, NODES // max(1, len(self.level.names))))
         brought = dict.fromkeys(self._from_each([*self._starts(budget)], budget, 0))
         best = sorted((found for found in brought if found.peak <= budget), key=_cheapest)[:IMPROVED]
         self._from_each([found.clones for found in best], budget, self.effort * times)
 
     def _from_each(self, starts: Sequence[Clones], budget: int, effort: int) -> list[Found]:
+        """Search from each start in parallel with `effort` evaluations of improvement; return the new solutions."""
         with ThreadPoolExecutor(CORES) as cores:
             running = [cores.submit(self._from, clones, budget, effort) for clones in starts]
             with self._interruptible():
@@ -108,25 +112,26 @@ class Search:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Ctrl-C ends the search, not the program."""
+        """Turn Ctrl-C into the end of the search instead of the program."""
         try:
             yield
         except KeyboardInterrupt:
             self.interrupted = True
 
     def over(self) -> bool:
-        """Whether the search was ended early."""
+        """True if the search was ended early."""
         return self.interrupted or self.stopped()
 
     def lowest(self) -> Found:
-        """The one with the fewest bytes alive."""
+        """Return the solution with the lowest peak."""
         return min(self.found, key=lambda found: (found.peak, found.seconds))
 
     def segmented(self) -> list[Found]:
-        """What checkpoints alone give, in each number of stretches."""
+        """Return the solutions with checkpoints alone, one for each number of segments."""
         return [self._figures(clones) for clones in self._segments]
 
     def _starts(self, budget: int) -> Iterable[Clones]:
+        """Yield the clones to start from: none, the best known solutions, and the likeliest checkpoints."""
         yield NONE
         fitting = self._fitting(budget)
         above = [each for each in self.found if each.peak > budget]
@@ -138,22 +143,25 @@ class Search:
         yield from (found.clones for found in ranked[:LIKELY])
 
     def _from(self, start: Clones, budget: int, effort: int) -> Found:
+        """Return the solution reached from one start."""
         if self.over():
             return self._figures(start)
         pairs, _ = self._core.within(budget, sorted(start), 0, effort, self.over)
         return self._figures(frozenset(pairs))
 
     def _figures(self, clones: Clones) -> Found:
+        """Return the clones with peak and seconds."""
         peak, nanoseconds = self._core.figures(sorted(clones))
         return Found(clones, peak, nanoseconds * 1e-9)
 
 
 def _cheapest(found: Found) -> tuple[float, int]:
+    """Return the sort key of a solution: seconds, then peak."""
     return found.seconds, found.peak
 
 
 def core_of(level: Level) -> _search.Level:
-    """The level in the form of the compiled search."""
+    """Return the problem in the form of the compiled search."""
     blocks = level.blocks
     return _search.level(
         blocks.nbytes,
@@ -174,4 +182,5 @@ def core_of(level: Level) -> _search.Level:
 
 
 def _flat(pairs: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the pairs as a flat list."""
     return [b for pair in pairs for b in pair]

@@ -1,6 +1,7 @@
-"""The bytes alive at each moment when some nodes are computed again, worked out from a `Level` alone.
+"""The live bytes at each moment of a rematerialized program, computed from a `RematProblem` without writing the graph.
 
-The same as `passes/live_bytes.py` tells of the graph with these clones, without writing it: a search asks for it often.
+The numbers equal the numbers of `passes/live_bytes.py` for the graph with the clones. A search evaluates the timeline
+often. A moment is a position in the sequence of nodes and clones.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from sublet.passes.recompute.level import Clones, Level
 
 @dataclass(frozen=True)
 class Lives:
-    """One content of a block: from the moment it is made to the last one it is read at.
+    """The live range of a content of a block: from the definition to the last read.
 
-    made     the moment, -1 when it is there before
-    read     the moments at which it is read, in order
-    kept     whether it is needed after all nodes
+    made     moment of the definition, -1 if live before the first node
+    read     moments of the reads, in order
+    kept     True if live after the last node
     """
 
     block: int
@@ -30,14 +31,14 @@ class Lives:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What runs at each moment, and what is alive then.
+    """The sequence of nodes and clones, and the live bytes at each moment.
 
-    nodes    the node that runs
-    slots    the position that it runs at: its own, or for a clone that of the reader
-    lives    every content of every block
-    latest   by block the contents, in order
-    live     the bytes alive
-    seconds  of all that runs
+    nodes              the node running
+    slots              the position of the node or, for a clone, of the reader
+    contents           every content of every block
+    contents_by_block  by block, the numbers of the contents, in order
+    live               live bytes
+    seconds            total duration of the sequence
     """
 
     nodes: list[int]
@@ -49,26 +50,26 @@ class Timeline:
 
     @property
     def peak(self) -> int:
-        """The most bytes alive at once."""
+        """The peak of live bytes."""
         return int(self.live.max(initial=0))
 
     def content(self, block: int, moment: int) -> Lives | None:
-        """The content of the block that a reader at the moment sees."""
-        found = None
+        """Return the content of the block seen by a reader at the moment, or None."""
+        seen = None
         for number in self.latest[block]:
             if self.lives[number].made >= moment:
                 break
-            found = self.lives[number]
-        return found
+            seen = self.lives[number]
+        return seen
 
 
 def timeline(level: Level, clones: Clones) -> Timeline:
-    """What runs when these nodes are computed again; clones, and what they replace, not when nobody reads them."""
+    """Return the timeline of the program with clones. Clones, and originals of clones, without readers do not run."""
     nodes, slots = _in_order(level, clones)
-    several = {j for j, _ in clones} | set(level.away)
+    removable = {j for j, _ in clones} | set(level.away)
     while True:
         lives, latest, reads, born = _lives(level, nodes, slots)
-        idle = _idle(nodes, slots, several, lives, born)
+        idle = _idle(nodes, slots, removable, lives, born)
         if not idle:
             break
         kept = [moment for moment in range(len(nodes)) if moment not in idle]
@@ -78,6 +79,7 @@ def timeline(level: Level, clones: Clones) -> Timeline:
 
 
 def _in_order(level: Level, clones: Clones) -> tuple[list[int], list[int]]:
+    """Return the nodes in order of execution, and the slot of each."""
     before: dict[int, list[int]] = {}
     for j, r in sorted(clones):
         before.setdefault(r, []).append(j)
@@ -95,7 +97,7 @@ def _in_order(level: Level, clones: Clones) -> tuple[list[int], list[int]]:
 def _lives(
     level: Level, nodes: list[int], slots: list[int]
 ) -> tuple[list[Lives], list[list[int]], list[list[int]], list[list[int]]]:
-    """Every content of every block; which of them there are of a block, and each moment reads and makes."""
+    """Return all contents, the contents of each block, and the contents read and defined at each moment."""
     blocks = level.blocks
     lives: list[Lives] = []
     latest: list[list[int]] = [[] for _ in blocks.nbytes]
@@ -122,7 +124,7 @@ def _lives(
 
 
 def _idle(nodes: list[int], slots: list[int], several: set[int], lives: list[Lives], born: list[list[int]]) -> set[int]:
-    """The moments that can be left out: nobody reads what they make, or only others that can be left out."""
+    """Return the removable moments: every reader of the results, if any, is removable too."""
     idle: set[int] = set()
     for moment in range(len(nodes) - 1, -1, -1):
         if nodes[moment] in several and not any(
@@ -140,10 +142,10 @@ def _live(
     reads: list[list[int]],
     born: list[list[int]],
 ) -> NDArray[np.int64]:
-    """The bytes alive at each moment, as `Blocks.curve` counts them."""
+    """Return the live bytes at each moment, computed like `LiveBlocks.curve`."""
     blocks, sizes = level.blocks, level.blocks.nbytes
     live = level.steady + sum(sizes[block] for block in blocks.present)
-    found = np.empty(len(nodes), np.int64)
+    live_at = np.empty(len(nodes), np.int64)
     for moment, (j, r) in enumerate(zip(nodes, slots, strict=True)):
         original = j == r
         ending = [lives[n].block for n in reads[moment] if lives[n].read[-1] == moment and not lives[n].kept]
@@ -155,19 +157,19 @@ def _live(
             for block, target in blocks.at_home[j]:
                 at = next((n for n in reads[moment] if lives[n].block == target), None)
                 made -= sizes[block] if at is not None and lives[at].read[-1] == moment else 0
-        found[moment] = live + made - saved + blocks.extra[j]
+        live_at[moment] = live + made - saved + blocks.extra[j]
         unread = sum(sizes[lives[n].block] for n in born[moment] if not lives[n].read and not lives[n].kept)
         live += made - sum(sizes[b] for b in ending) - unread - (0 if original else level.wasted[j])
-    return found
+    return live_at
 
 
 def written_over(level: Level, over: list[tuple[int, int]], ending: list[int]) -> int:
-    """The bytes of what ends that a node with such pairs (made, read) writes its results over."""
+    """Return the bytes of the blocks in `ending` overwritten by a node with the in-place pairs `over`."""
     taken: set[int] = set()
     done: set[int] = set()
     saved = 0
     for made, source in over:
-        part = level.blocks.nbytes[source] < level.blocks.nbytes[made]  # a whole has several
+        part = level.blocks.nbytes[source] < level.blocks.nbytes[made]  # a concatenation overwrites several parts
         if source in ending and source not in taken and (part or made not in done):
             taken.add(source)
             done.add(made)

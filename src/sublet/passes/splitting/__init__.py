@@ -1,1 +1,1 @@
-"""Splitting: a node that needs too much at once is done in pieces, a slice of its rows each."""
+"""Splitting: compute a node with large operands or results in pieces, each a slice of rows."""

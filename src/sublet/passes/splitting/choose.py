@@ -1,8 +1,8 @@
-"""Which nodes to do in pieces so that less than a number of bytes may do: proposals, the fewest pieces first.
+"""Proposals of nodes to split so that a smaller memory budget may suffice.
 
-A value is large that takes more than a share of the budget. Nodes that make or read large values of samples are cut by
-samples, those that make or read large gradients of weights by rows of the result; an addition of a looked-up
-gradient adds its rows in place. What nobody knows how to cut stays as it is.
+A value is large if larger than a share of the budget. Nodes defining or reading large values of samples are split by
+samples; nodes defining or reading large gradients of weights are split by rows of the result; an addition of an
+embedding gradient adds the looked-up rows in place. A node without a split rule stays whole.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from sublet.passes.splitting.pieces import Splits, onto, splitted
 from sublet.passes.splitting.ways import BATCH, BY_RESULT, EARLY, MOMENTUM, ONTO, POINTWISE, RESULT, way
 
 SHARES = (4, 8)
-"""A value is large that takes more than one of these of the budget."""
+"""A value is large if larger than the budget divided by one of these numbers."""
 
 MOST = 64
-"""Pieces of a node at most."""
+"""Maximum number of pieces of a node."""
 
 OPTIMIZERS = frozenset(BY_RESULT) - frozenset(POINTWISE) - {"matmul", "embedding_gradient", "reshape"}
 
@@ -30,7 +30,7 @@ STAGES = ((BATCH,), (RESULT,), (BATCH, RESULT))
 
 
 def proposals(graph: Graph, budget: int, share: int) -> list[tuple[tuple[str, str, int], ...]]:
-    """Splits of some nodes so that no piece takes more than one of so many shares of the budget; each once."""
+    """Return distinct proposals of splits with no piece larger than `budget // share` bytes."""
     chooser, largest = _Chooser(graph), budget // share
     found = (tuple(chooser.splits(largest, kinds)) for kinds in STAGES)
     updates = [node for node in graph.nodes if node.op.removeprefix("nn.") in OPTIMIZERS]
@@ -42,6 +42,8 @@ def proposals(graph: Graph, budget: int, share: int) -> list[tuple[tuple[str, st
 
 @dataclass
 class _Chooser:
+    """Chooser of splits for the nodes of a graph."""
+
     graph: Graph
 
     def __post_init__(self) -> None:
@@ -51,18 +53,18 @@ class _Chooser:
         self.given = {*self.graph.inputs, *self.graph.weights}
 
     def splits(self, largest: int, kinds: Sequence[str]) -> list[tuple[str, str, int]]:
-        """What to cut so that no value in pieces takes more."""
+        """Return splits of the given kinds with no piece of a large value above `largest` bytes."""
         large = [v for node in self.graph.nodes for v in node.defs if v.nbytes > largest and v not in self.given]
-        ours = {v for v in large if v in self.of_weights}
+        of_weights = {v for v in large if v in self.of_weights}
         chosen: dict[str, tuple[str, int]] = {}
         if BATCH in kinds:
-            self._cut({v for v in large if v not in ours}, largest, BATCH, chosen)
+            self._cut({v for v in large if v not in of_weights}, largest, BATCH, chosen)
         if RESULT in kinds:
-            taken = {name for name, terms in self.terms.items() if ours & set(terms[-1].defs)}
-            chosen.update(dict.fromkeys(taken, (MOMENTUM, 1)))
-            self._cut(ours - self._taken_up(taken), largest, RESULT, chosen)
+            accumulating = {name for name, terms in self.terms.items() if of_weights & set(terms[-1].defs)}
+            chosen.update(dict.fromkeys(accumulating, (MOMENTUM, 1)))
+            self._cut(of_weights - self._taken_up(accumulating), largest, RESULT, chosen)
         for node in self.graph.nodes:
-            if node.name not in chosen and ours & set(node.defs):
+            if node.name not in chosen and of_weights & set(node.defs):
                 added = onto(self.graph, node, self.read)
                 if added is not None:
                     chosen[node.name] = ONTO, 1
@@ -70,17 +72,18 @@ class _Chooser:
         return [(node.name, *chosen[node.name]) for node in self.graph.nodes if node.name in chosen]
 
     def early(self, update: Node, largest: int) -> str:
-        """How an update runs early: a momentum takes up a gradient that is large, or waits for several terms."""
+        """Return the kind of early update: MOMENTUM if the gradient is large or a sum of several terms, else EARLY."""
         terms = self.terms.get(update.name, ())
         return MOMENTUM if len(terms) > 1 or (terms and terms[-1].defs[0].nbytes > largest) else EARLY
 
     def _taken_up(self, updates: Collection[str]) -> set[Value]:
-        """What needs no bytes of its own, or as few as can be, where these updates take up their gradients."""
+        """Return the values with few or no bytes when the momentum of these updates accumulates the gradients."""
         nodes = [node for name in updates for node in self.terms[name]]
         nodes += [node for node in self.graph.nodes if node.name in updates]
         return {value for node in nodes for value in (*node.uses, *node.defs)}
 
     def _cut(self, large: set[Value], largest: int, kind: str, chosen: dict[str, tuple[str, int]]) -> None:
+        """Add splits of all nodes accessing values of `large`, into a common number of pieces, to `chosen`."""
         if not large:
             return
         touching = [node for node in self.graph.nodes if large & {*node.uses, *node.defs}]
@@ -92,18 +95,21 @@ class _Chooser:
 
 
 def _pieces(nodes: Sequence[Node], kind: str, least: int) -> int:
-    """The number of pieces that most nodes can be cut into, alike as far as possible, from `least` on; 0 for none."""
+    """Return the number of pieces to split the most nodes, equally if possible; 0 if none can be split.
+
+    The numbers from `least` to `2 * least` are tried first, then smaller numbers.
+    """
     best, most = 0, (0, 0)
     for count in [*range(max(2, least), 2 * least + 1), *range(max(2, least) - 1, 1, -1)]:
-        ways = [found for node in nodes if (found := way(node, kind, count)) is not None]
-        score = len(ways), sum(found.extent % count == 0 for found in ways)
+        rules = [rule for node in nodes if (rule := way(node, kind, count)) is not None]
+        score = len(rules), sum(rule.extent % count == 0 for rule in rules)
         if score > most:
             best, most = count, score
     return best
 
 
 def _of_weights(graph: Graph) -> set[Value]:
-    """Gradients of weights and what they are made of element by element, and what optimisers make of them."""
+    """Return the gradients of weights, their element-wise operands, and the results of optimisers."""
     maker = made_by(graph.nodes)
     found: set[Value] = set()
     todo: list[Value] = [source for _, source in graph.updates]
@@ -121,7 +127,7 @@ def _of_weights(graph: Graph) -> set[Value]:
 
 
 def split_words(splits: Splits) -> str:
-    """What is done in pieces, for people: the first node of each kind by name."""
+    """Return a description of the splits for users, naming the first node of each kind."""
     found: dict[tuple[str, int], list[str]] = {}
     for name, kind, count in splits:
         found.setdefault((kind, count), []).append(name)
@@ -129,13 +135,14 @@ def split_words(splits: Splits) -> str:
 
 
 def _words(kind: str, count: int, names: Sequence[str]) -> str:
-    told = listed(names, 1)
+    """Return a description of the splits of a kind."""
+    named = listed(names, 1)
     if kind == EARLY:
-        return f"{told} run as soon as they can"
+        return f"{named} run as soon as they can"
     if kind == MOMENTUM:
-        return f"{told} run as soon as they can, their momentum takes up the gradient term by term"
+        return f"{named} run as soon as they can, their momentum takes up the gradient term by term"
     if kind == ONTO:
-        return f"{told} adds looked-up rows in place"
+        return f"{named} adds looked-up rows in place"
     rows = "rows of the batch" if kind == BATCH else "rows of the result"
     verb = "are" if len(names) > 1 else "is"
-    return f"{told} {verb} done in {count} pieces by {rows}"
+    return f"{named} {verb} done in {count} pieces by {rows}"

@@ -1,7 +1,7 @@
-"""Updates that run as soon as they can: each right behind the gradient of its weight, which is not kept to the end.
+"""Early updates: run each update right after the gradient of the weight, so the gradient is not kept to the end.
 
-What serves one update alone comes along. Where a gradient is a sum, as that of a weight that every step of a recurrent
-network reads, each term is added when it can be made, and what it is made of need not be kept either.
+Nodes serving a single update move along. If a gradient is a sum, such as the gradient of a weight read by every step of
+a recurrent network, each term is added as soon as computed, and the operands of the term die early too.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from sublet.ir.walk import makers, needs, results
 from sublet.ops import lookup
 
 Readers = Mapping[Value, Sequence[Node]]
+"""The nodes reading each value."""
 
 
 def early_order(graph: Graph, updates: Set[str]) -> list[Node]:
-    """The nodes of the root level, these updates and what serves one of them as early as they can; others as given.
+    """Return the nodes of the root level with `updates`, and nodes serving a single update, as early as possible.
 
-    What writes over an operand runs as soon as it may, behind all that reads those bytes; what makes bytes anew stays
-    where it is, but for a reader that now runs before that.
+    A node overwriting an operand runs as soon as legal, after all readers of the overwritten bytes. A node defining new
+    bytes stays in place, unless a reader now runs earlier.
     """
     reading: dict[Value, list[Node]] = {}
     for node in graph.nodes:
@@ -39,7 +40,7 @@ def early_order(graph: Graph, updates: Set[str]) -> list[Node]:
 
 
 def _owners(graph: Graph, updates: Set[str], reading: Readers) -> dict[str, str]:
-    """By node the update that alone it serves; an update serves itself."""
+    """Return, by node, the single update served by the node. An update serves itself."""
     wanted = set(results(graph))
     owner: dict[str, str] = {}
     for node in reversed(graph.nodes):
@@ -54,13 +55,14 @@ def _owners(graph: Graph, updates: Set[str], reading: Readers) -> dict[str, str]
 
 
 def _places(graph: Graph, moved: Sequence[Node], updates: Set[str], reading: Readers) -> dict[str, int]:
-    """By node the position behind which it stands: never one later than its own."""
+    """Return, by node, the position to stand after, never later than the original position."""
     target = {source: target for target, source in graph.updates}
     maker = makers(graph.nodes)
     position = {node.name: i for i, node in enumerate(graph.nodes)}
     place = dict(position)
 
     def soonest(node: Node) -> int:
+        """Return the position of the last node that `node` must wait for."""
         waited = [place[graph.nodes[maker[value]].name] for value in needs(node) if value in maker]
         over = [target[value] for value in node.defs if value in target]
         waited += [place[other.name] for value in over for other in reading.get(value, ()) if other != node]
@@ -72,10 +74,11 @@ def _places(graph: Graph, moved: Sequence[Node], updates: Set[str], reading: Rea
         if node.name not in updates and not _over_an_operand(node):
             asked = [place[other.name] for value in node.defs for other in reading.get(value, ())]
             place[node.name] = min(position[node.name], *asked)
-    for node in moved:  # what reads the bytes that it is written over may have gone back
+    for node in moved:  # readers of the overwritten bytes may have moved back
         place[node.name] = min(max(place[node.name], soonest(node)), position[node.name])
     return place
 
 
 def _over_an_operand(node: Node) -> bool:
+    """True if the node may overwrite an operand."""
     return not node.subgraphs and bool(lookup(node.op).inplace(node))

@@ -1,7 +1,7 @@
-"""A program for fewer rows: the same commands, of the leading rows of all that has rows.
+"""Rewriting a program for a smaller batch: the same commands on the leading rows of all values with rows.
 
-Requires a legal graph whose inputs of one axis or more all have the rows as their first one. Ensures that what is
-computed of the leading rows of the inputs are the leading rows of what was computed of all.
+Requires a legal graph whose inputs with at least one axis all have the rows as the first axis. Ensures that the results
+for the leading rows of the inputs are the leading rows of the original results.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from sublet.passes.splitting.samples import attrs_of_part, only_whole, rows_of
 
 
 def with_fewer_rows(graph: Graph, rows: int) -> Graph:
-    """The graph for so many rows.
+    """Return the graph for `rows` rows.
 
-    Raises SpecError for a number of rows that it has not, and, naming the node, where something sees more than a row at
-    a time, or something is updated.
+    Raises SpecError for a number of rows above the batch of the graph or below 1, for a graph with updates, and, naming
+    the node, for a node not known to compute row by row.
     """
     if graph.updates:
         raise SpecError(f"fewer rows: the graph updates %{graph.updated[0].name}: write it for that many rows")
@@ -38,7 +38,7 @@ def with_fewer_rows(graph: Graph, rows: int) -> Graph:
 
 
 def _rows(graph: Graph, rows: int) -> int:
-    """How many there are."""
+    """Return the number of rows of the graph."""
     inputs = [value for value in graph.inputs if spec_of(value).shape]
     there = rows_of(inputs, "fewer rows are those of a first axis that is one for all inputs")
     if not 1 <= rows <= there:
@@ -47,6 +47,7 @@ def _rows(graph: Graph, rows: int) -> int:
 
 
 def _of_part(node: Node, part: Mapping[Value, Value], share: Fraction) -> Node:
+    """Return the node with attributes for the share of rows. Raises SpecError unless computed row by row."""
     along = {i for i, value in enumerate(node.inputs) if value in part}
     attrs = None if node.subgraphs or only_whole(node) else attrs_of_part(node, along, share)
     if attrs is None:
@@ -56,6 +57,7 @@ def _of_part(node: Node, part: Mapping[Value, Value], share: Fraction) -> Node:
 
 
 def _part(value: Value, share: Fraction) -> Value:
+    """Return the value with the share of rows."""
     spec = spec_of(value)
     first, *rest = spec.shape
     return replace(value, spec=replace(spec, shape=(int(first * share), *rest)))

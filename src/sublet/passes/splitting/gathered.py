@@ -1,12 +1,12 @@
-"""Gradients of weights that a momentum takes up as they are computed, so that they need no bytes of their own.
+"""Momentum accumulation: add each term of a weight gradient to the momentum directly, so the gradient needs no bytes.
 
     %s1 = nn.matmul(%dy1, %x1)                                  %v1 = nn.gemm(%dy1, %x1, %v) beta=0.9
     %s2 = nn.gemm(%dy2, %x2, %s1)                       ->      %v' = nn.gemm(%dy2, %x2, %v1)
     %w', %v' = nn.sgd(%w, %s2, %lr, %v) momentum=0.9            %w' = nn.sgd(%w, %v', %lr)
 
-A gradient is one product, or a sum that begins with one: of a weight that every step of a recurrent network reads, it
-would be there from the first term to the last. The momentum must be of the gradient alone: no dampening, no decay, and
-not Nesterov's.
+A gradient is a product, or a sum beginning with a product: the gradient of a weight read by every step of a recurrent
+network would be live from the first term to the last. The momentum must depend on the gradient alone: no dampening, no
+decay, no Nesterov momentum.
 """
 
 from __future__ import annotations
@@ -23,33 +23,34 @@ from sublet.ops.nn.gradients import operand, result
 from sublet.passes.rewriting import readers
 
 Terms = tuple[Node, ...]
-"""A product of matrices, and those that add something to it, one after the other."""
+"""A product of matrices, and the nodes adding further terms, in order."""
 
 WHOLE = {"alpha": 1.0, "beta": 1.0}
-"""The factors of a product and of the sum that it is added to."""
+"""The neutral factors of a product, and of the sum to which the product is added."""
 
 LINKS = ("nn.matmul", "nn.gemm", "nn.add")
+"""Ops of the terms of a sum."""
 
 
 def gathered(graph: Graph, updates: Collection[str]) -> tuple[Graph, set[str]]:
-    """The graph in which the momentum of each of these updates takes up its gradient, and the last terms by name.
+    """Return the graph with the gradients of `updates` accumulated in the momentums, and the names of the last terms.
 
-    Raises PlanError for an update that cannot be written so.
+    Raises PlanError for an update without accumulable terms.
     """
     chains = gatherable(graph) if updates else {}
     for name in updates:
         if name not in chains:
             raise PlanError(f"{name!r} is no update whose momentum could take up the gradient term by term")
-    instead: dict[str, Node] = {}
+    replacements: dict[str, Node] = {}
     for node in graph.nodes:
         if node.name in updates:
-            instead.update((each.name, each) for each in _written(node, chains[node.name]))
-    made = replace(graph, nodes=tuple(instead.get(node.name, node) for node in graph.nodes))
+            replacements.update((each.name, each) for each in _written(node, chains[node.name]))
+    made = replace(graph, nodes=tuple(replacements.get(node.name, node) for node in graph.nodes))
     return made, {chains[name][-1].name for name in updates}
 
 
 def gatherable(graph: Graph) -> dict[str, Terms]:
-    """By update the terms of a gradient that its momentum can take up."""
+    """Return, by update, the terms of the gradient accumulable in the momentum."""
     maker, read = made_by(graph.nodes), readers(graph)
     target = {source: target for target, source in graph.updates}
     found: dict[str, Terms] = {}
@@ -63,13 +64,13 @@ def gatherable(graph: Graph) -> dict[str, Terms]:
 
 
 def _of_the_gradient_alone(node: Node) -> bool:
-    """Whether the new momentum is momentum * old + gradient, in a type that sums are kept in."""
+    """True if the new momentum is momentum * old + gradient, in a type precise enough for sums (F32 or F64)."""
     alone = node.attrs["momentum"] and not any(node.attrs[key] for key in ("dampening", "decay", "nesterov"))
     return bool(alone) and None not in node.outputs and spec_of(operand(node, 3)).dtype in (DType.F32, DType.F64)
 
 
 def _terms(gradient: Value, maker: Mapping[Value, Node], read: Mapping[Value, int]) -> Terms:
-    """What a value is the sum of, from its first product on; none where that is none, or somebody else reads a part."""
+    """Return the terms of a sum, from the first product on; () if the sum has no such form or a further reader."""
     found: list[Node] = []
     total: Value | None = gradient
     while total is not None:
@@ -85,14 +86,14 @@ def _terms(gradient: Value, maker: Mapping[Value, Node], read: Mapping[Value, in
 
 
 def _sum_before(node: Node, maker: Mapping[Value, Node]) -> Value | None:
-    """What the node adds something to; None where it is a product alone."""
+    """Return the operand of the node holding the sum so far; None for a plain product."""
     if node.op == "nn.add":
         return next((v for v in node.uses if v in maker and maker[v].op in LINKS), node.uses[0])
     return node.inputs[2] if len(node.inputs) > 2 else None
 
 
 def _written(update: Node, terms: Terms) -> list[Node]:
-    """What stands in the place of the first term, the last, and the update."""
+    """Return the replacements of the first term, of the last term, and of the update."""
     w, _, rate, momentum = (operand(update, i) for i in range(4))
     moved, taken = update.outputs
     factors = {**WHOLE, "beta": pick(update.attrs, "momentum")}

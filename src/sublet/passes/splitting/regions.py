@@ -1,9 +1,9 @@
-"""Which nodes that are cut run piece by piece together, and in which order all run.
+"""Split regions: the split nodes running piece by piece together, and the order of all nodes.
 
     a = conv(x); b = relu(a); c = pool(b)      ->      a1, b1, c1, a2, b2, c2, ...
 
-So `a` and `b` are never there as a whole. A region has nodes cut alike, none of which needs a whole that another one
-makes; it stands where its last node stood, and what needs its wholes comes after it.
+Neither `a` nor `b` is ever whole. A region has nodes with the same number of pieces, and no node of a region reads a
+whole defined in the region. A region stands at the position of its last node; readers of the wholes follow.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ from sublet.ir.graph import Node, Value
 from sublet.ir.walk import needs
 
 Region = tuple[Node, ...]
-"""Nodes that run piece by piece, or one that runs as it is."""
+"""Nodes running piece by piece together, or a single node that is not split."""
 
 Alike = Callable[[Node], object]
-"""What nodes of one region have in common; None for a node that is not cut."""
+"""Returns a key equal for nodes allowed in the same region; None for a node that is not split."""
 
 Wholes = Callable[[Node], set[Value]]
-"""The operands that a node which is cut needs whole, where a node before it in its region makes their pieces."""
+"""Returns the operands a split node needs whole if an earlier node of the region defines pieces of the operand."""
 
 
 def regions(nodes: Sequence[Node], alike: Alike, wholes: Wholes, pieces: Callable[[Node], set[Value]]) -> list[Region]:
-    """All nodes in a new order. `pieces` are the results of a node that is cut whose pieces are rows of it."""
+    """Return all nodes in a new order, as regions.
+
+    `pieces` returns the results of a split node whose pieces are rows.
+    """
     found: list[Region] = []
     todo = list(nodes)
     while todo:
@@ -42,7 +45,7 @@ def regions(nodes: Sequence[Node], alike: Alike, wholes: Wholes, pieces: Callabl
 def _one(
     nodes: Sequence[Node], alike: Alike, wholes: Wholes, pieces: Callable[[Node], set[Value]]
 ) -> tuple[list[Node], list[Node], list[Node]]:
-    """The region that begins with the first node: what runs before it, it, and what runs after it."""
+    """Return the region beginning with the first node, as (nodes before the region, region, nodes after the region)."""
     region = [nodes[0]]
     kind = alike(nodes[0])
     made, rows = set(nodes[0].defs), pieces(nodes[0])

@@ -1,7 +1,7 @@
-"""Commands that compute sample by sample: which of them do with some leading rows what they do with all.
+"""Commands computing sample by sample, with the same results for leading rows alone as for all rows.
 
-A value has rows when its first axis is that of the samples, or that and more: its first k-th is of the first k-th of
-the samples. It is asked of the ways in which a command can be cut.
+A value has rows if the first axis is the axis of samples, or a multiple of the axis: the first k-th of the value
+belongs to the first k-th of the samples. The split rules of a command provide the answer.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from sublet.passes.splitting.ways import BY_BATCH, OF_A_PART, Way, ways
 
 MEAN, SUM = "mean", "sum"
 BATCH_NORM = "nn.batch_norm"
-"""It computes with what it is given: its statistics are those of a part. Who cuts must know."""
+"""The statistics of a part differ from the statistics of the whole batch. The caller decides on splitting."""
 
 
 def attrs_of_part(node: Node, rows: Collection[int], share: Fraction) -> Mapping[str, Attr] | None:
-    """The attributes of a node that computes this share of the rows, which the operands at these positions have; None
-    where nobody knows that it may."""
+    """Return the attributes of a node computing `share` of the rows, or None if no rule allows the part.
+
+    `rows` are the positions of the operands with rows.
+    """
     extents = {(shape(value) or (0,))[0] for value in having_rows(node)}
     if any(not extent or (extent * share).denominator > 1 for extent in extents):
         return None
@@ -33,23 +35,25 @@ def attrs_of_part(node: Node, rows: Collection[int], share: Fraction) -> Mapping
 
 
 def only_whole(node: Node) -> bool:
-    """Whether a part of the rows gets other results than it has in the whole."""
+    """True if a part of the rows has different results alone than in the whole batch."""
     return node.op.removeprefix(PREFIX) in OF_A_PART
 
 
 def _cut(each: Collection[object | None]) -> set[int]:
+    """Return the positions of the entries with rows."""
     return {i for i, row in enumerate(each) if row is not None}
 
 
 def _changed(node: Node, way: Way, share: Fraction) -> Mapping[str, Attr]:
+    """Return the attributes to change for the share of rows."""
     if node.op == "nn.reshape":
         first, *rest = pick(node.attrs, "shape")
-        return {"shape": (floor(first * share), *rest)}  # -1 stays what it is
+        return {"shape": (floor(first * share), *rest)}  # -1 stays -1: floor(-1 * share) is -1 for any share up to 1
     return way.attrs(int(way.extent * share))
 
 
 def rows_of(inputs: Sequence[Value], why: str) -> int:
-    """How many rows the inputs have. Raises SpecError, which begins with `why`, unless all have as many."""
+    """Return the common number of rows of the inputs. Raises SpecError, beginning with `why`, if different."""
     extents = {spec_of(value).shape[0] for value in inputs}
     if len(extents) != 1:
         named = ", ".join(f"%{value.name}: {value.spec}" for value in inputs) or "none"
@@ -58,12 +62,12 @@ def rows_of(inputs: Sequence[Value], why: str) -> int:
 
 
 def having_rows(node: Node) -> tuple[Value, ...]:
-    """The outputs that have rows, where some operand has."""
+    """Return the outputs with rows, given an operand with rows."""
     return node.defs[:1] if node.op == BATCH_NORM else node.defs
 
 
 def reduced_over_rows(node: Node) -> str | None:
-    """MEAN or SUM for what takes one of all rows; None for anything else."""
+    """Return MEAN or SUM for a command reducing over all rows, else None."""
     name = node.op.removeprefix(PREFIX)
     if name not in (MEAN, SUM) or node.op == name:
         return None
@@ -72,5 +76,5 @@ def reduced_over_rows(node: Node) -> str | None:
 
 
 def shape(value: Value | None) -> tuple[int, ...] | None:
-    """The extents of a value that is there."""
+    """Return the extents of a value; None for an absent value."""
     return None if value is None else spec_of(value).shape

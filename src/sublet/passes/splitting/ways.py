@@ -1,8 +1,8 @@
-"""The ways in which a node can be cut: what of its operands goes with some of its rows, and what pieces give.
+"""Split rules: for each op, the slices of the operands needed for some rows, and the meaning of the pieces of results.
 
-Two kinds of rows are known. "batch": the leading rows of what is computed a sample at a time; what is summed over
-samples, as the gradient of a weight, then adds up piece by piece. "result": the leading rows of the result, for
-gradients of large weights and what optimisers do with them. Rows lie together, so that slices of them are views.
+Two kinds of rows exist. "batch": the leading rows of a result computed sample by sample; a result summed over samples,
+such as the gradient of a weight, accumulates piece by piece. "result": the leading rows of the result, for gradients of
+large weights and for optimisers. Rows are contiguous, so slices of rows are views.
 """
 
 from __future__ import annotations
@@ -20,28 +20,30 @@ from sublet.ops.nn.command import PREFIX, pick, spec_of
 from sublet.ops.nn.layout import cut
 
 BATCH, RESULT, ONTO, EARLY, MOMENTUM = "batch", "result", "onto", "early", "momentum"
-"""What may be asked of a node. The last three cut nothing. `ONTO`: a gradient of rows that were looked up is added onto
-the other gradient, and is never whole. `EARLY`: an update runs as soon as it can, so that its gradient does not wait
-for others. `MOMENTUM`: so too, and the momentum takes up the gradient term by term."""
+"""Kinds of splits. BATCH and RESULT split into pieces; the remaining kinds only change the order or the accumulation.
+
+ONTO: add an embedding gradient in place to the remaining gradient, without a whole table. EARLY: run an update as
+early as possible, so the gradient dies early. MOMENTUM: like EARLY, with the gradient accumulated in the momentum."""
 
 Shape = tuple[int, ...]
 Operands = Sequence[Value | None]
 
 Attrs = Callable[[int], Mapping[str, Attr]]
+"""(rows) -> the attributes depending on the number of rows."""
 
 Write = Callable[[Emitter, Node, Operands, int, int], tuple[Value, ...]]
-"""(emit, node, operands, first row, row after the last) -> the results of a piece."""
+"""(emit, node, operands, first row, last row plus 1) -> the results of a piece."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """How a node is cut.
+    """A rule to split a node.
 
-    extent  the rows that are divided
-    reads   by operand the extents of one row; None where every piece reads all of it
-    gives   by output the extents of one row; None where the pieces add up to it
-    attrs   the attributes that depend on the rows
-    write   writes a piece, where it is more than the same command
+    extent  number of rows to divide
+    reads   by operand, the extents of a row; None if every piece reads the whole operand
+    gives   by output, the extents of a row; None if the output is the sum of the pieces
+    attrs   returns the attributes depending on the number of rows
+    write   writes a piece, if a piece is more than the same command
     """
 
     extent: int
@@ -51,41 +53,43 @@ class Way:
     write: Write | None = None
 
     def bounds(self, pieces: int) -> Ranges:
-        """The rows of each piece."""
+        """Return the range of rows of each piece."""
         return divided(self.extent, pieces)
 
 
 Makers = Mapping[str, tuple[Callable[[Node], Way | None], ...]]
+"""The rules of each command, by name."""
 
 
 def way(node: Node, kind: str, pieces: int) -> Way | None:
-    """How to cut a node into so many pieces; None where nobody knows how. The first way with equal pieces, or any."""
+    """Return the first rule splitting a node into `pieces` equal pieces, else the first rule, else None."""
     tensors = all(isinstance(value.spec, TensorSpec) and value.nbytes for value in (*node.uses, *node.defs))
     if node.subgraphs or not tensors or not node.defs or not node.op.startswith(PREFIX) or pieces < 2:
         return None
-    found = [each for each in ways(node, {BATCH: BY_BATCH, RESULT: BY_RESULT}.get(kind, {})) if each.extent >= pieces]
-    equal = [each for each in found if each.extent % pieces == 0]
-    chosen = next(iter(equal or found), None)
+    rules = [each for each in ways(node, {BATCH: BY_BATCH, RESULT: BY_RESULT}.get(kind, {})) if each.extent >= pieces]
+    equal = [each for each in rules if each.extent % pieces == 0]
+    chosen = next(iter(equal or rules), None)
     return None if chosen is not None and node.op == "nn.reshape" and chosen.extent % pieces else chosen
 
 
 def ways(node: Node, table: Makers) -> list[Way]:
-    """All ways of a table to cut a command of the nn dialect."""
+    """Return all rules of a table for a command of the nn dialect."""
     makers = table.get(node.op.removeprefix(PREFIX), ()) if node.op.startswith(PREFIX) else ()
     return [each for make in makers if (each := make(node)) is not None]
 
 
 def summed(node: Node, chosen: Way) -> bool:
-    """Whether pieces of some result add up, so that the sum is rounded in another order."""
+    """True if some result is a sum of pieces, rounded in a different order."""
     return any(row is None and value is not None for row, value in zip(chosen.gives, node.outputs, strict=False))
 
 
 def _shape(value: Value | None) -> Shape:
+    """Return the extents of a value; () for an absent value."""
     return spec_of(value).shape if value is not None else ()
 
 
 def _led(node: Node, whole: Collection[int] = (), attrs: Attrs | None = None) -> Way | None:
-    """Cut along the first axis of all operands, but for those at the positions `whole`, and of all results."""
+    """Split along the first axis of all results and of all operands not at the positions `whole`."""
     first = _shape(node.outputs[0])
     if not first or not first[0]:
         return None
@@ -98,11 +102,12 @@ def _led(node: Node, whole: Collection[int] = (), attrs: Attrs | None = None) ->
 
 
 def _leading(*whole: int) -> Callable[[Node], Way | None]:
+    """Return a rule along the first axis; operands at the positions `whole` are read whole."""
     return lambda node: _led(node, whole)
 
 
 def _shaped(*whole: int) -> Callable[[Node], Way | None]:
-    """As `_leading`, of a command with the shape of its result for an attribute."""
+    """Return a rule like `_by_leading_axis`, for a command with the shape of the result as an attribute."""
 
     def make(node: Node) -> Way | None:
         rest = _shape(node.outputs[0])[1:]
@@ -112,7 +117,7 @@ def _shaped(*whole: int) -> Callable[[Node], Way | None]:
 
 
 def _summing(*whole: int) -> Callable[[Node], Way | None]:
-    """Operands are cut along their first axis, results add up."""
+    """Return a rule along the first axis of the operands; the results are sums of pieces."""
 
     def make(node: Node) -> Way | None:
         cuts = [_shape(v) for i, v in enumerate(node.inputs) if v is not None and i not in whole]
@@ -125,7 +130,7 @@ def _summing(*whole: int) -> Callable[[Node], Way | None]:
 
 
 def _broadcast(node: Node) -> Way | None:
-    """Along the first axis: operands that do not have it, or repeat along it, are read whole."""
+    """Split along the first axis; operands without the axis, or broadcast along the axis, are read whole."""
     shape = _shape(node.outputs[0])
     if not shape or any(_shape(v) != shape for v in node.outputs):
         return None
@@ -135,7 +140,7 @@ def _broadcast(node: Node) -> Way | None:
 
 
 def _flat(node: Node) -> Way | None:
-    """All axes but the last as rows: operands have the shape of the result, or one axis at most."""
+    """Split with all axes but the last as rows; operands have the shape of the result or at most one axis."""
     shape = _shape(node.outputs[0])
     if len(shape) < 2 or any(_shape(v) != shape for v in node.outputs):
         return None
@@ -146,6 +151,7 @@ def _flat(node: Node) -> Way | None:
 
 
 def _linear(node: Node) -> Way | None:
+    """Split by the rows of x."""
     x, y = _shape(node.inputs[0]), _shape(node.outputs[0])
     if len(x) < 2:
         return None
@@ -153,7 +159,7 @@ def _linear(node: Node) -> Way | None:
 
 
 def _matmul(node: Node) -> Way | None:
-    """By rows of a; by the rows that are summed over, where both factors have them first; by a batch of both."""
+    """Split by rows of a; or by summed rows, if both factors have the rows first; or by a batch axis of both."""
     a, b, y = _shape(node.inputs[0]), _shape(node.inputs[1]), _shape(node.outputs[0])
     if len(a) == len(b) and len(a) > 2:
         return _led(node)
@@ -167,7 +173,7 @@ def _matmul(node: Node) -> Way | None:
 
 
 def _gemm(node: Node) -> Way | None:
-    """By the rows that are summed over, where both factors have them first: the first piece is added to c."""
+    """Split by summed rows, if both factors have the rows first; c is added to the first piece."""
     a, b = _shape(node.inputs[0]), _shape(node.inputs[1])
     if not node.attrs["transpose_a"] or node.attrs["transpose_b"]:
         return None
@@ -175,7 +181,7 @@ def _gemm(node: Node) -> Way | None:
 
 
 def _matmul_rows(node: Node) -> Way | None:
-    """By rows of the result: columns of a transposed factor, which are copied."""
+    """Split by rows of the result; columns of a transposed factor are copied."""
     a, b, y = _shape(node.inputs[0]), _shape(node.inputs[1]), _shape(node.outputs[0])
     if len(a) != 2 or len(b) != 2:
         return None
@@ -191,7 +197,7 @@ def _matmul_rows(node: Node) -> Way | None:
 
 
 def _looked_up_rows(node: Node) -> Way | None:
-    """By rows of the table: what was taken from other rows is added to one more row, which is left out."""
+    """Split by rows of the table; gradients of rows outside of a piece are added to an extra row, then dropped."""
 
     def write(emit: Emitter, node: Node, operands: Operands, begin: int, end: int) -> tuple[Value, ...]:
         dy, indices = operands
@@ -209,39 +215,38 @@ def _looked_up_rows(node: Node) -> Way | None:
 
 
 def _axis_after_first(make: Callable[[Node], Way | None]) -> Callable[[Node], Way | None]:
-    """Only where the axis is another than the first."""
+    """Return the rule, limited to commands along any axis but the first."""
 
-    def checked(node: Node) -> Way | None:
+    def apply_if_legal(node: Node) -> Way | None:
         axis, rank = node.attrs["axis"], len(_shape(node.inputs[0]))
         return make(node) if isinstance(axis, int) and rank and axis % rank else None
 
-    return checked
+    return apply_if_legal
 
 
 def _trailing(make: Callable[[Node], Way | None]) -> Callable[[Node], Way | None]:
-    """Only where fewer axes are normalised than there are."""
+    """Return the rule, limited to normalisations over fewer axes than the rank."""
 
-    def checked(node: Node) -> Way | None:
+    def apply_if_legal(node: Node) -> Way | None:
         count = node.attrs["axes"]
         return make(node) if isinstance(count, int) and count < len(_shape(node.outputs[0])) else None
 
-    return checked
+    return apply_if_legal
 
 
 def _norm_gradient(node: Node) -> Way | None:
-    """(dy, x, scale, statistics...) -> (dx, gradients of scale and bias, which add up)."""
-    found = _led(_only_first(node), (2,))
-    return (
-        None if found is None else Way(found.extent, found.reads, (found.gives[0], *(None,) * (len(node.outputs) - 1)))
-    )
+    """Split (dy, x, scale, statistics...) -> (dx, gradients of scale and bias): the latter two are sums."""
+    rule = _led(_only_first(node), (2,))
+    return None if rule is None else Way(rule.extent, rule.reads, (rule.gives[0], *(None,) * (len(node.outputs) - 1)))
 
 
 def _only_first(node: Node) -> Node:
+    """Return the node with the first output only."""
     return Node(node.name, node.op, node.inputs, node.outputs[:1], node.attrs)
 
 
 def _reduced(node: Node) -> Way | None:
-    """Sums: over the first axis they add up, over others they are rows."""
+    """Split a reduction: over the first axis a sum of pieces, over later axes by rows."""
     axes, rank = node.attrs["axes"], len(_shape(node.inputs[0]))
     assert isinstance(axes, tuple)
     first = not axes or 0 in {int(axis) % max(rank, 1) for axis in axes}
@@ -251,6 +256,7 @@ def _reduced(node: Node) -> Way | None:
 
 
 def _summed_to(node: Node) -> Way | None:
+    """Split `sum_to` by rows, or as a sum of pieces if the first axis is reduced."""
     x, y = _shape(node.inputs[0]), _shape(node.outputs[0])
     if len(x) == len(y) and x and x[0] == y[0] and x[0] > 1:
         return _shaped()(node)
@@ -258,6 +264,7 @@ def _summed_to(node: Node) -> Way | None:
 
 
 def _repeated(node: Node) -> Way | None:
+    """Split `broadcast_to` by rows; an operand repeated along the first axis is read whole."""
     x, y = _shape(node.inputs[0]), _shape(node.outputs[0])
     if len(x) == len(y) and x and x[0] == y[0]:
         return _shaped()(node)
@@ -267,7 +274,7 @@ def _repeated(node: Node) -> Way | None:
 
 
 def _attended(mask: int) -> Callable[[Node], Way | None]:
-    """With a mask for each sample, or one for all, at this position."""
+    """Return a rule for attention with the mask at the position `mask`, a mask for each sample or a common mask."""
 
     def make(node: Node) -> Way | None:
         found = _shape(node.inputs[mask]) if len(node.inputs) > mask else ()
@@ -278,11 +285,13 @@ def _attended(mask: int) -> Callable[[Node], Way | None]:
 
 
 def _transposed(node: Node) -> Way | None:
+    """Split a transpose keeping the first axis first."""
     axes = node.attrs["axes"]
     return _led(node) if isinstance(axes, tuple) and axes and axes[0] == 0 else None
 
 
 def _sliced(node: Node) -> Way | None:
+    """Split a slice with the whole first axis."""
     starts, ends, steps = (tuple(pick(node.attrs, key)) for key in ("starts", "ends", "steps"))
     x = _shape(node.inputs[0])
     if not x or starts[0] != 0 or ends[0] != x[0] or steps[0] != 1:
@@ -291,13 +300,13 @@ def _sliced(node: Node) -> Way | None:
 
 
 def _reshaped(node: Node) -> Way | None:
-    """Any equal pieces: the elements stay in their order."""
+    """Split into any equal pieces: a reshape keeps the order of elements."""
     size = prod(_shape(node.inputs[0]))
     return Way(size, ((),), ((),))
 
 
 def _update(node: Node) -> Way | None:
-    """What optimisers do, element by element: (w, gradient, rate, state...)."""
+    """Split an optimiser by rows: (w, gradient, rate, state...), all element-wise."""
     w = _shape(node.inputs[0])
     if not w:
         return None
@@ -352,13 +361,13 @@ BY_BATCH: Makers = {
     "embedding": (_leading(0),),
     "embedding_gradient": (_summing(),),
 }
-"""By the name of the command; an operand that every piece reads is named by its position."""
+"""The batch rules by command; operands read whole are named by position."""
 
 OF_A_PART: Makers = {
     "batch_norm": (lambda node: _axis_after_first(_leading(1, 2, 3, 4))(_only_first(node)),),
     "dropout": (_leading(1),),
 }
-"""What computes something else of a part: with its statistics, with the numbers drawn for it. Who cuts must know."""
+"""Commands with different results for a part: by the statistics, or by the random numbers. The caller decides."""
 
 BY_RESULT: Makers = {
     **_POINTWISE,
@@ -367,3 +376,4 @@ BY_RESULT: Makers = {
     "reshape": (_reshaped,),
     **dict.fromkeys(("sgd", "adam", "adamw", "rmsprop"), (_update,)),
 }
+"""The result rules by command."""

@@ -8,7 +8,7 @@ namespace sublet::ordering {
 namespace {
 
 constexpr int64_t unlimited = std::numeric_limits<int64_t>::max() / 4;
-constexpr int most_choices = 16;
+constexpr int most_choices = 16;  // maximum combinations of overwritten operands with a separate cut each
 
 // Maximum flow by blocking flows (Dinitz, 1970).
 class Network {
@@ -54,7 +54,7 @@ private:
         return level[sink] >= 0;
     }
 
-    // One path, without recursion: networks are deep.
+    // Augments along a single path; iterative, because networks are too deep for recursion.
     int64_t push(int source, int sink, int64_t most) {
         std::vector<std::pair<int, size_t>> path;
         int at = source;
@@ -81,6 +81,7 @@ private:
     }
 };
 
+// Relation of a node to node j: free to run before or after, forced to run before, or forced to run after.
 enum Side : char { open, before, after };
 
 std::vector<char> sides_of(const Problem& p, int j) {
@@ -98,7 +99,8 @@ std::vector<char> sides_of(const Problem& p, int j) {
     return side;
 }
 
-// Bytes alive besides what node j makes; it ends what is `over`, whose bytes its results take.
+// Minimum live bytes while node j runs, without the bytes defined by j. The atoms in `over` are overwritten by j: the
+// last use by j does not keep them live.
 int64_t cut(const Problem& p, const std::vector<char>& side, int j, const std::vector<char>& over) {
     Network network;
     const int source = network.add_node(), sink = network.add_node();
@@ -144,7 +146,7 @@ int64_t least_during(const Problem& p, int j) {
     int64_t made = p.extra[j];
     for (int a : p.born[j]) made += p.size[a];
     int64_t least = unlimited;
-    const bool all = choices > most_choices;  // then every operand counts as written over, which needs no more
+    const bool all = choices > most_choices;  // then every operand counts as overwritten: still a lower bound
     for (size_t choice = 0; choice < (all ? 1 : choices); choice++) {
         std::vector<char> over(p.atoms(), 0);
         size_t rest = choice;

@@ -1,11 +1,11 @@
-// What no order can go below at one node: a minimum cut.
+// Lower bound on the live bytes at a node over all orders, by a minimum cut.
 #pragma once
 
 #include "problem.hpp"
 
 namespace sublet::ordering {
 
-// The fewest bytes alive while node j runs, over all sets of nodes that may have run before it.
+// Returns the minimum live bytes while node j runs, over all legal sets of nodes run before j.
 int64_t least_during(const Problem& problem, int j);
 
 }  // namespace sublet::ordering

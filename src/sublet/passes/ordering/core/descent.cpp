@@ -1,13 +1,14 @@
-// The bytes alive after a set of nodes are a submodular function of the set, so some steps need no alternative:
+// Live bytes after a set of nodes are a submodular function of the set. Some steps therefore need no alternative:
 //
-//   Let S be a set that has run and Q more nodes that can run within the budget, such that no set between S and S + Q
-//   has fewer bytes alive than S + Q. If any order from S on keeps within the budget, one that runs Q first does.
+//   Let S be a set already run, and Q further nodes able to run within the budget, with no set between S and S + Q
+//   having fewer live bytes than S + Q. If any order from S on stays within the budget, an order running Q first does.
 //
-// For live(T + Q) <= live(T) + live(S + Q) - live(T n (S + Q)) <= live(T), for every later set T; and what can be
-// written over an operand can be so still, since more readers have run. Backwards the same holds of sets that are taken
-// away: where a reader that comes later now keeps an operand from being written over, that operand is in the difference.
-// Such Q are looked for in two forms: a node that lets the bytes not grow; and a node followed by what it makes ready,
-// always what lets the bytes not grow, or the only one, until no more bytes are alive than before.
+// Proof: live(T + Q) <= live(T) + live(S + Q) - live(T n (S + Q)) <= live(T) for every later set T. A result able to
+// overwrite an operand still can, because more readers have run. Backwards the same holds for removed sets: if a later
+// reader now prevents overwriting an operand, the operand is in the difference.
+//
+// The search tries Q of two forms: a node without growth of live bytes; and a node followed by nodes made ready by it,
+// always a node without growth, or the only ready node, until live bytes are back at the start.
 #include "descent.hpp"
 
 #include <algorithm>
@@ -19,7 +20,7 @@ namespace {
 
 using Word = uint64_t;
 
-// Sets of nodes of one size, whole: what was visited is known, not guessed by a hash.
+// Hash set of node sets, stored as full bit sets: a hash collision never hides an unvisited set.
 class Visited {
 public:
     explicit Visited(size_t words) : words(words) { grow(1 << 10); }
@@ -96,12 +97,13 @@ private:
     std::vector<int> path;
     bool ended = false;
 
-    // Backwards everything has run in the beginning: some node that can run, runs.
+    // A backward search starts with all nodes run: runs the first ready node.
     void place_first() {
         for (int j = 0; j < p.nodes(); j++)
             if (!state.done[j] && state.waits[j] == 0) return state.run(j);
     }
 
+    // Updates the ready bit of node j: able to run, or, backwards, able to be taken back.
     void renew(int j) {
         const bool is = back ? state.done[j] && state.held[j] == 0 : !state.done[j] && state.waits[j] == 0;
         const Word bit = Word{1} << (j & 63);
@@ -145,9 +147,10 @@ private:
         return -1;
     }
 
+    // True if node j causes no growth of live bytes and fits within the budget while running.
     bool free(int j) const { return growth(j) <= 0 && state.during(j) <= budget; }
 
-    // A node and what it makes ready, until no more bytes are alive than before.
+    // Runs node j and nodes made ready by j until live bytes are back at the start; undoes all on failure.
     bool pays_back(int j) {
         const int64_t start = state.live;
         const size_t mark = path.size();
@@ -171,6 +174,7 @@ private:
         return true;
     }
 
+    // Runs all nodes without an alternative.
     void advance() {
         for (;;) {
             const int j = first(ready, [&](int k) { return free(k); });
@@ -183,6 +187,7 @@ private:
         }
     }
 
+    // Depth-first search over sets of nodes, smallest growth first; true if all nodes have run.
     bool descend() {
         const size_t mark = path.size();
         advance();

@@ -8,9 +8,9 @@ namespace sublet::ordering {
 
 namespace {
 
-constexpr int64_t most_arcs = 40'000'000;  // of all networks cut for bounds
-constexpr int most_divided = 20'000;       // nodes of a problem whose divisions are looked for
-constexpr int narrowest = 12;
+constexpr int64_t most_arcs = 40'000'000;  // total size of all networks cut for bounds, in nodes and atoms
+constexpr int most_divided = 20'000;       // maximum nodes to compute `divides`, quadratic in memory
+constexpr int narrowest = 12;              // nodes of the first window around the peak
 
 class Improvement {
 public:
@@ -38,7 +38,7 @@ private:
     const std::function<bool()>& stop;
     Found found;
     std::vector<int64_t> alive;
-    std::vector<char> divides;  // by place: everything else comes surely before or surely after the node there
+    std::vector<char> divides;  // by position: True if the node has the same position in every order
     std::vector<char> cut_at = std::vector<char>(p.nodes(), 0);
     int64_t arcs = 0;
 
@@ -48,7 +48,7 @@ private:
         for (int64_t bytes : alive) found.peak = std::max(found.peak, bytes);
     }
 
-    // Places of nodes that are ordered with all others: they are the same in every order.
+    // Finds the nodes comparable with all other nodes: their positions are the same in every order.
     void divide() {
         const int n = p.nodes();
         divides.assign(n, 0);
@@ -71,7 +71,7 @@ private:
         for (int i = 0; i < n; i++) divides[i] = related[found.order[i]] == n;
     }
 
-    // Bounds at the nodes where most is alive in this order: those at others are no higher.
+    // Raises the bound by cuts at the nodes with the most live bytes; cuts at further nodes cannot be higher.
     void cut_where_highest() {
         std::vector<std::pair<int64_t, int>> highest;
         for (size_t i = 0; i < alive.size(); i++)
@@ -86,6 +86,7 @@ private:
         }
     }
 
+    // Positions [begin, end) around `at` between nodes of fixed position.
     std::pair<int, int> segment(int at) const {
         int begin = at, end = at;
         while (begin > 0 && !divides[begin - 1]) begin--;
@@ -93,7 +94,7 @@ private:
         return {begin, std::min(end + 1, p.nodes())};
     }
 
-    // Whether an order of the nodes in a window keeps within a budget; it is taken then.
+    // Searches an order of the nodes in a window within the budget; adopts the order if found.
     Outcome take(int begin, int end, int64_t budget, int64_t most) {
         const Problem part = window(p, found.order, begin, end);
         const Answer answer = within(part, budget, found.steps, std::min(effort, found.steps + most), stop);
@@ -105,7 +106,7 @@ private:
         return answer.outcome;
     }
 
-    // Takes the peak down a bit: in a window around it that grows, up to all that can be elsewhere.
+    // Lowers the peak by reordering a growing window around the peak, up to the segment between fixed positions.
     bool lower() {
         const int at = static_cast<int>(std::max_element(alive.begin(), alive.end()) - alive.begin());
         const auto [first, last] = segment(at);
@@ -125,7 +126,7 @@ private:
         }
     }
 
-    // What can be refuted below the peak, where that is not all.
+    // Raises the bound by binary search over refutable budgets below the peak.
     void refute() {
         const int at = static_cast<int>(std::max_element(alive.begin(), alive.end()) - alive.begin());
         const auto [first, last] = segment(at);

@@ -1,4 +1,4 @@
-// An order made better where its peak is, and what no order goes below.
+// Improvement of an order around the peak of live bytes, and a lower bound for all orders.
 #pragma once
 
 #include "descent.hpp"
@@ -8,13 +8,13 @@ namespace sublet::ordering {
 struct Found {
     std::vector<int> order;
     int64_t peak;
-    int64_t bound;     // no order has fewer bytes alive at its peak
-    int bound_node;    // where: a node that needs so many in any order; -1: at the start, or by the search
-    bool searched;     // the bound comes from a search that refuted everything below
-    int64_t steps;     // sets visited
+    int64_t bound;     // no order has fewer live bytes at the peak
+    int bound_node;    // the node requiring `bound` in any order; -1: the start, or proved by the search
+    bool searched;     // true if a search refuted every lower peak
+    int64_t steps;     // number of visited sets
 };
 
-// Visits `effort` sets at most. What it is asked to stop at, it gives as far as it got.
+// Visits at most `effort` sets. Polls `stop`; when true, returns the best result so far.
 Found improve(const Problem& problem, std::vector<int> order, int64_t effort, const std::function<bool()>& stop);
 
 }  // namespace sublet::ordering

@@ -1,4 +1,4 @@
-// What Python sees of the orders: a problem built from lists, its curve, and the search.
+// Python bindings of the order search: a problem built from lists, the curve of live bytes, and the search.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
@@ -16,7 +16,7 @@ using namespace sublet::ordering;
 
 namespace {
 
-// Each slot is its bytes and the atoms of each operand.
+// By node, slots as (bytes of the result, atoms of each operand).
 using Slots = std::vector<std::vector<std::pair<int64_t, Rows>>>;
 
 Problem make_problem(std::vector<int64_t> size, std::vector<bool> kept, std::vector<int> maker, Rows before, Rows read,

@@ -6,14 +6,15 @@ namespace sublet::recompute {
 
 namespace {
 
-constexpr uint64_t WIDTH = 48;      // clones, or places in order, that are taken out at once
-constexpr double DEVIATION = 0.03;  // how much more may be gone on from at first, as a share of the extra time
+constexpr uint64_t WIDTH = 48;      // maximum clones, or positions to each side, removed in one step
+constexpr double DEVIATION = 0.03;  // accepted worsening at first, as a share of the extra time
 
 struct Clone {
     int node, slot;
     int64_t cost;
 };
 
+// Returns the clones, most expensive first.
 std::vector<Clone> listed(const Level& level, const Clones& clones) {
     std::vector<Clone> found;
     for (int r = 0; r < level.nodes(); r++)
@@ -22,14 +23,14 @@ std::vector<Clone> listed(const Level& level, const Clones& clones) {
     return found;
 }
 
-// Whether a program without the clone that runs at a moment is above the budget for sure: what it makes anew must then
-// be there all the time from the reader before, and no more goes than what nobody reads after the clone.
+// True if the program without the clone at a moment certainly exceeds the budget. Without the clone, the redefined
+// blocks stay live from the previous reader on, and at most the operands with the last use at the clone die earlier.
 bool needed(const Level& level, int64_t budget, const Timeline& timeline, int moment) {
     int64_t goes = 0;
     for (int i = timeline.reads_at[moment]; i < timeline.reads_at[moment + 1]; i++) {
         const Content& content = timeline.contents[timeline.reads[i]];
         if (content.last != moment || content.kept) continue;
-        // Another clone that nobody reads then goes too, with what it reads: how much that is is not worked out.
+        // The clone defining the operand would become dead too, and free more bytes: no certain answer.
         if (content.made >= 0 && timeline.node[content.made] != timeline.slot[content.made]) return false;
         goes += level.nbytes[content.block];
     }
@@ -84,11 +85,11 @@ void improve(const Level& level, int64_t budget, uint64_t seed, Clones& clones, 
         if (all.empty()) break;
         Clones changed = now;
         const int width = 2 + static_cast<int>(random.below(WIDTH));
-        if (random.below(2)) {  // a stretch of time
+        if (random.below(2)) {  // remove a contiguous stretch
             const int middle = all[random.below(all.size())].slot;
             for (const Clone& clone : all)
                 if (std::abs(clone.slot - middle) <= width) take_out(changed, clone.node, clone.slot);
-        } else {  // here and there
+        } else {  // remove scattered clones
             for (int i = 0; i < width; i++) {
                 const Clone& clone = all[random.below(all.size())];
                 take_out(changed, clone.node, clone.slot);

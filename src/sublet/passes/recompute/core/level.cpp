@@ -91,7 +91,7 @@ void Timeline::count(const Level& level) {
         for (size_t i = 0; i < over.size() && !ending.empty(); i += 2) {
             const auto found = std::find(ending.begin(), ending.end(), over[i + 1]);
             if (found == ending.end()) continue;
-            const bool part = level.nbytes[over[i + 1]] < level.nbytes[over[i]];  // a whole has several
+            const bool part = level.nbytes[over[i + 1]] < level.nbytes[over[i]];  // a concatenation has several
             if (!part && std::find(taking.begin(), taking.end(), over[i]) != taking.end()) continue;
             saved += level.nbytes[over[i + 1]];
             ending.erase(found);

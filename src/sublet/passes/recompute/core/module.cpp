@@ -1,4 +1,4 @@
-// What Python sees of the search: a level built from lists, and the ways to find what is computed again.
+// Python bindings of the rematerialization search: a level built from lists, and the search for clones.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
@@ -63,7 +63,7 @@ std::pair<int64_t, int64_t> figures(const Level& level, const Pairs& pairs) {
     return {timeline.peak, timeline.cost};
 }
 
-// Reduces from the clones given, spares, improves. (pairs, whether it is within the budget)
+// Runs `reduce` from the given clones, then `spare` and `improve`. Returns (pairs, true if within the budget).
 std::pair<Pairs, bool> within(const Level& level, int64_t budget, const Pairs& start, uint64_t seed, int64_t most,
                               nb::callable should_stop) {
     Clones clones = clones_of(level, start);

@@ -8,12 +8,12 @@ namespace sublet::recompute {
 
 namespace {
 
-constexpr int DEPTHS[] = {0, 1, 2, 3, 5, 8, 13, 1 << 20};
-constexpr int TRIED = 12;        // moves that are evaluated, of those that look best
-constexpr int TRIED_AGAIN = 2;   // and where it is done at random
-constexpr uint64_t SEEN = 2;     // one move of so many is looked at then
-constexpr size_t LARGEST = 128;  // nodes of a move: longer stretches come from checkpoints
-constexpr int64_t LEAST = 100;   // nanoseconds: what costs next to nothing is not infinitely good
+constexpr int DEPTHS[] = {0, 1, 2, 3, 5, 8, 13, 1 << 20};  // tried lengths of recomputed chains
+constexpr int TRIED = 12;        // number of best-scored moves to evaluate exactly
+constexpr int TRIED_AGAIN = 2;   // the same for randomized runs
+constexpr uint64_t SEEN = 2;     // randomized runs consider one in SEEN moves
+constexpr size_t LARGEST = 128;  // maximum nodes of a move: checkpoints cover longer chains
+constexpr int64_t LEAST = 100;   // minimum cost in nanoseconds: keeps the score of free moves finite
 
 struct Move {
     double score;
@@ -23,8 +23,8 @@ struct Move {
 
 bool has(const Clones& clones, int j, int r) { return std::binary_search(clones[r].begin(), clones[r].end(), j); }
 
-// Sums over moments of what is above the budget, for blocks of one size: how much less it is without such a block, and
-// how much more with one more. Entry m is of the moments before m.
+// Prefix sums over moments for blocks of a size: `relief` is the decrease of the bytes above the budget without a block
+// of the size, `burden` the increase with one more block. Entry m covers the moments before m.
 struct Sums {
     std::vector<int64_t> relief, burden;
 
@@ -44,8 +44,8 @@ struct Reducing {
     const Timeline& now;
     int64_t budget;
     std::map<int64_t, Sums> by_size;
-    std::vector<int> above{0};  // entry m: how many moments before m are above the budget
-    std::vector<int> found_at;  // by node: the last move that it belongs to
+    std::vector<int> above{0};  // entry m: number of moments before m above the budget
+    std::vector<int> found_at;  // by node: the last move containing the node
     int moves_made = 0;
 
     Reducing(const Level& level, int64_t budget, const Clones& clones, const Timeline& now)
@@ -58,12 +58,12 @@ struct Reducing {
         return by_size.try_emplace(nbytes, now, budget, nbytes).first->second;
     }
 
-    // What is above the budget less when a block is not alive between two moments.
+    // Decrease of the bytes above the budget if the block is dead between two moments.
     int64_t relief(int block, int from, int to) {
         return from + 1 < to && above[to] > above[from + 1] ? between(sums(block).relief, from, to) : 0;
     }
 
-    // What is above it more when it is.
+    // Increase of the bytes above the budget if the block is live between two moments.
     int64_t burden(int block, int from, int to) { return between(sums(block).burden, from, to); }
 
     static int64_t between(const std::vector<int64_t>& before, int from, int to) {
@@ -72,7 +72,7 @@ struct Reducing {
 
     bool may(int j, int r) const { return j >= 0 && j < r && r <= level.latest[j] && !level.offloads(r); }
 
-    // What an offload costs that is not made yet; any other node runs anyway.
+    // Cost of the offload itself, if not yet in use; any other original node runs anyway.
     int64_t first_time(int j) const {
         return level.offloads(j) && std::none_of(clones.begin(), clones.end(), [&](const std::vector<int>& at) {
                    return std::binary_search(at.begin(), at.end(), j);
@@ -81,7 +81,8 @@ struct Reducing {
                    : 0;
     }
 
-    // Node j once more before the reader, with those it needs, `depth` steps back; the rest is kept for it.
+    // Returns the move cloning node j before the reader, with dead operands cloned too, up to `depth` steps back;
+    // deeper operands are kept live instead.
     Move move(int j, int moment, int64_t gained, int depth) {
         const int r = now.slot[moment];
         found_at[j] = ++moves_made;
@@ -113,7 +114,7 @@ struct Reducing {
         return found;
     }
 
-    // Node j before the reader of a block, or as late before it as it may stand: alone, and with what it needs.
+    // Adds the moves cloning node j as late as legal before the reader of a block, for all depths.
     void again(int j, int block, int from, int reader, std::vector<Move>& found) {
         if (j < 0) return;
         const int slot = std::min(now.slot[reader], level.latest[j]);
@@ -130,9 +131,9 @@ struct Reducing {
         }
     }
 
-    // What may be made again behind the reader before, for each reader that comes later.
+    // Returns all moves: for each reader, recompute or reload the block instead of keeping it since the last reader.
     std::vector<Move> moves() {
-        std::vector<int> before;  // by content its last reader so far
+        std::vector<int> before;  // by content: the last reader so far
         for (const Content& content : now.contents) before.push_back(content.made);
         std::vector<Move> found;
         for (int m = 0; m < static_cast<int>(now.node.size()); m++) {

@@ -1,4 +1,4 @@
-// What to compute again so that no more than a number of bytes is alive, in little time.
+// Search for a cheap rematerialization within a budget of live bytes.
 #pragma once
 #include <functional>
 
@@ -7,33 +7,33 @@
 
 namespace sublet::recompute {
 
-// Asked once in a while; true ends a search, which then gives what it has.
+// Polled regularly; true ends a search with the best result so far.
 using ShouldStop = std::function<bool()>;
 
-// Adds clones to `clones`, the one that takes most off what is above the budget for its time first, until nothing is
-// above it. False when nothing helps any more. With `random` it looks past half of them, and does not end where it did
-// before ("greedy insertion with blinks": Christiaens and Vanden Berghe, "Slack Induction by String Removals for
-// Vehicle Routing Problems", 2020, section 5.3). Time: a step is an evaluation, a pass over nodes and what they read.
+// Greedily adds clones to `clones`, best decrease of the bytes above the budget per second first, until within the
+// budget. Returns false if no clone helps. With `random`, each move is skipped with probability 1/2, to reach different
+// results ("greedy insertion with blinks": Christiaens and Vanden Berghe, "Slack Induction by String Removals for
+// Vehicle Routing Problems", 2020, section 5.3). A step is an evaluation: a pass over all nodes and their reads.
 bool reduce(const Level& level, int64_t budget, Clones& clones, int64_t& steps, int64_t most,
             Random* random = nullptr);
 
-// Adds node j before a reader, or takes it out; whether that changed anything.
+// Adds or removes the clone of node j before reader r; returns true on a change.
 bool put_in(Clones& clones, int j, int r);
 bool take_out(Clones& clones, int j, int r);
 
-// Takes out the clones that are not needed to stay within the budget, dearest first.
+// Removes the clones not needed to stay within the budget, most expensive first.
 void spare(const Level& level, int64_t budget, Clones& clones, int64_t& steps);
 
-// Ruin and recreate: takes clones out at random, reduces and spares, and goes on from what costs little more than the
-// least so far, ever less as steps go by.
+// Ruin and recreate: removes random clones, then runs `reduce` and `spare`, and accepts results slightly costlier than
+// the best so far, with a tolerance falling to zero.
 void improve(const Level& level, int64_t budget, uint64_t seed, Clones& clones, int64_t& steps, int64_t most,
              const ShouldStop& should_stop);
 
-// Checkpoints: what is made before the peak in so many stretches of equal bytes; a stretch but for what the next ones
-// read is dropped, and computed again as a whole before the first reader behind the peak.
+// Checkpoints: divides the nodes before the peak into `count` segments of equal bytes. Each segment is dropped, except
+// values read by later segments, and recomputed as a whole before the first reader after the peak.
 Clones in_segments(const Level& level, int count);
 
-// The clones without those that do not run.
+// Removes idle clones.
 void tidy(const Level& level, Clones& clones, Timeline& timeline);
 
 }  // namespace sublet::recompute

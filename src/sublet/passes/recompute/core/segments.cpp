@@ -22,7 +22,7 @@ Clones in_segments(const Level& level, int count) {
     for (int i = 0; i < level.nodes(); i++)
         if (!level.offloads(i))
             for (int b : level.read[i]) readers[b].push_back(i);
-    const auto late = [&](int b) {  // the first reader behind the peak, -1 for none
+    const auto late = [&](int b) {  // the first reader after the peak, -1 for none
         const auto found = std::upper_bound(readers[b].begin(), readers[b].end(), peak);
         return found == readers[b].end() || level.kept[b] ? -1 : *found;
     };
